@@ -1,1 +1,1 @@
-"""The API server: a client, the lists and watches, one cache of what they show, and one writer of what differs."""
+"""The API server: a client, the lists and watches, one cache of what they show, and one writer of the differences."""

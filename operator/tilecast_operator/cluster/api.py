@@ -1,6 +1,6 @@
-"""The few requests that the operator makes itself: server-side apply, Events, and reading without a framework.
+"""The few requests that the operator makes itself: server-side apply, Events, and reads without a framework.
 
-Server-side apply names us as the owner of exactly the fields we write, sends them whole, and does nothing when they
+Server-side apply makes us the owner of exactly the fields that we write, sends them whole, and changes nothing if they
 are already so. kopf has no such call, hence this client.
 """
 
@@ -24,18 +24,19 @@ from tilecast_operator.cluster.server_clock import ServerClock
 
 
 def parse(text: str) -> dict[str, Any]:
-    """What the API server sent, without what is nested deeper than anything that is read."""
+    """Parse an answer of the API server; cut away what is nested deeper than anything that is read."""
     answer: dict[str, Any] = json.loads(text)
     return untrusted.cut(answer) if untrusted.is_deeper(text, untrusted.MAX_DEPTH) else answer
 
 
 _MANAGED = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
-"""Nobody reads the warnings about fields that an older CRD lacks, for which the API server parses everything twice."""
+"""Field validation is off because nobody reads its warnings about fields that an older CRD lacks, and the API server
+parses everything twice for them."""
 _NO_WEBHOOK = ("failed calling webhook", "failed to call webhook")
 _PATH = re.compile(r"/[-._:/a-zA-Z0-9]+")
 _DOTS = {".", ".."}
 _APPLY = "application/apply-patch+yaml"
-"""The API server reads JSON as the YAML it is."""
+"""Content type of server-side apply; the API server reads JSON as the YAML that it is."""
 _PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
 
@@ -51,11 +52,11 @@ class Connection:
 
 
 Login: TypeAlias = Callable[[], Connection | None]
-"""Finds credentials as they are now: the token of a pod is replaced every hour."""
+"""Returns the current credentials: the token of a pod is replaced every hour."""
 
 
 class ApiError(Exception):
-    """The API server said no. `status` is its HTTP status, `retry_after_s` what it asked us to wait."""
+    """The API server refused. `status` is its HTTP status, `retry_after_s` the wait that it requested, in seconds."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status}: {message}")
@@ -64,27 +65,32 @@ class ApiError(Exception):
 
 
 MOST_RETRY_AFTER_S = 120.0
-"""Longest wait that one answer of the API server, or of whoever stands before it, is granted."""
+"""Longest wait that one answer may request, whether of the API server or of a proxy before it, in seconds."""
 
 UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
-"""What is raised where a server did not answer."""
+"""Errors that mean that a server did not answer."""
 
 
 def is_webhook_down(error: Exception) -> bool:
-    """Return whether a write failed because an admission webhook did not answer, which the API server says in words."""
+    """Return whether a write failed because an admission webhook did not answer.
+
+    Only the API server's message says so.
+    """
     return isinstance(error, ApiError) and error.status >= 500 and any(words in str(error) for words in _NO_WEBHOOK)
 
 
 def retry_s(attempt: int, error: Exception | None, first_s: float, most_s: float) -> float:
-    """How long to wait after a failed attempt, counted from 1: doubled each time up to the most, and at least as long
-    as the API server asked."""
+    """Return the wait after a failed attempt, counted from 1, in seconds.
+
+    It doubles with each attempt up to `most_s`, and is at least as long as the API server requested.
+    """
     wait_s = min(first_s * 2.0 ** min(attempt - 1, 16), most_s)
     asked_s = error.retry_after_s if isinstance(error, ApiError) else None
     return wait_s if asked_s is None else max(wait_s, asked_s)
 
 
 class Api:
-    """A client of one API server."""
+    """Client of one API server."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -94,8 +100,8 @@ class Api:
         self._logged_in = asyncio.Event()
         self.clock = ServerClock()
         self.fence: Callable[[], None] = lambda: None
-        """Raises where a change may not be asked for. It is asked when a connection is there and nothing is sent yet:
-        a process that was stopped while it waited for one finds out."""
+        """Raises if no change may be requested now. It is called when a connection exists and nothing is sent yet, so
+        that a process that was stopped while it waited for the connection finds out."""
 
     def connect(self, login: Login) -> None:
         """Log in, and do so again whenever the credentials have expired."""
@@ -112,12 +118,12 @@ class Api:
             await self._session.close()
 
     async def apply(self, path: str, document: Mapping[str, Any], *, force: bool = True) -> dict[str, Any]:
-        """Server-side apply of the fields in `document`; returns the whole object.
+        """Apply the fields in `document` (server-side apply); return the whole object.
 
         Args:
-            path: of the object, or of its status.
+            path: path of the object, or of its status.
             document: the fields, all of them.
-            force: take fields that somebody else has written; without it they are a conflict, 409.
+            force: take over fields that somebody else has written; without it they are a conflict, 409.
 
         Raises:
             ApiError: the API server refused.
@@ -127,24 +133,29 @@ class Api:
         return await self._request("PATCH", path, document, query, _APPLY, is_fenced=True)
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """JSON patch (RFC 6902) of an object; returns it whole. Raises as `apply` does."""
+        """Apply a JSON patch (RFC 6902) to an object; return the whole object. Raises as `apply` does."""
         return await self._request("PATCH", path, operations, _MANAGED, _PATCH, is_fenced=True)
 
     async def merge(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge patch (RFC 7386) of an object; returns it whole. Raises as `apply` does."""
+        """Apply a merge patch (RFC 7386) to an object; return the whole object. Raises as `apply` does."""
         return await self._request("PATCH", path, document, _MANAGED, _MERGE_PATCH, is_fenced=True)
 
     async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What a merge patch (RFC 7386) would make of an object, webhooks asked and nothing stored; raises as `apply`
-        does."""
+        """Return what a merge patch (RFC 7386) would make of an object; raises as `apply` does.
+
+        Webhooks are called, and nothing is stored.
+        """
         return await self._request("PATCH", path, document, _MANAGED | {"dryRun": "All"}, _MERGE_PATCH)
 
     async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
-        """Create an object; raises as `apply` does. A question that is asked by creating something is not fenced."""
+        """Create an object; raises as `apply` does.
+
+        A review that is only requested by creating it is not fenced.
+        """
         return await self._request("POST", path, document, _MANAGED, "application/json", is_fenced=is_fenced)
 
     async def replace(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace an object; 409 if it has another resource version than `document`. Raises as `apply` does."""
+        """Replace an object; 409 if its resource version is not that of `document`. Raises as `apply` does."""
         return await self._request("PUT", path, document, _MANAGED, "application/json")
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
@@ -157,12 +168,12 @@ class Api:
         return await self._request("DELETE", path, options, {}, "application/json", is_fenced=True)
 
     async def lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
-        """The lines of an answer that goes on, until the server ends it; raises as `apply` does.
+        """Yield the lines of a streamed answer until the server ends it; raises as `apply` does.
 
         Args:
-            path: of a list.
-            query: its parameters.
-            idle_s: give up when nothing arrives for so long.
+            path: path of a list.
+            query: parameters of the query.
+            idle_s: give up when nothing arrives for this time, in seconds.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=idle_s)
         async with self._send("GET", path, None, query, "application/json", timeout) as response:
@@ -193,7 +204,7 @@ class Api:
             raise self._refusal(response, text)
 
     def _refusal(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
-        """Why a request was refused; where the credentials have expired, the next has new ones."""
+        """Return the error of a refused request; log in again if the credentials have expired."""
         if response.status == 401:
             self._connection = self._login()
         return ApiError(response.status, _message(text), _seconds(response.headers.get("Retry-After")))
@@ -211,7 +222,7 @@ class Api:
         if self._connection is None:
             raise ApiError(401, "not logged in yet")
         if not _PATH.fullmatch(path) or not _DOTS.isdisjoint(path.split("/")):
-            # Names in it come from objects that users write; none may lead to another object.
+            # Names in the path come from objects that users write; none may lead to another object.
             raise ApiError(404, f"there is no object {path[:200]!r}")
         if self._session is None:
             tracing = aiohttp.TraceConfig()
@@ -231,8 +242,10 @@ class Api:
         )
 
     async def _before_sending(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        """Called with the headers made, and again as they are about to be sent with the body: the process may have been
-        stopped in between."""
+        """Check the fence when the headers are made, and again just before they are sent with the body.
+
+        The process may have been stopped in between.
+        """
         if context.trace_request_ctx:
             self.fence()
 
@@ -245,7 +258,7 @@ def _message(text: str) -> str:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Return what a Retry-After asks us to wait, within bounds; None where it is no number of seconds."""
+    """Return the wait that a Retry-After header requests, within bounds; None if it is no number of seconds."""
     try:
         asked_s = float(text or "")
     except ValueError:

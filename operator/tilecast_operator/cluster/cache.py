@@ -1,7 +1,8 @@
-"""One store of every object that is watched, by kind, each with its uid and resource version.
+"""One store of every watched object, by kind, each with its uid and resource version.
 
-Events may come in any order, late, twice, or about an object of which another of the same name is there by now; here
-that is sorted out once. Controllers listen, and read; what they write comes back through `CacheTable.keep`.
+Events may arrive in any order, late, twice, or about an object that another one of the same name has replaced; the
+cache sorts that out once for all. Controllers listen and read. Objects that they write come back through
+`CacheTable.keep`.
 """
 
 from __future__ import annotations
@@ -32,33 +33,36 @@ class Stored(Generic[ValueT]):
     value: ValueT
 
     def is_newer_than(self, other: Stored[ValueT]) -> bool:
-        """Whether this is a later state, be it of another object of the name; where that cannot be told, yes."""
+        """Return whether this state is later than the other; True if that is unknown.
+
+        The other may be of an earlier object of the same name.
+        """
         return _is_newer(self.resource_version, other.resource_version)
 
 
 Listener: TypeAlias = Callable[[Key, Stored[ValueT] | None, Stored[ValueT] | None], None]
-"""Told of a key what was there and what is there now; None is nothing."""
+"""Called with a key, what was there and what is there now; None for no object."""
 
 
 class CacheTable(Generic[ValueT]):
-    """The objects of one kind, or of several that are read alike."""
+    """The objects of one kind, or of several kinds that are read alike."""
 
     def __init__(
         self, read: Callable[[Document], ValueT], sift: Callable[[Document], Document | None] = lambda body: body
     ) -> None:
         self._read = read
         self._sift = sift
-        """Returns what may be read of an object, if anything."""
+        """Returns the part of an object that may be read, if any."""
         self._objects: dict[Key, Stored[ValueT]] = {}
         self._listeners: list[Listener[ValueT]] = []
         self.is_kept: Callable[[Key, ValueT], bool] = lambda key, value: True
         """Whether an object is of any use; others are forgotten at once."""
         self.is_ours: Callable[[str], bool | None] = lambda namespace: True
-        """Whether the objects of a namespace are ours to know; None while that cannot be told."""
+        """Whether the objects of a namespace belong to this operator; None while that is unknown."""
         self._set_aside: dict[Key, Document] = {}
-        """Objects of which that cannot be told yet."""
+        """Objects for which that is still unknown."""
         self.last_new_s = time.monotonic()
-        """When an object came that was not there before."""
+        """When the last new object came, by the monotonic clock."""
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -67,23 +71,23 @@ class CacheTable(Generic[ValueT]):
         return iter(list(self._objects))
 
     def get(self, key: Key) -> Stored[ValueT] | None:
-        """The object of a key; None where there is none."""
+        """Return the object of a key; None if there is none."""
         return self._objects.get(key)
 
     def values(self) -> Iterator[ValueT]:
-        """What is kept of every object."""
+        """Iterate over what is kept of every object."""
         return (entry.value for entry in self._objects.values())
 
     def items(self) -> Iterator[tuple[Key, ValueT]]:
-        """The same with their keys."""
+        """Iterate over the keys and what is kept of every object."""
         return ((key, entry.value) for key, entry in self._objects.items())
 
     def listen(self, listener: Listener[ValueT]) -> None:
-        """Call this whenever an object comes, changes or goes."""
+        """Call this listener whenever an object comes, changes or goes."""
         self._listeners.append(listener)
 
     def see(self, body: Document) -> None:
-        """Take note of an object that exists."""
+        """Record that an object exists."""
         key, known = Key.of(body), self._objects.get(Key.of(body))
         is_ours = self.is_ours(key.namespace)
         if not is_ours:
@@ -108,7 +112,7 @@ class CacheTable(Generic[ValueT]):
         self._tell(key, known, now)
 
     def lose(self, body: Document) -> None:
-        """Take note of an object that is gone, and not only one that had its name before."""
+        """Record that an object is gone; a later object of the same name stays."""
         key = Key.of(body)
         self._set_aside.pop(key, None)
         known = self._objects.get(key)
@@ -116,7 +120,7 @@ class CacheTable(Generic[ValueT]):
             self._drop(key, known)
 
     def settle(self, namespace: str) -> None:
-        """Take note that it can be told anew whether the objects of a namespace are ours."""
+        """Look again at the objects of a namespace, for which it may now be known whether they are ours."""
         for key in [key for key in self._set_aside if key.namespace == namespace]:
             self.see(self._set_aside.pop(key))
         if self.is_ours(namespace) is False:
@@ -124,16 +128,16 @@ class CacheTable(Generic[ValueT]):
                 self.forget(key)
 
     def forget(self, key: Key) -> None:
-        """Let go of an object that the API server does not have."""
+        """Drop an object that the API server does not have."""
         if (known := self._objects.get(key)) is not None:
             self._drop(key, known)
 
     def keep(self, body: Document, *, is_new: bool = False) -> Stored[ValueT]:
-        """Take what the API server made of a write, and tell nobody; returns it.
+        """Store the result of a write without calling listeners; return it.
 
         Args:
             body: the object.
-            is_new: whether it may be one that was not there; else one that is gone by now stays gone.
+            is_new: whether the object may be new to the cache; without it, an object that is gone by now stays gone.
         """
         key, now = Key.of(body), self._stored(self._sift(body) or body)
         known = self._objects.get(key)
@@ -154,11 +158,11 @@ class CacheTable(Generic[ValueT]):
 
 
 class Cache:
-    """Every table. Belongs to one event loop.
+    """All tables. Belongs to one event loop.
 
     Args:
-        journal: where objects are noted while they are read.
-        quarantine: says what may be read of each.
+        journal: where an object is noted while it is read.
+        quarantine: says what may be read of each object.
     """
 
     def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
@@ -167,7 +171,7 @@ class Cache:
         sift = self.quarantine.sift
         self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node, sift)
         self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice, sift)
-        """None is one that is of no use here, and counted all the same."""
+        """A value of None is a slice of no use here, which is counted all the same."""
         self.pools: CacheTable[View] = CacheTable(View.of, sift)
         self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of, sift)
         self.queue_advices: CacheTable[View] = CacheTable(View.of, sift)
@@ -196,23 +200,23 @@ class Cache:
         }
 
     def see(self, body: Document) -> None:
-        """Take note of an object that exists."""
+        """Record that an object exists."""
         with self._journal.reading(Key.of(body)):
             self._table(body).see(body)
 
     def lose(self, body: Document) -> None:
-        """Take note of an object that is gone."""
+        """Record that an object is gone."""
         self.quarantine.lose(Key.of(body))
         self._table(body).lose(body)
 
     @property
     def priorities(self) -> Priorities:
-        """Every priority class that there is."""
+        """All priority classes."""
         tables = (self.workload_priorities, self.pod_priorities)
         return Priorities(*({key.name: item for key, item in table.items()} for table in tables))
 
     def table(self, key: Key) -> CacheTable[Any]:
-        """The table that an object is in."""
+        """Return the table that an object is in."""
         return self._tables[key.kind]
 
     def _table(self, body: Document) -> CacheTable[Any]:

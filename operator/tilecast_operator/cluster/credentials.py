@@ -1,4 +1,4 @@
-"""Who the operator is to the API server: its pod's service account, or what a kubeconfig says."""
+"""Credentials of the operator: its pod's service account, or a kubeconfig."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tilecast_operator.cluster.api import Connection
 
 
 def read(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
-    """Those of the pod or of the kubeconfig; for a kubeconfig that calls a program, the official client is asked.
+    """Return the credentials of the pod or of the kubeconfig.
+
+    If a kubeconfig calls a program for credentials, the official client is used.
 
     Args:
         kwargs: `settings` and `logger`, as kopf gives them to handlers.
@@ -22,7 +24,7 @@ def read(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
 
 
 def connection(info: kopf.ConnectionInfo | None) -> Connection | None:
-    """The same as the writer takes it."""
+    """Return the credentials as our own client takes them."""
     if info is None:
         return None
     return Connection(info.server, info.as_http_headers(), info.as_ssl_context(), info.proxy_url)

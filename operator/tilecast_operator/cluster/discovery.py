@@ -9,7 +9,7 @@ from tilecast_operator.cluster.kinds import KINDS
 
 
 class ServedApis:
-    """Groups and fields of the API. What is not served yet is asked for again."""
+    """Groups and fields of the API that are served. A negative answer for a group is asked again."""
 
     def __init__(self, client: Api) -> None:
         self._client = client
@@ -17,11 +17,11 @@ class ServedApis:
         self._has_field: dict[tuple[str, str], bool] = {}
 
     async def version(self, group: str, *, anew: bool = False) -> str | None:
-        """The preferred version of an API group; None where it is not served.
+        """Return the preferred version of an API group; None if the group is not served.
 
         Args:
-            group: of the API.
-            anew: ask, whatever the answer was before.
+            group: name of the API group.
+            anew: ask again, whatever the answer was before.
         """
         if anew or group not in self._versions:
             self._versions.pop(group, None)
@@ -35,7 +35,7 @@ class ServedApis:
         return self._versions[group]
 
     async def serves(self, kind: str) -> bool:
-        """Whether the version of a kind that we know is served."""
+        """Return whether the version of a kind that we know is served."""
         try:
             await self._client.get(f"/apis/{KINDS[kind].api_version}")
         except ApiError as error:
@@ -45,7 +45,7 @@ class ServedApis:
         return True
 
     async def has_field(self, kind: str, name: str) -> bool:
-        """Whether the schemas of a kind's group have a field of that name."""
+        """Return whether the schemas of a kind's group have a field of that name."""
         if (kind, name) not in self._has_field:
             document = await self._client.get(f"/openapi/v3/apis/{KINDS[kind].api_version}")
             self._has_field[kind, name] = f'"{name}"' in json.dumps(document)

@@ -1,4 +1,4 @@
-"""What the operator sends: the parts of objects that it applies, Events, and questions to the API server."""
+"""Documents that the operator sends: the parts of objects that it applies, Events, Leases and reviews."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_NOTE = 1024
 STARTED = f"{GROUP}/started"
 OBSERVED = f"{GROUP}/observed-step-seconds"
 INPUT_KEYS = (STARTED, OBSERVED, WEIGHT)
-"""Annotations that are read: users, and what starts their jobs, write these."""
+"""Annotations that the operator reads; users, and the programs that start their jobs, write them."""
 
 
 class AdviceAnnotations(StatusModel):
@@ -99,7 +99,7 @@ class Event(StatusModel):
 
 
 LEASE_ADDRESS = f"{GROUP}/address"
-"""Where the holder of our Lease takes reports."""
+"""Annotation of our Lease: the URL at which its holder takes reports."""
 
 
 class LeaseSpec(StatusModel):
@@ -113,13 +113,13 @@ class LeaseSpec(StatusModel):
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> LeaseSpec:
-        """That of a Lease. Fields that are not ours are not kept."""
+        """Read the spec of a Lease; fields that are not ours are dropped."""
         names = {field.alias or name for name, field in cls.model_fields.items()}
         return cls.model_validate({key: value for key, value in spec.items() if key in names and value is not None})
 
 
 def lease(namespace: str, name: str, spec: LeaseSpec, address: str, resource_version: str | None) -> dict[str, Any]:
-    """A Lease: a new one, or one that replaces that of the resource version."""
+    """Return a Lease: a new one, or one that replaces the given resource version."""
     annotations = {LEASE_ADDRESS: address}
     identity = Identity.within(
         name=name, namespace=namespace, resource_version=resource_version, annotations=annotations
@@ -131,7 +131,7 @@ def lease(namespace: str, name: str, spec: LeaseSpec, address: str, resource_ver
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What an Event says."""
+    """The content of an Event."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -139,8 +139,11 @@ class Note:
 
 
 def event(note: Note, about: Key, uid: str, now: str, instance: str, occasion: str = "") -> Event:
-    """The Event of a note. Its name is a digest of what it says and on what occasion, so that saying it twice creates
-    it once. One about an object without a namespace is in `default`, as the kubelet's are."""
+    """Return the Event of a note.
+
+    Its name is a digest of what it says and on which occasion, so that saying it twice creates it once. An Event about
+    an object without a namespace is in `default`, as those of the kubelet are.
+    """
     text = note.text[:MAX_NOTE]
     parts = (uid, note.reason, text, *((occasion,) if occasion else ()))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -168,12 +171,12 @@ def event(note: Note, about: Key, uid: str, now: str, instance: str, occasion: s
 
 
 def applied_fields(key: Key, identity: Mapping[str, Any], status: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The document of a server-side apply.
+    """Return the document of a server-side apply.
 
     Args:
-        key: of the object.
+        key: key of the object.
         identity: the rest of its metadata, by the names of `Identity`.
-        status: its status, where that is what is applied.
+        status: its status, if that is what is applied.
     """
     metadata = Identity.within(name=key.name, namespace=key.namespace or None, **identity)
     api_version = KINDS[key.kind].api_version
@@ -181,14 +184,14 @@ def applied_fields(key: Key, identity: Mapping[str, Any], status: Mapping[str, A
 
 
 def merged_annotations(applied: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch that makes of our annotations what the document of a server-side apply does."""
+    """Return the merge patch that changes our annotations as this server-side apply document does."""
     metadata = applied["metadata"]
     annotations = dict.fromkeys(ADVICE_KEYS) | dict(metadata.get("annotations") or {})
     return {"metadata": {**metadata, "annotations": annotations}}
 
 
 def replaced_status(applied: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The JSON patch that makes of a status what the document of a server-side apply does."""
+    """Return the JSON patch that changes a status as this server-side apply document does."""
     metadata = applied["metadata"]
     seen = [
         {"op": "add", "path": f"/metadata/{key}", "value": metadata[key]}
@@ -199,18 +202,18 @@ def replaced_status(applied: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def delete_options(uid: str, resource_version: str) -> dict[str, Any]:
-    """What deletes an object only as it was seen."""
+    """Return the options to delete an object only if it is still as it was seen."""
     seen = Preconditions(uid=uid, resource_version=resource_version)
     return Fields(api_version="v1", kind="DeleteOptions", preconditions=seen).document()
 
 
 def token_review(token: str, audience: str) -> dict[str, Any]:
-    """The question whose a token is."""
+    """Return the TokenReview of a token for an audience."""
     spec = {"token": token, "audiences": [audience]}
     return Fields(api_version="authentication.k8s.io/v1", kind="TokenReview", spec=spec).document()
 
 
 def asking(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What an object of that name asks, as a TrainingJob."""
+    """Return a TrainingJob of this name and spec, which asks for advice."""
     kind, metadata = training_job.KIND, Identity(name=name)
     return Fields(api_version=API_VERSION, kind=kind, metadata=metadata, spec=dict(spec)).document()

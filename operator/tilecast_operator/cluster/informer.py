@@ -1,7 +1,7 @@
-"""Lists and watches of our own, of what changes thousands of times a minute: nodes, and the GPUs that pods hold.
+"""Our own lists and watches of what changes thousands of times a minute: nodes, and the GPUs that pods hold.
 
 A framework would keep something of every pod of the cluster and read every heartbeat of every node. Here a pod without
-GPUs leaves nothing behind, and a heartbeat is compared with the one before as it arrives, without being parsed.
+GPUs leaves nothing behind, and a heartbeat is compared with the previous one as it arrives, without being parsed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PAGE = 200
 WATCH_S = 300
 RETRY_FIRST_S = 0.5
 RETRY_S = 5.0
-"""Longest between tries."""
+"""Longest wait between tries, in seconds."""
 PACE_S = 0.5
-"""Between requests that ended as they may, so that a proxy which ends each at once is not flooded."""
+"""Seconds between requests that ended normally, so that a proxy that ends each at once is not flooded."""
 
 
 class Informer(ABC):
@@ -36,10 +36,10 @@ class Informer(ABC):
 
     Args:
         api: the client.
-        path: of the list.
-        query: what of it.
+        path: path of the list.
+        query: parameters that select objects of the list.
         answered: called whenever the API server answered a list or a watch.
-        relist_s: how long a list is trusted.
+        relist_s: how long a list is trusted, in seconds.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Informer(ABC):
         self._relist_s = relist_s
 
     async def run(self) -> None:
-        """List, watch, and begin again when the watch ends."""
+        """List, watch, and list again after `relist_s` or an error."""
         await self._api.logged_in()
         attempt = 0
         while True:
@@ -85,7 +85,7 @@ class Informer(ABC):
             query["continue"] = onward
 
     async def _watch(self, version: str) -> str:
-        """Follow the changes until the server ends the answer; returns where to go on.
+        """Follow the changes until the server ends the answer; return the resource version to continue from.
 
         Raises:
             ApiError: the version is too old, or the server refuses.
@@ -107,28 +107,28 @@ class Informer(ABC):
         return str(item["metadata"].get("resourceVersion", version))
 
     def _known(self, line: bytes) -> str:
-        """The version of an event that says nothing new; empty where it has to be read."""
+        """Return the version of an event that says nothing new; empty if the event has to be read."""
         return ""
 
     @abstractmethod
     def _begin(self) -> None:
-        """A list begins."""
+        """Prepare for a list."""
 
     @abstractmethod
     def _see(self, item: Document) -> None:
-        """An object of the list."""
+        """Take an object of the list."""
 
     @abstractmethod
     def _listed(self) -> None:
-        """The list is over: what it did not show is gone."""
+        """End the list: objects that it did not show are gone."""
 
     @abstractmethod
     def _take(self, kind: str, item: Document, line: bytes) -> None:
-        """A change of an object, and the line that told it."""
+        """Take a change of an object, with the line that reported it."""
 
     @abstractmethod
     def _failed(self, why: str) -> None:
-        """Nothing is known of changes until the next list."""
+        """Handle a failure: changes are unknown until the next list."""
 
 
 class PodInformer(Informer):
@@ -145,9 +145,9 @@ class PodInformer(Informer):
         super().__init__(api, "/api/v1/pods", query, answered, relist_s)
         self._changed = changed
         self._held: dict[str, tuple[str, int]] = {}
-        """Node and GPUs of each pod that has some, by uid."""
+        """Node and GPUs of each pod with GPUs, by uid."""
         self._seen: dict[str, tuple[str, int]] = {}
-        """The same of a list that is not over."""
+        """Node and GPUs of the pods in an unfinished list."""
 
     def _begin(self) -> None:
         self._seen = {}
@@ -188,11 +188,11 @@ class NodeInformer(Informer):
 
     Args:
         api: the client.
-        see: takes a node that is there or has changed.
+        see: takes a node that exists or has changed.
         lose: takes a node that is gone.
-        selector: label selector of the nodes; empty is all.
-        answered: called whenever the API server answered.
-        relist_s: how long a list is trusted.
+        selector: label selector of the nodes; empty for all.
+        answered: called whenever the API server answered a list or a watch.
+        relist_s: how long a list is trusted, in seconds.
     """
 
     def __init__(
@@ -210,9 +210,9 @@ class NodeInformer(Informer):
         self._there: dict[str, Document] = {}
         """Kind and names of each node, by uid."""
         self._seen: dict[str, Document] = {}
-        """The same of a list that is not over."""
+        """Kind and names of the nodes in an unfinished list."""
         self._digests: dict[bytes, bytes] = {}
-        """Digest of what each node said last, by uid."""
+        """Digest of each node's last event, by uid."""
 
     def _begin(self) -> None:
         self._seen = {}
@@ -254,13 +254,13 @@ _HEAD = re.compile(
     rb'\{"type":"MODIFIED","object":\{"kind":"Node","apiVersion":"v1","metadata":\{"name":"[^"]*",'
     rb'"uid":"([^"]*)","resourceVersion":"(\d+)"'
 )
-"""How the API server begins what it says of a node; an event that begins otherwise is parsed."""
+"""How the API server begins an event of a changed node; an event that begins otherwise is parsed."""
 _BEATS = (b'"lastHeartbeatTime":"', b'"time":"')
 _TIME = len("2000-01-01T00:00:00Z")
 
 
 def digest(line: bytes, start: int = 0) -> bytes:
-    """Digest of what an event says from a byte on, but for the times of heartbeats and of who wrote them."""
+    """Return a digest of an event from byte `start` on, without the times of heartbeats and of who wrote them."""
     state = hashlib.blake2b(digest_size=16)
     parts = [line[start:]]
     for mark in _BEATS:
@@ -271,13 +271,13 @@ def digest(line: bytes, start: int = 0) -> bytes:
 
 
 def _without_times(text: bytes, mark: bytes) -> list[bytes]:
-    """The pieces of a text around the times that follow a mark."""
+    """Return the pieces of a text around the times that follow a mark."""
     first, *rest = text.split(mark)
-    # A label may have the mark's name, but no colon in its value.
+    # A label may have the mark's name, but its value has no colon.
     return [first, *(part[_TIME:] if part[_TIME - 7 : _TIME - 6] == b":" else part for part in rest)]
 
 
 def _named(node: Document) -> Document:
-    """What it takes to say that a node is gone."""
+    """Return the part of a node that it takes to report that it is gone."""
     metadata = node["metadata"]
     return {"kind": "Node", "metadata": {"name": metadata["name"], "uid": metadata.get("uid", "")}}

@@ -1,8 +1,8 @@
 """Notes of which objects are being read, in a file that outlives the process however it ends.
 
-An object that ends the process while it is read would end the next one too. Every thread has a slot in the file, which
-holds the key of the object that it reads at this moment, and nothing between two steps: whatever is there after a
-sudden death was being read.
+An object that kills the process while it is read would kill the next process too. Every thread has a slot in the file.
+The slot has the key of the object that the thread reads at this moment, and nothing between two steps: whatever is
+there after a sudden death was being read.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ log = logging.getLogger("tilecast")
 
 FILE = "journal"
 SLOTS = 64
-"""Threads that note what they read; those beyond note nothing."""
+"""Slots of the file. The first has the state of the process; each further one belongs to a thread, and threads beyond
+note nothing."""
 SLOT_BYTES = 512
-"""More than kind, namespace and name of an object have together."""
+"""Size of a slot; kind, namespace and name of an object are shorter together."""
 LENGTH_BYTES = 2
 NOTHING = bytes(LENGTH_BYTES)
 RUNNING, ENDED = b"running", b"ended  "
 
 _CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
-"""What is read by this task, also where its threads and the tasks that it starts go on."""
+"""Note of the object that this task reads. Threads and tasks that it starts inherit it."""
 
 
 class _Slot:
@@ -51,12 +52,12 @@ class Journal:
     """The notes of this process.
 
     Args:
-        folder: where the file is; empty keeps the notes in memory, where they end with the process.
+        folder: folder of the file; empty keeps the notes in memory, where they end with the process.
     """
 
     def __init__(self, folder: str) -> None:
         self.suspects: tuple[Key, ...] = ()
-        """Objects that the last process was reading when it died; none where it ended in order."""
+        """Objects that the last process was reading when it died; none if it ended in order."""
         size = SLOTS * SLOT_BYTES
         self._map: mmap.mmap | bytearray = bytearray(size)
         if folder:
@@ -72,7 +73,7 @@ class Journal:
         self._local = threading.local()
 
     def close(self) -> None:
-        """Take note that this process ends in order."""
+        """Record that this process ends in order."""
         self._view[: len(ENDED)] = ENDED
 
     @contextmanager
@@ -87,7 +88,7 @@ class Journal:
 
     @types.coroutine
     def steps(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
-        """Await a coroutine, with an object noted while one of its steps runs and not while it waits."""
+        """Await a coroutine; note an object while one of its steps runs, but not while it waits."""
         note, slot = _note(key), self._slot()
         token = _CURRENT.set(note)
         value, error = None, None
@@ -109,7 +110,7 @@ class Journal:
             _CURRENT.reset(token)
 
     def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in a thread, with the object noted that the task reads which asked for it."""
+        """Call a function in a thread; note the object that the calling task reads."""
         slot = self._slot()
         before = _write(slot, _CURRENT.get())
         try:
@@ -139,14 +140,14 @@ def _note(key: Key) -> bytes:
 
 
 def _write(slot: _Slot, note: bytes) -> bytes:
-    """Put a note into a slot; returns the one that was there."""
+    """Put a note into a slot; return the one that was there."""
     before, slot.note = slot.note, note
     slot.region[: len(note)] = note
     return before
 
 
 def _suspects(data: bytes) -> tuple[Key, ...]:
-    """The objects that a file notes whose process did not end in order."""
+    """Return the objects that a file notes, if its process did not end in order."""
     if not data.startswith(RUNNING):
         return ()
     keys = dict[Key, None]()

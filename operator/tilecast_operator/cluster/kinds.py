@@ -1,4 +1,4 @@
-"""Where the API server serves every kind of object that the operator knows."""
+"""Paths of every kind of object that the operator knows in the API, and the keys of objects."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ResourceKind:
 
     @property
     def api_version(self) -> str:
-        """Group and version as an object says them."""
+        """Group and version as in the `apiVersion` of an object."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Path of an object, or of the list of all."""
+        """Return the path of an object, or of a list without `name`."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
@@ -61,7 +61,7 @@ KINDS: Mapping[str, ResourceKind] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """What a worker works on: one object, or everything of a concern at once."""
+    """What a worker works on: one object, or everything of one concern at once."""
 
     kind: str
     namespace: str = ""
@@ -69,7 +69,7 @@ class Key:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Key:
-        """The key of an object."""
+        """Return the key of an object."""
         metadata = body["metadata"]
         return cls(str(body["kind"]), str(metadata.get("namespace", "")), str(metadata["name"]))
 

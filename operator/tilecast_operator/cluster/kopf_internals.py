@@ -1,12 +1,15 @@
 """The only module that touches what kopf does not publish; `tests/test_kopf.py` fails on the day kopf changes it.
 
-Some things cannot be had through kopf's public names. Its watch ends the process when the API server refuses a list or
-ends a watch in an error other than 410; it never tells of an object that was deleted while nobody watched; and it
-trusts the server to lose no event. `enduring` takes its place: objects are then listed anew, and a list tells by its
-gaps what is gone. And its set of toggles wakes the task of every object for every object of the first list, which takes
-minutes for thousands of nodes (`docs/operations.md`): `Toggles` takes its place. And it says nothing when it begins a
-watch anew, which is the only sign of life of a cluster where nothing happens: `noting` tells it. `Once` keeps it from
-saying the same of kinds that are not installed at every change of a CRD.
+Some things cannot be had through kopf's public names:
+
+- kopf's watch ends the process when the API server refuses a list, or ends a watch in an error other than 410. It never
+  reports an object that was deleted while nobody watched, and it trusts the server to lose no event. `enduring`
+  replaces it: objects are listed anew, and whatever is missing from a list is gone.
+- kopf's set of toggles wakes the task of every object for every object of the first list, which takes minutes for
+  thousands of nodes (`docs/operations.md`). `Toggles` replaces it.
+- kopf does not report when it begins a watch anew, which is the only sign of life of a cluster where nothing happens.
+  `noting` reports it.
+- kopf names the kinds that are not installed at every change of a CRD. `Once` lets each such message through once.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from kopf._core.reactor import observation
 from tilecast import untrusted
 
 Event: TypeAlias = Any
-"""A dict with `type` (None for what a list shows) and `object`, or the sign that the list is over."""
+"""A dict with `type` (None for an object of a list) and `object`, or the mark that the list is over."""
 Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
 Request: TypeAlias = Callable[..., Awaitable[Any]]
 
@@ -37,7 +40,7 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MOST_S = 10.0
 REPEATS_S = (2.0, 10.0, 60.0)
 REREAD_FIRST_S = 1.0
-"""Wait before objects are listed anew after an error; doubled for as long as no list succeeds."""
+"""Wait before objects are listed anew after an error, in seconds; doubled for as long as no list succeeds."""
 
 log = logging.getLogger("tilecast")
 
@@ -58,13 +61,13 @@ def enduring(
     failures: tuple[type[Exception], ...],
     relist_s: float,
 ) -> Watch:
-    """A watch like `watch`, which its caller begins again whenever it ends.
+    """Return a watch that logs failures instead of raising them; its caller begins it again whenever it ends.
 
     Args:
         watch: lists objects, then follows them; called with `resource` and `namespace` among others.
         listed: what `watch` yields when its list is over.
-        failures: what ends one watch and not the process.
-        relist_s: how long a list is trusted; a later event ends the watch.
+        failures: errors that end one watch and not the process.
+        relist_s: how long a list is trusted, in seconds; a later event ends the watch.
     """
     everything: dict[object, dict[str, dict[str, Any]]] = {}
     failed: Counter[object] = Counter()
@@ -86,7 +89,7 @@ def enduring(
                         there = None
                         failed.pop(place, None)
                     elif isinstance(event, dict):
-                        # Before kopf, or anybody else, walks an object that may be nested 10,000 deep.
+                        # Cut the object before anybody walks it, kopf included: it may be nested 10,000 deep.
                         untrusted.cut(event)
                         _note(event, known, there)
                     yield event
@@ -101,10 +104,10 @@ def enduring(
 
 
 def noting(request: Request, answered: Callable[[str], None]) -> Request:
-    """Return a `request` that tells which resource's watch the API server has begun to answer.
+    """Return a `request` that reports whose watch the API server has begun to answer.
 
     Args:
-        request: asks the API server; returns once it answered, and raises where it refuses.
+        request: asks the API server; returns once it answered, and raises if it refuses.
         answered: called with the plural name of the resource.
     """
 
@@ -119,10 +122,10 @@ def noting(request: Request, answered: Callable[[str], None]) -> Request:
 
 
 async def repeated(events: AsyncIterator[Event], waits_s: Sequence[float]) -> AsyncGenerator[Event, None]:
-    """Events, and each change of a CRD again after some time, s.
+    """Yield events, and each change of a CRD again after each of `waits_s`, in seconds.
 
-    kopf looks at such an event for what the API server serves, which may be a moment before it serves a CRD that was
-    just made; no other event follows, and its objects would stay unseen.
+    At such an event kopf asks what the API server serves. That may be a moment before the API server serves a new CRD.
+    No other event would follow, and the objects of the CRD would stay unseen.
     """
     due: list[tuple[float, int, Event]] = []
     order, pending = itertools.count(), None
@@ -151,7 +154,7 @@ _OVER = object()
 
 
 def _note(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
-    """Keep who is there: of each object what it takes to say that it is gone."""
+    """Keep which objects exist: of each object what it takes to report that it is gone."""
     body = event["object"]
     metadata = body.get("metadata") or {}
     uid = metadata.get("uid")
@@ -162,21 +165,21 @@ def _note(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[st
         return
     if there is not None:
         there.add(uid)
-    # A CRD's deletion is told by its spec, which is not kept.
+    # kopf reads the spec of a deleted CRD, which is not kept.
     if uid not in known and body.get("kind") != "CustomResourceDefinition":
         names = {key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata}
         known[uid] = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": names}
 
 
 FAILURES = (errors.APIError, watching.WatchingError, ValueError, RecursionError)
-"""What ends one watch and not the process."""
+"""Errors that end one watch and not the process."""
 
 
 class Toggles(aiotoggles.ToggleSet):
-    """Wakes those who wait for its state when the state changes."""
+    """Wakes those who wait for its state only when the state changes."""
 
     async def make_toggle(self, value: bool = False, /, *, name: str | None = None) -> aiotoggles.Toggle:
-        """A new toggle of the set."""
+        """Return a new toggle of the set."""
         toggle = aiotoggles.Toggle(value, name=name, condition=self._condition)
         await self._change(lambda: self._toggles.add(toggle))
         return toggle
@@ -194,15 +197,18 @@ class Toggles(aiotoggles.ToggleSet):
 
 
 class Once(logging.Filter):
-    """Lets every text through once: with every change of any CRD kopf looks anew for the kinds that it is to watch, and
-    names those that the cluster does not serve."""
+    """Lets every message through once.
+
+    At every change of any CRD kopf looks again for the kinds that it is to watch, and logs those that the cluster does
+    not serve.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._texts: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it has not been said yet."""
+        """Return whether the message was not logged before."""
         text = record.getMessage()
         is_new = text not in self._texts
         self._texts.add(text)
@@ -210,10 +216,10 @@ class Once(logging.Filter):
 
 
 def install(relist_s: float, answered: Callable[[str], None]) -> None:
-    """Put all of them in their places.
+    """Install all replacements.
 
     Args:
-        relist_s: how long a list is trusted.
+        relist_s: how long a list is trusted, in seconds.
         answered: called with the resource whenever the API server begins to answer a watch of it.
     """
     api.request = noting(api.request, answered)  # type: ignore[assignment]

@@ -1,11 +1,11 @@
-"""Which replica writes: a Lease of coordination.k8s.io, renewed by the one that leads and watched by the others.
+"""Which replica writes: the one that leads renews a Lease of coordination.k8s.io, and the others watch it.
 
 The rules are those of client-go's leader election: the lease is free when nobody holds it, or when its record has not
-changed for as long as it lasts by the clock of whoever looks. The leader's right to write ends by its own monotonic
-clock, before any other may take the lease, whether or not it gets to run in between: a process that was stopped for a
-minute finds its right gone. And a leader that ends says so, so that the next one need not wait.
+changed for its whole duration by the clock of the replica that looks. The leader's right to write ends by its own
+monotonic clock, before any other replica may take the lease, whether or not the process runs in between: one that was
+stopped for a minute finds its right gone. A leader that ends releases the lease, so that the next one need not wait.
 
-`kubernetes.leaderelection` and its asyncio twin go by the wall clock, bound no request, fence nothing, release nothing,
+`kubernetes.leaderelection` and its asyncio twin use the wall clock, bound no request, fence nothing, release nothing,
 and bring 126 MB of clients; kopf's peering needs a CRD of its own and fences nothing either.
 """
 
@@ -29,24 +29,24 @@ from tilecast_operator.cluster.view import Document
 log = logging.getLogger("tilecast")
 
 FENCE = 0.7
-"""Part of a lease during which the leader writes, from when it sent the renewal. The rest is for what is on its way."""
+"""Part of a lease in which the leader writes, from when it sent the renewal. The rest is for writes on their way."""
 RENEW = 0.2
 """Part of a lease between two renewals."""
 LOOK = 0.1
-"""Part of a lease between two looks of those who do not lead."""
+"""Part of a lease between two looks by a replica that does not lead."""
 REQUEST = 0.3
 """Part of a lease that a request about it may take."""
 
 
 class NotLeaderError(Exception):
-    """Another replica writes."""
+    """This replica may not write, because another one leads."""
 
 
 class Leadership:
     """Whether this replica may write, and until when. Belongs to one event loop.
 
     Args:
-        is_alone: whether it needs no lease.
+        is_alone: whether there is one replica only, which needs no lease.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -58,24 +58,24 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """Whether it may write now."""
+        """Whether this replica may write now."""
         return time.monotonic() < self._until_s
 
     def require(self) -> None:
-        """Raise NotLeaderError where it may not write now."""
+        """Raise NotLeaderError if this replica may not write now."""
         if not self.is_leader:
             raise NotLeaderError("another replica leads")
 
     def listen(self, listener: Callable[[bool], None]) -> None:
-        """Call this with True whenever it begins to lead, and with False when it no longer does."""
+        """Call this listener with True whenever this replica begins to lead, and with False when it no longer does."""
         self._listeners.append(listener)
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Around one write, which is broken off when the lease ends before it.
+        """Guard one write, which is cancelled if the lease ends before it does.
 
         Raises:
-            NotLeaderError: another replica writes.
+            NotLeaderError: another replica leads.
             TimeoutError: the lease has ended meanwhile.
         """
         self.require()
@@ -90,8 +90,9 @@ class Leadership:
                 self._limits.discard(limit)
 
     def extend(self, until_s: float) -> None:
-        """Lead until then, by the monotonic clock."""
-        self._look()  # what was refused since the last lease ended is due again, even if no timer ran meanwhile
+        """Lead until this time of the monotonic clock, in seconds."""
+        # Report the end of the previous lease if no timer ran in between, so that refused work is due again
+        self._look()
         self._until_s = until_s
         loop = asyncio.get_running_loop()
         for limit in self._limits:
@@ -104,7 +105,7 @@ class Leadership:
             self._change(True)
 
     def end(self) -> None:
-        """Lead no more."""
+        """Stop leading."""
         self._until_s = -math.inf
         self._look()
 
@@ -126,7 +127,7 @@ class _Record:
     spec: LeaseSpec
     address: str
     since_s: float
-    """Since when it is known to be so, by the monotonic clock."""
+    """Since when the Lease is known to be so, in seconds of the monotonic clock."""
 
     @classmethod
     def of(cls, body: Document, since_s: float) -> _Record:
@@ -136,7 +137,7 @@ class _Record:
 
     @property
     def ends_s(self) -> float:
-        """When it may be taken."""
+        """When another replica may take the Lease, in seconds of the monotonic clock."""
         return self.since_s + self.spec.lease_duration_seconds
 
 
@@ -144,12 +145,12 @@ class Election:
     """Takes a Lease when it is free, and renews it. Belongs to one event loop.
 
     Args:
-        client: of the API server.
+        client: client of the API server.
         place: `namespace/name` of the Lease.
-        instance: this replica's name; what makes it unique is added.
-        address: URL at which this replica takes reports; empty where others cannot reach it.
-        lease_s: how long a lease lasts, in whole seconds.
-        leadership: what is told.
+        instance: name of this replica; a unique suffix is added.
+        address: URL at which this replica takes reports; empty if others cannot reach it.
+        lease_s: duration of a lease, in whole seconds.
+        leadership: is extended with every renewal.
     """
 
     def __init__(
@@ -172,18 +173,18 @@ class Election:
 
     @property
     def leader(self) -> str:
-        """Who was seen to lead last; empty where nobody was."""
+        """Name of the replica that was last seen to lead; empty if none was."""
         return "" if self._record is None else self._record.spec.holder_identity
 
     @property
     def leader_address(self) -> str | None:
-        """Where another replica that leads takes reports; None where none is known to lead."""
+        """URL at which another replica that leads takes reports; None if none is known to lead."""
         known = self._record
         is_other = known is not None and known.spec.holder_identity not in ("", self._identity)
         return known.address or None if known and is_other and time.monotonic() < known.ends_s else None
 
     async def run(self) -> None:
-        """Take part until it is cancelled."""
+        """Take part in the election until it is cancelled or the lease is released."""
         problem = ""
         while not self._is_released:
             try:
@@ -200,7 +201,7 @@ class Election:
             await asyncio.sleep(self._lease_s * (RENEW if self._leadership.is_leader and not problem else LOOK))
 
     async def release(self) -> None:
-        """Lead no more, and say so. A lease that cannot be released ends by itself."""
+        """Stop leading and release the Lease. If that fails, the Lease ends by itself."""
         self._is_released = True
         self._leadership.end()
         if self._record is None or self._record.spec.holder_identity != self._identity:
@@ -214,7 +215,7 @@ class Election:
             log.warning("lease %s/%s is not released: %s", self._namespace, self._name, error)
 
     async def _turn(self) -> None:
-        """Renew the lease, or take it where it is free."""
+        """Renew the Lease, or take it if it is free."""
         began_s = time.monotonic()
         if not self._leadership.is_leader or self._record is None:
             await self._read()
@@ -226,7 +227,7 @@ class Election:
                 self._leadership.extend(began_s + FENCE * self._lease_s)
 
     async def _read(self) -> None:
-        """Look at the lease; one that has not changed keeps the time since when it is so."""
+        """Read the Lease; one that has not changed keeps the time since when it is so."""
         try:
             body = await self._client.get(self._path())
         except ApiError as error:
@@ -239,7 +240,7 @@ class Election:
             self._record = _Record.of(body, time.monotonic())
 
     async def _write(self, holder: str, lease_s: int) -> None:
-        """Write the lease as it should be, if nobody else has since it was read."""
+        """Write the Lease, if nobody else has written it since it was read."""
         known, now = self._record, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = known.spec.holder_identity if known else ""
         is_same = holder in ("", before)

@@ -1,5 +1,7 @@
-"""Whether the cache holds what the API server counts: a first list that is not over, or a watch that went silent,
-would leave no other trace."""
+"""Compares the number of cached objects with the number that the API server has.
+
+A first list that is not over, or a watch that went silent, would leave no other trace.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,18 @@ from tilecast_operator.cluster.kinds import KINDS
 from tilecast_operator.cluster.view import Document
 
 LISTING_PAUSE_S = 30.0
-"""A first list is taken to be over after so long without a new object, whatever the API server counts."""
+"""Seconds without a new object after which a first list is taken to be over, whatever the API server counts."""
 UNCOUNTED_PAUSE_S = 10.0
-"""The same where it counts nothing, as of nodes that a selector chooses."""
+"""Seconds without a new object after which a first list is taken to be over if the API server gives no count, as for
+nodes that a selector chooses."""
 
 
 class ListCheck:
-    """Counts what the API server has of some kinds.
+    """Counts the objects of some kinds on the API server and in the cache.
 
     Args:
-        client: of the API server.
-        tables: by kind; those of `first` make the first list.
+        client: client of the API server.
+        tables: tables by kind; those of `first` make up the first list.
         first: kinds without which nothing can be done.
         uncounted: kinds that a selector chooses, so that their number says nothing.
     """
@@ -38,15 +41,18 @@ class ListCheck:
         self._uncounted = uncounted
         self._is_complete = False
         self._versions: dict[str, int] = {}
-        """The newest resource version that the API server has said, by resource."""
+        """Newest resource version that the API server has reported, by resource."""
         self._went_back = ""
-        """How it has gone back; empty where it has not."""
+        """How a resource version has gone back; empty if none has."""
         self._differs_since: dict[str, float] = {}
         self._difference: dict[str, str] = {}
 
     async def is_complete(self) -> bool:
-        """Whether everything has been seen once: as much as the API server counts, or, where it counts none or more
-        come and go than can be counted, all that came before a long pause."""
+        """Return whether every object of the first list has been seen.
+
+        That is so when as many were seen as the API server counts. If it gives no count, or objects come and go too
+        fast to be counted, it is so after a long pause without a new object.
+        """
         if self._is_complete:
             return True
         seen = {kind: len(self._tables[kind]) for kind in self._first}
@@ -59,11 +65,11 @@ class ListCheck:
         return self._is_complete
 
     async def is_whole(self, kind: str, seen: int) -> bool:
-        """Whether the API server counts as many objects of a kind as were seen."""
+        """Return whether the API server counts as many objects of a kind as were seen."""
         return await self._count(kind) == seen
 
     async def compare(self, interval_s: float) -> None:
-        """Compare the two now and then, for ever."""
+        """Compare the counts in every interval, for ever."""
         while True:
             await asyncio.sleep(interval_s)
             for kind, table in self._tables.items():
@@ -75,8 +81,10 @@ class ListCheck:
                     self._differs_since.setdefault(resource, time.monotonic())
 
     def stale(self, limit_s: float) -> str | None:
-        """Which watch has differed for longer, and how. One of a store that went back will never tell what is there:
-        that counts at once."""
+        """Return which watch has differed for longer than the limit, and how; None if none has.
+
+        If the store went back in time, its watch never reports what exists: that counts at once.
+        """
         if self._went_back:
             return self._went_back
         for resource, since_s in self._differs_since.items():
@@ -85,7 +93,7 @@ class ListCheck:
         return None
 
     async def _count(self, kind: str) -> int | None:
-        """How many objects the API server has; None where it does not say."""
+        """Return how many objects the API server has; None if it does not say."""
         try:
             page = await self._client.get(KINDS[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):
@@ -94,7 +102,7 @@ class ListCheck:
         return None if kind in self._uncounted else _total(page)
 
     def _note_version(self, resource: str, text: str) -> None:
-        """Take note of the version of a list. Those of one store only grow, unless it is restored from a snapshot."""
+        """Check the version of a list: versions of one store only grow, unless it is restored from a snapshot."""
         if not text.isdigit():
             return
         version, before = int(text), self._versions.get(resource, 0)
@@ -104,7 +112,7 @@ class ListCheck:
 
 
 def _total(page: Document) -> int | None:
-    """How many objects a list has of which one page was read."""
+    """Return how many objects a list has, from one of its pages; None if the page does not say."""
     metadata, items = page.get("metadata") or {}, page.get("items") or ()
     if not metadata.get("continue"):
         return len(items)

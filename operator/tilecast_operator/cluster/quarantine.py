@@ -1,8 +1,8 @@
-"""Objects that are set aside, because the operator died while it read them, and everything else that follows from it.
+"""Objects that are set aside because the operator died while it read them.
 
-An object is set aside at the first death where it was the only one that was being read, and at its second where others
-were as well: only one that is to blame is there at every death. It is read again once what it says has changed, and
-after a wait that grows with every death, for it may have been a bystander.
+An object is set aside after the first death if it was the only one being read, and after its second death if others
+were being read as well: only an object that is to blame is there at every death. It is read again once its content has
+changed, or after a wait that grows with every death, because it may have been a bystander.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ log = logging.getLogger("tilecast")
 
 FILE = "quarantine.json"
 FIRST_S, FACTOR, MOST_S = 600.0, 6.0, 86_400.0
-"""How long an object is set aside after the first death, how many times longer after each other one, and at most."""
+"""Seconds that an object is set aside after the first death, the factor for each further death, and the most
+seconds."""
 FORGET_S = 86_400.0
-"""How long deaths are counted after the last, or after the object was read again."""
+"""Seconds that deaths are remembered after the last one, or after the object was read again."""
 EVERYTHING = "*"
-"""Kind, in a key, of all objects of a namespace."""
+"""Kind in the key for all objects of a namespace."""
 NAMESPACE_DEATHS = 3
-"""Deaths by objects of one namespace at which all of them are set aside: there may be any number of such objects."""
+"""Deaths by objects of one namespace after which all of them are set aside: there may be any number of such objects."""
 MAX_TEXT = 256
 """Annotations and labels of an object that is set aside are read up to this length."""
 MAX_STATUS_DEPTH, MAX_STATUS_PARTS = 16, 20_000
-"""A status within these is no danger: the operator writes such."""
+"""Bounds of a status that is no danger: the operator writes such statuses."""
 _OF_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp")
 
 
@@ -47,11 +48,11 @@ class Record:
 
     deaths: int
     last_s: float
-    """When the last was noticed, as Unix time."""
+    """When the last death was noticed, as Unix time."""
     until_s: float = 0.0
-    """Until when the object is set aside; 0 where it is only a suspect."""
+    """Until when the object is set aside, as Unix time; 0 if it is only a suspect."""
     digest: str = ""
-    """Of what the object said when it was first seen thereafter."""
+    """Digest of the object's content when it was first seen after the death."""
 
 
 Records: TypeAlias = Mapping[Key, Record]
@@ -61,9 +62,9 @@ def judged(records: Records, suspects: Iterable[Key], now_s: float) -> dict[Key,
     """Return the records after a death.
 
     Args:
-        records: those of earlier deaths.
+        records: records of earlier deaths.
         suspects: the objects that were being read.
-        now_s: Unix time.
+        now_s: Unix time, in seconds.
     """
     after = {key: item for key, item in records.items() if now_s < max(item.last_s, item.until_s) + FORGET_S}
     suspects = set(suspects)
@@ -80,17 +81,17 @@ def judged(records: Records, suspects: Iterable[Key], now_s: float) -> dict[Key,
 
 
 def wait_s(deaths: int) -> float:
-    """Return how long an object is set aside after so many deaths."""
+    """Return how long an object is set aside after so many deaths, in seconds."""
     return min(FIRST_S * FACTOR ** min(deaths - 1, 16), MOST_S)
 
 
 class Quarantine:
-    """What is set aside. Belongs to one event loop.
+    """The objects that are set aside. Belongs to one event loop.
 
     Args:
-        folder: where it is remembered from one process to the next; empty for nowhere.
+        folder: folder in which records are kept from one process to the next; empty for nowhere.
         suspects: objects that were being read when the last process died.
-        clock: Unix time.
+        clock: Unix time, in seconds.
     """
 
     def __init__(self, folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> None:
@@ -100,7 +101,7 @@ class Quarantine:
         """UID of every object that was seen and is set aside, and why."""
         self._records = _stored(self._path)
         self.changed: Callable[[Counter[str]], None] = lambda counts: None
-        """Called with how many objects of each kind are set aside, whenever that is another number."""
+        """Called with how many objects of each kind are set aside, whenever that changes."""
         if suspects := tuple(suspects):
             self._records = judged(self._records, suspects, clock())
             self._save()
@@ -110,8 +111,11 @@ class Quarantine:
                 log.error("%s was being read when the last process died (death %d); it %s", key, record.deaths, text)
 
     def sift(self, body: Document) -> Document | None:
-        """Return what may be read of an object: all of it unless it is set aside, then what its name, its owner and who
-        holds it say; None where it is of a kind of which nothing is needed."""
+        """Return what may be read of an object.
+
+        That is the whole object unless it is set aside. Of a job that is set aside, it is its name, its owner and who
+        holds it. Of other kinds nothing is needed: None.
+        """
         if not self._records:
             return body
         key = Key.of(body)
@@ -129,13 +133,13 @@ class Quarantine:
         return husk(body) if key.kind in (training_job.KIND, *JOB_KINDS) else None
 
     def lose(self, key: Key) -> None:
-        """Take note that an object is gone."""
+        """Record that an object is gone."""
         self._let_in(key)
         if self._records.pop(key, None) is not None:
             self._save()
 
     def why(self, key: Key) -> str | None:
-        """Return why an object is set aside; None where it is not."""
+        """Return why an object is set aside; None if it is not."""
         return self._held[key][1] if key in self._held else None
 
     def held(self) -> Iterator[tuple[Key, str, str]]:
@@ -148,7 +152,7 @@ class Quarantine:
         return [key for key in self._held if self._record(key)[1] is None]
 
     def _record(self, key: Key) -> tuple[Key, Record | None]:
-        """The record that an object is set aside by now, and whose it is."""
+        """Return the record by which an object is set aside now, and its key; None if there is no such record."""
         whole, now_s = Key(EVERYTHING, key.namespace), self._clock()
         for place in (key, whole) if key.namespace else (key,):
             record = self._records.get(place)
@@ -157,13 +161,13 @@ class Quarantine:
         return key, None
 
     def _is_changed(self, key: Key, record: Record, body: Document) -> bool:
-        """Whether an object says something else than when it was set aside, and may be read again for that."""
+        """Return whether an object has changed since it was set aside, and may be read again because of that."""
         says = digest(body)
         if not record.digest:
             self._records[key] = replace(record, digest=says)
             self._save()
         elif record.digest != says:
-            # Whoever changes it as fast as it is read again would end every process.
+            # The wait stops a user who changes the object as fast as it is read again from ending every process.
             again_s = record.last_s + (0.0 if record.deaths == 1 else wait_s(record.deaths - 1))
             is_due = again_s <= self._clock()
             self._records[key] = replace(record, until_s=0.0 if is_due else min(record.until_s, again_s), digest="")
@@ -218,8 +222,10 @@ def _named(spec: Document) -> dict[str, Any]:
 
 
 def digest(body: Document) -> str:
-    """Return a digest of what users say in an object, without what letting it go changes. Walks without recursion: the
-    object may be nested as deep as the API server lets it."""
+    """Return a digest of what users say in an object, without the fields that releasing a job changes.
+
+    It walks without recursion, because the object may be nested as deep as the API server allows.
+    """
     metadata, spec = mapping(body.get("metadata")), dict(mapping(body.get("spec")))
     spec.pop("suspend", None)
     spec["runPolicy"] = {name: value for name, value in mapping(spec.get("runPolicy")).items() if name != "suspend"}
@@ -241,7 +247,7 @@ def digest(body: Document) -> str:
 
 
 def _users(part: object) -> dict[str, Any]:
-    """Labels or annotations but for ours and Kueue's."""
+    """Return labels or annotations without ours and Kueue's."""
     ours = (*ADVICE_KEYS, APPLIED)
     return {name: text for name, text in mapping(part).items() if name not in ours and not name.startswith(KUEUE)}
 
@@ -265,7 +271,7 @@ def _deaths(records: Records, key: Key) -> int:
 
 
 def _stored(path: Path | None) -> dict[Key, Record]:
-    """The records of the last process; none where they cannot be read."""
+    """Return the records of the last process; none if they cannot be read."""
     if path is None or not path.exists():
         return {}
     try:

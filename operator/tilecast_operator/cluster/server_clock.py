@@ -1,4 +1,4 @@
-"""The API server's clock, which ages are measured by: that of this machine may be a day off."""
+"""The API server's clock, by which ages are measured: the clock of this machine may be a day off."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
 ROUNDING_S = 2.0
-"""The header is of whole seconds and takes a moment to arrive; a clock further off was put back."""
+"""Largest expected difference, in seconds: the header has whole seconds and takes a moment to arrive. If it differs
+more, the clock was changed."""
 
 
 class ServerClock:
-    """Unix time as the API server last said it, carried on by a clock that only runs forward.
+    """Unix time as the API server last reported it, continued by a clock that only runs forward.
 
     Args:
-        local: this machine's clock, until the API server has answered.
-        timer: seconds that only grow.
+        local: this machine's clock, used until the API server has answered.
+        timer: monotonic time, in seconds.
     """
 
     def __init__(self, local: Callable[[], float] = time.time, timer: Callable[[], float] = time.monotonic) -> None:
@@ -24,15 +25,15 @@ class ServerClock:
         self._offset_s: float | None = None
 
     def note(self, date: str) -> None:
-        """Take note of the Date header of an answer; one that is none is left alone."""
+        """Take the Date header of an answer; ignore one that cannot be read."""
         try:
             offset_s = parsedate_to_datetime(date).timestamp() - self._timer()
         except (TypeError, ValueError):
             return
-        # Of a header the fraction is cut off, so that the latest is nearest.
+        # The header drops the fraction of a second, so the latest of these times is the nearest.
         if self._offset_s is None or not 0.0 <= self._offset_s - offset_s <= ROUNDING_S:
             self._offset_s = offset_s
 
     def __call__(self) -> float:
-        """Unix time, s."""
+        """Return Unix time, in seconds."""
         return self._local() if self._offset_s is None else self._timer() + self._offset_s

@@ -1,4 +1,4 @@
-"""Whether nobody leads, as seen by somebody who takes no part in the election.
+"""Finds out whether nobody leads, for a process that takes no part in the election.
 
 The times in a Lease are those of its holder's clock, which may be a day off. Only a change that is seen here counts.
 """
@@ -13,11 +13,11 @@ from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
 from tilecast_operator.cluster.documents import LeaseSpec
 
 LOOK_S = 2.0
-"""Between two looks at a Lease."""
+"""Seconds between two looks at a Lease."""
 FRESH_S = 1.0
-"""How long a look is trusted while jobs are let go."""
+"""Seconds that a look is trusted while jobs are released."""
 MARGIN_S = 5.0
-"""Beyond the duration of a Lease, within which its holder has ended or lost the right to write."""
+"""Seconds beyond the duration of a Lease in which its holder has ended or lost the right to write."""
 
 
 class LeaderLivesError(Exception):
@@ -26,15 +26,15 @@ class LeaderLivesError(Exception):
 
 class _Look(NamedTuple):
     version: str
-    """Of the Lease; empty where there is none."""
+    """UID and resource version of the Lease; empty if there is none."""
     duration_s: float
 
 
 class StaleLease:
-    """A Lease that nobody renews, or one that somebody does.
+    """A Lease, to see whether somebody renews it.
 
     Args:
-        client: of the API server.
+        client: client of the API server.
         place: `namespace/name` of the Lease.
     """
 
@@ -47,11 +47,11 @@ class StaleLease:
         self._looked_s = 0.0
 
     async def wait(self, older_than_s: float) -> None:
-        """Look until the Lease has stayed as it is for so long, and for longer than it lasts.
+        """Wait until the Lease has stayed unchanged for this time, in seconds, and for longer than its own duration.
 
         Raises:
-            LeaderLivesError: it changes.
-            ApiError, OSError: the first or the last look failed; others may.
+            LeaderLivesError: the Lease changes.
+            ApiError, OSError: the first or the last look failed; others may fail.
         """
         first = await self._look()
         self._version = first.version
@@ -65,7 +65,7 @@ class StaleLease:
         await self._check()
 
     async def require(self) -> None:
-        """Raise LeaderLivesError where the Lease has changed meanwhile."""
+        """Raise LeaderLivesError if the Lease has changed meanwhile."""
         if time.monotonic() - self._looked_s > FRESH_S:
             await self._check()
 

@@ -1,6 +1,6 @@
 """What the cache keeps of each kind of object: enough to know what it should say and whether it already does.
 
-There may be ten thousand of them, so that text is kept compressed and what can be compared by digest is.
+There may be ten thousand objects, so text is kept compressed, and content that is only compared is kept as a digest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tilecast_operator.cluster.documents import ADVICE_KEYS, FIELD_MANAGER, INPU
 Document: TypeAlias = Mapping[str, Any]
 
 MAX_INPUT = 64
-"""A time or a number is no longer; an annotation may be of 256 KiB."""
+"""Longest text of an annotation with a time or a number that is read; an annotation may have 256 KiB."""
 MAX_NAMED = 320
-"""The same of the name of a namespace or the UID of a job."""
+"""Longest text of an annotation with the name of a namespace or the UID of a job that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class View:
     generation: int
     created: str
     packed_document: bytes
-    """What it asks: apiVersion, kind, name and spec; of a GPUPool also what discovery noted in its metadata."""
+    """What it asks: apiVersion, kind, name and spec; for a GPUPool also what discovery noted in its metadata."""
     inputs: tuple[tuple[str, str], ...]
     """Annotations that users write for us."""
     annotations_digest: bytes
-    """Of the annotations that we write."""
+    """Digest of the annotations that we write."""
     digest: bytes
-    """Of the status without its times."""
+    """Digest of the status without its times."""
     packed_status: bytes
 
     @classmethod
     def of(cls, body: Document) -> View:
-        """The view of an object as the API server sent it."""
+        """Return the view of an object as the API server sent it."""
         metadata, status = body["metadata"], _plain(body.get("status") or {})
         annotations = metadata.get("annotations") or {}
         return cls(
@@ -66,16 +66,16 @@ class View:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the object says."""
+        """The status of the object."""
         status: dict[str, Any] = json.loads(zlib.decompress(self.packed_status))
         return status
 
     def asks_as(self, other: View) -> bool:
-        """Whether both ask the same."""
+        """Return whether both ask the same."""
         return self.packed_document == other.packed_document and self.inputs == other.inputs
 
     def asks(self, body: Document) -> bool:
-        """Whether the object asks what this document does."""
+        """Return whether the object asks what this document does."""
         return canonical(self.document) == canonical(_asked(body))
 
 
@@ -85,13 +85,13 @@ class Learning:
 
     packed_document: bytes
     digest: bytes
-    """Of its spec."""
+    """Digest of its spec."""
     forget: str | None
-    """What an annotation asks to forget."""
+    """Text of the annotation that asks to forget runs."""
 
     @classmethod
     def of(cls, body: Document) -> Learning:
-        """The view of an object as the API server sent it."""
+        """Return the view of an object as the API server sent it."""
         annotations = mapping(body["metadata"].get("annotations"))
         text, forget = canonical(mapping(body.get("spec"))), annotations.get(pool_learning.FORGET)
         packed = zlib.compress(text, 1)
@@ -99,7 +99,7 @@ class Learning:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The object, as far as it is read."""
+        """The parts of the object that are read."""
         return {"spec": json.loads(zlib.decompress(self.packed_document))}
 
 
@@ -121,11 +121,11 @@ _METADATA = (
 
 
 FOREIGN = "foreignAnnotations"
-"""Key of a job document, beside those of the API: our annotations that somebody else wrote."""
+"""Key that a job document has beside those of the API: our annotations that somebody else wrote."""
 
 
 def job_document(body: Document) -> Document:
-    """A job of another kind without what is not read of it."""
+    """Return a job of another kind without the parts that are not read."""
     metadata = {key: body["metadata"][key] for key in _METADATA if key in body["metadata"]}
     head = {key: body.get(key, "") for key in ("apiVersion", "kind")} | {"metadata": metadata}
     if foreign := _foreign(body["metadata"]):
@@ -137,8 +137,10 @@ def job_document(body: Document) -> Document:
 
 
 def _foreign(metadata: Document) -> list[str]:
-    """Our annotations that the API server knows to be somebody else's by now, or that are gone from among the others;
-    none where it does not say."""
+    """Return our annotations that now belong to somebody else according to the API server, or that are missing.
+
+    None are returned if the API server does not say who owns fields.
+    """
     annotations, managed = mapping(metadata.get("annotations")), items(metadata.get("managedFields"))
     ours = [item for item in managed if item.get("manager") == FIELD_MANAGER and item.get("operation") == "Apply"]
     managed_keys = {
@@ -150,7 +152,7 @@ def _foreign(metadata: Document) -> list[str]:
 
 
 def kueue_document(body: Document) -> Document:
-    """What is read of an object of Kueue."""
+    """Return the parts of a Kueue object that are read."""
     return {"spec": body.get("spec") or {}, "status": body.get("status") or {}}
 
 
@@ -160,23 +162,23 @@ class NamespaceView:
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    """Its weight, where it has one."""
+    """The weight of the namespace, if it has one."""
 
     @classmethod
     def of(cls, body: Document) -> NamespaceView:
-        """What is kept of a Namespace."""
+        """Return what is kept of a Namespace."""
         labels, annotations = (mapping(body["metadata"].get(part)) for part in ("labels", "annotations"))
         weight = {WEIGHT: str(annotations[WEIGHT])[:MAX_INPUT]} if WEIGHT in annotations else {}
         return cls(dict(labels), weight)
 
 
 def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Those of an object's annotations that the operator writes."""
+    """Return those of an object's annotations that the operator writes."""
     return {key: value for key, value in annotations.items() if key in ADVICE_KEYS}
 
 
 def status_digest(status: Document) -> bytes:
-    """A digest of a status that ignores who wrote it, when its conditions last changed and how numbers are spelt."""
+    """Return a digest of a status that ignores its writer, transition times and the spelling of numbers."""
     return _digest(_plain(status))
 
 
@@ -190,17 +192,17 @@ def _digest(status: Any) -> bytes:
 
 
 def annotations_digest(annotations: Mapping[str, str]) -> bytes:
-    """A digest of our annotations."""
+    """Return a digest of our annotations."""
     return hashlib.sha256(canonical(dict(annotations))).digest()
 
 
 def stamp(time_s: float) -> str:
-    """Seconds since the epoch as Kubernetes writes times."""
+    """Return a Unix time, in seconds, as Kubernetes writes times."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds(text: object) -> float | None:
-    """Such a time in seconds since the epoch; None where the text is none."""
+    """Return the Unix time of a text that Kubernetes wrote, in seconds; None if it is no time."""
     try:
         time = datetime.fromisoformat(str(text)[:64])
     except ValueError:
@@ -209,7 +211,7 @@ def seconds(text: object) -> float | None:
 
 
 def canonical(value: object) -> bytes:
-    """JSON with sorted keys, whole numbers spelt without a fraction."""
+    """Return JSON with sorted keys, whole numbers written without a fraction."""
     return _written(_plain(value))
 
 

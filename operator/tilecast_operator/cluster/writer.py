@@ -1,4 +1,4 @@
-"""Every write of the operator: by the replica that leads, counted, bounded, and for the object as it was seen."""
+"""Every write of the operator: by the leader only, counted, bounded in number, and for the object as it was seen."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from tilecast_operator.turns import NOBODY, TurnClaim, Turns
 log = logging.getLogger("tilecast")
 
 UNTYPED = ("typed live object", "to smd typed")
-"""How the API server refuses to apply to an object that its own CRD would refuse."""
+"""Phrases with which the API server refuses to apply to an object that its own CRD would refuse."""
 
 AnswerT = TypeVar("AnswerT")
 
 
 class Writer:
-    """Writes for all controllers. Belongs to one event loop. Every method raises NotLeaderError in a replica that does
-    not lead.
+    """Writes for all controllers. Belongs to one event loop.
+
+    Every method raises NotLeaderError in a replica that does not lead.
 
     Args:
-        client: of the API server.
-        cache: where what a write makes of an object is kept.
+        client: client of the API server.
+        cache: where the result of a write is kept.
         leadership: whether this replica may write.
         count: called with resource and outcome of each write: `ok`, an HTTP status, or `unreachable`.
         now: the time as Kubernetes writes it.
-        instance: who writes, as Events say it.
-        at_once: requests under way.
+        instance: name of this writer in Events.
+        at_once: number of requests under way at once.
     """
 
     def __init__(
@@ -58,16 +59,17 @@ class Writer:
     async def annotate(
         self, key: Key, seen: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
     ) -> Stored[Any]:
-        """Apply our annotations, all of them, to an object as it was seen; returns the object.
+        """Apply our annotations, all of them, to an object as it was seen; return the object.
 
         Args:
-            key: of the object.
-            seen: the object.
-            annotations: ours.
+            key: key of the object.
+            seen: the object as it was seen.
+            annotations: our annotations.
             is_conditional: whether a change by anybody else since then is a conflict.
 
         Raises:
-            ApiError: among others 409, where the object has changed since: another operator may have said the same.
+            ApiError: the API server refused; 409 if the object has changed since, as another operator may have written
+                the same.
         """
         identity = {**_identity(seen, is_conditional), "annotations": dict(annotations)}
         return self._cache.table(key).keep(await self.apply(key, applied_fields(key, identity)))
@@ -75,19 +77,19 @@ class Writer:
     async def write_status(
         self, key: Key, seen: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
     ) -> Stored[Any]:
-        """Apply a whole status; as `annotate` otherwise."""
+        """Apply a whole status; arguments and errors are those of `annotate`."""
         fields = applied_fields(key, _identity(seen, is_conditional), status)
         return self._cache.table(key).keep(await self.apply(key, fields, "/status"))
 
     async def apply(self, key: Key, document: Document, subresource: str = "", *, force: bool = True) -> dict[str, Any]:
-        """Server-side apply of the fields of a document; returns the object. Raises as `annotate` does."""
+        """Apply the fields of a document (server-side apply); return the object. Raises as `annotate` does."""
         resource, path = KINDS[key.kind].plural + subresource, key.path + subresource
         try:
             return await self._counted(resource, _claim(key), lambda: self._client.apply(path, document, force=force))
         except ApiError as error:
             if error.status != 500 or not force or not any(text in str(error) for text in UNTYPED):
                 raise
-        # The object was stored before its CRD became as strict as it is.
+        # The object was stored before its CRD became as strict as it is now.
         if subresource:
             operations = replaced_status(document)
             return await self._counted(resource, _claim(key), lambda: self._client.patch(path, operations))
@@ -97,11 +99,11 @@ class Writer:
     async def patch(
         self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], claim: TurnClaim = NOBODY
     ) -> dict[str, Any]:
-        """JSON patch of an object, in the turn of whoever claims it; returns the object."""
+        """Apply a JSON patch to an object, in the turn of whoever claims it; return the object."""
         return await self._counted(resource, claim, lambda: self._client.patch(path, operations))
 
     async def delete(self, key: Key, seen: Stored[Any]) -> None:
-        """Delete an object, if it is still as it was seen."""
+        """Delete an object if it is still as it was seen."""
         try:
             await self._counted(
                 KINDS[key.kind].plural,
@@ -113,14 +115,15 @@ class Writer:
                 raise
 
     async def post(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
-        """Create the Event of a note; one that is there already was said before. Returns whether it is there: an Event
-        that cannot be written is no reason to wait.
+        """Create the Event of a note, unless it exists; return whether it exists now.
+
+        An Event that cannot be written is no reason to wait.
 
         Args:
-            key: of the object.
-            uid: of the same.
+            key: key of the object.
+            uid: UID of the object.
             note: what the Event says.
-            is_change: whether something else held until now, so that saying it again is news.
+            is_change: whether something else was true until now, so that the same note is news again.
 
         Raises:
             ApiError: the API server is busy.
@@ -141,7 +144,7 @@ class Writer:
         return True
 
     async def _create(self, path: str, document: Document) -> Document | None:
-        """Create an object; None where it is there already."""
+        """Create an object; return None if it exists already."""
         try:
             return await self._client.create(path, document)
         except ApiError as error:
@@ -164,7 +167,7 @@ class Writer:
 
 
 def _claim(key: Key) -> TurnClaim:
-    """Who wants an object written."""
+    """Return the claim of an object's namespace, for a turn."""
     return TurnClaim(key.namespace)
 
 
