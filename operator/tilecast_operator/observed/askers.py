@@ -1,4 +1,4 @@
-"""Which jobs asked for which runs."""
+"""An index of the jobs that requested the runs of a workload or of a name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Name: TypeAlias = tuple[str, str, str]
 
 
 class Askers:
-    """Jobs by the workloads and the templates of names whose runs they asked for. Belongs to one event loop."""
+    """Jobs by the workloads and the templates of names whose runs they requested. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._names: dict[Key, frozenset[_Name]] = {}
@@ -22,7 +22,7 @@ class Askers:
         return len(self._names)
 
     def ask(self, key: Key, namespace: str, workloads: Iterable[str], templates: Iterable[str]) -> None:
-        """Take note of what a job asks for, instead of what it asked for before."""
+        """Record which runs a job requests now, instead of those that it requested before."""
         names = frozenset(
             (*((namespace, one, "") for one in workloads), *((namespace, "", one) for one in templates)),
         )
@@ -33,12 +33,12 @@ class Askers:
                 self._keys.setdefault(name, set()).add(key)
 
     def release(self, key: Key) -> None:
-        """Let go of a job."""
+        """Remove a job."""
         for name in self._names.pop(key, ()):
             self._keys[name].discard(key)
             if not self._keys[name]:
                 del self._keys[name]
 
     def of(self, namespace: str, workload: str, template: str) -> set[Key]:
-        """The jobs that asked for runs of a workload, or of jobs whose names have this template."""
+        """Return the jobs that requested runs of a workload, or of jobs whose names have this template."""
         return self._keys.get((namespace, workload, ""), set()) | self._keys.get((namespace, "", template), set())

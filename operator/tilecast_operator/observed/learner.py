@@ -1,4 +1,4 @@
-"""What the cluster's runs teach, each namespace and together."""
+"""Calibration from the cluster's runs, for each namespace and for all together."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from tilecast_operator.observed.reports import ScoredForecast, Window
 from tilecast_operator.observed.run_store import RunStore
 
 MAX_FIT = 512
-"""Runs of a namespace that are learnt from, the newest: the fit grows with their cube."""
+"""Newest runs of a namespace that are fitted: the time of a fit grows with the cube of their number."""
 SLIGHT = 0.005
-"""Change of what holds for all by which the tables of namespaces without a new run are made anew."""
+"""Relative change of the corrections common to all namespaces beyond which namespaces without a new run are fitted
+again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +35,21 @@ class GroupErrors:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The forecast that a job is held to, and its measured steps."""
+    """The forecast that a job is judged by, and its measured steps."""
 
     forecast: ScoredForecast
     window: Window
 
     @classmethod
     def of(cls, status: TrainingJobStatus | None) -> Score | None:
-        """What the status of a job keeps; None where that is nothing."""
+        """Return the score that the status of a job keeps; None if it keeps none."""
         if status is None:
             return None
         forecast, window = ScoredForecast.of(status.forecast), Window.of(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
     def run(self, namespace: str) -> Run:
-        """The same for calibration, as a run of a namespace."""
+        """Return the score as a run of a namespace, for calibration."""
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
             self.forecast.pool, gpu, precision, family, scale, workload,
@@ -57,7 +58,7 @@ class Score:
         )  # fmt: skip
 
     def seen(self, namespace: str, name: str, uid: str, account: str = "", namespace_uid: str = "") -> Seen:
-        """The same as the run of a job, with where its reports come from."""
+        """Return the score as the run of a job, with the source of its reports."""
         latest, ran = self.window.latest, self.forecast
         return Seen(
             uid, self.window.time, self.run(namespace), name, account, latest.source, namespace_uid,
@@ -66,7 +67,7 @@ class Score:
 
 
 class Learner:
-    """What the runs of a store teach.
+    """Corrections learned from the runs of a store.
 
     Args:
         store: the runs.
@@ -78,13 +79,15 @@ class Learner:
         self._trusted = frozenset(trusted)
         self._taught = Taught.by((), ())
         self._tables: Mapping[str | None, Calibration] = self._taught.tables
-        """What forecasts go by: what was taught, but for changes that are too small to answer anybody anew."""
+        """Tables that forecasts use: those of the newest fit, except for changes too small to answer anybody anew."""
         self._doubts: dict[str, tuple[list[Run], list[str]]] = {}
-        """By namespace: the runs, and why each is not learnt from. The same runs are judged once."""
+        """Runs by namespace, and why each is not learned from. The same runs are judged only once."""
 
     def adopt(self, taught: Taught) -> bool:
-        """Take over what the runs teach; returns whether forecasts change by it. Those of a namespace go on as they
-        are until its own table differs from the one they go by."""
+        """Take over the result of a fit; return whether it changes forecasts.
+
+        A namespace keeps the table that it uses until its new table differs from it.
+        """
         before, self._taught = self._tables, taught
         known = {name: before.get(name, before[None]) for name in {*before, *taught.tables}}
         self._tables = {
@@ -94,22 +97,22 @@ class Learner:
 
     @property
     def table(self) -> Calibration:
-        """What forecasts go by in a namespace without runs."""
+        """Table that forecasts use in namespaces without runs."""
         return self._tables[None]
 
     @property
     def tables(self) -> Mapping[str, Calibration]:
-        """What they go by in namespaces that have runs."""
+        """Tables that forecasts use in namespaces with runs."""
         return {name: table for name, table in self._tables.items() if name is not None}
 
     @property
     def _shown(self) -> Calibration:
-        """What statuses and metrics show: what holds in the one namespace that has runs, or else for all others."""
+        """Table for statuses and metrics: that of the only namespace with runs, or else that of all others."""
         names = [name for name in self._taught.tables if name is not None]
         return self._taught.table(names[0] if len(names) == 1 else None)
 
     def pool(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
-        """`calibration` and `error` of a pool's status; None where it has had no run."""
+        """Return `calibration` and `error` for the status of a pool; None for each if no run supports it."""
         if not self._store.of(name):
             return None, None
         status = PoolCalibration(corrections=corrections(self._shown, gpu))
@@ -121,8 +124,11 @@ class Learner:
         return status, PoolError(raw_ratio=raw, calibrated_ratio=calibrated)
 
     def drifted(self, name: str) -> int:
-        """How many of a pool's runs no longer count, because newer ones of their namespace contradict them and those of
-        another namespace, of a trusted one, or of the only one say the same."""
+        """Return how many of a pool's runs no longer count because newer ones of their namespace contradict them.
+
+        Such a change has to be confirmed: by a second namespace, by a trusted one, or because only one namespace has
+        runs. Otherwise the result is 0.
+        """
         of_namespace: dict[str, list[Run]] = {}
         for item in self._store.of(name):
             of_namespace.setdefault(item.run.namespace, []).append(item.run)
@@ -132,7 +138,7 @@ class Learner:
         return sum(counts.values()) if is_confirmed else 0
 
     def quarantined(self) -> list[tuple[Seen, str]]:
-        """The runs that are not learnt from, and why."""
+        """Return the runs that are not learned from, and why."""
         of_namespace: dict[str, list[Seen]] = {}
         for item in self._store.ordered():
             of_namespace.setdefault(item.run.namespace, []).append(item)
@@ -149,7 +155,7 @@ class Learner:
         ]
 
     def standing(self) -> Mapping[tuple[str, str], int]:
-        """How many runs of each pool count, are superseded, or are in doubt and why."""
+        """Return how many runs of each pool count, are superseded, or are in doubt and why."""
         quarantined = self.quarantined()
         counts = Counter((item.run.pool, why) for item, why in quarantined)
         held = Counter(item.run.pool for item in self._store.ordered())
@@ -162,18 +168,18 @@ class Learner:
 
     @property
     def bounded(self) -> frozenset[str]:
-        """The namespaces whose say is at its bound."""
+        """Namespaces whose influence on the forecasts of others is at its bound."""
         return self._taught.namespaces.bounded
 
     def sizes(self) -> Mapping[tuple[str, ...], int]:
-        """How many runs count by GPU, precision and family."""
+        """Return how many runs count, by GPU, precision and family."""
         return Counter(map(_group, self._taught.runs))
 
     def errors(self, shown: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[tuple[str, ...], GroupErrors]:
-        """Errors by GPU, precision and family; raw, and calibrated without the run itself.
+        """Return errors by GPU, precision and family, raw and calibrated; the latter without the run itself.
 
         Args:
-            shown: the group that stands for each.
+            shown: the group under which each group is shown.
         """
         runs = self._taught.runs
         if not runs:
@@ -191,7 +197,7 @@ class Learner:
         }
 
     def ratios(self) -> dict[tuple[str, ...], float]:
-        """Correction by GPU, precision and family."""
+        """Return the correction by GPU, precision and family."""
         depth = dict(LEVELS)["kind"]
         return {
             (item.group[0], item.group[1], item.group[2]): item.ratio
@@ -200,8 +206,10 @@ class Learner:
         }
 
     def question(self) -> tuple[tuple[Run, ...], frozenset[str], Taught]:
-        """What `Taught.by` learns from: the newest runs of every namespace, oldest first, whom to trust, and what was
-        taught before."""
+        """Return the arguments of `Taught.by`: newest runs of every namespace, trusted namespaces and the previous fit.
+
+        The runs of each namespace are in order, oldest first.
+        """
         of_namespace: dict[str, list[Run]] = {}
         for item in self._store.ordered():
             of_namespace.setdefault(item.run.namespace, []).append(item.run)
@@ -214,23 +222,23 @@ class Learner:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """What runs teach each namespace, those of them that count, and their signed relative errors under what the others
-    teach, (n,)."""
+    """Result of a fit: a table for each namespace, and the runs that count, with their errors."""
 
     tables: Mapping[str | None, Calibration]
-    """By namespace that has runs; None is of all others."""
+    """Table by namespace with runs; None is the key for all other namespaces."""
     runs: tuple[Run, ...]
     errors: Floats
     namespaces: Namespaces
     errors_of: Mapping[str, Floats]
-    """The errors by namespace."""
+    """Signed relative errors of the runs of each namespace, if all other runs correct the forecast; `errors` has those
+    of all runs, (n,)."""
     base: Calibration
-    """What held for all others when every table was made; those whose runs stay as they are keep theirs until it is
-    another."""
+    """Table for all other namespaces when every table was last fitted. Namespaces whose runs do not change keep their
+    table until this one changes."""
 
     @classmethod
     def by(cls, runs: Sequence[Run], trusted: Collection[str], before: Taught | None = None) -> Taught:
-        """What these runs teach, oldest first, after what was taught before."""
+        """Fit corrections to these runs, oldest first, given the previous fit."""
         namespaces = Namespaces(runs, trusted, None if before is None else before.namespaces)
         common = namespaces.fit()
         tables: dict[str | None, Calibration] = {None: common}
@@ -246,7 +254,7 @@ class Taught:
         return cls(tables, counting, all_errors, namespaces, errors, common if known is None else known.base)
 
     def table(self, namespace: str | None) -> Calibration:
-        """What holds for a namespace."""
+        """Return the table of a namespace."""
         return self.tables.get(namespace, self.tables[None])
 
 
@@ -255,7 +263,7 @@ def _group(run: Run) -> tuple[str, ...]:
 
 
 def _raw(runs: Sequence[Run]) -> Floats:
-    """Signed relative errors of raw forecasts, (n,)."""
+    """Return the signed relative errors of raw forecasts, (n,)."""
     return calibration.relative_error(
         np.array([run.predicted_s for run in runs]), np.array([run.observed_s for run in runs])
     )

@@ -1,5 +1,8 @@
-"""What earlier runs of one job say of its forecasts: its own, those of jobs of its namespace that are the same, and for
-want of both the newest of another workload under its name."""
+"""Corrections of a job's forecasts from its earlier runs.
+
+These are runs of the job itself and of equal jobs in its namespace. If there are none, the newest run of another
+workload under the job's name is used.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ from tilecast.transfer import JobRun, JobRuns, MeasuredParts, Place
 log = logging.getLogger("tilecast")
 
 MOST_RUNS = 8
-"""Runs that a job's forecasts are corrected by, the newest."""
+"""Most runs that correct the forecasts of a job; the newest are used."""
 GRID = 0.02
-"""Change of a measured step, as a logarithm, of about which jobs are priced anew."""
+"""Change of a measured step, as a logarithm, at about which jobs are priced anew."""
 PART_GRID = 0.05
-"""Change of the share of a part of it, likewise."""
+"""Change of the share of a part of the step at about which jobs are priced anew."""
 
 
 def setting(one: Seen) -> tuple[str, int | None, str | None]:
-    """Where a run was measured, and how it was split."""
+    """Return where a run was measured and how it was split: pool, GPUs and plan."""
     return one.run.pool, one.gpus, one.plan
 
 
 def shown(one: Seen) -> tuple[object, ...]:
-    """What of a run jobs go by, to within `GRID`."""
+    """Return what jobs use of a run, rounded to `GRID` and `PART_GRID`."""
     step_s = one.run.observed_s
     parts = (one.parts.input_s, one.parts.communication_s, one.parts.optimizer_s)
     shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
@@ -43,7 +46,7 @@ def shown(one: Seen) -> tuple[object, ...]:
 
 
 def workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
-    """Everything that a job may be trained as on any of the pools, by its digest."""
+    """Return every workload that a job may be trained as on any of the pools, by its digest."""
     by_gpu = {pool.gpu.name: variants(request, pool) for pool in pools}
     every = {(item.precision, item.global_batch): item for items in by_gpu.values() for item in items}
     return {calibration.digest(item): item for item in every.values()}
@@ -55,16 +58,18 @@ class OwnRuns:
 
     items: tuple[OwnRun, ...] = ()
     own: JobRuns = field(default_factory=JobRuns)
-    """The same for transfer."""
+    """The same runs in the form for transfer to other plans."""
     relative: str = ""
-    """Name of the job whose run of another workload counts a little, for want of one of this."""
+    """Name of the job whose run of another workload counts a little, because this workload has no run."""
 
     @classmethod
     def of(
         cls, request: Request, pools: Sequence[Pool], known: Mapping[str, Workload], runs: Sequence[Seen]
     ) -> OwnRuns:
-        """The newest of these runs, newest first, held against the forecasts for the pools as they are. One that says
-        too little, or cannot be meant, is left out."""
+        """Compare the newest of these runs with the forecasts for the pools as they are; `runs` is newest first.
+
+        A run that says too little, or whose numbers are impossible, is left out.
+        """
         named, pairs = {pool.name: pool for pool in pools}, []
         for run in runs[:MOST_RUNS]:
             pool = named.get(run.run.pool)
@@ -80,16 +85,16 @@ class OwnRuns:
         return cls(tuple(item for item, _ in pairs), JobRuns(tuple(one for _, one in pairs)))
 
     def corrected(self, pools: Sequence[Pool]) -> Sequence[Pool]:
-        """The pools as these runs correct them."""
+        """Return the pools with the corrections from these runs."""
         return [replace(pool, own=self.own) for pool in pools] if self.own.runs else pools
 
     def noted(self, advice: Advice) -> Advice:
-        """An advice on those pools with what the runs did to it."""
+        """Return an advice on those pools with notes on the effect of the runs."""
         return with_note(advice, self.relative) if self.relative else with_notes(advice, self.items)
 
 
 def _own(request: Request, pool: Pool, run: Seen) -> OwnRun | None:
-    """A run beside its forecast: without the parts that cannot be meant; None where the step cannot."""
+    """Compare a run with its forecast; drop parts of the step that are impossible. None if the step is impossible."""
     seen, problem = run.parts, ""
     fewer = (replace(seen, optimizer_s=None), replace(seen, communication_s=None), MeasuredParts(seen.input_s))
     for parts in dict.fromkeys((seen, *fewer)):
@@ -106,8 +111,10 @@ def _own(request: Request, pool: Pool, run: Seen) -> OwnRun | None:
 
 
 def _relative(request: Request, pool: Pool, run: Seen) -> JobRun | None:
-    """A run of another workload of the same name, for transfer, held against what was forecast of it then; None where
-    it is of another kind of model, another precision, or a unit that cannot be meant."""
+    """Compare a run of another workload under the job's name with what was forecast of it then, for transfer.
+
+    Returns None if its kind of model or its precision differ, or if the measured step must be in another unit.
+    """
     seen, workload, spent = run.run, request.workload, run.run.observed_s - (run.parts.input_s or 0.0)
     if (seen.family, seen.precision) != (workload.model.family, workload.precision) or spent <= 0:
         return None
@@ -121,12 +128,14 @@ def _relative(request: Request, pool: Pool, run: Seen) -> JobRun | None:
 
 
 def facts(pools: Sequence[Pool]) -> str:
-    """What the pools are, whatever runs teach and whoever uses them now."""
+    """Return a text that identifies the pools, without corrections from runs and without what is free now."""
     return repr([replace(pool, free_gpus=None, layers={}, calibration=Calibration(), own=JobRuns()) for pool in pools])
 
 
 def identity(key: bytes, pools: str, runs: Sequence[Seen]) -> str:
-    """A short digest of what decides a job's alternatives, but for what other runs teach: what it asks, what the pools
-    are, and its own runs to within `GRID`."""
+    """Return a short digest of what decides a job's alternatives, without corrections from other jobs' runs.
+
+    It covers what the job asks, what the pools are, and the job's own runs, rounded to `GRID`.
+    """
     steps = [shown(one) for one in runs[:MOST_RUNS]]
     return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

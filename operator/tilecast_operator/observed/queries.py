@@ -1,8 +1,9 @@
-"""Which PromQL Prometheus is asked for the step of a job.
+"""The PromQL query that Prometheus is asked for the step of a job.
 
-Administrators write GPUPools and settings, and tenants write TrainingJobs: a tenant's query is not asked unless a
-setting allows it, and then every selector in it is held to the job's namespace. No parser of PromQL for Python is kept
-up, so that such a query is of a part of the language which is read here for certain, and anything else is refused.
+Administrators write GPUPools and settings, and tenants write TrainingJobs. A tenant's query is not asked unless a
+setting allows it, and then every selector in it is restricted to the job's namespace. No maintained parser of PromQL
+exists for Python, so a tenant's query has to be in a part of the language that is read here with certainty; anything
+else is refused.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _Token = tuple[str, str]
 
 
 def asked(template: str, namespace: str, name: str) -> str:
-    """A query of an administrator with the job's namespace and name in it."""
+    """Return a query of an administrator with the job's namespace and name filled in."""
     return Template(template).safe_substitute(namespace=namespace, name=name)
 
 
 def held(template: str, namespace: str, name: str) -> str:
-    """The query of a TrainingJob, every selector of which finds series of the job's namespace alone.
+    """Return the query of a TrainingJob with every selector restricted to the job's namespace.
 
     Raises:
-        SpecError: it is more than can be held to a namespace.
+        SpecError: the query uses more than can be restricted to a namespace.
     """
     return _Reader(_tokens(asked(template, namespace, name)), namespace).query()
 
@@ -73,7 +74,7 @@ class _Reader:
         self._namespace = namespace
 
     def query(self) -> str:
-        """The whole query."""
+        """Return the whole query."""
         text = self._product(0)
         self._take("end")
         return text

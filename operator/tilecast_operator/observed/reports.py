@@ -1,8 +1,8 @@
-"""Where measured step times come from, and which of them count.
+"""Sources of measured steps, and the rules for which of them count.
 
-Four sources give one `StepReport` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status.
-It counts if it could be the step of the plan that runs, and becomes part of a `Window`. The job's status keeps the
-newest reports of it, so that a restart forgets none.
+Four sources give one `StepReport` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status. A
+report counts if it could be the step of the plan that runs; then it becomes part of a `Window`. The job's status keeps
+the newest reports of the window, so that a restart forgets none.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tilecast.spec import SpecError, Stated
 from tilecast.transfer import UNTOLD, MeasuredParts
 
 AUDIENCE = "tilecast"
-"""Of the tokens with which pods report."""
+"""Audience of the tokens that pods report with."""
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
 """Where a TokenReview says on which node the pod of a bound token runs (Kubernetes 1.30)."""
 RECENT = 32
-"""Reports that a median is of."""
+"""Newest reports that the median is taken of."""
 GROUP = 5
 """Parts of a forecast's group."""
 FAR = 100.0
-"""A step this many times longer or shorter than forecast is another unit, or another job."""
+"""Factor between step and forecast beyond which the step is in another unit, or of another job."""
 MAX_BODY_BYTES = 16384
 PARTS_RECENT = 8
-"""Reports that the parts of a step are the running mean of."""
+"""Number of reports over which the running mean of the parts of a step is taken."""
 TRAINER_METRICS = ("step_time_seconds", "step_seconds", "train_step_time_seconds")
 """Names under which a TrainJob's trainer may publish its step."""
 
@@ -50,7 +50,7 @@ OUTCOMES = (
 
 
 class Refused(Exception):  # noqa: N818  (an answer, not a failure)
-    """A report that does not count. `outcome` is one of a closed list, `status` the HTTP status that says it."""
+    """A report that does not count. `outcome` is from a closed list, `status` is the HTTP status of the answer."""
 
     def __init__(self, outcome: str, status: int, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class Refused(Exception):  # noqa: N818  (an answer, not a failure)
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One measured step in seconds, and what its source says of the run."""
+    """One measured step in seconds, and what its source says about the run."""
 
     seconds: float
     source: str
@@ -74,9 +74,9 @@ class StepReport:
     plan: Stated | None = None
     annotation: str | None = None
     parts: MeasuredParts = UNTOLD
-    """What the step went to."""
+    """Parts of the step."""
     account: str | None = None
-    """Service account of the pod, where a token vouches for it."""
+    """Service account of the pod, if a token vouches for it."""
 
 
 class _Body(PartSeconds):
@@ -92,7 +92,7 @@ class _Body(PartSeconds):
 
 
 def from_body(body: bytes, node: str | None, account: str | None = None) -> StepReport:
-    """The report in the body of a PUT, from a pod on that node with that service account.
+    """Read the body of a PUT from a pod on this node with this service account.
 
     Raises:
         Refused: the body is no report.
@@ -129,7 +129,7 @@ def from_body(body: bytes, node: str | None, account: str | None = None) -> Step
 
 
 def from_annotation(text: str) -> StepReport:
-    """The report that `kubectl annotate` wrote.
+    """Read the report that `kubectl annotate` wrote.
 
     Raises:
         Refused: the text is no time.
@@ -142,8 +142,9 @@ def from_annotation(text: str) -> StepReport:
 
 
 def from_prometheus(answer: Any) -> StepReport | None:
-    """The report in the answer to an instant query; None where it has no sample. Of several series, one for each rank,
-    the slowest counts, for all wait for it.
+    """Read the report in the answer to an instant query; None if it has no sample.
+
+    Of several series, one for each rank, the slowest counts, because all ranks wait for it.
 
     Raises:
         Refused: the answer is no vector or scalar of times.
@@ -159,10 +160,10 @@ def from_prometheus(answer: Any) -> StepReport | None:
 
 
 def from_trainer(status: Mapping[str, Any]) -> StepReport | None:
-    """The report in the status of a TrainJob (`status.trainerStatus.metrics`); None where it tells no step.
+    """Read the report in the status of a TrainJob (`status.trainerStatus.metrics`); None if it has no step.
 
     Raises:
-        Refused: it tells one that is no time.
+        Refused: its step is no time.
     """
     for name, value in trainer_metrics(status):
         try:
@@ -173,7 +174,7 @@ def from_trainer(status: Mapping[str, Any]) -> StepReport | None:
 
 
 def trainer_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of the metrics in the status of a TrainJob that tell its step."""
+    """Return names and values of the metrics in the status of a TrainJob that give its step."""
     trainer = status.get("trainerStatus")
     metrics = trainer.get("metrics") if isinstance(trainer, Mapping) else None
     return [
@@ -184,10 +185,10 @@ def trainer_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def positive(seconds: float) -> float:
-    """The same, if it is a time.
+    """Return `seconds` if it is a time.
 
     Raises:
-        Refused: it is not.
+        Refused: it is not finite and above 0.
     """
     if not (math.isfinite(seconds) and seconds > 0):
         raise Refused("invalid", 422, f"{seconds:g} s is no time of a step; report seconds above 0")
@@ -195,10 +196,10 @@ def positive(seconds: float) -> float:
 
 
 def plausible(seconds: float, forecast_s: float) -> None:
-    """Refuse what cannot be the step that is forecast.
+    """Refuse a step that cannot be the one that is forecast.
 
     Raises:
-        Refused: it lies two orders of magnitude away.
+        Refused: the step is two orders of magnitude away.
     """
     factor = seconds / forecast_s
     if factor > FAR:
@@ -212,10 +213,10 @@ def plausible(seconds: float, forecast_s: float) -> None:
 
 
 def reviewed(answer: Mapping[str, Any], namespace: str) -> str | None:
-    """The node of the pod that a TokenReview vouches for, where it says so.
+    """Return the node of the pod that a TokenReview vouches for, if it says so.
 
     Raises:
-        Refused: the token is nobody's, for another audience, or of another namespace.
+        Refused: the token is invalid, for another audience, or from another namespace.
     """
     status = answer.get("status") or {}
     if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()):
@@ -230,7 +231,7 @@ def reviewed(answer: Mapping[str, Any], namespace: str) -> str | None:
 
 
 def account_of(answer: Mapping[str, Any]) -> str | None:
-    """The service account that a TokenReview names."""
+    """Return the service account that a TokenReview names."""
     username = str(((answer.get("status") or {}).get("user") or {}).get("username", ""))
     return username.rpartition(":")[2][:253] or None
 
@@ -246,7 +247,7 @@ class Window:
 
     @classmethod
     def of(cls, observed: ObservedStep | None) -> Window | None:
-        """What the status of a job keeps of them; None where that is nothing."""
+        """Return the window that the status of a job keeps; None if it keeps none."""
         if observed is None or not observed.recent_step_seconds:
             return None
         recent = tuple(observed.recent_step_seconds)
@@ -264,20 +265,20 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """The median of the newest reports, outliers left out."""
+        """Median of the newest reports, without outliers."""
         return calibration.median(self.recent)
 
     @property
     def parts(self) -> MeasuredParts:
-        """What that went to, by the shares of the latest report and those before it."""
+        """Parts of that median step, by the shares of the latest report and those before it."""
         return self.latest.parts.times(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     def ends_with(self, report: StepReport) -> bool:
-        """Whether this was the newest report, as far as the status of a job keeps it."""
+        """Return whether this was the newest report, as far as the status of a job keeps it."""
         return self.latest.source == report.source and figures(self.recent[-1]) == figures(report.seconds)
 
     def status(self) -> ObservedStep:
-        """The same as `status.observed`."""
+        """Return the window as `status.observed`."""
         latest = self.latest
         return ObservedStep.within(
             step_seconds=figures(self.seconds),
@@ -295,7 +296,7 @@ class Window:
 
 
 def added(window: Window | None, report: StepReport, now: str) -> Window:
-    """The window with one report more. What a report does not say stays as it was said before."""
+    """Return the window with one more report. Values that the report does not give stay as they were."""
     if window is None:
         return Window((report.seconds,), 1, now, report)
     before = window.latest
@@ -320,7 +321,7 @@ class ScoredForecast(FrozenForecast):
 
     @classmethod
     def of(cls, frozen: FrozenForecast | None) -> ScoredForecast | None:
-        """What a status keeps; None where nothing was priced yet."""
+        """Return the forecast that a status keeps; None if nothing was priced yet."""
         try:
             return None if frozen is None else cls.model_validate(frozen.document())
         except ValidationError:
@@ -328,16 +329,16 @@ class ScoredForecast(FrozenForecast):
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Pool, GPUs and plan: what tells one run of a job from another."""
+        """Pool, GPUs and plan, which tell one run of a job from another."""
         return self.pool, self.gpus, self.plan
 
     def errors(self, window: Window) -> ErrorRatio:
-        """`status.error`."""
+        """Return the errors of the forecast as `status.error`."""
         seconds = window.seconds
         raw, calibrated = (error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))
         return ErrorRatio(raw_ratio=raw, calibrated_ratio=calibrated)
 
 
 def error(predicted_s: float, observed_s: float) -> float:
-    """The signed relative error, to four digits."""
+    """Return the signed relative error, rounded to four decimal places."""
     return round(float(calibration.relative_error(np.float64(predicted_s), np.float64(observed_s))), 4)

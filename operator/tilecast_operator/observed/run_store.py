@@ -1,4 +1,4 @@
-"""The runs that were measured, with who measured them: bounded in number, merged from where they were written down."""
+"""The measured runs and who measured them: bounded in number, merged from the objects that keep them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
 from tilecast_operator.observed.own_runs import shown
 
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
-"""What the API server appends to `generateName`, or people to the name of a job that they run again."""
+"""Suffix that the API server appends to `generateName`, or people to the name of a job that they run again."""
 
 
 def template(name: str) -> str:
-    """What the names of a job and of its successors have in common."""
+    """Return the part that the names of a job and of its successors have in common."""
     return GENERATED.sub("", name)
 
 
@@ -25,26 +25,26 @@ class RunStore:
     """The newest runs of every pool. Belongs to one event loop.
 
     Args:
-        is_on: whether any is kept.
-        changed: called with every run that comes, goes, or says something else than before.
+        is_on: whether any run is kept.
+        changed: called with every run that comes, goes, or changes.
     """
 
     def __init__(self, *, is_on: bool = True, changed: Callable[[Seen], None] = lambda item: None) -> None:
         self._is_on = is_on
         self._changed = changed
         self._runs: dict[str, dict[str, Seen]] = {}
-        """By pool and UID of the job."""
+        """Runs by pool and UID of the job."""
         self._of_job: dict[str, Seen] = {}
         """The same runs by UID of the job."""
         self._forgotten: dict[str, list[tuple[Forget, str]]] = {}
-        """What was forgotten of each pool, and when."""
+        """What was to be forgotten of each pool, and when."""
         self._of_workload: dict[tuple[str, str], dict[str, Seen]] = {}
-        """The same runs by namespace and workload, and UID of the job."""
+        """The same runs by namespace and workload, and by UID of the job."""
         self._of_template: dict[tuple[str, str], dict[str, Seen]] = {}
-        """The same runs by namespace and what the job's name was made from, and UID of the job."""
+        """The same runs by namespace and template of the job's name, and by UID of the job."""
 
     def recall(self, pool: str, runs: Iterable[Seen], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
-        """Take note of runs of a pool that were written down, where they are not known better."""
+        """Take over stored runs of a pool, unless they are known better already."""
         if forgotten:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
@@ -58,16 +58,21 @@ class RunStore:
                 self.take(item)
 
     def recall_status(self, pool: str, status: Mapping[str, Any]) -> bool:
-        """Take note of the runs that the status of a pool kept in earlier releases, of unknown origin; returns whether
-        there are any."""
+        """Take over the runs that the status of a pool kept in earlier releases; return whether there are any.
+
+        Their origin is unknown.
+        """
         gpu = (status.get("summary") or {}).get("gpu")
         runs = seen(pool, str(gpu), status) if gpu else []
         self.recall(pool, [item for item in runs if item.uid not in self._of_job])
         return bool(runs)
 
     def take(self, item: Seen) -> None:
-        """Take note of a run as it is now. A job has one run, a namespace its newest on a pool, and where a pool has
-        more than can be kept, the namespace with the most gives its oldest."""
+        """Store a run as it is now.
+
+        A job has one run, and a namespace keeps its newest runs on a pool. If a pool has more runs than can be kept,
+        the namespace with the most runs loses its oldest one.
+        """
         if not self._is_on:
             return
         if (before := self._of_job.get(item.uid)) is not None:
@@ -88,7 +93,7 @@ class RunStore:
                 self._changed(one)
 
     def drop(self, uid: str) -> bool:
-        """Let go of a run; returns whether it was there."""
+        """Remove a run; return whether it was there."""
         item = self._of_job.get(uid)
         if item is not None:
             self._remove(item)
@@ -96,14 +101,16 @@ class RunStore:
         return item is not None
 
     def withdraw(self, pool: str, uids: Iterable[str]) -> None:
-        """Let go of runs of a pool."""
+        """Remove runs of a pool."""
         for uid in uids:
             if uid in self._runs.get(pool, {}):
                 self.drop(uid)
 
     def forget(self, what: Forget, now: str, pool: str) -> int:
-        """Forget what was taught of a pool until now, also where the statuses of jobs keep it; returns how many runs
-        that were."""
+        """Forget matching runs of a pool until now; return how many were removed.
+
+        Such runs are not taken up again from the statuses of jobs that keep them.
+        """
         members = self._runs.get(pool, {})
         gone = [uid for uid, item in members.items() if what.matches(item)]
         for uid in gone:
@@ -113,8 +120,10 @@ class RunStore:
         return len(gone)
 
     def forget_namespace(self, namespace: str, uid: str | None = None) -> bool:
-        """Forget what a namespace taught that is gone, or those of its name with another UID; returns whether there was
-        anything."""
+        """Forget the runs of a namespace that is gone; return whether there were any.
+
+        With `uid` the namespace exists, and only runs of an earlier namespace of the same name are forgotten.
+        """
         gone = [
             item
             for members in self._runs.values()
@@ -126,37 +135,37 @@ class RunStore:
         return bool(gone)
 
     def pools(self) -> set[str]:
-        """The pools that have had runs, or of which something was forgotten."""
+        """Return the pools that have had runs, or of which something was forgotten."""
         return {*self._runs, *self._forgotten}
 
     def namespaces(self) -> set[str]:
-        """The namespaces that runs are of."""
+        """Return the namespaces of the runs."""
         return {item.run.namespace for members in self._runs.values() for item in members.values()} - {""}
 
     def document(self, pool: str) -> dict[str, Any]:
-        """The PoolLearning of a pool."""
+        """Return the PoolLearning of a pool."""
         return pool_learning.document(pool, self.of(pool), self._forgotten.get(pool, ()))
 
     def of(self, pool: str) -> list[Seen]:
-        """The runs of a pool, oldest first."""
+        """Return the runs of a pool, oldest first."""
         return sorted(self._runs.get(pool, {}).values(), key=lambda one: (one.time, one.uid))
 
     def of_workload(self, namespace: str, workload: str) -> Mapping[str, Seen]:
-        """The runs of a workload in a namespace, by UID of the job."""
+        """Return the runs of a workload in a namespace, by UID of the job."""
         return self._of_workload.get((namespace, workload), {})
 
     def of_template(self, namespace: str, name: str) -> Mapping[str, Seen]:
-        """The runs in a namespace of jobs whose names were made from this `template`, by UID of the job."""
+        """Return the runs of jobs in a namespace whose names have this `template`, by UID of the job."""
         return self._of_template.get((namespace, name), {})
 
     def ordered(self) -> list[Seen]:
-        """The runs of every pool, oldest first."""
+        """Return the runs of every pool, oldest first."""
         return sorted(
             (item for members in self._runs.values() for item in members.values()), key=lambda one: (one.time, one.uid)
         )
 
     def is_forgotten(self, item: Seen) -> bool:
-        """Whether a run is one that was to be forgotten."""
+        """Return whether a run was to be forgotten."""
         forgotten = self._forgotten.get(item.run.pool, ())
         return any(what.matches(item) and item.time <= before for what, before in forgotten)
 
@@ -170,5 +179,5 @@ class RunStore:
 
 
 def _known(item: Seen) -> tuple[str, str, str, str]:
-    """How new a run is, and how much is known of where it came from."""
+    """Return how new a run is, and how much is known about its origin, as a sort key."""
     return item.time, item.source, item.account, item.namespace_uid

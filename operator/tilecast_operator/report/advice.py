@@ -15,11 +15,11 @@ from tilecast_operator.report.job_status import short_plan
 
 MAX_BYTES = 4096
 ANNOTATIONS: Memo[Advice, dict[str, str]] = Memo(16)
-"""Those of the last answers: jobs that ask the same have one answer."""
+"""Annotations of the last answers: jobs that ask the same share one answer."""
 
 
 def advice_annotations(advice: Advice) -> dict[str, str]:
-    """The annotations of an advice; none where there is no recommendation."""
+    """Return the annotations of an advice; none if it has no recommendation."""
     best = advice.best
     if best is None:
         return {}
@@ -32,12 +32,12 @@ def advice_annotations(advice: Advice) -> dict[str, str]:
 
 
 def recommendation_annotations(best: Recommendation, inputs_hash: str, product: str | None = None) -> dict[str, str]:
-    """The annotations of a recommendation as a status holds it.
+    """Return the annotations of a recommendation as it is in a status.
 
     Args:
         best: the recommendation.
-        inputs_hash: of what it was made of.
-        product: GPU of its pool; what stands for a node type where there is none, and else the pool's name.
+        inputs_hash: digest of the inputs of the advice.
+        product: GPU of its pool, shown if it has no node type; without both the pool's name is shown.
     """
     step = best.step_seconds
     annotations: dict[str, str] = AdviceAnnotations.within(
@@ -54,17 +54,17 @@ def recommendation_annotations(best: Recommendation, inputs_hash: str, product: 
 
 
 def size_bytes(annotations: Mapping[str, str]) -> int:
-    """Bytes of keys and values, as the API server counts them."""
+    """Return the bytes of keys and values, as the API server counts them."""
     return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
 
 
 def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
-    """The Event for an answer; None where it is the one that the status showed before.
+    """Return the Event for an answer; None if the status showed the same answer before.
 
     Args:
         answer: the advice, or why there is none.
-        before: `status.summary` as it was.
-        summary: `status.summary` as it will be.
+        before: the previous `status.summary`.
+        summary: the new `status.summary`.
     """
     if _shown(before) == _shown(summary):
         return None
@@ -83,18 +83,18 @@ def note_on_job(answer: Answer, applied: str | None = None) -> Note:
 
     Args:
         answer: the advice, or why there is none.
-        applied: what became of the job, where it waited for us.
+        applied: what became of the job, if it waited for us.
     """
     first = note(answer, Summary(), Summary(reason=reason(answer)))
     if first is None:
         return Note("Normal", reason(answer), "")
-    # The Event that says why it was let go says why there is no advice: under its name it is not created again.
+    # The Event of the release already says why there is no advice: under its reason, none is created twice.
     name = "NotPlaced" if applied == reason(answer) else first.reason
     return Note(first.type, name, first.text + gain(answer))
 
 
 def gain(answer: Answer) -> str:
-    """How much better an advice is than what the job asks for by itself."""
+    """Return how much better an advice is than what the job requests by itself."""
     if isinstance(answer, Declined) or answer.best is None or answer.baseline is None:
         return ""
     own, best = answer.baseline, answer.best

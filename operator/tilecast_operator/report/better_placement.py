@@ -1,4 +1,4 @@
-"""The condition BetterPlacementAvailable: whether a job that runs would be clearly better off on another pool now."""
+"""The condition BetterPlacementAvailable: whether a running job would be clearly better off on another pool now."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tilecast_operator.report.job_status import Aspect
 
 KIND = "BetterPlacementAvailable"
 LEAST, LEAST_AFTER = 0.20, 0.15
-"""Shares of a step, or of its price, that a move has to save for the condition to become true, and to stay so."""
+"""Shares of a step, or of its price, that a move has to save for the condition to become true, and to stay true."""
 FLUTTER_S = 600.0
-"""A condition that has been false for less than this, and was true before, becomes true without an Event."""
+"""Seconds for which the condition has to have been false to get an Event when it becomes true again."""
 UNKNOWN = Aspect(
     "Unknown", "NotObserved", "no step of the job was measured that its alternatives could be held against"
 )
@@ -31,23 +31,23 @@ OVER = Aspect("False", "JobEnded", "the job runs no longer")
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """What a job gives up when it moves, and how much of it is left to gain by that."""
+    """What a job loses when it moves, and how many steps it has left to gain from that."""
 
     restart_s: float = RESTART_S
     checkpoint_s: float | None = None
-    """Between two checkpoints; None where that is not known."""
+    """Seconds between two checkpoints; None if unknown."""
     left: float | None = None
-    """Steps that remain; None where nobody said how many there are."""
+    """Steps that remain; None if nobody said how many there are."""
 
     @classmethod
     def of(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> Moving:
-        """That of a job. Since its forecast was frozen it has run at the pace that was measured.
+        """Return the cost of moving a job, which has run at the measured pace since its forecast was frozen.
 
         Args:
             training: `spec.training` of the job.
-            status: with its recommendation, which says when it would finish where its steps are known.
+            status: its status; the recommendation says when it would finish, if the number of steps is known.
             score: its measured step.
-            clock_s: now, in seconds since 1970.
+            clock_s: Unix time, in seconds.
         """
         restart_s, checkpoint_s = training.get("restartSeconds"), training.get("checkpointSeconds")
         best, since_s, left = status.recommendation, seconds(score.forecast.frozen_at), None
@@ -61,17 +61,18 @@ class Moving:
         )
 
     def seconds(self, step_s: float, measured_s: float) -> float:
-        """What moving takes: the restart, and the steps since the last checkpoint once more, on average half of those
-        between two.
+        """Return the seconds that moving takes.
+
+        They are the restart and the steps since the last checkpoint once more, on average half of those between two.
 
         Args:
-            step_s: a step at the other place.
-            measured_s: a step where the job runs.
+            step_s: step at the other place, in seconds.
+            measured_s: step where the job runs, in seconds.
         """
         return self.restart_s + (self.checkpoint_s or 0.0) / 2 / measured_s * step_s
 
     def text(self, moving_s: float, steps: int) -> str:
-        """What moving costs, for people."""
+        """Describe the cost of moving for people."""
         lost = "the steps since the last checkpoint, which training.checkpointSeconds would tell"
         if self.checkpoint_s is not None:
             lost = f"half of the {units.duration(self.checkpoint_s)} between checkpoints on average"
@@ -86,16 +87,16 @@ class BetterPlace:
 
     alternative: Alternative
     gain: float
-    """What it saves of what the job's objective makes least, as a share."""
+    """Share that it saves of what the job's objective minimizes."""
     text: str
     pays_after: int
     """Steps after which the job has saved what moving costs."""
     is_worth_it: bool = True
-    """Whether so many steps remain, as far as is known."""
+    """Whether more steps than that remain, as far as known."""
 
 
 def least_gain(known: Condition | None) -> float:
-    """What a place has to save now."""
+    """Return the share that a place has to save for the condition to become, or stay, true."""
     return LEAST_AFTER if known is not None and known.status == "True" else LEAST
 
 
@@ -107,19 +108,20 @@ def places(
     least: float,
     moving: Moving,
 ) -> list[BetterPlace]:
-    """The alternatives on other pools that save at least so much by the objective and are no worse otherwise, best
-    first; those where what remains saves more than moving costs come before the rest. A sample's seconds and price are
-    compared, for an alternative may have another global batch. A step counts as what the job's runs make of it, or as
-    one that is as far off its forecast as the measured one if that is longer: a job that is slow for reasons of its
-    own is no better off elsewhere.
+    """Return the alternatives on other pools that are clearly better, best first.
+
+    They save at least `least` by the objective and are no worse otherwise. Those where the remaining steps save more
+    than moving costs come first. Seconds and price of a sample are compared, because an alternative may have another
+    global batch. The step of an alternative is its corrected forecast, or the raw forecast times the error of the
+    measured step if that is longer: a job that is slow for reasons of its own is no better off elsewhere.
 
     Args:
-        status: with alternatives that the job's own runs correct.
+        status: status with alternatives that the job's own runs correct.
         score: its measured step.
         goal: its objective.
-        pools: those of the cluster.
-        least: what has to be saved, as a share.
-        moving: what it takes to go there.
+        pools: pools of the cluster, by name.
+        least: share that has to be saved.
+        moving: cost of moving.
     """
     ran, best, pool = score.forecast, status.recommendation, pools.get(score.forecast.pool)
     batch = None if best is None else best.global_batch_size
@@ -142,7 +144,7 @@ def places(
         if item.pool != ran.pool and is_small and gain is not None and gain >= least and (rest is None or rest >= 0):
             own_s = step_s * share
             moving_s = moving.seconds(own_s, measured_s)
-            # By price, a second there costs what a step there costs over what it takes.
+            # By price, a second there costs what a step there costs divided by its duration.
             lost = moving_s * (spent * share / own_s if goal.is_price else 1.0)
             pays_after = math.ceil(lost / (gain * ((price or 0.0) if goal.is_price else measured_s)))
             text = f"{_text(item, step_s, score, faster, cheaper)}; {moving.text(moving_s, pays_after)}"
@@ -152,12 +154,12 @@ def places(
 
 
 def aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
-    """What the condition says.
+    """Return the content of the condition.
 
     Args:
         known: the condition as it is.
-        free: the best place whose GPUs are known to be free now, and where moving is worth it.
-        better: all that are better.
+        free: the best place whose GPUs are known to be free now and where moving is worth it.
+        better: all places that are better.
     """
     if free is not None:
         return Aspect("True", "PlaceFree", f"{free.text}; those GPUs are free now")
@@ -172,7 +174,7 @@ def aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[B
 
 
 def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
-    """Whether an Event should say that the condition became true."""
+    """Return whether an Event should say that the condition became true."""
     if now.status != "True" or (known is not None and known.status == "True"):
         return False
     if known is None or known.reason != "NoLongerBetter":

@@ -34,13 +34,13 @@ State: TypeAlias = Literal["True", "False", "Unknown"]
 
 MAX_ALTERNATIVES, MAX_PARETO, MAX_REJECTED, MAX_WHY_NOT = 16, 8, 64, 16
 LOW_CONFIDENCE_FACTOR = 1.15
-"""LowConfidence is true above this multiple of the half-width, as a logarithm, that every range of the model family
-has for what a job description leaves out. Half-widths add in quadrature, so this is where communication, host time
-and unmeasured kernels together come to 57 % of it."""
+"""Limit for LowConfidence, relative to the half-width, as a logarithm, that every range of the model family has for
+what a job description leaves out. Half-widths add in quadrature, so at this limit communication, host time and
+unmeasured kernels together reach 57 % of that half-width."""
 
 
 ANSWERS: Memo[Advice, TrainingJobStatus] = Memo(16)
-"""The statuses of the last answers, without generation and conditions: jobs that ask the same have one answer."""
+"""Statuses of the last answers, without generation and conditions: jobs that ask the same share one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Aspect:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a recommendation could start now, as the condition CapacityAvailable says it."""
+    """Whether a recommendation could start now, as the condition CapacityAvailable says."""
 
     aspect: Aspect
     fits: bool | None = None
@@ -64,7 +64,7 @@ UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet
 
 
 def stored(document: Mapping[str, Any]) -> TrainingJobStatus:
-    """A status as it was written here; of one of which somebody took parts, or wrote others, nothing is kept."""
+    """Read a status that was written here; empty if somebody else changed it."""
     try:
         status = TrainingJobStatus.model_validate(document)
     except ValidationError:
@@ -73,7 +73,7 @@ def stored(document: Mapping[str, Any]) -> TrainingJobStatus:
 
 
 def status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
-    """The whole status for an answer, conditions included as given."""
+    """Return the whole status for an answer, with the given conditions."""
     if isinstance(answer, Declined):
         summary = Summary.within(reason=answer.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
@@ -84,7 +84,7 @@ def status(answer: Answer, generation: int, conditions: list[Condition]) -> Trai
 
 
 def _advised(answer: Advice) -> TrainingJobStatus:
-    """The status for an advice, but for what each job has of its own."""
+    """Return the status for an advice without the parts that differ from job to job."""
     best = answer.best
     return TrainingJobStatus.within(
         recommendation=None if best is None else Recommendation.within(**document.recommendation(best)),
@@ -115,16 +115,16 @@ def conditions(
     fit: Fit,
     applied: Aspect | None = None,
 ) -> list[Condition]:
-    """Every condition for an answer. A condition whose status stays keeps the time of its last transition.
+    """Return every condition for an answer. A condition keeps its last transition time while its status stays.
 
     Args:
         answer: the advice, or why there is none.
         is_off: whether the job's mode is Off.
-        generation: of the spec that was read.
+        generation: generation of the spec that was read.
         now: RFC 3339, for conditions whose status changes.
-        current: the conditions as they are now.
+        current: the current conditions.
         fit: whether the recommendation could start now.
-        applied: whether the job that the advice is for runs as it says, where there is such a job.
+        applied: whether the advised job runs as the advice says, if there is such a job.
     """
     before = list(current)
     aspects = _aspects(answer, is_off, fit, applied)
@@ -132,7 +132,7 @@ def conditions(
 
 
 def condition(kind: str, aspect: Aspect, generation: int, now: str, current: Iterable[Condition]) -> Condition:
-    """A condition; one whose status stays keeps the time of its last transition."""
+    """Return a condition, which keeps its last transition time while its status stays."""
     old = next((item for item in current if item.type == kind), None)
     since = old.last_transition_time if old is not None and old.status == aspect.status else None
     return Condition.within(
@@ -146,7 +146,7 @@ def condition(kind: str, aspect: Aspect, generation: int, now: str, current: Ite
 
 
 def fitted(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
-    """A status that says whether its recommendation fits now, or nothing where that is not known."""
+    """Return a status that says whether its recommendation fits now, or nothing if that is unknown."""
     summary, best = status.summary or Summary(), status.recommendation
     if best is None:
         return _changed(status, summary=_changed(summary, fits_now=None))
@@ -156,12 +156,12 @@ def fitted(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
 
 
 def started(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
-    """A status whose forecast is frozen since then, if it is not yet."""
+    """Return a status whose forecast is frozen since `since`, unless it was frozen before."""
     return status if status.forecast is not None else _changed(status, forecast=FrozenForecast(frozen_at=since))
 
 
 def amended(status: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]) -> TrainingJobStatus:
-    """A status of a generation, some of its conditions written anew, or added."""
+    """Return a status of a generation with some of its conditions replaced or added."""
     known = {item.type for item in status.conditions}
     fresh = [
         condition(item.type, aspects[item.type], generation, now, status.conditions)
@@ -174,19 +174,19 @@ def amended(status: TrainingJobStatus, generation: int, now: str, aspects: Mappi
 
 
 def compared(status: TrainingJobStatus, answer: Advice, digest: str | None) -> TrainingJobStatus:
-    """The status of a job that runs, with the alternatives of a later answer; its recommendation stays.
+    """Return the status of a running job with the alternatives of a later answer; its recommendation stays.
 
     Args:
-        status: as it was.
-        answer: the later one.
-        digest: of what decided it; None where no measured run did.
+        status: the previous status.
+        answer: the later answer.
+        digest: digest of what decided it; None if no measured run did.
     """
     alternatives = [one for offer in answer.offers[:MAX_ALTERNATIVES] if (one := _alternative(offer)) is not None]
     return _changed(status, alternatives=alternatives, alternatives_hash=digest)
 
 
 def scored(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
-    """A status with the measured steps of its job, and how far the forecast lay off."""
+    """Return a status with the measured steps of its job and the error of the forecast."""
     error = score.forecast.errors(score.window)
     return _changed(
         status,
@@ -198,7 +198,7 @@ def scored(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
 
 
 def observed_aspect(score: Score) -> Aspect:
-    """The condition ObservationsAvailable of a job with measured steps."""
+    """Return the condition ObservationsAvailable of a job with measured steps."""
     error, window = score.forecast.errors(score.window), score.window
     text = (
         f"{window.samples} reports, the newest by {window.latest.source}: median {window.seconds:.4g} s; "
@@ -208,7 +208,7 @@ def observed_aspect(score: Score) -> Aspect:
 
 
 def unscored(status: TrainingJobStatus) -> TrainingJobStatus:
-    """A status without measured steps, whatever it said of them before."""
+    """Return a status without measured steps, whatever it said of them before."""
     if status.observed is None:
         return status
     frozen = status.forecast and FrozenForecast(frozen_at=status.forecast.frozen_at)
@@ -217,7 +217,7 @@ def unscored(status: TrainingJobStatus) -> TrainingJobStatus:
 
 
 def _aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
-    """What every condition says, by its type."""
+    """Return the content of every condition, by its type."""
     best = None if isinstance(answer, Declined) else answer.best
     given = Aspect("True" if best else "False", reason(answer), message(answer))
     if best is None or isinstance(answer, Declined):
@@ -236,7 +236,7 @@ def _aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = No
 
 
 def _judged(advice: Advice, best: Offer) -> Aspect:
-    """What LowConfidence says: the range against the usual one of the job's model family."""
+    """Return the condition LowConfidence: it compares the range with the usual one of the job's model family."""
     family, unstated = advice.request.workload.model.family, constants.widths().unstated
     usual = unstated.get(family, unstated["other"])
     bare = f"{_percent(-usual)}/{_percent(usual)} %"
@@ -254,7 +254,7 @@ def _judged(advice: Advice, best: Offer) -> Aspect:
 
 
 def short_plan(offer: Offer) -> str:
-    """The split without micro-batch and recomputation: `fsdp16,tp2`."""
+    """Return the split without micro-batch and recomputation: `fsdp16,tp2`."""
     return str(offer.plan).split(",mb")[0]
 
 
@@ -310,5 +310,5 @@ def _percent(ratio_log: float) -> str:
 
 
 def _changed(model: ModelT, **values: Any) -> ModelT:
-    """The same with other fields; None takes a field away."""
+    """Return a copy of a model with other fields; None removes a field."""
     return model.model_copy(update=values)

@@ -1,4 +1,4 @@
-"""The status of a GPUPool: the nodes it has, what is free of them, the layer of every fact, or what is wrong."""
+"""The status of a GPUPool: its nodes, what is free, the layer of every fact, or what is wrong."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def pool_status(
     learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None),
     superseded: int = 0,
 ) -> GPUPoolStatus:
-    """The whole status. A condition keeps the time of its last transition while its status stays.
+    """Return the whole status. A condition keeps its last transition time while its status stays.
 
     Args:
         entry: the pool, or what is wrong with it.
-        generation: of the spec that was read.
+        generation: generation of the spec that was read.
         now: RFC 3339, for conditions whose status changes.
-        current: the conditions as they are now.
-        free: what nobody uses; None where that is not known.
-        learnt: what the pool's runs teach.
-        superseded: runs of the pool that newer ones contradict.
+        current: the current conditions.
+        free: what nobody uses; None if unknown.
+        learnt: calibration and errors from the pool's runs.
+        superseded: number of the pool's runs that newer ones contradict.
     """
     before, (calibration, error) = list(current), learnt
     aspects = _aspects(entry, free) | ({} if calibration is None else {"Drifted": _drifted(superseded)})
@@ -74,7 +74,7 @@ def _summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
 
 
 def _aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
-    """What every condition says, by its type."""
+    """Return the content of every condition, by its type."""
     if isinstance(entry, SpecError):
         uncounted = "the pool's nodes are not counted"
         return {
@@ -100,7 +100,7 @@ def _aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspec
 
 
 def _drifted(superseded: int) -> Aspect:
-    """What Drifted says of a pool that has had runs."""
+    """Return the condition Drifted of a pool that has had runs."""
     if superseded:
         text = f"the newest runs contradict {superseded} older ones, which no longer count; what changed on the nodes?"
         return Aspect("True", "ErrorsChanged", text)

@@ -1,4 +1,4 @@
-"""What a plan of the whole queue says: each job where and when it runs, the QueueAdvice what all of it comes to."""
+"""The queue plan in statuses: for each job where and when it runs, and the totals in the QueueAdvice."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from tilecast_operator.report.job_status import Aspect, condition
 
 LEAST_SHIFT_S = 60.0
 SHIFT = 0.1
-"""A time that was shown stays while the new one differs by less than this share of how far away it is, or by less than
-`LEAST_SHIFT_S`: forecasts are not that good, and the passing of time alone writes nothing."""
+"""Share of the time until an event, and seconds, by which a new time has to differ from the one shown to replace it;
+the larger counts. Forecasts are not more exact, and so the passing of time alone writes nothing."""
 SAME = 0.05
-"""Numbers of a plan stay while none differs by more than this ratio, or by more than this where it is below 1."""
+"""Relative difference up to which numbers of a plan are the same; absolute if they are below 1."""
 EXACT = 10
-"""Positions up to here are exact; of later ones the first digit is."""
+"""Positions up to this one are exact; later ones are rounded down to their first digit."""
 
 RUNS = "it runs there, and nothing that runs is moved"
 PLACED = "it was placed there, and waits in its queue"
 WEIGHED = f"its {WEIGHT} orders the jobs of its namespace alone"
 MAX_WEIGHTS = 8
-"""Weights of namespaces that the condition names."""
+"""Most weights of namespaces that the condition names."""
 
 
 def positions(
@@ -51,14 +51,14 @@ def positions(
     before: Mapping[str, QueuePosition],
     now_s: float,
 ) -> dict[str, QueuePosition]:
-    """What each job says of the plan, by the name of the job.
+    """Return what each job says about the plan, by name of the job.
 
     Args:
         plan: the plan.
-        began: when each job that runs started, in seconds since the epoch.
+        began: when each running job started, as Unix time.
         placed: jobs that wait and cannot be moved any more.
-        before: what they said before.
-        now_s: seconds since the epoch.
+        before: what the jobs said before.
+        now_s: Unix time, in seconds.
     """
     why = {item.job: f"{item.problem}; {item.remedy}" if item.remedy else item.problem for item in plan.refused}
     made = dict[str, QueuePosition]()
@@ -90,7 +90,7 @@ def positions(
 
 
 def _lines(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
-    """Each job with its times and its place in the line of its pool, from 1, by when it starts."""
+    """Return each job with its times and its place in the line of its pool, from 1, ordered by start."""
     columns, option = report.solution.columns, report.solution.option
     waits = np.zeros(len(columns.pools), dtype=int)
     order = sorted(report.places, key=lambda place: (place.start_s, place.job))
@@ -116,7 +116,7 @@ def _why(item: JobOption, fastest: JobOption) -> str:
 
 
 def _steady(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
-    """A position with the times that were shown before, where nobody can tell the new ones from them."""
+    """Return a position, with the times that were shown before if the new ones hardly differ."""
     if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
         return position
     times = {name: _same_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
@@ -133,14 +133,14 @@ def _same_time(before: str | None, time: str | None, now_s: float) -> str | None
 def status(
     plan: PlannedQueue, policy: str, generation: int, now: str, before: QueueAdviceStatus
 ) -> QueueAdviceStatus:  # fmt: skip
-    """What the QueueAdvice says of a plan; `before` where that is as good as the same.
+    """Return the status of the QueueAdvice for a plan; `before` if that hardly differs.
 
     Args:
         plan: the plan.
-        policy: what it makes least.
-        generation: of the QueueAdvice's spec.
+        policy: what the plan minimizes.
+        generation: generation of the QueueAdvice's spec.
         now: RFC 3339.
-        before: what it says now.
+        before: the current status.
     """
     aspect = _aspect(plan)
     left_out = [item for item in plan.refused if item.is_left_out]
@@ -173,7 +173,7 @@ def _aspect(plan: PlannedQueue) -> Aspect:
 
 
 def _weights(report: QueueReport) -> str:
-    """The namespaces whose jobs count more or less than others."""
+    """Return a text with the namespaces whose jobs count more or less than others."""
     weights = {job.owner: job.weight for job in report.solution.columns.problem.jobs if job.weight != 1}
     named = [f"{name} {weight:g}" for name, weight in sorted(weights.items())[:MAX_WEIGHTS]]
     more = f" and {len(weights) - MAX_WEIGHTS} more" if len(weights) > MAX_WEIGHTS else ""
@@ -220,7 +220,7 @@ _TIMES = ("plannedAt", "summary", "lastTransitionTime")
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two documents say the same but for times, and for numbers that hardly differ."""
+    """Return whether two documents say the same except times, and numbers that hardly differ."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         keys = (one.keys() | other.keys()).difference(_TIMES)
         return all(_is_same(one.get(key), other.get(key)) for key in keys)
@@ -232,7 +232,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def stored_position(document: Mapping[str, Any]) -> QueuePosition | None:
-    """What the status of a TrainingJob says of an earlier plan."""
+    """Read what the status of a TrainingJob says of an earlier plan; None if it says nothing."""
     try:
         return QueuePosition.model_validate(document.get("queue"))
     except ValidationError:
@@ -240,7 +240,7 @@ def stored_position(document: Mapping[str, Any]) -> QueuePosition | None:
 
 
 def stored_status(document: Mapping[str, Any]) -> QueueAdviceStatus:
-    """The status of a QueueAdvice as it was written; of one that somebody changed nothing."""
+    """Read the stored status of a QueueAdvice; empty if somebody changed it."""
     try:
         return QueueAdviceStatus.model_validate(document)
     except ValidationError:
