@@ -27,12 +27,12 @@ class FairQueue(Generic[ItemT]):
         self._lines: dict[str, list[tuple[Rank, int, ItemT]]] = {}
         """Heap of entries by namespace; an entry that its item no longer has is skipped."""
         self._places: dict[str, tuple[float, int]] = {}
-        """What each namespace has used, and the number of its place among those that used as much."""
+        """Use of each namespace, and the number of its place among those that used as much."""
         self._order: list[tuple[tuple[float, int], str]] = []
         """Heap of the places; one that its namespace no longer has is skipped."""
         self._used: dict[str, float] = {}
         self._least = 0.0
-        """What the namespace whose turn was last had used."""
+        """Use of the namespace whose turn was last."""
         self._number = itertools.count()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What a job asks, and the versions of the pools that answer it."""
+"""The question that a job asks, and the versions of the pools that answer it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilecast_operator.turns import TurnClaim
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a job asks: everything that decides its advice except the pools, or why that cannot be read."""
+    """Question of a job: everything that decides its advice except the pools, or why it cannot be read."""
 
     key: bytes
     request: Request | Declined

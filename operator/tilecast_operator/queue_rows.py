@@ -43,7 +43,7 @@ class QueueRow:
     quotas: tuple[tuple[str, int], ...] = ()
     """Most GPUs that the queue can have, by pool."""
     place: Place | None = None
-    """Where the job runs or was placed; None if that is open."""
+    """Pool and GPUs on which the job runs or was placed; None if that is open."""
     began_s: float | None = None
     """When the job started; None while it waits."""
     is_endless: bool = False

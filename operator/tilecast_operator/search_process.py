@@ -54,7 +54,7 @@ class SearchInterruptedError(Exception):
         super().__init__(cause, text)
         self.cause = cause
         self.text = text
-        """Which limit the call broke, or how the process ended."""
+        """Limit that the call broke, or how the process ended."""
 
     def __str__(self) -> str:
         return self.text

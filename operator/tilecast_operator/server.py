@@ -53,7 +53,7 @@ HandOn = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen: host and port, and for TLS the files of certificate and key."""
+    """Address to listen on: host and port, and for TLS the files of certificate and key."""
 
     host: str
     port: int

@@ -87,7 +87,7 @@ class Turn:
         self.queue = queue
         """The queue in which the turn is charged."""
         self.seconds: float | None = None
-        """What the turn took, if that differs from the time for which it was held."""
+        """Seconds that the turn took, if they differ from the time for which it was held."""
 
 
 @dataclass(eq=False, slots=True)

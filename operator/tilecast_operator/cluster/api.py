@@ -43,7 +43,7 @@ _MERGE_PATCH = "application/merge-patch+json"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach the API server."""
+    """Address and credentials of the API server."""
 
     server: str
     headers: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What the API server serves, asked once."""
+"""API groups, kinds and fields that the API server serves, asked once."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ _HEAD = re.compile(
     rb'\{"type":"MODIFIED","object":\{"kind":"Node","apiVersion":"v1","metadata":\{"name":"[^"]*",'
     rb'"uid":"([^"]*)","resourceVersion":"(\d+)"'
 )
-"""How the API server begins an event of a changed node; an event that begins otherwise is parsed."""
+"""Beginning of an event of a changed node, as the API server writes it; an event that begins otherwise is parsed."""
 _BEATS = (b'"lastHeartbeatTime":"', b'"time":"')
 _TIME = len("2000-01-01T00:00:00Z")
 

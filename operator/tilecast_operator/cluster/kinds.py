@@ -15,7 +15,7 @@ KUEUE = "kueue.x-k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """Where the API server serves a kind."""
+    """Place at which the API server serves a kind."""
 
     group: str
     """Empty for the core group."""
@@ -61,7 +61,7 @@ KINDS: Mapping[str, ResourceKind] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """What a worker works on: one object, or everything of one concern at once."""
+    """Key of a worker's task: one object, or everything of one concern at once."""
 
     kind: str
     namespace: str = ""

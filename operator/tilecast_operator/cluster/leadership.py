@@ -1,13 +1,4 @@
-"""Which replica writes: the one that leads renews a Lease of coordination.k8s.io, and the others watch it.
-
-The rules are those of client-go's leader election: the lease is free when nobody holds it, or when its record has not
-changed for its whole duration by the clock of the replica that looks. The leader's right to write ends by its own
-monotonic clock, before any other replica may take the lease, whether or not the process runs in between: one that was
-stopped for a minute finds its right gone. A leader that ends releases the lease, so that the next one need not wait.
-
-`kubernetes.leaderelection` and its asyncio twin use the wall clock, bound no request, fence nothing, release nothing,
-and bring 126 MB of clients; kopf's peering needs a CRD of its own and fences nothing either.
-"""
+"""Election of the replica that writes: it renews a Lease of coordination.k8s.io, and the others watch it."""
 
 from __future__ import annotations
 

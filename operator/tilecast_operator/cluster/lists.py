@@ -43,7 +43,7 @@ class ListCheck:
         self._versions: dict[str, int] = {}
         """Newest resource version that the API server has reported, by resource."""
         self._went_back = ""
-        """How a resource version has gone back; empty if none has."""
+        """Message that says how a resource version went back; empty if none did."""
         self._differs_since: dict[str, float] = {}
         self._difference: dict[str, str] = {}
 

@@ -1,7 +1,4 @@
-"""What the cache keeps of each kind of object: enough to know what it should say and whether it already does.
-
-There may be ten thousand objects, so text is kept compressed, and content that is only compared is kept as a digest.
-"""
+"""Views of objects that the cache keeps: enough to know what an object should say and whether it already does."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class View:
     generation: int
     created: str
     packed_document: bytes
-    """What it asks: apiVersion, kind, name and spec; for a GPUPool also what discovery noted in its metadata."""
+    """The question: apiVersion, kind, name and spec; for a GPUPool also what discovery noted in its metadata."""
     inputs: tuple[tuple[str, str], ...]
     """Annotations that users write for us."""
     annotations_digest: bytes
@@ -60,7 +57,7 @@ class View:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What the object asks."""
+        """The question of the object."""
         document: dict[str, Any] = json.loads(zlib.decompress(self.packed_document))
         return document
 
@@ -158,7 +155,7 @@ def kueue_document(body: Document) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
-    """What administrators say of the jobs of a namespace."""
+    """Settings of administrators for the jobs of a namespace."""
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]

@@ -58,7 +58,7 @@ class OwnRuns:
 
     items: tuple[OwnRun, ...] = ()
     own: JobRuns = field(default_factory=JobRuns)
-    """The same runs in the form for transfer to other plans."""
+    """These runs in the form that corrects forecasts of other plans (`transfer`)."""
     relative: str = ""
     """Name of the job whose run of another workload counts a little, because this workload has no run."""
 

@@ -28,7 +28,7 @@ from tilecast.transfer import UNTOLD, MeasuredParts
 AUDIENCE = "tilecast"
 """Audience of the tokens that pods report with."""
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
-"""Where a TokenReview says on which node the pod of a bound token runs (Kubernetes 1.30)."""
+"""Claim of a TokenReview with the node on which the pod of a bound token runs (Kubernetes 1.30)."""
 RECENT = 32
 """Newest reports that the median is taken of."""
 GROUP = 5

@@ -35,13 +35,13 @@ class RunStore:
         self._runs: dict[str, dict[str, Seen]] = {}
         """Runs by pool and UID of the job."""
         self._of_job: dict[str, Seen] = {}
-        """The same runs by UID of the job."""
+        """Runs by UID of the job."""
         self._forgotten: dict[str, list[tuple[Forget, str]]] = {}
-        """What was to be forgotten of each pool, and when."""
+        """Requests to forget runs of each pool, and when they were made."""
         self._of_workload: dict[tuple[str, str], dict[str, Seen]] = {}
-        """The same runs by namespace and workload, and by UID of the job."""
+        """Runs by namespace and workload, and by UID of the job."""
         self._of_template: dict[tuple[str, str], dict[str, Seen]] = {}
-        """The same runs by namespace and template of the job's name, and by UID of the job."""
+        """Runs by namespace and template of the job's name, and by UID of the job."""
 
     def recall(self, pool: str, runs: Iterable[Seen], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
         """Take over stored runs of a pool, unless they are known better already."""

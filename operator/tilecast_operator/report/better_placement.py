@@ -31,7 +31,7 @@ OVER = Aspect("False", "JobEnded", "the job runs no longer")
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """What a job loses when it moves, and how many steps it has left to gain from that."""
+    """Cost of moving a job, and how many steps it has left to make up for it."""
 
     restart_s: float = RESTART_S
     checkpoint_s: float | None = None
