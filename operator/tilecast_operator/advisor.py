@@ -260,7 +260,7 @@ class Advisor:
         """Return the forecast for a plan that runs, on a pool as it is now.
 
         Raises:
-            SpecError: the job cannot run with such a plan.
+            SpecError: the job cannot be read, or cannot run with such a plan.
         """
         if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")

@@ -139,7 +139,7 @@ class Release:
             query["continue"] = onward
 
     async def _free(self, kind: str, document: Document) -> bool:
-        """Release a job if it waits for us; return whether it was released."""
+        """Release a job if it waits for us; return whether it was released, or would be in a dry run."""
         key = Key.of({**document, "kind": kind})
         name = f"{kind} {key.namespace}/{key.name}"
         try:

@@ -126,8 +126,8 @@ class Learner:
     def drifted(self, name: str) -> int:
         """Return how many of a pool's runs no longer count because newer ones of their namespace contradict them.
 
-        Such a change has to be confirmed: by a second namespace, by a trusted one, or because only one namespace has
-        runs. Otherwise the result is 0.
+        Such a change has to be confirmed: by a second namespace, by a trusted one, or because no other namespace has
+        runs of the pool. Otherwise the result is 0.
         """
         of_namespace: dict[str, list[Run]] = {}
         for item in self._store.of(name):

@@ -30,8 +30,9 @@ from tilecast_operator.report.job_status import Aspect, condition
 
 LEAST_SHIFT_S = 60.0
 SHIFT = 0.1
-"""Share of the time until an event, and seconds, by which a new time has to differ from the one shown to replace it;
-the larger counts. Forecasts are not more exact, and so the passing of time alone writes nothing."""
+"""A new time replaces the one shown only if they differ by more than `LEAST_SHIFT_S` seconds and by more than this
+share of the time that is left until then. Forecasts are not more exact, and so the passing of time alone writes
+nothing."""
 SAME = 0.05
 """Relative difference up to which numbers of a plan are the same; absolute if they are below 1."""
 EXACT = 10
