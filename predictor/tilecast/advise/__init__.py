@@ -1,4 +1,8 @@
-"""Rank what the search found, explain it, and say why not the others."""
+"""Advise on a job: rank the plans that the search finds, and say why the others are not recommended.
+
+`advise` is the entry point. `values` defines what goes in and out, `rank` prices the plans of a pool, `choose` picks
+one per pool, `boards` orders the pools, `remedies` and `why` explain what is not recommended.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +60,15 @@ __all__ = [
 
 
 def advise(request: Request, pools: Sequence[Pool]) -> Advice:
-    """The best plan of every pool, ranked by the request's objective.
+    """Recommend the best plan of every pool, ranked by the request's objective.
 
     Args:
         request: the job and its limits.
-        pools: where it may run; the order does not matter.
+        pools: the pools that the job may run on; their order does not matter.
 
     Raises:
         SpecError: the request contradicts itself, or names a pool that does not exist.
+        SearchTooLargeError: the search has too many plans or operators, whatever is left out.
     """
     _check(request, pools)
     considered = sorted(pools, key=_name)
@@ -115,18 +120,23 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
 
 MOST_KERNELS = 64_000
-"""Operators of the model times global batches, precisions and pools, where a job leaves batch or precision open. Each
-takes 0.1 ms and 3 KB: the largest published model of layers unlike each other may have 13 of them."""
+"""Most operators that are priced for a job that leaves its batch or precision open.
+
+The number is the model's operators times global batches, precisions and pools. Each takes 0.1 ms and 3 KB. The largest
+published model whose layers all differ may have 13 combinations of these.
+"""
 MOST_PLANS = 500_000
-"""Plans of all pools, each 2 us and 500 to 900 bytes; the largest search in the documentation prices 400,000. Of more,
-numbers of nodes are left out."""
+"""Most plans of all pools together that one search prices, each 2 us and 500 to 900 bytes.
+
+The largest search in the documentation prices 400,000. Where there are more plans, some node counts are left out.
+"""
 
 
 def _fields(request: Request, pools: Sequence[Pool]) -> list[Field]:
-    """The plans of each pool, as many as one search prices.
+    """Return the plans of each pool, at most `MOST_PLANS` in total.
 
     Raises:
-        SearchTooLargeError: there are more, however few numbers of nodes are tried.
+        SearchTooLargeError: there are more plans even with the fewest node counts, or too many operators.
     """
     able = [len(variants(request, pool)) for pool in pools]
     kernels_priced = sum(able) * models.operators(request.workload)
@@ -146,9 +156,12 @@ def _counted(request: Request, pools: Sequence[Pool], limits: Limits) -> list[Fi
 
 
 def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> str:
-    """A short digest of everything that decides an advice: the request but for its name, the pools in any order, the
-    model, the constants and the version. What is free now, which layer told a fact, and the class that Transformers
-    builds a model by decide nothing."""
+    """Return a short digest of everything that decides an advice.
+
+    It covers the request except for its name, the pools in any order, the utilization model, the constants and the
+    version. It leaves out what does not decide anything: the GPUs that are free now, the layer that each fact comes
+    from, and the class that Transformers builds a model with.
+    """
     inputs = {
         "request": replace(request, name=""),
         "pools": [_deciding(pool) for pool in sorted(pools, key=_name)],
@@ -160,7 +173,11 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
 
 
 def _deciding(pool: Pool) -> dict[str, object]:
-    """What of a pool decides an advice; what runs teach where there are some."""
+    """Return the facts of a pool that decide an advice.
+
+    Corrections count only where there are any: `own` if the job has runs of its own, the calibration's `software` if it
+    is set.
+    """
     facts = _facts(replace(pool, free_gpus=None, layers={}))
     if not pool.own.runs:
         del facts["own"]
@@ -220,7 +237,10 @@ def _check(request: Request, pools: Sequence[Pool]) -> None:
 
 
 def _check_currency(request: Request, pools: Sequence[Pool]) -> None:
-    """Amounts of two currencies do not compare, and no rate of exchange is known here."""
+    """Raise SpecError if prices or the budget are in more than one currency.
+
+    Amounts in different currencies do not compare, and no exchange rate is known here.
+    """
     if not request.goal.needs_price:
         return
     allowed = request.constraints.allowed_pools
@@ -235,8 +255,10 @@ def _check_currency(request: Request, pools: Sequence[Pool]) -> None:
 
 
 def _sharing(request: Request, offers: Sequence[Offer]) -> Sharing | None:
-    """The parts of a GPU that would do for a job whose best plan uses a single one: if one is worth while, or the job
-    allows it."""
+    """Return the ways to share a GPU, for a job whose best plan uses a single one.
+
+    None if the job does not train, or if no way is worthwhile and the job does not allow sharing.
+    """
     if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
         return None
     sharing = consider(offers[0].workload, offers[0].pool, request.objective)
@@ -247,7 +269,7 @@ _SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS"
 
 
 def _sharing_notes(request: Request, shared: Sharing | None) -> list[str]:
-    """What sharing would give, in a sentence."""
+    """Return a sentence on what sharing would bring, as a list; empty if no way to share is worthwhile."""
     if shared is None or shared.best is None:
         return []
     best = shared.best
@@ -273,7 +295,7 @@ def _pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
 
 
 def _uncapped(request: Request, fields: Sequence[Field]) -> Offer | None:
-    """The best of every pool there is, with none of the job's own constraints."""
+    """Return the best offer of all pools without the job's own constraints; None if there is none."""
     free = replace(request, constraints=Constraints())
     choices = [item for candidates in fields if isinstance(item := judge(free, candidates), Choice)]
     if not choices:
@@ -283,12 +305,16 @@ def _uncapped(request: Request, fields: Sequence[Field]) -> Offer | None:
 
 
 def _baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | None, list[Rejection], list[str]]:
-    """The plan that the user runs today, or why it cannot be priced, and what to say about it."""
+    """Price the plan that the user runs today.
+
+    Returns:
+        The offer or None, the rejection if the plan cannot be priced, and notes on the baseline.
+    """
     incumbent = request.baseline
     if incumbent is None:
         return None, [], []
     pool = next(pool for pool in pools if pool.name == incumbent.pool)
-    # A baseline is priced even where its pool is smaller today: the user runs it now.
+    # Price a baseline even where its pool is smaller today: the user runs it now.
     nodes = max(pool.max_nodes, -(-incumbent.gpus // pool.gpus_per_node))
     roomy = replace(pool, max_nodes=nodes)
     notes = []
@@ -317,7 +343,7 @@ _BOUND: Mapping[str, str] = {
 
 
 def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> Offer:
-    """The offer of a choice with the reason for its place."""
+    """Return the offer of a choice with the reason for its place in the ranking."""
     offer, best = choice.offer(), choices[0]
     bound = _BOUND[offer.bottleneck]
     if offer.is_tight:
@@ -340,7 +366,7 @@ def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> O
 
 
 def _notes(request: Request, offers: Sequence[Offer]) -> list[str]:
-    """What the recommendation changed about the job."""
+    """Return a note on each input of the job that the recommendation changed: global batch and precision."""
     if not offers:
         return []
     own, best = request.workload, offers[0].workload
@@ -357,12 +383,15 @@ def _notes(request: Request, offers: Sequence[Offer]) -> list[str]:
 
 
 NEAR = 0.8
-"""A step that takes more than this share of what the input pipeline delivers comes near to its bound."""
+"""Share of the input pipeline's rate above which a step is said to come near to that bound."""
 
 
 def _reading(offers: Sequence[Offer]) -> list[str]:
-    """What the recommended plan asks of the input pipeline of each of its nodes: a warning where the stated rate bounds
-    the step or comes near; the rate itself where images are read and none is stated."""
+    """Return a note on what the recommended plan needs from the input pipeline of each node.
+
+    It is a warning where the stated rate bounds the step or nearly does. Where the model reads images and no rate is
+    stated, it gives the rate that is needed.
+    """
     if not offers:
         return []
     best = offers[0]
@@ -381,12 +410,12 @@ def _reading(offers: Sequence[Offer]) -> list[str]:
 
 
 def _rate(per_s: float) -> str:
-    """Three figures."""
+    """Return a rate with three significant figures."""
     return f"{float(f'{per_s:.3g}'):,g}"
 
 
 def _of_best(choices: Sequence[Choice], *questions: Callable[[Choice], str | None]) -> list[str]:
-    """The sentences that questions about the recommendation are answered with; none without a recommendation."""
+    """Ask each question about the recommendation and return the answers; empty without a recommendation."""
     return [answer for choice in choices[:1] for ask in questions if (answer := ask(choice))]
 
 

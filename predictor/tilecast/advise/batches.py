@@ -1,4 +1,4 @@
-"""The global batch beside the job's own that its GPUs would share evenly, where that is clearly faster per sample."""
+"""Suggest a global batch near the job's own that its GPUs share evenly, where that is clearly faster per sample."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from tilecast.search import Limits
 
 
 def neighbour(request: Request, best: Choice) -> str | None:
-    """A sentence on the nearest global batch that all GPUs of the recommended pool divide, if the recommendation would
-    be ahead with it, per sample, by more than a tie; None for a batch that they divide, or that the job leaves open."""
+    """Return a sentence on the nearest global batch that all GPUs of the recommended pool divide.
+
+    None unless the recommendation with that batch is ahead per sample by more than a tie. None also where the GPUs
+    divide the job's own batch already, the job gives a range of batches or states its plan, or the objective is the
+    fewest GPUs.
+    """
     pool, own = best.candidates.pool, request.workload.global_batch
     most = _usable(request, pool)
     part = most * (request.workload.micro_batch or 1)
@@ -40,7 +44,7 @@ def neighbour(request: Request, best: Choice) -> str | None:
 
 
 def _usable(request: Request, pool: Pool) -> int:
-    """The most GPUs that the job may use there, whole nodes where it uses several."""
+    """Return the most GPUs of the pool that the job may use, in whole nodes if it uses several."""
     limits = request.constraints
     nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)
     most = min(nodes * pool.gpus_per_node, limits.max_gpus or pool.max_gpus)
@@ -49,6 +53,6 @@ def _usable(request: Request, pool: Pool) -> int:
 
 
 def _per_sample(request: Request, choice: Choice, batch: int) -> float:
-    """Seconds, or the price, of a sample."""
+    """Return the seconds per sample, or the price per sample if the objective minimises a price."""
     seconds = float(choice.candidates.step_s[choice.row]) / batch
     return seconds * float(choice.candidates.hourly[choice.row]) if request.goal.is_price else seconds

@@ -1,4 +1,4 @@
-"""What became of each pool: a choice among its plans or a reason against it, and the order of the choices."""
+"""Judge each pool, which gives a choice among its plans or a reason against it, and order the choices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilecast.spec import PRECISIONS, Precision
 
 
 def judge(request: Request, candidates: Field) -> Choice | Rejection:
-    """The plan of a pool that is recommended if the pool is, or why it has none."""
+    """Return the plan that represents a pool in the ranking, or the reason why the pool has none."""
     pool, limits = candidates.pool, request.constraints
     within = candidates.within(limits)
     if limits.allowed_pools and pool.name not in limits.allowed_pools:
@@ -37,25 +37,29 @@ def judge(request: Request, candidates: Field) -> Choice | Rejection:
 
 
 def order(request: Request, choice: Choice) -> tuple[float, float, int, str]:
-    """What sorts choices, best first."""
+    """Return the sort key of a choice: the lowest is the best."""
     few = choice.gpus if request.goal.fewest_gpus else 0
     return few, choice.value, choice.gpus, choice.candidates.pool.name
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The choices of all pools, the recommended one first and the others by their value."""
+    """Choices of all pools: the recommended one first, then the others by their value."""
 
     choices: tuple[Choice, ...]
     ties: int
-    """Plans that the forecast cannot tell from the recommended one."""
+    """Number of plans that the forecast cannot tell apart from the recommended one."""
     ratio: float
-    """What the forecast says of the recommended plan over the least of those."""
+    """Forecast of the recommended plan over the lowest forecast among those that tie with it."""
 
 
 def settle(request: Request, choices: Iterable[Choice]) -> Ranking:
-    """Of the pools that tie with the best one with memory to spare is recommended, then one that is not clearly behind
-    in what the objective leaves open, then the one whose plan is tried first."""
+    """Rank the choices and decide which one is recommended among the pools that tie.
+
+    Of the pools that tie with the best one, those with memory to spare are preferred, then those that are not clearly
+    behind in the criterion that the objective leaves open, then the one whose plan is tried first
+    (`choose.simplicity`).
+    """
     ranked = sorted(choices, key=lambda choice: order(request, choice))
     if not ranked:
         return Ranking((), 0, 1.0)
@@ -69,8 +73,11 @@ def settle(request: Request, choices: Iterable[Choice]) -> Ranking:
 
 
 def _preferred(tied: list[Choice]) -> list[Choice]:
-    """Of the pools that tie those with memory to spare, and of these those whose other criterion is not clearly behind;
-    where one's is not known, or prices are in two currencies, it decides nothing."""
+    """Return the choices to prefer among those that tie.
+
+    Those with memory to spare stay, and of these the ones that are not clearly behind in the other criterion. That
+    criterion decides nothing if it is unknown for one of them, or if prices are in two currencies.
+    """
     roomy = [choice for choice in tied if not choice.is_tight] or tied
     known = (
         all(choice.other > 0 for choice in roomy) and len({choice.candidates.pool.currency for choice in roomy}) == 1
@@ -82,25 +89,25 @@ def _preferred(tied: list[Choice]) -> list[Choice]:
 
 
 def _ties(request: Request, first: Choice, other: Choice) -> bool:
-    """Whether the forecast cannot tell what is recommended of one pool from the best of the other."""
+    """Check whether the forecast cannot tell the choice of one pool from the best plan of another."""
     same = order(request, first)[0] == order(request, other)[0]
     return same and other.value <= first.best * _width(first, other)
 
 
 def _width(one: Choice, other: Choice) -> float:
-    """Up to which ratio the forecast cannot tell two choices apart."""
+    """Return the largest ratio at which the forecast cannot tell two choices apart."""
     return float(np.exp(uncertainty.tie_between(one.errors, other.errors)[0]))
 
 
 def is_tie(request: Request, best: Choice, other: Choice) -> bool:
-    """Whether the forecast cannot tell the choices of two pools apart, of which the first is not behind."""
+    """Check whether the forecast cannot tell the choices of two pools apart; `best` must not be behind `other`."""
     if order(request, best)[0] != order(request, other)[0] or best.value <= 0:
         return False
     return other.value <= best.value * _width(best, other)
 
 
 def usable(request: Request, pool: Pool) -> list[Precision]:
-    """Precisions that a pool has units for and the job's framework trains in, the usual first."""
+    """Return the precisions that the pool's GPU supports and the job's framework trains in, the most usual first."""
     framework = request.workload.framework
     able = search.abilities(framework).precisions if framework else PRECISIONS
     named: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
@@ -114,7 +121,7 @@ def _no_units(request: Request, pool: Pool) -> Rejection:
 
 
 def _no_plan(request: Request, pool: Pool) -> Rejection:
-    """Why nothing could be enumerated."""
+    """Return the reason why no plan of the pool could be enumerated."""
     batch, limits = request.workload.global_batch, request.constraints
     most = min(
         pool.max_gpus,
@@ -136,7 +143,7 @@ def _no_plan(request: Request, pool: Pool) -> Rejection:
 
 
 def _too_large(request: Request, candidates: Field, within: Mask) -> Rejection:
-    """The leanest plan and the line of its bill that breaks it."""
+    """Return the rejection of a pool without enough memory, for its leanest plan and the largest item of its bill."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, workload = candidates.plans.row(row), candidates.variants[candidates.variant[row]]
@@ -173,11 +180,11 @@ _REMEDIES: Mapping[str, str] = {
     "fragmentation": "a smaller micro-batch, or expandable segments in the allocator",
     "context": "GPUs with more memory",
 }
-"""What helps against each line of the memory bill."""
+"""Remedies by the largest item of the memory bill."""
 
 
 def _out_of_reach(request: Request, candidates: Field, fitting: Mask) -> Rejection:
-    """Nothing finishes before the deadline, or nothing is as cheap as the budget."""
+    """Return the rejection of a pool where every plan misses the deadline or costs more than the budget."""
     if request.budget is not None:
         least = float(candidates.cost_to_finish[fitting].min())
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
@@ -188,7 +195,7 @@ def _out_of_reach(request: Request, candidates: Field, fitting: Mask) -> Rejecti
 
 
 def _time(seconds: float) -> str:
-    """A time in hours, or below one in minutes or seconds."""
+    """Format a time in hours, in minutes if it is shorter than an hour, or in seconds if shorter than a minute."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:,.1f} {unit}"

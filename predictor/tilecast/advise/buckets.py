@@ -1,4 +1,4 @@
-"""The size of gradient buckets that makes the recommended plan fastest, where it is clearly faster than its own."""
+"""Find the size of gradient buckets that makes the recommended plan clearly faster than its own size does."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from tilecast.spec import Plans, Workload
 from tilecast.step import blocks
 
 SIZES_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
-"""What is tried."""
+"""Bucket sizes that are tried, in MiB."""
 LEAST_GAIN = 0.01
-"""Share of the step below which the framework's own size is as good."""
+"""Share of the step below which a gain does not count: the framework's own size is as good."""
 
 
 def best_size(best: Choice) -> str | None:
-    """A sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`; None without
-    buckets that hide behind a backward pass, and where `training.framework` names none whose buckets they are."""
+    """Return a sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`.
+
+    None if the plan has no buckets that hide behind a backward pass, or if `training.framework` does not name a
+    framework with buckets.
+    """
     candidates, row = best.candidates, best.row
     workload, plan = candidates.variants[candidates.variant[row]], candidates.plans.row(row)
     has_buckets = workload.training and workload.framework is not None and frameworks.of(workload).has_buckets
@@ -37,7 +40,7 @@ def best_size(best: Choice) -> str | None:
 
 
 def _own(workload: Workload) -> str:
-    """The size of the job's buckets, in words."""
+    """Return the current size of the job's buckets, in words."""
     if workload.bucket_mib is not None:
         return f"{workload.bucket_mib}"
     size = frameworks.of(workload).bucket_mib[1]

@@ -1,4 +1,4 @@
-"""Inputs of an advice, each with how it is changed: what a remedy names, anyone can apply and see."""
+"""Inputs of an advice and how each is changed, so that anyone can apply a remedy and see its effect."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Apply: TypeAlias = Callable[[Request, Pool, Any], tuple[Request, Pool]]
 
 
 def apply(change: Change, request: Request, pool: Pool) -> tuple[Request, Pool]:
-    """The request and the pool after a change.
+    """Return the request and the pool after a change.
 
     Raises:
-        KeyError: the change is one of a neighbour (`plan`), which is no input.
+        KeyError: the change names no input: that of a neighbour (`plan`) describes another plan.
     """
     return CHANGES[change.input](request, pool, change.value)
 
 
 def _job(change: Callable[[Request, Any], Request]) -> Apply:
-    """An input of the job."""
+    """Adapt a change of the job to the signature of `Apply`."""
     return lambda request, pool, value: (change(request, value), pool)
 
 
 def _pool(change: Callable[[Pool, Any], Pool]) -> Apply:
-    """An input of the pool."""
+    """Adapt a change of the pool to the signature of `Apply`."""
     return lambda request, pool, value: (request, change(pool, value))
 
 
 def _part(part: str, name: str, kind: Callable[[Any], Any]) -> Apply:
-    """A field of a part of the request; nothing changes where the request has no such part."""
+    """Make a change of one field in a part of the request; it does nothing if the request has no such part."""
 
     def change(request: Request, value: Any) -> Request:
         whole = getattr(request, part)
@@ -45,7 +45,7 @@ def _part(part: str, name: str, kind: Callable[[Any], Any]) -> Apply:
 
 
 def _planned(name: str, kind: Callable[[Any], Any]) -> Apply:
-    """A field of the workload that a stated plan may state as well, which is then changed alike."""
+    """Make a change of a workload field that a stated plan may set as well; both are then changed."""
     alone, planned = _part("workload", name, kind), _part("plan", name, kind)
 
     def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
@@ -72,13 +72,17 @@ def _allowed(request: Request, value: Any) -> Request:
 
 
 def grown(pool: Pool, gpus: int) -> Pool:
-    """The pool with so many GPUs: a part of a node grows to a whole one before there are more of them."""
+    """Return the pool with `gpus` GPUs: part of a node grows to a whole node before the pool gets more nodes."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
     return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
 
 
 def leaps(pool: Pool, possible: Sequence[int]) -> list[int]:
-    """Places of the sizes of a pool that are tried first: parts of a node, a node, and so many times its nodes."""
+    """Return the places in `possible` that are tried first.
+
+    These are parts of a node, one node, and the multiples `FURTHER` of the pool's nodes. The first place, which is the
+    pool's present size, is left out.
+    """
     gpus = np.array(possible)
     per_node = np.maximum(pool.gpus_per_node, np.minimum(gpus, pool.usual_gpus_per_node))
     tried = np.array([1, *FURTHER]) * pool.max_nodes
@@ -86,12 +90,14 @@ def leaps(pool: Pool, possible: Sequence[int]) -> list[int]:
 
 
 FURTHER = (2, 4, 8)
-"""How many times as many nodes a pool is imagined to have."""
+"""Factors by which the nodes of a pool are multiplied to see what a larger pool would give."""
 
 
 def sizes(pool: Pool) -> list[int]:
-    """GPUs that a pool can be had with, ascending from its own: whole nodes, and of one node a divisor; at most
-    `FURTHER[-1]` times its nodes."""
+    """Return the GPU counts that a pool could grow to, ascending, its present one first.
+
+    They are whole nodes, or divisors of one node, and at most `FURTHER[-1]` times the pool's nodes.
+    """
     whole, most = (pool.usual_gpus_per_node if pool.is_part else pool.gpus_per_node), FURTHER[-1] * pool.max_nodes
     parts = [part for part in divisors(whole) if pool.max_gpus < part < whole]
     own = [pool.max_gpus, *parts] if pool.is_part else []
@@ -99,8 +105,10 @@ def sizes(pool: Pool) -> list[int]:
 
 
 def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
-    """So many GPUs instead of those that a pool has, in nodes of its own size, or of the usual one where it is a part
-    of a node."""
+    """Return the change that gives a pool `gpus` GPUs.
+
+    Nodes keep their size; where the pool is a part of a node, they get the usual one.
+    """
     wide = grown(pool, gpus)
     if not pool.is_part:
         text = f"{wide.max_nodes} nodes instead of {pool.max_nodes}"
@@ -111,7 +119,7 @@ def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
 
 
 def faster(pool: Pool, factor: float) -> Pool:
-    """The pool with every link that many times as fast, in bandwidth as in latency."""
+    """Return the pool with every link `factor` times as fast, in bandwidth and in latency."""
     return replace(pool, intra=_faster(pool.intra, factor), inter=_faster(pool.inter, factor))
 
 
@@ -157,5 +165,8 @@ CHANGES: Mapping[str, Apply] = {
     ),
     "pool.links": _pool(lambda pool, value: faster(pool, float(value))),
 }
-"""Every input that a remedy may name: paths of a TrainingJob's spec, `plan.…` for those of a plan that is asked for,
-`pool.…` for those of the pool; `pool.links` is how many times as fast the links are."""
+"""Every input that a remedy may name, and how it is changed.
+
+Names are paths in a TrainingJob's spec, `plan.…` for the fields of a stated plan, and `pool.…` for those of the pool.
+`pool.links` is the factor on the speed of all links.
+"""

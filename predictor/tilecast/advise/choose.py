@@ -1,10 +1,12 @@
-"""Which plan of a pool is recommended, among those that the forecast cannot tell apart.
+"""Choose the plan of a pool to recommend, among those that the forecast cannot tell apart.
 
-Of the plans that tie with the best those stay that have memory to spare, then those that are not clearly behind in
-the criterion that the objective leaves open (price where time counts, time where price counts), then those that are
-not clearly behind on a slow host. Of what is left the plan is taken that a practitioner tries first: data parallelism
-before ZeRO before tensor parallelism before pipelines, nothing recomputed, fewer GPUs. One that is tried before it and
-is behind it in neither criterion is taken instead, whatever a slow host makes of it.
+The plans that tie with the best one are narrowed down in three steps. Those with memory to spare stay; then those that
+are not clearly behind in the criterion that the objective leaves open (price where time counts, time where price
+counts); then those that are not clearly behind on a slow host. Of the rest, the plan is taken that a practitioner tries
+first: data parallelism before ZeRO before tensor parallelism before pipelines, nothing recomputed, fewer GPUs.
+
+A plan that a practitioner tries even earlier, and that is behind the chosen one in neither criterion, is taken instead,
+however it does on a slow host.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload, di
 from tilecast.uncertainty import Errors
 
 MAX_TIED = 128
-"""Plans of a pool that are held against its best one to see whether the forecast can tell them apart."""
+"""Most plans of a pool that are compared with its best one, to see whether the forecast can tell them apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The plan of a field that is recommended, and what else the forecast cannot tell from the best."""
+    """The recommended plan of a field, and what else the forecast cannot tell from the best."""
 
     candidates: Field
     eligible: Mask
@@ -36,17 +38,17 @@ class Choice:
     row: int
     value: float
     best: float
-    """The least of the values, which ties may be behind."""
+    """Lowest value of all eligible plans. Plans that tie may be behind it."""
     other: float
-    """What the objective leaves open: `Field.other` of the plan."""
+    """Value of the criterion that the objective leaves open: `Field.other` of the plan."""
     preference: tuple[int, ...]
     """`simplicity` of the plan."""
     ties: int
     details: Details
     place: int
-    """Of the recommended plan in `details`."""
+    """Index of the recommended plan in `details`."""
     errors: Errors
-    """What may be off in its forecast, columns of length one."""
+    """Uncertainties of its forecast, in columns of length one."""
 
     @property
     def gpus(self) -> int:
@@ -57,16 +59,16 @@ class Choice:
         return bool(self.candidates.take(slice(self.row, self.row + 1)).tight[0])
 
     def offer(self) -> Offer:
-        """The plan in full."""
+        """Return the plan in full."""
         return self.details.offer(self.place)
 
     def scaled(self, factor: float, other: float = 1.0) -> Choice:
-        """The choice with so many times the value, and so many times what the objective leaves open."""
+        """Return the choice with its value, and the criterion that the objective leaves open, multiplied by factors."""
         return replace(self, value=self.value * factor, best=self.best * factor, other=self.other * other)
 
 
 def choose(request: Request, candidates: Field, eligible: Mask) -> Choice | None:
-    """The plan to recommend among those kept, as this module's docstring says; None if none is kept."""
+    """Return the plan to recommend among the eligible ones, as the module docstring says; None if none is left."""
     value = candidates.value(request)
     eligible = eligible & np.isfinite(value)
     if not eligible.any():
@@ -107,7 +109,7 @@ def choose(request: Request, candidates: Field, eligible: Mask) -> Choice | None
 
 
 def _cautious(candidates: Field, request: Request) -> Floats:
-    """What the objective makes least on a slow host, (n,)."""
+    """Return what the objective minimises, on a slow host, (n,)."""
     return np.asarray(
         candidates.value(request) * uncertainty.cautious(candidates.step_s, candidates.launch_s) / candidates.step_s
     )
@@ -115,14 +117,17 @@ def _cautious(candidates: Field, request: Request) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Tied:
-    """Plans that may tie, and what may be off in their forecasts, (k,)."""
+    """Plans that may tie, and the uncertainties of their forecasts, (k,)."""
 
     candidates: Field
     errors: Errors
 
     def least(self, places: Ints, column: Floats) -> Ints:
-        """Those of the places that the forecast cannot tell from the one with the least of a column, and those that are
-        ahead of one of them; all where the column is not known, or costs nothing."""
+        """Return the places that the forecast cannot tell from the one with the lowest value in a column.
+
+        Places that are ahead of one of those are included too. All places are returned if a value of the column is
+        unknown or zero.
+        """
         values = column[places]
         if not np.all(values > 0):
             return places
@@ -131,7 +136,7 @@ class _Tied:
         return np.asarray(places[values <= values[tied].max()])
 
     def _width(self, first: int) -> Floats:
-        """Up to which logarithm of a ratio the forecast cannot tell each plan from the first, (k,)."""
+        """Return the logarithm of the ratio up to which the forecast cannot tell each plan from the first, (k,)."""
         plans = self.candidates.plans
         columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
         alike = np.all([column == column[first] for column in (*columns, self.candidates.variant)], axis=0)
@@ -139,12 +144,15 @@ class _Tied:
 
 
 _REPLICAS = ("data", "gradient_accumulation")
-"""Columns that say how often a GPU's work is repeated, not what it is."""
+"""Columns that say how often a GPU's work is repeated, not what the work is."""
 
 
 def _nearest(candidates: Field, rows: Ints, request: Request) -> Ints:
-    """The best `MAX_TIED` of the rows, the best first, and of each kind of plan (alike in what is preferred among ties)
-    the best and the best on a slow host."""
+    """Return the best `MAX_TIED` of the rows, best first, and the best of each kind of plan.
+
+    Plans are of one kind if they are equal in all that decides among ties. Of each kind, the best plan and the best
+    plan on a slow host are included.
+    """
     some = candidates.take(rows)
     order = np.lexsort((some.step_s, some.value(request)))
     rows, some = rows[order], some.take(order)
@@ -159,9 +167,12 @@ def _nearest(candidates: Field, rows: Ints, request: Request) -> Ints:
 
 
 def simplicity(candidates: Field) -> tuple[Ints, ...]:
-    """Columns that are less for a plan that is tried first, the weightiest first: the job's own batch and precision; no
-    splitting, ZeRO, tensor parallelism, context or expert parallelism, pipelines; fewer of these at once; nothing
-    recomputed; a lower ZeRO stage; fewer ranks that a replica is split over; fewer GPUs."""
+    """Return columns that are lower for a plan that is tried earlier, the most important first.
+
+    They prefer the job's own batch and precision; then no splitting, ZeRO, tensor parallelism, context or expert
+    parallelism, pipelines, in this order; fewer degrees of parallelism at once; nothing recomputed; a lower ZeRO stage;
+    fewer ranks that a replica is split over; fewer GPUs.
+    """
     plans = candidates.plans
     sharded = np.minimum(plans.zero_stage, 1)
     split = [sharded, plans.tensor > 1, (plans.context > 1) | (plans.expert > 1), plans.pipeline > 1]
@@ -173,17 +184,22 @@ def simplicity(candidates: Field) -> tuple[Ints, ...]:
 
 
 HALF, THIRD = 1 / 2, 1 / 3
-"""Shares of a GPU's memory: a model that takes no more of it, with its training state and one sample, is not split over
-ranks, and where it takes no more than the second, neither is its training state."""
+"""Shares of a GPU's memory up to which a model counts as small.
+
+A model that takes at most `HALF`, with its training state and one sample, is not split over ranks. If it takes at most
+`THIRD`, its training state is not split either.
+"""
 
 
 def sensible(request: Request, candidates: Field, eligible: Mask) -> Mask:
-    """Of the rows kept those that need no excuse; whoever asks for a plan, or for a degree of tensor parallelism, gets
-    it.
+    """Keep the eligible rows that a practitioner would use without a special reason.
 
-    A model that a GPU holds with room to spare is replicated, not split, as long as every GPU has a sample; a
-    replica that is small, or without NVLink, is split in two ways at most; and tensor parallelism stays on GPUs that
-    NVLink joins, where the node has any, and on `MOST_TENSOR` of them. A rule that leaves nothing does not count.
+    A model that a GPU holds with room to spare is replicated, not split, as long as every GPU has a sample. A replica
+    that is small, or has no NVLink, is split in two ways at most. Tensor parallelism stays on GPUs that NVLink joins,
+    where the node has any, and on at most `MOST_TENSOR` of them.
+
+    A rule that would leave nothing is skipped. No rule holds for a stated plan, and a stated limit on tensor
+    parallelism lifts the rules on it.
     """
     if request.plan is not None:
         return eligible
@@ -202,26 +218,34 @@ def sensible(request: Request, candidates: Field, eligible: Mask) -> Mask:
 
 
 MOST_TENSOR = 8
-"""Ranks that split a product, also where NVLink joins the GPUs of a whole rack: of the 3,460 measured steps that are at
-hand three have more, all of them over a network between nodes."""
+"""Most ranks that split a product, even where NVLink joins the GPUs of a whole rack.
+
+Of the 3,460 measured steps at hand three use more, all over a network between nodes.
+"""
 
 
 def island(candidates: Field) -> int:
-    """GPUs of a node that the fastest link joins: those of an island, where NVLink makes some."""
+    """Return how many GPUs of a node the fastest link joins: those of an NVLink island, where there are islands."""
     intra = candidates.pool.intra
     return intra.domain if intra.beyond else candidates.pool.domain
 
 
 MOST_WAYS = 2
 LEAST_SPLIT = 32
-"""Ways among tensor, pipeline and context parallelism to split a replica of fewer GPUs than that, or of any number
-without NVLink. Of the 3,460 measured steps that are at hand 32 split it in three, none of fewer than 32 GPUs (four
-nodes) and none without NVLink, so a gain that is forecast for another one rests on nothing that was measured."""
+"""Limits on splitting a replica in several ways among tensor, pipeline and context parallelism.
+
+A replica is split in at most `MOST_WAYS` ways if it has fewer than `LEAST_SPLIT` GPUs or no NVLink. Of the 3,460
+measured steps at hand, 32 split it in three ways, none of them on fewer than 32 GPUs (four nodes) and none without
+NVLink, so no measurement supports a gain that is forecast for such a plan.
+"""
 
 
 def tangled(candidates: Field) -> Mask:
-    """Which plans split such a replica in more ways than that, (n,). Within a node without NVLink sharding counts as
-    one of them: no measured run shards what tensor parallelism and a pipeline split over a bus."""
+    """Return which plans split a replica in more ways than `MOST_WAYS` where that is the limit, (n,).
+
+    Within a node without NVLink, sharding counts as one of the ways: no measured run shards what tensor parallelism and
+    a pipeline split over a bus.
+    """
     plans, pool = candidates.plans, candidates.pool
     degrees = (plans.tensor, plans.pipeline, plans.context)
     replica, ways = math.prod(degrees), sum((degree > 1).astype(np.int8) for degree in degrees)
@@ -232,15 +256,18 @@ def tangled(candidates: Field) -> Mask:
 
 
 def _held(candidates: Field, share: float) -> Mask:
-    """Of which plans every GPU could hold the whole model in such a share of its memory, and has a sample, (n,)."""
+    """Return which plans leave a sample for every GPU and a model that fits whole in this share of its memory, (n,)."""
     most = share * candidates.pool.gpu.memory_bytes
     fits = np.array([whole_bytes(workload) <= most for workload in candidates.variants], bool)
     return np.asarray(fits[candidates.variant] & (candidates.gpus <= candidates.batch))
 
 
 def whole_bytes(workload: Workload) -> float:
-    """Training state and activations of a job that is not split, with a single sample (or the job's own micro-batch) at
-    once; infinite for a model that its own code spreads over all ranks."""
+    """Return the bytes of training state and activations of a job that is not split.
+
+    One sample at a time is assumed, or the job's own micro-batch. The result is infinite for a model whose own code
+    spreads it over all ranks.
+    """
     if models.spreads_rows(workload.model):
         return np.inf
     return _WHOLE.get(workload, lambda: _whole_bytes(workload))

@@ -1,4 +1,4 @@
-"""How few GPUs do almost as well: what the last doublings of a plan's GPUs bring, and what they cost."""
+"""Find how few GPUs do almost as well: what the last doublings of a plan's GPUs gain, and what they cost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from tilecast.advise.values import Request
 from tilecast.cost import per_1000_steps
 
 SEVERAL = 3
-"""GPUs are too many where the price of a step rises by so many times the logarithm of what its time falls by: of twice
-as many GPUs those that make it less than 1.19 times as fast."""
+"""Ratio at which more GPUs are too many: growth of a step's price over shrinkage of its time, both as logarithms.
+
+For a doubling of the GPUs, it is reached where the step becomes less than 1.19 times as fast.
+"""
 
 
 def fewer_gpus(request: Request, choice: Choice) -> str | None:
-    """What the fastest plan for the same batch on half of the recommended GPUs takes, in a sentence, or on half of
-    those and so on, as far as each doubling costs several times what it gains; None where the last does not, or where
-    not time alone counts."""
+    """Return a sentence on the fastest plan for the same batch on half of the recommended GPUs.
+
+    Halving goes on as long as each doubling costs at least `SEVERAL` times what it gains. None if the last doubling
+    does not, or if the objective is not about time alone.
+    """
     if request.goal.saves_gpus or request.goal.bound:
         return None
     candidates = choice.candidates

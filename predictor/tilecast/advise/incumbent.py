@@ -1,4 +1,4 @@
-"""A recommendation that stands gives way only to one that is clearly better: advice that flaps helps nobody."""
+"""Keep a recommendation until another is clearly better: advice that flaps helps nobody."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tilecast.hardware import Pool
 from tilecast.spec import Plan, Plans, Precision
 
 MARGIN = 0.03
-"""A standing recommendation is replaced by one that the objective finds better by this share."""
+"""Share by which the objective must find a new recommendation better before it replaces the standing one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """What was recommended: where, how split, with which global batch and precision."""
+    """The previous recommendation: its pool, plan, global batch and precision."""
 
     pool: str
     plan: Plan
@@ -30,13 +30,14 @@ class Incumbent:
 
 
 def hold(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Advice:
-    """The advice with what stands in front, unless that is no longer valid or the new is better by `MARGIN`. The
-    reason says which of these it was; where both are the same it says nothing.
+    """Return the advice with the standing recommendation first, unless it is invalid or beaten by `MARGIN`.
+
+    The reason of the first offer says which of these it was. It says nothing where the new recommendation is the same.
 
     Args:
-        advice: what the search finds now.
-        pools: those it was found on.
-        incumbent: what was recommended to the same request before.
+        advice: the result of the search now.
+        pools: the pools that it was found on.
+        incumbent: the previous recommendation for the same request.
     """
     best = advice.best
     if best is None or _of(best) == incumbent:
@@ -64,7 +65,7 @@ def _of(offer: Offer) -> Incumbent:
 
 
 def _current(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> tuple[Offer, float] | str:
-    """What stands, priced anew, and its value; or why it does not stand any longer."""
+    """Return the standing recommendation, priced anew, and its value; or the reason why it is not valid any more."""
     pool = next((item for item in pools if item.name == incumbent.pool), None)
     limits = request.constraints
     if pool is None:
@@ -85,13 +86,13 @@ def _current(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> t
 
 
 def _value(request: Request, offer: Offer) -> float:
-    """What the objective makes least, of an offer."""
+    """Return the value of an offer that the objective minimises; infinite if the job does not allow the offer."""
     candidates, row = _row(request, offer.pool, offer.plan, offer.workload.global_batch, offer.workload.precision)
     return float(candidates.value(request)[row]) if row is not None else np.inf
 
 
 def _row(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Field, int | None]:
-    """One plan as a field of one row per variant of the job, and the row that is meant."""
+    """Return one plan as a field with one row per variant of the job, and the row with this batch and precision."""
     candidates = field(request, pool, exactly=Plans.of(plan))
     meant = (
         index

@@ -1,4 +1,4 @@
-"""A job's own measured runs: held against their forecasts, and what they make of every other one."""
+"""Compare a job's own measured runs with their forecasts, and correct every other forecast with them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tilecast.spec import Plan, SpecError, Stated
 from tilecast.transfer import UNTOLD, WHOLE, JobRun, JobRuns, MeasuredParts, Place, compared
 
 SLIP = 10.0
-"""A step so many times its forecast, or so many times shorter, is one of another unit."""
+"""Factor between a measured step and its forecast above which the measurement is taken to be in another unit."""
 ROUNDING = 1e-5
-"""How much longer than its step the sum of its parts may be, relative to it."""
+"""Relative excess that the sum of the parts may have over the step."""
 APART = 1.5
-"""Two measurements of one setting further apart than this factor are not of one job."""
+"""Largest factor between two measurements of one setting that may belong to the same job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A step of the job as somebody measured it."""
+    """A measured step of the job."""
 
     pool: Pool
     gpus: int
     seconds: float
     plan: Plan | Stated | None = None
-    """What is known of the plan; the fastest that agrees with it is taken to have run."""
+    """The known part of the plan; the fastest plan that agrees with it is taken to have run."""
     parts: MeasuredParts = UNTOLD
-    """What the step went to, as far as it is known."""
+    """Seconds of the step's parts, as far as they are known."""
     field: str = "--measured"
-    """What errors call it."""
+    """Field name that errors show."""
 
     @property
     def spent_s(self) -> float:
@@ -42,7 +42,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """A measurement beside its forecast in seconds, which no own run has corrected."""
+    """A measurement and its forecast in seconds, which none of the job's own runs has corrected."""
 
     measurement: Measurement
     forecast: Ran
@@ -53,28 +53,28 @@ class OwnRun:
 
     @property
     def expected_s(self) -> dict[str, float]:
-        """The parts of the forecast, without the wait for data where it was measured."""
+        """Parts of the forecast, without the wait for data where that was measured."""
         without = () if self.measurement.parts.input_s is None else ("input",)
         return {name: part for name, part in self.forecast.parts.items() if name not in without}
 
     @property
     def apart_s(self) -> dict[str, float]:
-        """Measured seconds of the parts that are corrected on their own: those that are forecast to take some time."""
+        """Measured seconds of the parts with a correction of their own: those that are forecast to take some time."""
         known_s = {"communication": self.forecast.exchanged_s, "optimizer": self.forecast.parts["optimizer"]}
         return {name: part for name, part in self.measurement.parts.apart_s.items() if known_s[name] > 0}
 
     @property
     def rest_s(self) -> float:
-        """What is left of the measured step."""
+        """Seconds of the measured step that the parts in `apart_s` leave."""
         return self.measurement.spent_s - sum(self.apart_s.values())
 
     @property
     def ratio(self) -> float:
-        """What its step is multiplied by to be the one that was measured, waiting for the loader aside."""
+        """Factor from the forecast step to the measured one, the wait for the data loader left out."""
         return self.measurement.spent_s / sum(self.expected_s.values())
 
     def own(self, request: Request) -> JobRun:
-        """The same for transfer."""
+        """Return the run in the form that `tilecast.transfer` reads."""
         pool, plan = self.measurement.pool, self.measurement.plan
         apart_s = self.apart_s
         elsewhere_s = {name: part for name, part in apart_s.items() if name != "communication"}
@@ -99,10 +99,11 @@ class OwnRun:
 
 
 def own_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[OwnRun, ...]:
-    """The measurements with their forecasts.
+    """Return the measurements with their forecasts.
 
     Raises:
-        SpecError: one is impossible, or of another unit, or two contradict each other; or no plan can be as one says.
+        SpecError: a measurement is impossible or in another unit, two of them contradict each other, or no plan agrees
+            with what one of them says.
     """
     items: list[OwnRun] = []
     for one in measurements:
@@ -146,13 +147,13 @@ def _require_plausible(field: str, seconds: float, expected_s: float, what: str)
 
 
 def corrected(request: Request, pools: Sequence[Pool], items: Sequence[OwnRun]) -> tuple[Pool, ...]:
-    """The pools as the job's own runs correct them."""
+    """Return the pools with the corrections from the job's own runs."""
     own = JobRuns(tuple(item.own(request) for item in items))
     return tuple(replace(pool, own=own) for pool in pools)
 
 
 def with_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
-    """The advice with what the own runs did to every offer in its reason, and with the runs in the notes."""
+    """Return the advice with the runs in its notes and, in each offer's reason, the correction from them."""
     if not items:
         return advice
     runs = f"your run on {items[0]}" if len(items) == 1 else f"your {len(items)} runs"
@@ -170,7 +171,7 @@ def with_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
 
 
 def with_note(advice: Advice, job: str) -> Advice:
-    """The advice with what a run of another workload did to every offer in its reason."""
+    """Return the advice with the correction from a run of another workload in each offer's reason."""
 
     def offer(one: Offer) -> Offer:
         return replace(one, reason=f"{one.reason}; x{one.carried:.2f} from the run of {job}, another workload")

@@ -1,4 +1,4 @@
-"""The forecast for a plan that runs, whether it is the recommended one or not."""
+"""Forecast a plan that runs, whether it is the recommended one or not."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from tilecast.spec import Plan, Plans, Precision, SpecError, Stated
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What is forecast for a plan that runs. Seconds of one step."""
+    """Forecast for a plan that runs. Times are seconds of one step."""
 
     pool: Pool
     plan: Plan
     raw_s: float
-    """Without any correction."""
+    """The step without any correction."""
     step_s: float
     lower_s: float
     upper_s: float
     group: Key
-    """What calibration takes it for."""
+    """Key that calibration groups the run by."""
     framework: str
-    """Likewise."""
+    """Framework that calibration counts the run for."""
     least_s: float
-    """All kernels at the peak of compute or memory."""
+    """Time of all kernels at the peak of compute or memory bandwidth."""
     parts: Mapping[str, float]
-    """What `step_s` consists of."""
+    """Parts that sum to `step_s`."""
     exchanged_s: float
-    """Collectives, hidden ones included, where they are what a step waits for; else 0: stages of a pipeline wait for
-    each other, and weights in the host's memory are copied."""
+    """Time of collectives, hidden ones included, where a step waits for them.
+
+    Zero otherwise: the stages of a pipeline wait for each other, and weights in the host's memory are copied.
+    """
 
 
 def ran(
@@ -48,18 +50,21 @@ def ran(
     batch: int | None = None,
     precision: Precision | None = None,
 ) -> Ran:
-    """The forecast for the plan on so many GPUs of a pool; where some of it is not said, for the fastest that fits.
+    """Return the forecast for a plan on `gpus` GPUs of a pool.
+
+    If the plan is known only in part, the fastest plan that agrees with it and fits is taken; if none fits, the
+    leanest.
 
     Args:
         request: the job.
-        pool: where it runs.
-        gpus: on how many GPUs.
-        plan: the whole plan, what is known of it, or None.
-        batch: global batch, where it is not the job's own.
-        precision: likewise.
+        pool: the pool that it runs on.
+        gpus: the number of GPUs.
+        plan: the whole plan, the part of it that is known, or None.
+        batch: the global batch, if it is not the job's own.
+        precision: the precision, if it is not the job's own.
 
     Raises:
-        SpecError: no plan can be so, or the pool's GPU has no units for the precision.
+        SpecError: no plan agrees with this, or the pool's GPU does not support the precision.
     """
     own = request.workload
     workload = replace(own, global_batch=batch or own.global_batch, precision=precision or own.precision)

@@ -1,7 +1,7 @@
-"""Every plan of a job on a pool as columns, and what is best among them.
+"""Price every plan of a job on a pool, as columns, and find the Pareto front.
 
-A job may leave its global batch and its precision open; each combination is a variant, searched by itself. Steps of
-unlike batches compare by the sample: a value is scaled to the job's own batch.
+A job may leave its global batch and its precision open. Each combination is a variant, with a search of its own. Steps
+of different batches are compared per sample: a value is scaled to the job's own batch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tilecast.spec import PRECISIONS, Floats, Ints, Plans, SearchTooLargeError, 
 from tilecast.uncertainty import Errors
 
 MAX_BATCHES = 8
-"""Global batches tried of a range: its ends, the job's own, and what has most factors of two between them."""
+"""Most global batches that are tried in a range: its ends, the job's own, and those with the most factors of two."""
 
 _UNLIMITED = Limits()
 
 
 def within(plans: Plans, gpus: Ints, pool: Pool, limits: Constraints) -> Mask:
-    """Which plans of a pool, on so many GPUs each, keep a job's constraints, (n,)."""
+    """Return which plans of a pool keep a job's constraints, (n,); `gpus` (n,) is the size of each plan."""
     mask = np.ones(len(plans), dtype=bool)
     if limits.gpus is not None:
         mask &= gpus == limits.gpus
@@ -42,7 +42,7 @@ def within(plans: Plans, gpus: Ints, pool: Pool, limits: Constraints) -> Mask:
 
 
 def variants(request: Request, pool: Pool) -> tuple[Workload, ...]:
-    """The job in every precision and global batch that it may be given and the pool has units for, its own first."""
+    """Return the job in every precision and global batch that it allows and the pool supports, its own first."""
     own = request.workload
     able = search.abilities(own.framework).precisions if own.framework else PRECISIONS
     precisions = search.variants(own, [name for name in request.precisions if name in able])
@@ -61,7 +61,7 @@ def _batches(request: Request) -> list[int]:
     low, high = request.batches
     micro = request.workload.micro_batch or 1
     sizes = {low, high}
-    # The numbers with most factors of two are the ones that ranks and micro-batches divide.
+    # Numbers with the most factors of two are the ones that ranks and micro-batches divide.
     for power in range(high.bit_length(), -1, -1):
         step = 1 << power
         sizes |= set(range(-(-low // step) * step, high + 1, step)[:MAX_BATCHES])
@@ -72,7 +72,7 @@ def _batches(request: Request) -> list[int]:
 
 
 def _steps(request: Request, batch: int) -> int | None:
-    """Steps of the whole run at a global batch: as many tokens, or as many samples, as the job asks for."""
+    """Return the steps of the whole run at a global batch, which keep the job's number of tokens or samples."""
     own = request.workload
     if request.tokens is not None:
         return -(-request.tokens // (batch * own.sequence_length))
@@ -85,15 +85,15 @@ class Field:
 
     pool: Pool
     variants: tuple[Workload, ...]
-    """Those that the pool's GPU has units for."""
+    """Variants that the pool's GPU supports."""
     variant: Ints
     """Index into `variants`."""
     tables: tuple[PlanTable, ...]
-    """Where the rows come from."""
+    """Tables that the rows come from."""
     table: Ints
     """Index into `tables`."""
     origin: Ints
-    """The row there."""
+    """Row in that table."""
     plans: Plans
     gpus: Ints
     memory_bytes: Floats
@@ -103,13 +103,13 @@ class Field:
     steps: Floats
     """Steps of the whole run; NaN where its length is not known."""
     _seconds: Later[tuple[Floats, Floats]]
-    """Each step, and its part that waits for the host: priced when first asked for."""
+    """Seconds of each step, and of its part that waits for the host; priced at the first access."""
 
     def __len__(self) -> int:
         return len(self.gpus)
 
     def take(self, rows: slice | Ints) -> Field:
-        """The chosen rows, in the order given."""
+        """Return the chosen rows, in the order given."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         seconds = Later(lambda: (self.step_s[rows], self.launch_s[rows]))
         return replace(self, plans=self.plans.take(rows), _seconds=seconds, **columns)
@@ -120,18 +120,18 @@ class Field:
 
     @property
     def launch_s(self) -> Floats:
-        """The part of the step that waits for the host, (n,)."""
+        """Seconds of each step that wait for the host, (n,)."""
         return self._seconds()[1]
 
     @property
     def hourly(self) -> Floats:
-        """Price of the GPUs of each plan for an hour; NaN where the pool has none."""
+        """Price of each plan's GPUs per hour; NaN if the pool has no price."""
         price = self.pool.price_per_gpu_hour
         return self.gpus.astype(float) * (np.nan if price is None else price)
 
     @property
     def tight(self) -> Mask:
-        """Of which plans the upper end of the memory's range does not fit."""
+        """Whether the upper end of each plan's memory range does not fit."""
         return self.upper_bytes > memory.usable_bytes(self.pool.gpu)
 
     @property
@@ -143,20 +143,22 @@ class Field:
         return self.hourly * self.finish_s / 3600
 
     def within(self, limits: Constraints) -> Mask:
-        """Which plans keep the job's constraints."""
+        """Return which plans keep the job's constraints."""
         return within(self.plans, self.gpus, self.pool, limits)
 
     def value(self, request: Request) -> Floats:
-        """What the objective makes least, (n,); NaN where a price is missing."""
+        """Return what the objective minimises, (n,); NaN where a price is missing."""
         return self._price(request) if request.goal.is_price else self._time(request)
 
     def other(self, request: Request) -> Floats:
-        """What the objective leaves open, (n,): seconds where it makes a price least, else the price; NaN where that is
-        missing."""
+        """Return the criterion that the objective leaves open, (n,).
+
+        It is the time in seconds if the objective minimises a price, or else the price; NaN where the price is missing.
+        """
         return self._time(request) if request.goal.is_price else self._price(request)
 
     def _time(self, request: Request) -> Floats:
-        """Of the run, or of as many samples as a step of the job's own batch has."""
+        """Return the seconds of the run, or of as many samples as a step of the job's own batch has."""
         steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
         return self.step_s * steps
 
@@ -164,7 +166,7 @@ class Field:
         return self.hourly / 3600 * self._time(request)
 
     def allowed(self, request: Request) -> Mask:
-        """Which plans the objective allows: those before the deadline, or within the budget."""
+        """Return which plans the objective allows: those before the deadline, or within the budget."""
         mask = np.ones(len(self), dtype=bool)
         if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
             mask &= self.finish_s <= request.deadline_s
@@ -189,17 +191,17 @@ def too_large(request: Request, number: int, limit: int, noun: str) -> SearchToo
 def field(
     request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None, most: int | None = None
 ) -> Field:
-    """Everything that a pool could do for a job, its constraints left aside.
+    """Return every plan that a pool could run for a job, whatever the job's constraints.
 
     Args:
         request: the job.
-        pool: where.
+        pool: the pool.
         limits: bounds of the enumeration.
-        exactly: these plans instead of those that the search enumerates.
-        most: how many plans there may be; None for any number.
+        exactly: plans to price instead of those that the search enumerates.
+        most: most plans that are allowed; None for any number.
 
     Raises:
-        SearchTooLargeError: there are more; they are counted, not priced.
+        SearchTooLargeError: there are more than `most` plans. They are counted before they are priced.
     """
     able = variants(request, pool)
     every: list[tuple[int, PlanTable]] = []
@@ -246,8 +248,11 @@ def field(
 
 
 def _stated(request: Request, workload: Workload, pool: Pool) -> Plans | None:
-    """The plans that agree with the one that the request states, on the GPUs it states or on as many as may be used;
-    of those the ones that the job's framework executes, if it executes any."""
+    """Return the plans that agree with the one that the request states; None if it states none.
+
+    They use the GPUs that the statement gives, or as many as the job may use. If the job's framework executes some of
+    them, only those are returned.
+    """
     given, limits = request.plan, request.constraints
     if given is None:
         return None
@@ -267,15 +272,15 @@ class Details:
     field: Field
     rows: Ints
     priced: tuple[Priced, ...]
-    """A table for each of the field's tables among the rows."""
+    """One priced table for each of the field's tables that the rows come from."""
     table: Ints
-    """For each row, the index of its table, (k,)."""
+    """Index into `priced` for each row, (k,)."""
     place: Ints
-    """For each row, its place in that table, (k,)."""
+    """Place of each row in that table, (k,)."""
 
     @classmethod
     def of(cls, candidates: Field, rows: Ints) -> Details:
-        """The rows of a field, in the order given."""
+        """Price these rows of a field, in the order given."""
         present, table = np.unique(candidates.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
         priced = []
@@ -287,7 +292,7 @@ class Details:
         return cls(candidates, rows, tuple(priced), table, place)
 
     def errors(self) -> Errors:
-        """What may be off in each row's forecast."""
+        """Return the uncertainties of each row's forecast."""
         parts = [uncertainty.errors(priced) for priced in self.priced]
         columns = []
         for item in fields(Errors):
@@ -299,7 +304,7 @@ class Details:
         return Errors(*columns)
 
     def offer(self, index: int) -> Offer:
-        """One of the rows in full; its reason is left to the caller."""
+        """Return one of the rows in full; the caller fills in the reason."""
         candidates, row = self.field, int(self.rows[index])
         priced, place = self.priced[self.table[index]], int(self.place[index])
         pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]
@@ -343,9 +348,9 @@ MAX_PARETO = 8
 
 
 def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[tuple[Field, int]]:
-    """At most `MAX_PARETO` plans of all pools of which none is beaten in time, cost and GPUs at once, fastest first.
+    """Return at most `MAX_PARETO` plans of all pools that no other beats in time, cost and GPUs at once, fastest first.
 
-    A pool without a price, or with one in another currency than the others, is compared by time and GPUs alone.
+    A pool without a price is compared by time and GPUs alone; all pools are if their prices are in several currencies.
 
     Args:
         request: the job.
@@ -357,7 +362,7 @@ def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[t
     chosen: list[tuple[Field, int]] = []
     points: list[tuple[float, float, float]] = []
     for each, eligible in everything:
-        # On one pool the cost is time times GPUs, so the fastest plan of each count stands for all of that count.
+        # On one pool the cost is time times GPUs, so only the fastest plan of each GPU count can be on the front.
         rows = np.flatnonzero(eligible)
         gpus, own = each.gpus[rows], each.step_s[rows] * request.workload.global_batch / each.batch[rows]
         least = np.full(int(gpus.max(initial=0)) + 1, np.inf)
@@ -385,8 +390,10 @@ def _place(request: Request, candidates: Field, row: int) -> tuple[float, str]:
 
 
 def _spread(axes: Floats) -> list[int]:
-    """Rows that show the whole front: the least on each axis, then always the one farthest, as a ratio, from those
-    shown."""
+    """Return rows that show the whole front.
+
+    First come the lowest rows on each axis, then repeatedly the row that is farthest, as a ratio, from those chosen.
+    """
     finite = np.where(np.isfinite(axes), np.maximum(axes, 1e-12), np.nan)
     logs = np.log(finite)
     spans = np.nan_to_num(logs - np.nanmin(logs, axis=0, initial=np.inf, where=~np.isnan(logs)), nan=0.0)
@@ -401,4 +408,4 @@ def _spread(axes: Floats) -> list[int]:
 
 
 LEAST_APART = float(np.log(1.05))
-"""Members of the front closer than this on every axis say nothing new to a reader."""
+"""Least distance between two members of the front, as a logarithm; closer ones say nothing new to a reader."""

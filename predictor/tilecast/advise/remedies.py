@@ -1,4 +1,4 @@
-"""The nearest change of one input that gives a pool without an offer one: found by trying, never by rule of thumb."""
+"""Find the smallest change of one input that gives a rejected pool an offer; every change is tried, none is assumed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ from tilecast.spec import CHECKPOINTING
 
 GIB = 2**30
 MAX_COUNTS = 3
-"""GPU counts tried to see whether a changed job fits, the largest first."""
+"""GPU counts that are tried to see whether a changed job fits, the largest first."""
 
 
 def remedied(request: Request, candidates: Field, rejection: Rejection, others: tuple[Choice, ...]) -> Rejection:
-    """The rejection with the first change that helps, if one does; `others` are the choices of the other pools."""
+    """Return the rejection with the first change that helps, if one does.
+
+    `others` are the choices of the other pools. Where no change helps alone, the remedy may name a first step and what
+    is then still missing.
+    """
     if rejection.code == "PriceUnknown":
         change = _price(request, candidates, others)
         return rejection if change is None else replace(rejection, remedy=change.text, change=change)
@@ -42,8 +46,10 @@ def remedied(request: Request, candidates: Field, rejection: Rejection, others: 
 
 
 def _least(change: Change, request: Request, candidates: Field) -> Change:
-    """The change that helps, no larger than it has to be: of inputs that are tried in leaps, what lies between is
-    halved."""
+    """Return the change that helps, made as small as it can be.
+
+    Inputs that are tried in leaps are bisected between the last value that fails and the one that helps.
+    """
     if change.input not in _LEAPS:
         return change
     present, grain, text = _LEAPS[change.input]
@@ -58,14 +64,14 @@ def _least(change: Change, request: Request, candidates: Field) -> Change:
 
 
 GRAIN = 64
-"""Sequences are told in multiples of so many tokens."""
+"""Multiple of tokens that suggested sequence lengths are rounded to."""
 _LEAPS: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
     "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, lambda nodes, pool: _nodes(nodes, pool)),
     "training.sequenceLength": (
         lambda request, pool: request.workload.sequence_length, GRAIN, lambda length, pool: _sequences(length)
     ),
 }  # fmt: skip
-"""What changes that are tried in leaps start from, what they are multiples of, and how they are told."""
+"""For inputs that are tried in leaps: the function for the present value, the grain, and the function for the text."""
 
 
 def _nodes(nodes: int, pool: Pool) -> str:
@@ -77,7 +83,10 @@ def _sequences(length: int) -> str:
 
 
 def least_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: int = 1) -> int:
-    """A whole number that works while one at most `apart` from it, towards one that fails, does not: by halving."""
+    """Bisect between a number that fails and one that succeeds, and return one that works.
+
+    A number at most `apart` from it, towards `fails`, does not work.
+    """
     while abs(succeeds - fails) > apart:
         middle = (fails + succeeds) // 2
         fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
@@ -85,7 +94,7 @@ def least_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: 
 
 
 def _judged(change: Change, request: Request, candidates: Field) -> Rejection | None:
-    """What still is against a pool after a change; None if nothing is."""
+    """Return the rejection of a pool that remains after a change; None if the pool then has an offer."""
     after, pool = apply(change, request, candidates.pool)
     if change.input in _MASKS:
         return _against(judge(after, candidates))
@@ -117,7 +126,10 @@ def _against(judged: Choice | Rejection) -> Rejection | None:
 
 
 def _is_open(request: Request, pool: Pool) -> bool:
-    """Whether a plan has but to fit: no plan is asked for, no price is missing and no limit is on time or money."""
+    """Check whether a plan only has to fit.
+
+    That is so if no plan is stated, the pool is allowed, no price is missing and time and money are not limited.
+    """
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
     bounded = bool(request.goal.bound)
@@ -126,7 +138,10 @@ def _is_open(request: Request, pool: Pool) -> bool:
 
 
 def _counts(pool: Pool, most: int) -> list[int]:
-    """GPU counts of a pool, up to a limit, ascending: those that divide a node, whole nodes by powers of two, all."""
+    """Return GPU counts of a pool up to `most`, ascending.
+
+    They are the divisors of a node, powers of two of whole nodes, and all nodes.
+    """
     nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {most // pool.gpus_per_node}
     every = {*search.divisors(pool.gpus_per_node), *(count * pool.gpus_per_node for count in nodes)}
     return sorted(count for count in every if 0 < count <= min(most, pool.max_gpus))
@@ -141,7 +156,7 @@ _MASKS = (
     "deadlineSeconds",
     "budget.amount",
 )
-"""Inputs that only choose among plans that are priced already."""
+"""Inputs that only choose among plans that are already priced."""
 
 
 def _allow(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
@@ -165,7 +180,7 @@ def _grow(request: Request, candidates: Field, rejection: Rejection) -> Iterator
 
 
 def _count(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
-    """Other GPU counts, the nearest first."""
+    """Yield other GPU counts, the nearest first."""
     asked, limits = request.constraints.gpus, request.constraints
     if asked is not None:
         possible = _counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
@@ -180,7 +195,7 @@ def _count(request: Request, candidates: Field, rejection: Rejection) -> Iterato
 
 
 def _batches(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
-    """Global batches that more ranks divide, the nearest first."""
+    """Yield global batches that more ranks divide, the nearest first."""
     own, gpus = request.workload.global_batch, request.constraints.gpus or 1
     micro = request.workload.micro_batch or 1
     multiples = {micro * part * max(1, round(own / (micro * part))) for part in search.divisors(gpus)}
@@ -189,7 +204,7 @@ def _batches(request: Request, candidates: Field, rejection: Rejection) -> Itera
 
 
 def _memory(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
-    """What makes a job smaller on each GPU, what costs the user least first."""
+    """Yield changes that make a job smaller on each GPU, those that cost the user least first."""
     yield from _loosened(request, candidates)
     yield from _framework(request)
     workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
@@ -216,7 +231,7 @@ def _memory(request: Request, candidates: Field, rejection: Rejection) -> Iterat
 
 
 def _leaner(request: Request) -> Iterator[Change]:
-    """What the job, or the plan that it asks for, holds fixed and could hold less with."""
+    """Yield leaner settings than those that the job or its stated plan fixes."""
     workload, plan = request.workload, request.plan
     stage = plan.zero_stage if plan is not None else None
     if stage is not None and workload.training and workload.gradient_sync == "allReduce":
@@ -234,7 +249,7 @@ def _leaner(request: Request) -> Iterator[Change]:
 
 
 def roomier(pool: Pool, needed_bytes: float) -> Change:
-    """GPUs of the least whole number of GiB that hold so many bytes."""
+    """Return the change to GPUs with the fewest whole GiB that hold this many bytes."""
 
     def holds(gib: int) -> bool:
         return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes
@@ -245,7 +260,7 @@ def roomier(pool: Pool, needed_bytes: float) -> Change:
 
 
 def _framework(request: Request) -> Iterator[Change]:
-    """Another framework, where the job names one: it may shard what this one holds whole."""
+    """Yield other frameworks if the job names one, because they may shard what this one keeps whole."""
     workload = request.workload
     for name, able in search.FRAMEWORKS.items():
         if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
@@ -256,7 +271,7 @@ def _framework(request: Request) -> Iterator[Change]:
 
 
 def _loosened(request: Request, candidates: Field) -> Iterator[Change]:
-    """The job's own limits, each as far as the smallest plan that fits needs it."""
+    """Yield the job's own limits, each relaxed as far as the smallest plan that fits needs."""
     limits, per_node = request.constraints, candidates.pool.gpus_per_node
     for name, count, key in (
         ("constraints.gpus", "gpus", candidates.gpus),
@@ -267,7 +282,7 @@ def _loosened(request: Request, candidates: Field) -> Iterator[Change]:
         limit = getattr(limits, count)
         if limit is None:
             continue
-        # The pools' plans are there already, so which of them the other limits leave is a mask.
+        # The pool's plans are priced already, so a mask says which of them the other limits leave.
         absent: dict[str, Any] = {count: None}
         loose = replace(limits, **absent)
         fitting = candidates.within(loose) & candidates.fits & candidates.allowed(request)
@@ -299,11 +314,11 @@ _CANDIDATES = {
     "DeadlineMissed": _deadline,
     "OverBudget": _deadline,
 }
-"""By the code of a rejection, the changes that are tried, the least first."""
+"""Functions that yield the changes to try, the smallest first, by the code of the rejection."""
 
 
 def _price(request: Request, candidates: Field, others: tuple[Choice, ...]) -> Change | None:
-    """The price below which a pool without one would be recommended; any, where no other pool has one."""
+    """Return the price below which a pool without a price would be recommended; any price if there are no others."""
     pool = replace(candidates.pool, price_per_gpu_hour=1.0)
     judged = judge(request, replace(candidates, pool=pool))
     if not isinstance(judged, Choice):
@@ -314,7 +329,7 @@ def _price(request: Request, candidates: Field, others: tuple[Choice, ...]) -> C
 
 
 def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """The price at which the choice of a pool would be the recommended one, beside the choices of the other pools."""
+    """Return the price below which the choice of a pool would be recommended among those of the other pools."""
     price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
     ratio = largest_winning(request, choice, others)
     if not price or ratio is None:
@@ -328,7 +343,7 @@ STEPS = 40
 
 
 def largest_winning(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
-    """The largest factor on a choice's value with which it would be recommended; None if none of sense does."""
+    """Return the largest factor on a choice's value that makes it recommended; None if even 0.0001 does not."""
     low, high = math.log(1e-4), math.log(1e4)
 
     def wins(factor: float) -> bool:
@@ -344,7 +359,7 @@ def largest_winning(request: Request, choice: Choice, others: tuple[Choice, ...]
 
 
 def down(value: float) -> float:
-    """Three significant figures, never more than the value."""
+    """Round down to three significant figures."""
     if value <= 0:
         return 0.0
     scale = 10.0 ** (math.floor(math.log10(value)) - 2)

@@ -1,4 +1,4 @@
-"""Plans that somebody states: exactly those, whether the search would look at them or not."""
+"""Build the plans that agree with a statement, whether the search would consider them or not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
 
 
 def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
-    """Every plan on so many GPUs that agrees with what is stated; of a whole statement it is one.
+    """Return every plan on `gpus` GPUs that agrees with the statement; a complete statement gives exactly one.
 
     Raises:
-        SpecError: the degrees do not make that many GPUs, or do not divide the model or the batch; `field` is what the
-            error calls the statement.
+        SpecError: the degrees do not multiply to the number of GPUs, or do not divide the model or the batch. Errors
+            call the statement `field`.
     """
     data = _data(gpus, stated, field)
     if "spread_tables" in workload.model.extra and stated.expert == 1:
@@ -72,7 +72,7 @@ def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
 
 
 def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -> None:
-    """Every degree divides what it splits."""
+    """Raise SpecError unless every degree divides what it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
     whole = {} if model.hidden else {"tp": tensor, "cp": context}

@@ -1,8 +1,8 @@
-"""Why not the others: the best of every other pool, and every plan one step away from the recommended one.
+"""Explain why other plans are not recommended: the best of every other pool, and every plan one step away.
 
-What binds is looked up in the table that was searched; what would change it is found by pricing with other inputs. A
-change wins for another pool if that pool is recommended then, and for a neighbour if it is then ahead of the plan that
-is recommended now.
+The reason that binds is looked up in the table that was searched; the change that would remove it is found by pricing
+with other inputs. A change wins for another pool if that pool is then recommended, and for a neighbour if it is then
+ahead of the plan that is recommended now.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks
 
 SPEEDS = np.arange(20, 161) / 20
-"""How many times as fast links are imagined to be."""
+"""Factors on the speed of all links that are tried."""
 
 
 def why_not(request: Request, choices: Sequence[Choice]) -> tuple[WhyNot, ...]:
-    """Every choice after the first, and the neighbours of the first; `choices` are those of all pools, ranked."""
+    """Return the verdict on every choice after the first, and on the neighbours of the first.
+
+    `choices` are those of all pools, ranked.
+    """
     if not choices:
         return ()
     return (*(_pool(request, choices, choice) for choice in choices[1:]), *_neighbours(request, choices[0]))
@@ -57,7 +60,7 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot
 
 
 def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
-    """The smallest change of its pool by which a choice would be the recommended one."""
+    """Return the smallest change of its pool with which a choice would be recommended."""
     others = tuple(item for item in choices if item is not choice)
     if request.goal.fewest_gpus:
         return None
@@ -71,27 +74,27 @@ def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
 
 
 def _surely(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    """Whether a plan of a changed pool makes that pool the recommended one, whatever else it then offers.
+    """Check whether a plan of a changed pool makes that pool the recommended one, whatever else the pool then offers.
 
-    It holds better plans too and may recommend one that ties with its best, so the plan has to win by two ties.
+    The changed pool has better plans too, and may recommend one that ties with its best, so the plan has to win by the
+    width of two ties.
     """
     widths = [float(uncertainty.tie_between(choice.errors, other.errors)[0]) for other in others]
     return _wins(request, choice.scaled(math.exp(2 * max(widths, default=0.0))), others)
 
 
 MOST_CONFIRMED = 256
-"""GPUs of a changed pool that is searched whole once more, to confirm that a change just wins."""
+"""Most GPUs of a changed pool that is searched whole once more to confirm a narrow win."""
 
 
 def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
-    """Whether a changed pool is the recommended one."""
+    """Check whether a changed pool is the recommended one."""
     judged = judge(request, field(request, pool))
     return isinstance(judged, Choice) and _wins(request, judged, others)
 
 
 def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """The fewest GPUs that it can be had with and would be recommended, found by halving what lies between those that
-    do not and those that do."""
+    """Return the smallest growth of a pool with which its choice would be recommended, found by bisection."""
     pool, limits = choice.candidates.pool, request.constraints
     known: dict[int, Choice | None] = {}
     possible = sizes(pool)
@@ -100,7 +103,7 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
         wide = grown(pool, gpus)
         is_wide = wide.max_nodes > (limits.max_nodes or wide.max_nodes)
         is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or is_wide
-        # So many GPUs make no plan more than so many times as fast.
+        # No plan gets faster by a larger factor than its number of GPUs grows.
         if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.most_tied()):
             return None
         if gpus not in known:
@@ -115,7 +118,7 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
         fails = 0
         for index in leaps(pool, possible):
             if works(index):
-                # Of a large pool, a fourth is fine enough.
+                # For a large pool, a quarter of its nodes is fine enough.
                 parts = 8 if possible[index] <= MOST_CONFIRMED else 4
                 apart = max(grown(pool, possible[index]).max_nodes // parts, 1)
                 return possible[least_whole(works, fails, index, apart)]
@@ -130,7 +133,7 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
 
 
 def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """The least factor on the speed of all links with which the pool would be recommended."""
+    """Return the lowest factor on the speed of all links with which the pool would be recommended."""
     offer, pool = choice.offer(), choice.candidates.pool
     hidden = 1 - offer.breakdown["communication"] / offer.step_s
     if choice.value * hidden > best.value * math.exp(uncertainty.most_tied()):
@@ -161,7 +164,7 @@ def _links(speed: float) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class _Near:
-    """Plans one step away: what differs, the plan, and its row in the field; -1 where the search has none such."""
+    """Plans one step away: what differs, the plan, and its row in the field, or -1 if the search does not have it."""
 
     subjects: tuple[str, ...]
     plans: Plans
@@ -210,7 +213,10 @@ def _near(request: Request, candidates: Field, workload: Workload, plan: Plan, v
 
 
 def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """The plan with one of its dimensions one step up or down, on as many GPUs but where that is the step."""
+    """Yield plans with one dimension moved one step up or down.
+
+    The number of GPUs stays, except where it is the dimension that moves.
+    """
     for name in ("tensor", "pipeline"):
         degree = getattr(plan, name)
         up: dict[str, Any] = {name: degree * 2, "data": plan.data // 2}
@@ -241,7 +247,7 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
 
 
 def _whole(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """The plan with its micro-batches counted anew, if they divide the batch."""
+    """Yield the plan with its micro-batches counted anew, if they divide the batch."""
     each = plan.data * plan.micro_batch
     if workload.global_batch % each == 0:
         repeats = workload.global_batch // each
@@ -257,21 +263,23 @@ def _row(candidates: Field, plan: Plan, variant: int) -> int:
 
 
 def _hastened(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
-    """The steps of n plans with links each of k times as fast, (n, k)."""
+    """Return the steps of n plans with links k times as fast, (n, k)."""
     sharded = models.shard(workload, plans)
     return step.hastened(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu), speeds)
 
 
 def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints) -> dict[int, float | None]:
-    """For each of the plans behind the first, the least factor on the speed of all links that puts it before that one;
-    those that none of `SPEEDS` does are left out."""
+    """Return the lowest factor on the speed of all links that puts each plan in `behind` ahead of the first.
+
+    Plans that no factor in `SPEEDS` puts ahead are left out.
+    """
 
     def ahead(rows: Ints, speeds: Floats) -> Mask:
         both = np.append(0, rows)
         values = _hastened(workload, plans.take(both), pool, speeds) * weight[both, None]
         return np.asarray(values[1:] < values[0])
 
-    # Few are ahead even on the fastest links.
+    # Few plans are ahead even on the fastest links.
     if len(behind):
         behind = behind[ahead(behind, SPEEDS[-1:])[:, 0]]
     if not len(behind):
@@ -281,14 +289,14 @@ def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind
 
 
 def least_speed(wins: Callable[[int], bool]) -> float | None:
-    """The least of `SPEEDS` from which on it wins, by its place among them; None where it does not at the last."""
+    """Return the lowest of `SPEEDS` that wins; None if the last does not. `wins` takes an index into `SPEEDS`."""
     last = len(SPEEDS) - 1
     return float(SPEEDS[least_whole(wins, 0, last)]) if wins(last) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Neighbour:
-    """One plan a step away from the best, and what is known of it."""
+    """One plan a step away from the best, and what is known about it."""
 
     request: Request
     best: Choice
@@ -296,11 +304,11 @@ class _Neighbour:
     plan: Plan
     row: int
     ratio: float
-    """Of what the objective makes least, to the best."""
+    """Ratio to the best of what the objective minimises."""
     is_tie: bool
 
     def verdict(self, over_bytes: float, needed_bytes: float, speed: float | None) -> WhyNot:
-        """What binds it, and the smallest change that would undo that."""
+        """Return the reason that binds, and the smallest change that would remove it."""
         if over_bytes > 0:
             return self._why_not(
                 "OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._leaner(needed_bytes)
@@ -330,7 +338,7 @@ class _Neighbour:
         return WhyNot(self.subject, self.best.candidates.pool.name, self.plan, code, message, value, change)
 
     def _excuse(self) -> str:
-        """Why a plan that is ahead is not recommended without being asked for."""
+        """Return why a plan that is ahead is not recommended unless the user states it."""
         if self.plan.tensor > island(self.best.candidates):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
         if tangled(self.best.candidates.take(np.array([self.row])))[0]:
@@ -338,7 +346,7 @@ class _Neighbour:
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _behind(self) -> str:
-        """Why a plan that ties with the recommended one is not recommended itself."""
+        """Return why a plan that ties with the recommended one is not recommended itself."""
         candidates = self.best.candidates
         if candidates.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
@@ -367,7 +375,10 @@ class _Neighbour:
         return self._why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints", self.ratio, None)
 
     def _leaner(self, needed_bytes: float) -> Change:
-        """The same degrees with least changed besides that fit; where none do, a GPU of so many times the memory."""
+        """Return the change to the plan with the same degrees that fits with the fewest other changes.
+
+        If none fits, it is a change to GPUs with enough memory.
+        """
         candidates, one = self.best.candidates, Plans.of(self.plan)
         mask = candidates.fits & (candidates.variant == candidates.variant[self.best.row])
         for name in ("data", "tensor", "pipeline", "context", "expert", "virtual_stages"):
@@ -387,7 +398,7 @@ class _Neighbour:
 
 
 _OPEN = {"micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointing": "recomputation"}
-"""What of a plan may change while its degrees stay, and what it is called."""
+"""Columns of a plan that may change while its degrees stay, and their names in texts."""
 
 
 def _counted(gpus: int) -> str:
