@@ -1,4 +1,4 @@
-"""Every plan of a pool as columns. No formula lives here: `step` and `memory` price what this enumerates.
+"""Enumerate the plans of a pool as columns and price them. The formulas live in `step` and `memory`.
 
 `enumeration` says which plans there are, `engines` which of them a framework executes.
 """
@@ -88,8 +88,10 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """Plans of a pool with their prices, as columns of shape (n,); `price` tells any of the rows in full. Bytes and
-    steps are priced when they are first asked for: how many plans there are is known without either."""
+    """Plans of a pool with their prices, as columns of shape (n,); `price` gives any of the rows in full.
+
+    Bytes and steps are priced at the first access, so the number of plans is known without either.
+    """
 
     plans: Plans
     usable_bytes: float
@@ -98,7 +100,7 @@ class PlanTable:
     _space: _Space
     _needed: Later[tuple[Floats, Floats, memory.Bills]]
     _priced: Later[tuple[step.Steps | None, Floats, Floats]]
-    """What the steps are put together from, None of an empty table; each step; its part that waits for the host."""
+    """Parts that steps are built from (None for an empty table), each step, and its part that waits for the host."""
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -113,7 +115,7 @@ class PlanTable:
 
     @property
     def upper_bytes(self) -> Floats:
-        """The upper end of the memory's range, (n,)."""
+        """Upper end of the memory range, (n,)."""
         return self._needed()[1]
 
     @property
@@ -126,15 +128,15 @@ class PlanTable:
 
     @property
     def launch_s(self) -> Floats:
-        """The part of the step that waits for the host, (n,)."""
+        """Seconds of each step that wait for the host, (n,)."""
         return self._priced()[2]
 
     def bill(self, rows: Ints) -> Footprint:
-        """The memory bills of some of the rows, in the order given."""
+        """Return the memory bills of some of the rows, in the order given."""
         return self._needed()[2].rows(rows)
 
     def price(self, rows: Ints) -> Priced:
-        """Some of the rows in full, in the order given.
+        """Price some of the rows in full, in the order given.
 
         Raises:
             IndexError: the table has no rows.
@@ -147,7 +149,7 @@ class PlanTable:
 
 
 def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTable:
-    """Every plan of a pool that divides and that the workload's framework executes, priced.
+    """Price every plan of a pool that divides evenly and that the workload's framework executes.
 
     Raises:
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
@@ -157,7 +159,7 @@ def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTabl
 
 
 def those(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
-    """Given plans instead of those that `find` enumerates.
+    """Price given plans instead of those that `find` enumerates.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -196,15 +198,17 @@ def _priced(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps |
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """What a workload's plans are and cost on all pools of one shape."""
+    """Plans of a workload, with the parts of their prices that are equal on all pools of one shape."""
 
     plans: Plans
     is_bounded: bool
     sharded: Later[Sharded]
     alike: Later[step.Alike]
     billed: Later[tuple[memory.Bills, Floats, Floats]]
-    """What plans hold; what a plan cannot do without, and what an allocator with room holds, both without the GPU's
-    context."""
+    """Memory bills, bytes that a plan cannot do without, and bytes that an allocator with room holds.
+
+    Neither number of bytes includes the GPU's context.
+    """
 
     @classmethod
     def of(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
@@ -221,7 +225,7 @@ class _Space:
         return cls(plans, is_bounded, sharded, Later(lambda: step.Alike.of(sharded(), plans, pool)), Later(billed))
 
     def needed(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
-        """Bytes that each plan needs on a GPU, the upper end of their range, both (n,), and the bills behind them."""
+        """Return the bytes that each plan needs on a GPU, the upper end of their range, both (n,), and their bills."""
         alike, least, reserved = self.billed()
         bills = alike.on(gpu)
         needed, upper = np.empty((2, len(self.plans)))
@@ -243,17 +247,17 @@ def _chunks(plans: Plans) -> Iterator[slice]:
 
 
 CHUNK = 1 << 14
-"""Plans that are put together at once: their columns stay in the processor's second-level cache."""
+"""Plans that are priced at once, so that their columns stay in the processor's second-level cache."""
 
 
 def variants(workload: Workload, precisions: Sequence[Precision]) -> tuple[Workload, ...]:
-    """The workload in each precision that its user allows, its own first."""
+    """Return the workload in each precision that its user allows, its own first."""
     others = [name for name in dict.fromkeys(precisions) if name != workload.precision]
     return (workload, *(replace(workload, precision=name) for name in others))
 
 
 def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
-    """Step time and memory of every plan on a pool.
+    """Price the step time and memory of every plan on a pool.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -270,8 +274,10 @@ def price_sharded(
     fitted: Constants | None = None,
     timed: KernelTimes | None = None,
 ) -> Priced:
-    """As `price`, with what is at hand already: the graph (which does not depend on the pool), other constants,
-    kernel times."""
+    """Price as `price` does, with inputs that are at hand already.
+
+    These are the graph (which does not depend on the pool), other constants, and kernel times.
+    """
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
     times = step.step(workload, sharded, plans, pool, priced, fitted)
     bills = memory.footprint(workload, sharded, plans, pool.gpu)

@@ -1,4 +1,4 @@
-"""What each training framework executes, from the tables of `frameworks.toml`."""
+"""Plans that each training framework executes, from the tables of `frameworks.toml`."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tilecast.spec import CHECKPOINTING, Framework, Plans
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Dimension = Literal["recomputation", "zero", "tensor", "expert"]
-"""What layers of one plan may differ in."""
+"""Dimensions in which the layers of one plan may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a training framework executes; a table of `frameworks.toml`."""
+    """Plans and options that a training framework executes; a table of `frameworks.toml`."""
 
     parallelism: Sequence[str]
     """Degrees that may exceed one: data, tensor, pipeline, context, expert, virtual."""
     zero_stages: Mapping[str, Sequence[int]]
-    """ZeRO stages of data parallelism `alone`, and those that go with each other degree; absent, any of `alone`."""
+    """ZeRO stages of data parallelism `alone`, and those allowed with each other degree; the default is `alone`."""
     checkpointing: Sequence[str]
     precisions: Sequence[str]
     offload: Sequence[str]
     source: str
     sequence_parallel: Sequence[bool] = (False,)
-    """How norms and residuals may be split where tensor parallelism is on."""
+    """Allowed values of sequence parallelism (splitting norms and residuals) where tensor parallelism is on."""
     per_layer: tuple[Dimension, ...] = ()
-    """What may differ from layer to layer."""
+    """Dimensions that may differ from layer to layer."""
     experts_fold_over_tensor: bool = True
     """Whether tensor ranks may hold different experts, or only data ranks."""
 
     def executes(self, plans: Plans) -> Mask:
-        """Whether it can run each plan, (n,)."""
+        """Return which plans the framework can run, (n,)."""
         modes = [CHECKPOINTING.index(mode) for mode in self.checkpointing]
         fine: Mask = np.isin(plans.checkpointing, modes) & (
             np.isin(plans.sequence_parallel, self.sequence_parallel) | (plans.tensor == 1)
@@ -60,14 +60,14 @@ def _abilities(table: Mapping[str, Any]) -> Abilities:
 FRAMEWORKS: Mapping[Framework, Abilities] = {
     name: _abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
 }
-"""Every training framework that is none over another, by name."""
+"""Every training framework that is its own engine, by name."""
 
 
 def abilities(framework: Framework) -> Abilities:
-    """What a framework executes: what its engine does."""
+    """Return the abilities of a framework's engine."""
     return FRAMEWORKS[engine(framework)]
 
 
 def engine(framework: Framework) -> Framework:
-    """The framework whose plans and command line it has."""
+    """Return the framework whose plans and command line a framework uses."""
     return cast("Framework", frameworks.FRAMEWORKS[framework].engine)

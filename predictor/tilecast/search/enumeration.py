@@ -1,12 +1,17 @@
-"""Every divisible plan of a pool as columns.
+"""Enumerate every divisible plan of a pool, as columns.
 
 The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x micro-batch x ZeRO stage x
-recomputation x sequence parallelism x virtual stages, under exact divisibility: a count of GPUs divides a node or fills
-nodes, tensor divides heads, key/value heads (or replicates them) and the MLP and stays inside a node unless the job
-allows more, context divides the sequence, every pipeline stage has layers, data divides the global batch, micro-batches
-divide a rank's share. A plan is one that the job's framework executes, or any framework where it names none. Precision
-and global batch make a workload of their own; overlap is none of the dimensions, since a step without is never faster.
-The order of rows is fixed, so that equal prices always choose the same plan.
+recomputation x sequence parallelism x virtual stages, under exact divisibility:
+
+- a GPU count divides a node or fills nodes;
+- tensor divides heads, key/value heads (or replicates them) and the MLP, and stays inside a node unless the job
+  allows more;
+- context divides the sequence, and every pipeline stage has layers;
+- data divides the global batch, and micro-batches divide a rank's share.
+
+A plan is one that the job's framework executes, or any framework if the job names none. Each precision and global batch
+makes a workload of its own. Overlap is not a dimension, since a step without it is never faster. The order of rows is
+fixed, so that equal prices always choose the same plan.
 """
 
 from __future__ import annotations
@@ -37,21 +42,23 @@ class Limits:
     tensor_across_nodes: bool = False
     """Whether tensor parallelism may leave the node, as measured runs sometimes do."""
     max_plans: int = 1_000_000
-    """Where there are more, node counts are left out until there are fewer: from all to powers of two alone."""
+    """Number of plans above which node counts are left out, step by step until only powers of two remain."""
 
 
 NO_LIMITS = Limits()
 MAX_VIRTUAL = 4
-"""More virtual stages than this send more than they save."""
+"""Most virtual stages; more of them send more than they save."""
 MAX_MICRO_TOKENS = 1 << 22
-"""No GPU holds what a micro-batch of more tokens keeps."""
+"""Most tokens of a micro-batch; no GPU holds the activations of more."""
 MIN_CONTEXT_TOKENS = 1024
-"""Context ranks with fewer tokens than this send more than they save: down to 128 allowed, no best plan of six models
-from 2,048 to 8,192 tokens on H100 and L4 had fewer."""
+"""Fewest tokens of a context rank; with fewer, ranks send more than they save.
+
+With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
+"""
 
 
 def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> Plans:
-    """Every divisible plan of a pool that the workload's framework executes, as one table; empty if there is none.
+    """Return every divisible plan of a pool that the workload's framework executes; empty if there is none.
 
     Raises:
         SpecError: no framework, or not the one of the workload, runs its precision, offloading or recomputation.
@@ -60,20 +67,20 @@ def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) 
 
 
 def divisors(number: int) -> list[int]:
-    """The divisors of a positive integer, ascending."""
+    """Return the divisors of a positive integer, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
 _Table: TypeAlias = dict[str, Ints]
-"""Columns of plans that are not complete yet, by name."""
+"""Columns of incomplete plans, by name."""
 _DECIDING = ("training", "precision", "framework", "checkpointing", "offload", "gradient_sync", "bucket_mib")
-"""What of a workload decides its ways, beside what can be recomputed of its model."""
+"""Fields of a workload that decide its ways, besides what can be recomputed of its model."""
 _WAYS: Memo[tuple[object, ...], tuple[_Table, Mask]] = Memo(8)
 
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
-    """The plans, and whether node counts were left out to keep them few."""
+    """Return the plans, and whether node counts were left out to keep them few."""
     deciding = models.recomputes(workload.model), *(getattr(workload, name) for name in _DECIDING)
     ways, allowed = _WAYS.get(deciding, lambda: _ways(workload))
     for digits in (64, 4, 3, 2, 1):
@@ -90,9 +97,13 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[P
 
 
 def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Table:
-    """Tensor, context, pipeline and data ranks: numbers of GPUs that divide a node, as many replicas of a node as share
-    the batch evenly, or whole nodes. `digits` leaves only numbers of nodes that are zero after so many binary digits:
-    4, say, all up to 16, then every other."""
+    """Return the tensor, context, pipeline and data ranks of every split.
+
+    Unless `limits.gpus` is set, GPU counts are divisors of a node, whole nodes, or, for plain data parallelism, the
+    largest number of GPUs in one node that share the batch evenly. A node count is kept if its binary form has only
+    zeros after the first `digits` digits: with 4, all up to 16, then every second up to 32. The pool's own node count
+    is always kept.
+    """
     able = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
     most = min(able, limits.max_gpus or able, limits.gpus or able)
     widest = most if limits.tensor_across_nodes else min(most, pool.domain)
@@ -112,10 +123,10 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     nodes = gpus // pool.gpus_per_node
     whole = gpus % pool.gpus_per_node == 0
     inside = gpus if limits.tensor_across_nodes else placement.joined(gpus, pool)
-    # Of several nodes each, or each NVLink domain of nodes, holds whole tensor-parallel groups.
+    # If there are several nodes, each node, or each NVLink domain of nodes, holds whole tensor-parallel groups.
     keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (whole & (inside % tensor == 0)))
     if limits.gpus is None:
-        # What remains of a node is of use to others.
+        # A count that divides a node leaves GPUs that other jobs can use.
         fair = max((count for count in datas if count <= pool.gpus_per_node), default=0)
         keep &= whole | (pool.gpus_per_node % gpus == 0) | ((gpus == fair) & (data == fair))
     length = np.frexp(nodes)[1]
@@ -130,7 +141,7 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
 
 
 def splits_heads(workload: Workload, tensor: int) -> bool:
-    """Whether heads, key and value heads (or copies of them) and the MLP divide by so many ranks."""
+    """Check whether heads, key and value heads (or copies of them) and the MLP divide by `tensor` ranks."""
     model = workload.model
     if tensor == 1:
         return True
@@ -139,8 +150,11 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
 
 
 def _splits_sequence(workload: Workload, context: int) -> bool:
-    """Whether fused attention may be spread over so many ranks: each takes two pieces of a causal sequence, one of
-    another (zig-zag), and enough tokens that sending keys and values can pay."""
+    """Check whether fused attention may be spread over `context` ranks.
+
+    Each rank takes two pieces of a causal sequence, or one of another (zig-zag), and enough tokens that sending keys
+    and values can pay.
+    """
     model = workload.model
     can_split = model.family in FAMILIES and FAMILIES[model.family].splits_sequence
     if not can_split or "attention" not in fuse.passes(workload) or not workload.training:
@@ -150,14 +164,17 @@ def _splits_sequence(workload: Workload, context: int) -> bool:
 
 
 def _most_stages(workload: Workload) -> int:
-    """More stages than this are never full."""
+    """Return the most stages that can all have work."""
     model = workload.model
     return max(traced.pieces(model.trace) if model.trace is not None else model.layers, 1)
 
 
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
-    """Whether every one of so many stages has something to do. Traced models are cut by cost; of others layers are
-    counted, have to be of a single kind, and the last stage may hold fewer of them."""
+    """Check whether every one of `pipeline` stages has work.
+
+    Traced models are cut by cost. For others the layers are counted: they have to be of a single kind, and the last
+    stage may hold fewer of them.
+    """
     model = workload.model
     if model.trace is not None:
         return pipeline <= traced.pieces(model.trace)
@@ -166,8 +183,10 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
 
 
 def _batches(workload: Workload, splits: _Table) -> _Table:
-    """Each split with every expert-parallel degree and a micro-batch of each octave: the power of two where it divides
-    the share of a rank, or else the largest that does."""
+    """Combine each split with every expert-parallel degree and one micro-batch per octave.
+
+    The micro-batch is the power of two if it divides the share of a rank, or else the largest that does.
+    """
     batch = workload.global_batch
     share = batch // splits["data"][:, None]
     micro = np.array([workload.micro_batch] if workload.micro_batch else divisors(batch), np.int64)
@@ -187,8 +206,11 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
 
 
 def _one_an_octave(micro: Ints, able: Mask) -> Mask:
-    """Of the micro-batches (m,), ascending, that each row is able to have, (n, m), the power of two or else the largest
-    between one power of two and the next."""
+    """Keep one micro-batch per octave.
+
+    `micro` (m,) is ascending; `able` (n, m) says which of them each row can have. In each octave, from one power of two
+    to the next, a row keeps the power of two if it can have it, or else the largest. The result is a mask (n, m).
+    """
     octave = np.frexp(micro)[1]
     starts = np.flatnonzero(np.diff(octave, prepend=-1))
     if len(starts) == len(micro):
@@ -199,8 +221,10 @@ def _one_an_octave(micro: Ints, able: Mask) -> Mask:
 
 
 def expert_degrees(model: Model, ranks: Ints) -> Ints:
-    """The expert-parallel degrees of a model on so many ranks, (n, degrees), 0 where a degree does not divide: experts
-    spread as they divide, embedding tables over all ranks, a classifier of identities over all ranks or none."""
+    """Return the expert-parallel degrees of a model on each number of ranks, (n, degrees), 0 where one does not divide.
+
+    Experts spread as they divide, embedding tables over all ranks, a classifier of identities over all ranks or none.
+    """
     if "spread_tables" in model.extra:
         return ranks[:, None]
     if "identities" in model.extra:
@@ -214,8 +238,10 @@ def _experts_fold_over_tensor(workload: Workload) -> bool:
 
 
 def _ways(workload: Workload) -> tuple[_Table, Mask]:
-    """ZeRO stage, recomputation, sequence parallelism and virtual stages, each with each: W combinations; and which of
-    them go with each set of degrees above one, (2 ** degrees, W)."""
+    """Return the combinations of ZeRO stage, recomputation, sequence parallelism and virtual stages.
+
+    There are W of them; the mask (2 ** degrees, W) says which are allowed for each set of degrees above one.
+    """
     model = workload.model
     # Servers hold whole gradients, and give each replica all of them.
     is_whole = not workload.training or workload.gradient_sync == "parameterServer"
@@ -256,7 +282,7 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 
 
 def _combined(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> Mask:
-    """Which rows of `outer` go with which of the W ways, (rows, W)."""
+    """Return which rows of `outer` are allowed with which of the W ways, (rows, W)."""
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
     degrees = _DEGREES if "experts" in workload.model.extra else _DEGREES[:-1]
     kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
@@ -266,14 +292,14 @@ def _combined(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) ->
     # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
     interleaves = (virtual == 1) | ((layers % (pipeline * virtual) == 0) & (repeats % pipeline == 0))
     spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
-    # A matrix of rows x ways at a time, and of the narrow columns instead of the wide.
+    # One matrix of rows x ways at a time, gathered from the narrow columns rather than the wide ones.
     mask: Mask = allowed[kind] & interleaves[:, ways["virtual_stages"] - 1]
     mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
     return mask
 
 
 def _frameworks_for(workload: Workload) -> list[Abilities]:
-    """What may run the workload: its framework, or all that have its precision and offloading.
+    """Return the frameworks that may run the workload: its own, or all that have its precision and offloading.
 
     Raises:
         SpecError: there is none.
