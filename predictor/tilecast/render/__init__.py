@@ -1,1 +1,1 @@
-"""Advice for people and programs: a table, JSON, YAML, CSV. Pure functions of `Advice`."""
+"""Show advice to people and programs: as a table, JSON, YAML, CSV. The functions are pure functions of `Advice`."""

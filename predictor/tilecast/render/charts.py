@@ -1,7 +1,8 @@
-"""Charts as values; as SVG that needs neither network nor script and follows the reader's light or dark; as PNG.
+"""Describe charts as values, and draw them as SVG or PNG.
 
-A series has a colour and a mark of its own, so that colour alone tells nothing; every mark carries its figures as a
-title, which browsers show and screen readers say.
+SVG needs neither network nor script, and follows the reader's light or dark mode. Each series has a colour and a mark
+of its own, so that nothing depends on colour alone. Every mark carries its figures as a title, which browsers show and
+screen readers read.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _MOST_TICKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What a side of a chart counts, and how its figures are written."""
+    """What one side of a chart counts, and how its figures are written."""
 
     title: str
     text: Callable[[float], str] = "{:g}".format
     base: int = 0
-    """Base of a logarithmic axis; 0 is a linear one that begins at zero."""
+    """Base of a logarithmic axis; 0 is a linear axis that begins at zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point, what is said of it, and what is written beside it."""
+    """A point, its description, and the text beside it."""
 
     x: float
     y: float
@@ -48,7 +49,7 @@ class Series:
     points: tuple[Point, ...]
     joined: bool = True
     quiet: bool = False
-    """A line that others are held against: grey, dashed, without marks."""
+    """Whether it is a line to compare others with: grey, dashed, without marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Chart:
 
 
 def seconds(value: float) -> str:
-    """Seconds at a tick, in one unit from a second on."""
+    """Format seconds at a tick; from one second on, always in seconds."""
     return f"{value:,g}s" if value >= 1 else duration(value)
 
 
@@ -75,7 +76,7 @@ STYLE = """\
 @media(prefers-color-scheme:dark){.chart{--c0:#5cb3f2;--c1:#f29a5c;--c2:#4fc9a8;--c3:#e58fc2;--c4:#e0c04c;--c5:#a79ef5;
 --ink:#e8eaed;--faint:#343a42;--soft:#a2acb8}}
 """
-"""What a page, or a picture alone, needs once for its charts."""
+"""CSS that a page, or a picture of its own, needs once for its charts."""
 
 COLORS = 6
 SHAPES = (
@@ -86,18 +87,18 @@ SHAPES = (
     '<path d="M0 6 5.5-4.5h-11z"/>',
     '<path d="M-5-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z"/>',
 )
-"""The mark of each colour."""
+"""Mark of each colour."""
 _MATPLOTLIB = "os^Dv*"
-"""The same marks in the letters of matplotlib."""
+"""Mark of each colour in the letters of matplotlib."""
 
 
 def svg(chart: Chart, name: str, style: str = "") -> str:
-    """The chart as an `<svg>` element.
+    """Return the chart as an `<svg>` element.
 
     Args:
-        chart: what to draw.
-        name: begins the identifiers inside, so it has to be the only one on its page.
-        style: put inside, for a picture that is a file of its own.
+        chart: the chart to draw.
+        name: begins the identifiers inside, so it must be unique on its page.
+        style: CSS to put inside, for a picture that is a file of its own.
     """
     x = Scale(chart.x, [p.x for s in chart.series for p in s.points], _LEFT, WIDTH - _RIGHT)
     y = Scale(chart.y, [p.y for s in chart.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
@@ -127,7 +128,7 @@ def svg(chart: Chart, name: str, style: str = "") -> str:
 
 
 def _colored(chart: Chart) -> list[tuple[int, Series]]:
-    """Every series with the number of its colour; quiet ones take none."""
+    """Return every series with the number of its colour; quiet ones take none."""
     marks, color = [], 0
     for series in chart.series:
         marks.append((color, series))
@@ -136,7 +137,7 @@ def _colored(chart: Chart) -> list[tuple[int, Series]]:
 
 
 class Scale:
-    """From values of an axis to places in the picture."""
+    """Map from values of an axis to places in the picture."""
 
     def __init__(self, axis: Axis, values: list[float], start: float, end: float) -> None:
         self.axis, self.start, self.end = axis, start, end
@@ -153,7 +154,7 @@ class Scale:
 
 
 def _steps(high: float) -> list[float]:
-    """Round values from zero to the first one at or above `high`."""
+    """Return round values from zero to the first one at or above `high`."""
     rough = (high or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * round_ for round_ in (1, 2, 2.5, 5, 10) if power * round_ >= rough * 0.999)
@@ -161,7 +162,7 @@ def _steps(high: float) -> list[float]:
 
 
 def _powers(low: float, high: float, base: int) -> list[float]:
-    """Powers of the base around the values; of ten also twice and five times, where there would be few."""
+    """Return powers of the base around the values; if there are few of ten, also twice and five times them."""
     first = math.floor(math.log(low, base) + 1e-9)
     last = max(math.ceil(math.log(high, base) - 1e-9), first + 1)
     stride = -(-(last - first) // _MOST_TICKS)
@@ -193,12 +194,12 @@ def _frame(chart: Chart, x: Scale, y: Scale) -> list[str]:
 
 
 def soft(left: float, top: float, text: str, anchor: str) -> str:
-    """Quiet words at a place of a picture; `anchor` is the SVG's `text-anchor`."""
+    """Return quiet words at a place of a picture; `anchor` is the SVG's `text-anchor`."""
     return f'<text class="soft" x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _legend(chart: Chart) -> tuple[list[str], float]:
-    """The names of the series below the picture, and the height of all."""
+    """Return the names of the series below the picture, and the total height."""
     parts, left, top = [], _LEFT, HEIGHT + 6
     for color, series in _colored(chart):
         width = 26 + 7.2 * len(series.name)
@@ -213,7 +214,7 @@ def _legend(chart: Chart) -> tuple[list[str], float]:
 
 
 def png(chart: Chart) -> bytes:
-    """The chart as a picture of 1,200 by 675 dots.
+    """Return the chart as a picture of 1,200 by 675 dots.
 
     Raises:
         ImportError: matplotlib is not installed.

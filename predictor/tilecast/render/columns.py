@@ -1,4 +1,4 @@
-"""Rows of text under titles, as wide as they need to be."""
+"""Align rows of text under titles, each column as wide as it needs to be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 
 def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
-    """Lines of a table; columns that nothing fills are left out, those named in `right` are set flush right."""
+    """Return the lines of a table, without empty columns; those named in `right` are aligned to the right."""
     shown = [place for place in range(len(titles)) if not rows or any(row[place] for row in rows)]
     cells = [[str(row[place]) for place in shown] for row in (titles, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(shown))]
@@ -23,7 +23,7 @@ def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV, a line each."""
+    """Format rows as CSV, one line each."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""A measured step beside its forecast, as text and as plain data."""
+"""Show a measured step beside its forecast, as text and as plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = {"communication": "exposed communication", "unstated": "what the job le
 
 
 def screen(diagnosis: Diagnosis) -> str:
-    """What is most probably off, ending in a newline."""
+    """Return a text that says what is most probably off, ending in a newline."""
     inside = "inside" if diagnosis.is_inside else "outside"
     span = interval(diagnosis.lower_s, diagnosis.upper_s)
     change = f"{abs(diagnosis.ratio - 1):.1%} {'longer' if diagnosis.ratio > 1 else 'shorter'}"
@@ -48,7 +48,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 
 def document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The same as plain data; the line that is most probably off comes first."""
+    """Return the diagnosis as plain data, the line that is most probably off first."""
     return {
         "measuredSeconds": figures(diagnosis.measured_s),
         "ratio": figures(diagnosis.ratio),

@@ -1,4 +1,4 @@
-"""Advice as plain data, in the names of the TrainingJob's status: what JSON, YAML and the operator share."""
+"""Turn advice into plain data, in the names of the TrainingJob's status. JSON, YAML and the operator share it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tilecast.sharing import Share, Sharing
 from tilecast.spec import Plan, Workload
 
 SCHEMA_VERSION = "1"
-"""Of `schemas/advice.schema.json`; another one once a key changes its meaning or goes."""
+"""Version of `schemas/advice.schema.json`; it changes when a key changes its meaning or is removed."""
 
 
 def document(advice: Advice) -> dict[str, Any]:
-    """The whole advice, keys in a fixed order, absent values left out."""
+    """Return the whole advice, keys in a fixed order, absent values left out."""
     return _present(
         {
             "schemaVersion": SCHEMA_VERSION,
@@ -52,13 +52,13 @@ def document(advice: Advice) -> dict[str, Any]:
 
 
 def workload(trained: Workload) -> dict[str, Any]:
-    """The model of a job, with the parameters that it has without adapters."""
+    """Return the model of a job, with the number of parameters that it has without adapters."""
     whole = models.parameters(replace(trained, lora_rank=0))
     return {"model": trained.model.name, "family": trained.model.family, "parameters": round(whole)}
 
 
 def recommendation(offer: Offer) -> dict[str, Any]:
-    """One offer as `status.recommendation` has it."""
+    """Return one offer in the form of `status.recommendation`."""
     pool = offer.pool
     return _present(
         {
@@ -89,7 +89,7 @@ def recommendation(offer: Offer) -> dict[str, Any]:
 
 
 def alternative(offer: Offer) -> dict[str, Any]:
-    """One offer as `status.alternatives` has it."""
+    """Return one offer in the form of `status.alternatives`."""
     return _present(
         {
             "pool": offer.pool.name,
@@ -111,7 +111,7 @@ def alternative(offer: Offer) -> dict[str, Any]:
 
 
 def step_seconds(offer: Offer | Share) -> dict[str, float]:
-    """The forecast of a step and its 90 % range."""
+    """Return the forecast of a step and its 90 % range."""
     return {
         "target": figures(offer.step_s),
         "lowerBound": figures(offer.lower_s),
@@ -120,8 +120,11 @@ def step_seconds(offer: Offer | Share) -> dict[str, float]:
 
 
 def memory_bytes(offer: Offer) -> dict[str, Any]:
-    """The memory of a GPU: what the plan cannot do without, the range of what it takes, what there is, and whether all
-    of the range fits."""
+    """Return the memory of a GPU.
+
+    The keys are what the plan cannot do without, the range of what it takes, what is available, and whether all of the
+    range fits.
+    """
     return {
         "used": round(offer.memory_bytes),
         "lowerBound": round(offer.memory_lower_bytes),
@@ -132,7 +135,7 @@ def memory_bytes(offer: Offer) -> dict[str, Any]:
 
 
 def _detailed(offer: Offer | None) -> dict[str, Any] | None:
-    """What a program without a cluster wants besides: the plan's short form, the GPU, the memory bill."""
+    """Return an offer with the facts that a program without a cluster needs: short plan, GPU and memory bill."""
     if offer is None:
         return None
     more = {
@@ -145,13 +148,13 @@ def _detailed(offer: Offer | None) -> dict[str, Any] | None:
 
 
 def parallelism(plan: Plan) -> dict[str, Any]:
-    """A plan in the names of `status.recommendation.parallelism`."""
+    """Return a plan in the names of `status.recommendation.parallelism`."""
     names = {column.key: name for name, column in PLAN_COLUMNS.items()}
     return {key: getattr(plan, names[key]) for key in map(to_camel, Parallelism.model_fields)}
 
 
 def incumbent(recommendation: Mapping[str, Any]) -> Incumbent | None:
-    """What a `status.recommendation` recommends; None where it is not one that `recommendation` wrote."""
+    """Read what a `status.recommendation` recommends; None if `recommendation` did not write it."""
     try:
         split = recommendation["parallelism"]
         kinds = {name: type(getattr(Plan(), name)) for name in PLAN_COLUMNS}
@@ -164,13 +167,13 @@ def incumbent(recommendation: Mapping[str, Any]) -> Incumbent | None:
 
 
 def rejection(item: Rejection) -> dict[str, Any]:
-    """One rejection, as `status.rejected` has it and with the change that was tried."""
+    """Return one rejection in the form of `status.rejected`, with the change that was tried."""
     row = {"pool": item.pool, "code": item.code, "message": item.message, "remedy": item.remedy}
     return _present({**row, "change": change(item.change)})
 
 
 def sharing(share: Sharing | None) -> dict[str, Any] | None:
-    """The parts of a GPU that would do, and which of them is worth while."""
+    """Return the ways to share a GPU, and which of them is the best."""
     if share is None:
         return None
     return _present(
@@ -201,7 +204,7 @@ def _share(option: Share) -> dict[str, Any]:
 
 
 def why_not(item: WhyNot) -> dict[str, Any]:
-    """One plan that is not the recommendation."""
+    """Return one plan that is not the recommendation."""
     return _present(
         {
             "subject": item.subject,
@@ -216,7 +219,7 @@ def why_not(item: WhyNot) -> dict[str, Any]:
 
 
 def change(item: Change | None) -> dict[str, Any] | None:
-    """A change that was tried: the input, what it has to be, and whether the plan then fits or wins."""
+    """Return a change that was tried: the input, the value it must have, and whether the plan then fits or wins."""
     if item is None:
         return None
     value = figures(item.value) if isinstance(item.value, float) else item.value
@@ -224,12 +227,12 @@ def change(item: Change | None) -> dict[str, Any] | None:
 
 
 def model(advice: Advice) -> dict[str, str]:
-    """The predictor, as `status.model` has it."""
+    """Return the predictor in the form of `status.model`."""
     return {"version": advice.provenance.model_version, "sha256": advice.provenance.model_sha256}
 
 
 def provenance(advice: Advice) -> dict[str, Any]:
-    """What the advice rests on besides the predictor."""
+    """Return the sources that the advice rests on besides the predictor."""
     source = advice.provenance
     return _present(
         {
@@ -243,7 +246,7 @@ def provenance(advice: Advice) -> dict[str, Any]:
 
 
 def figures(value: float) -> float:
-    """Six significant figures: more would be noise, and make equal advice differ between machines."""
+    """Round to six significant figures: more would be noise, and make equal advice differ between machines."""
     return float(f"{value:.6g}")
 
 
@@ -256,7 +259,7 @@ def _present(table_: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dump(syntax: str, value: Mapping[str, Any]) -> str:
-    """A document as "json", two spaces deep, or as "yaml", keys in their order."""
+    """Format a document as "json" with an indent of two, or as "yaml" with its keys in order."""
     if syntax == "json":
         return json.dumps(value, indent=2) + "\n"
     import yaml
@@ -265,12 +268,12 @@ def dump(syntax: str, value: Mapping[str, Any]) -> str:
 
 
 def to_json(advice: Advice) -> str:
-    """The document as JSON."""
+    """Format the document as JSON."""
     return dump("json", document(advice))
 
 
 def to_csv(advice: Advice) -> str:
-    """One line per pool: the offers in rank order, then the rejections."""
+    """Format one line per pool: the offers in rank order, then the rejections."""
     rows: list[Sequence[object]] = [
         (
             "pool",
@@ -298,4 +301,4 @@ FORMATS: Mapping[str, Callable[[Advice], str]] = {
     "yaml": lambda advice: dump("yaml", document(advice)),
     "csv": to_csv,
 }
-"""Every output format of `tilecast advise`."""
+"""Functions for every output format of `tilecast advise`."""

@@ -1,4 +1,4 @@
-"""Why a plan takes as long as it does, as a screen of text: operators, roofline, exchanges, memory."""
+"""Explain on one screen of text why a plan takes as long as it does: operators, roofline, exchanges, memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilecast.render.document import figures
 from tilecast.render.units import count, duration, size
 
 SHOWN = 12
-"""Operators on the screen; the rest are one line."""
+"""Operators on the screen; the rest are summed up in one line."""
 
 _OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FACTOR", "FLOP/B", "BOUND", "REACHES", "TILES")
 _EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS", "EACH", "EXPOSED")
@@ -36,7 +36,7 @@ _RIGHT = (
 
 
 def screen(offer: Offer, explanation: Explanation) -> str:
-    """The explanation of an offer, ending in a newline."""
+    """Return the explanation of an offer, ending in a newline."""
     plan, gpu = offer.plan, explanation.gpu
     peak, bandwidth = gpu.peak(explanation.precision), gpu.memory_bandwidth_bytes_per_s
     lines = [
@@ -63,7 +63,7 @@ def screen(offer: Offer, explanation: Explanation) -> str:
 
 
 def shape(operator: PricedOperator) -> str:
-    """A kernel in short: `gemm 8192x12288x4096`, `attention 32 heads 8192x8192x128`, `elementwise 117M of 6 B`."""
+    """Name a kernel in short: `gemm 8192x12288x4096`, `attention 32 heads 8192x8192x128`, `elementwise 117M of 6 B`."""
     d = operator.dims
     if operator.kind == "gemm":
         text = f"{d['m']:.0f}x{d['n']:.0f}x{d['k']:.0f}"
@@ -98,20 +98,23 @@ def _operators(explanation: Explanation) -> list[tuple[str, ...]]:
 
 
 def _timed(seconds: float, explanation: Explanation) -> tuple[str, str]:
-    """A time, and its share of all operators."""
+    """Return a time, and its share of all operators."""
     return duration(seconds), f"{seconds / explanation.seconds:.1%}"
 
 
 def cells(one: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
-    """An operator as text: its name, time, share, kernel, runs, the time of each, FLOP per byte, what bounds it, how
-    much of that it reaches, and its tiles."""
+    """Return an operator as text.
+
+    The cells are name, time, share, kernel, runs, time of each run, FLOP per byte, what bounds it, how much of that
+    bound it reaches, and its tiles.
+    """
     tiles = f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else ""
     what = (one.name, *_timed(one.seconds, explanation), shape(one), f"{one.runs:,.0f}", duration(one.kernel_s))
     return (*what, f"{one.intensity:.0f}", one.bound, f"{one.utilization:.0%}", tiles)
 
 
 def _factors(explanation: Explanation) -> str:
-    """Every correction of the operators, by the name of the constant."""
+    """Return every correction of the operators, by the name of the constant."""
     values: dict[str, set[str]] = {}
     for one in explanation.operators:
         for name, value in one.corrections.items():
@@ -120,7 +123,7 @@ def _factors(explanation: Explanation) -> str:
 
 
 def _compute(offer: Offer, explanation: Explanation) -> str:
-    """Compute of a step from that of a micro-batch."""
+    """Return a line that derives the compute of a step from that of a micro-batch."""
     sums, plan = explanation.sums, offer.plan
     stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""
     slowed = f" + {duration(sums.contended_s)} slowed by gradients" if _counts(sums.contended_s, offer) else ""
@@ -158,8 +161,11 @@ def _communication(offer: Offer, explanation: Explanation) -> list[str]:
 
 
 def exchanges(explanation: Explanation) -> list[tuple[str, ...]]:
-    """Every exchange as text: what, its time, collective, ranks, buffer, runs, the time of each, and how much of it is
-    exposed; of gradients and weights only what is sent."""
+    """Return every exchange as text.
+
+    The cells are what, time, collective, ranks, buffer, runs, time of each run, and the share that is exposed.
+    Exchanges of gradients and weights only have what is sent.
+    """
     rows: list[tuple[str, ...]] = [
         (
             f"{one.name} ({one.group})",
@@ -179,8 +185,10 @@ def exchanges(explanation: Explanation) -> list[tuple[str, ...]]:
 
 
 def synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
-    """What replicas exchange of gradients and weights: what and when, by which collective, bytes, and how
-    often in that time, where it is not once."""
+    """Return what replicas exchange of gradients and weights.
+
+    Each row has what and when, the collective, the bytes, and how often in that time, unless it is once.
+    """
     if not explanation.gradient_bytes:
         return []
     plan = explanation.plan
@@ -194,7 +202,7 @@ def synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
 
 
 def _syncs(explanation: Explanation) -> list[str]:
-    """The plan with each way of summing gradients, the job's own first."""
+    """Return the plan's step with each way to sum gradients, the job's own first."""
     if not explanation.syncs:
         return []
     rows = [(duration(one.seconds), duration(one.step_s), _way(one)) for one in explanation.syncs]
@@ -216,7 +224,7 @@ def _memory(offer: Offer) -> list[tuple[str, ...]]:
 
 
 def document(explanation: Explanation) -> dict[str, Any]:
-    """The explanation as plain data, in the words of the advice's document."""
+    """Return the explanation as plain data, in the words of the advice's document."""
     return {
         "plan": str(explanation.plan),
         "gpu": explanation.gpu.name,

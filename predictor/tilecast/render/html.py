@@ -1,4 +1,4 @@
-"""The advice as one page."""
+"""Show the advice as one HTML page."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tilecast.step import PARTS
 def page(
     advice: Advice, explanation: Explanation | None, curves: Sequence[Curve], sections: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
-        advice: what to tell.
-        explanation: the recommended plan taken apart; None where there is no recommendation.
+        advice: the advice to show.
+        explanation: the recommended plan taken apart; None if there is no recommendation.
         curves: how every pool scales.
-        sections: title and text of what else was asked for.
+        sections: title and text of everything else that was requested.
     """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
@@ -112,7 +112,7 @@ def _offer(offer: Offer) -> list[str]:
 
 
 def _fit(offer: Offer) -> str:
-    """The range of an offer's memory: `51-58 of 79 GiB`."""
+    """Format the range of an offer's memory: `51-58 of 79 GiB`."""
     taken = gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
     return f"{taken} of {gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
 
@@ -136,7 +136,10 @@ def _plots(advice: Advice, curves: Sequence[Curve]) -> str:
 
 
 def _pareto(advice: Advice) -> Chart | None:
-    """Step time over cost, or over GPUs where nothing has a price: no plan shown is beaten in everything."""
+    """Return a chart of step time over cost, or over GPUs if nothing has a price.
+
+    It shows the Pareto set and the best of every pool.
+    """
     best = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
     shown = list(best.values())
     if not shown:
@@ -171,7 +174,7 @@ def _pareto(advice: Advice) -> Chart | None:
 
 
 def _base(values: Sequence[float]) -> int:
-    """Ten for an axis of values far apart."""
+    """Return base 10 for an axis of values that are far apart, or else 0, for a linear axis."""
     return 10 if min(values, default=0.0) > 0 and max(values) > 8 * min(values) else 0
 
 
@@ -254,7 +257,7 @@ def _kernels(best: Offer, explanation: Explanation) -> str:
 
 
 def _roofline(explanation: Explanation) -> Chart:
-    """FLOP/s that each operator reaches over the FLOP it does for every byte."""
+    """Return a chart of the FLOP/s that each operator reaches over its FLOP per byte."""
     gpu, peak = explanation.gpu, explanation.gpu.peak(explanation.precision)
     bandwidth = gpu.memory_bandwidth_bytes_per_s
     shown = [

@@ -1,5 +1,8 @@
-"""Estimates with their standard errors as rows of a picture: a mark, a whisker of two standard errors on either side,
-and a band in which an estimate is as it should be. SVG, as `tilecast.render.charts` draws it."""
+"""Draw estimates with their standard errors as rows of a picture.
+
+Each row has a mark and a whisker of two standard errors on either side. A band shows where an estimate should be. The
+picture is SVG, drawn with `tilecast.render.charts`.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,12 @@ from tilecast.render.charts import SHAPES, WIDTH, Axis, Scale, soft
 _LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 200.0, 124.0, 10.0, 22.0, 44.0
 _MOST_NAME = 25
 _REACH = 4.0
-"""Whiskers that reach further than so many times the mark are cut off."""
+"""Largest ratio of a whisker's end to its mark; longer whiskers are cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A positive estimate, the standard error of its logarithm (NaN where it is not known), and what is written beside
-    it."""
+    """A positive estimate, the standard error of its logarithm (NaN if not known), and the text beside it."""
 
     name: str
     value: float
@@ -35,7 +37,7 @@ class Interval:
 
     @property
     def label(self) -> str:
-        """All of it in words."""
+        """The whole row in words."""
         error = f" ± {self.error:.2f}" if math.isfinite(self.error) else ""
         return f"{self.name}: {self.value:.2f}{error}, {self.text}{', off' if self.is_off else ''}"
 
@@ -51,7 +53,7 @@ class Intervals:
 
 
 def svg(chart: Intervals, name: str) -> str:
-    """The picture as an `<svg>` element; `name` begins its identifiers, so it has to be the only one on its page."""
+    """Return the picture as an `<svg>` element; `name` begins its identifiers, so it must be unique on its page."""
     values = [end for row in chart.rows for end in row.ends]
     x = Scale(Axis(chart.axis, base=2), [*values, *chart.band], _LEFT, WIDTH - _RIGHT)
     bottom = _TOP + _ROW * len(chart.rows)
@@ -75,7 +77,7 @@ def svg(chart: Intervals, name: str) -> str:
 
 
 def _row(row: Interval, x: Scale, top: float) -> list[str]:
-    """A mark between its name and what is said of it; off ones have a colour and a mark of their own."""
+    """Return a mark between its name and its text; estimates that are off have a colour and a mark of their own."""
     color = int(row.is_off)
     low, high = (x.place(end) for end in row.ends)
     short = row.name if len(row.name) <= _MOST_NAME else f"{row.name[: _MOST_NAME - 1]}…"

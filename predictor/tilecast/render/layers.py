@@ -1,4 +1,4 @@
-"""Strategies per layer, below the first screen."""
+"""Show strategies per layer, below the first screen."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tilecast.perlayer import TIDY, LayerGroup, PerLayer, PipelineCut
 from tilecast.render.units import duration, gibibytes
 
 _WORTH = 0.005
-"""Savings below this share are not told apart from none."""
+"""Share of the step below which a saving is treated as none."""
 
 
 def screen(offer: Offer, per_layer: PerLayer | None, cut: PipelineCut | None) -> str:
-    """What varying strategies and an uneven cut would give on an offer's GPUs: lines of text, ending in a newline."""
+    """Return lines on what varying strategies and an uneven cut bring on an offer's GPUs, ending in a newline."""
     where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}"
     return "\n".join([*_strategies(where, per_layer), *_cut(cut)]) + "\n"
 
 
 def document(per_layer: PerLayer | None, cut: PipelineCut | None) -> dict[str, Any]:
-    """The same as values: seconds, bytes, layers counted from 1."""
+    """Return the strategies and the cut as values: seconds, bytes, layers counted from 1."""
     values: dict[str, Any] = {}
     if per_layer is not None:
         values["strategies"] = {
@@ -75,14 +75,14 @@ def _strategies(where: str, per_layer: PerLayer | None) -> list[str]:
 
 
 def _name(group: LayerGroup, depth: int) -> str:
-    """A group as text: `embedding`, `layer 44 of 44`, `layers 1-12,25-32 of 32`."""
+    """Format a group as text: `embedding`, `layer 44 of 44`, `layers 1-12,25-32 of 32`."""
     if not group.layers:
         return group.name
     return f"layer{'s' if len(group.layers) > 1 else ''} {_ranges(group.layers)} of {depth}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as people write them: `1-12,25-32`."""
+    """Format ascending numbers as people write them: `1-12,25-32`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

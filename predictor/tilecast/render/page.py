@@ -1,4 +1,4 @@
-"""What pages are made of. A page needs nothing but itself: no network, no script, light and dark."""
+"""Building blocks of HTML pages. A page is self-contained (no network, no script) and follows light and dark mode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ footer{margin-top:48px;font-size:13px;color:var(--soft)}
 
 
 def whole(title: str, body: Sequence[str]) -> str:
-    """A page of a title and the parts of its body; empty parts are left out."""
+    """Return a page with a title and the parts of its body; empty parts are left out."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -55,19 +55,19 @@ def whole(title: str, body: Sequence[str]) -> str:
 
 
 def facts(named: Sequence[tuple[str, str]]) -> str:
-    """Names and values side by side, as text; those without a value are left out."""
+    """Return names and values side by side, given as text; those without a value are left out."""
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in named if value)
     return f'<dl class="facts">{items}</dl>'
 
 
 def table(caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], figures: str = "") -> str:
-    """A table.
+    """Return a table.
 
     Args:
-        caption: what it shows, as text.
-        titles: of its columns, as text; a column "why" breaks its lines.
-        rows: class and cells of each, as markup; the first cell is the row's header.
-        figures: the titles of columns of figures, parted by `|`.
+        caption: what the table shows, as text.
+        titles: titles of the columns, as text; a column "why" breaks its lines.
+        rows: class and cells of each row, as markup; the first cell is the row's header.
+        figures: titles of the columns of figures, separated by `|`.
     """
     right = [title in figures.split("|") for title in titles]
     head = "".join(
@@ -85,15 +85,15 @@ def table(caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequenc
 
 
 def class_(name: str) -> str:
-    """The attribute of a class; nothing without one."""
+    """Return the attribute for a class; empty without one."""
     return f' class="{name}"' if name else ""
 
 
 def figure(title: str, picture: str, kind: str = "") -> str:
-    """A picture, an `<svg>` element, under its title."""
+    """Return a picture, an `<svg>` element, under its title."""
     return f"<figure{class_(kind)}><figcaption>{escape(title)}</figcaption>{picture}</figure>"
 
 
 def meter(share: float) -> str:
-    """A bar for a share from 0 to 1."""
+    """Return a bar for a share from 0 to 1."""
     return f'<span class="meter" style="width:{max(share, 0.0) * 160:.0f}px"></span>'

@@ -1,4 +1,4 @@
-"""A queue's plan as a screen, as JSON and as CSV."""
+"""Show a queue's plan as a screen, as JSON, as CSV and as a page."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tilecast.render.units import duration, interval, money
 
 SCHEMA_VERSION = 1
 MOST_LINES = 40
-"""Jobs on the screen; programs get all of them."""
+"""Most jobs on the screen; programs get all of them."""
 _TITLES = ("JOB", "NOW", "ADVISED", "GPUS", "PLAN", "START", "FINISH", "(90%)", "COST", "GAIN")
 _TOTALS = ("", "MEAN", "P99", "LAST", "COST", "FAIRNESS", "LATE")
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The plan with other numbers of nodes."""
+    """The plan with other node counts."""
 
     nodes: Mapping[str, int]
-    """More of each pool, or fewer."""
+    """Change in the nodes of each pool; negative values remove nodes."""
     report: QueueReport | None
-    """None where nothing can be planned then."""
+    """None if nothing can be planned then."""
     jobs: int
-    """More of the queue that are planned then, or fewer."""
+    """Change in the number of queued jobs that are planned."""
     lost: tuple[Unplanned, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueScreen:
-    """All that is shown."""
+    """Everything that is shown."""
 
     report: QueueReport
     unplanned: tuple[Unplanned, ...]
@@ -44,7 +44,7 @@ class QueueScreen:
 
 
 def table(screen: QueueScreen) -> str:
-    """The plan as a screen of text, ending in a newline."""
+    """Return the plan as a screen of text, ending in a newline."""
     shown = screen.report
     held = shown.solution.columns
     order = _in_order(shown)
@@ -61,24 +61,24 @@ def table(screen: QueueScreen) -> str:
 
 
 def _in_order(shown: QueueReport) -> list[QueuedPlace]:
-    """The jobs as they start."""
+    """Return the jobs in the order of their starts."""
     return sorted(shown.places, key=lambda place: (place.start_s, place.finish_s, place.job))
 
 
 def _refused(unplanned: Sequence[Unplanned]) -> list[str]:
-    """Lines of what cannot be planned as asked."""
+    """Return lines on what cannot be planned as requested."""
     return [line for item in unplanned for line in wrapped(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
 
 
 def headline(shown: QueueReport) -> str:
-    """What was planned, and for what."""
+    """Return a line that says what was planned, and by which policy."""
     held = shown.solution.columns
     pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in held.pools)
     return f"{len(held.weight)} jobs on {pools}; policy {shown.solution.policy.name}: {shown.solution.policy.summary}"
 
 
 def option_of(shown: QueueReport, place: QueuedPlace) -> JobOption:
-    """The option that a job has by the plan."""
+    """Return the option that the plan gives a job."""
     return shown.solution.columns.options[shown.solution.option[place.job]]
 
 
@@ -88,7 +88,7 @@ def _is_moved(shown: QueueReport, place: QueuedPlace) -> bool:
 
 
 def now_of(shown: QueueReport, place: QueuedPlace) -> str:
-    """Where a job is, or would go unadvised."""
+    """Return where a job is, or would go without advice."""
     job = shown.solution.columns.problem.jobs[place.job]
     if job.present is None:
         return "-"
@@ -113,7 +113,7 @@ def _row(shown: QueueReport, place: QueuedPlace) -> tuple[str, ...]:
 
 
 def gain(seconds: float) -> str:
-    """Time won or lost against a job's own wish."""
+    """Format the time that a job gains or loses against its own best pool."""
     if abs(seconds) < 1:
         return "0"
     return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"
@@ -125,7 +125,7 @@ def _price(shown: QueueReport, amount: float | None) -> str:
 
 
 def totals_rows(shown: QueueReport) -> list[tuple[str, ...]]:
-    """The plan and the references, a line each."""
+    """Return the totals of the plan and of the references, one row each."""
     named = [("this plan", shown.plan), *((REFERENCES[name][0], held) for name, held in shown.references.items())]
     return [
         (
@@ -142,7 +142,7 @@ def totals_rows(shown: QueueReport) -> list[tuple[str, ...]]:
 
 
 def paid(shown: QueueReport) -> list[str]:
-    """Who pays for whom, those that pay most first."""
+    """Return lines on which jobs pay for which others, those that pay most first."""
     jobs = shown.solution.columns.problem.jobs
     losing = sorted((place for place in shown.places if place.gain_s <= -1), key=lambda place: place.gain_s)
     lines = []
@@ -161,7 +161,7 @@ _PAID = 4
 
 
 def notes(screen: QueueScreen) -> list[str]:
-    """What else is to be said: the bound, what was left as it is, and what other nodes would buy."""
+    """Return the other notes: the bound, what was left as it is, and what other nodes would bring."""
     solution, texts = screen.report.solution, list[str]()
     if solution.gap is not None:
         texts.append(
@@ -176,7 +176,7 @@ def notes(screen: QueueScreen) -> list[str]:
 
 
 def bought(screen: QueueScreen) -> list[str]:
-    """What other nodes would buy."""
+    """Return lines on what other nodes would bring."""
     asked = screen.what_if
     if asked is None:
         return []
@@ -200,7 +200,7 @@ def bought(screen: QueueScreen) -> list[str]:
 
 
 def document(screen: QueueScreen) -> dict[str, object]:
-    """The plan for programs."""
+    """Return the plan as plain data for programs."""
     shown = screen.report
     solution, asked = shown.solution, screen.what_if
     return {
@@ -253,12 +253,12 @@ def _job(shown: QueueReport, place: QueuedPlace) -> dict[str, object]:
 
 
 def to_json(screen: QueueScreen) -> str:
-    """The document as JSON."""
+    """Format the document as JSON."""
     return json.dumps(document(screen), indent=2) + "\n"
 
 
 def to_csv(screen: QueueScreen) -> str:
-    """A line a job."""
+    """Format one line per job."""
     rows: list[Sequence[object]] = [
         ("job", "now", "pool", "gpus", "plan", "start_s", "finish_s", "lower_s", "upper_s", "cost", "gain_s", "problem")
     ]
@@ -275,7 +275,7 @@ def to_csv(screen: QueueScreen) -> str:
 
 
 def to_html(screen: QueueScreen) -> str:
-    """The plan as one page."""
+    """Format the plan as one page."""
     shown = screen.report
     problems = [(item.job, item.problem, item.remedy) for item in screen.unplanned]
     texts = [*paid(shown), *notes(screen)]
@@ -284,7 +284,7 @@ def to_html(screen: QueueScreen) -> str:
 
 
 def nothing(unplanned: Sequence[Unplanned], output: str) -> str:
-    """What is shown where no job can be planned."""
+    """Return the output for a queue where no job can be planned."""
     if output == "json":
         empty = {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned(item) for item in unplanned]}
         return json.dumps(empty, indent=2) + "\n"
@@ -297,4 +297,4 @@ FORMATS: Mapping[str, Callable[[QueueScreen], str]] = {
     "csv": to_csv,
     "html": to_html,
 }
-"""What `-o` takes."""
+"""Functions for the values of `-o`."""

@@ -1,4 +1,4 @@
-"""A queue's plan as one page with a Gantt chart by pool."""
+"""Show a queue's plan as one page with a Gantt chart per pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilecast.render.units import duration
 
 _WIDTH, _LEFT, _ROW, _GAP, _AXIS = 1080.0, 120.0, 16.0, 3.0, 26.0
 MOST_BARS = 60
-"""Jobs drawn of a pool, the first that start."""
+"""Most jobs that are drawn per pool, the first ones to start."""
 
 
 def page(
@@ -25,15 +25,15 @@ def page(
     problems: Sequence[tuple[str, str, str]],
     texts: Sequence[str],
 ) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         shown: the plan.
         title: what was planned.
         jobs: titles and rows of the table of jobs, as text.
-        totals: the same of the totals.
+        totals: titles and rows of the table of totals, as text.
         problems: job, problem and remedy of what could not be planned.
-        texts: sentences about it.
+        texts: sentences about the plan.
     """
     plan = shown.plan
     named = [
@@ -68,7 +68,7 @@ def _table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def _gantt(shown: QueueReport, pool: int) -> str:
-    """The jobs of a pool as bars over time, a line each, as they start."""
+    """Return the jobs of a pool as bars over time, one line each, in the order of their starts."""
     columns, option = shown.solution.columns, shown.solution.option
     held = columns.pools[pool]
     here = [place for place in shown.places if columns.pool[option[place.job]] == pool]
@@ -106,7 +106,7 @@ def _scale(end: float, bottom: float) -> list[str]:
 
 
 def _bar(shown: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
-    """One job: its run, a whisker to the ends of its range, and its figures as a title."""
+    """Return one job: its run, a whisker to the ends of its range, and its figures as a title."""
     columns = shown.solution.columns
     job = columns.problem.jobs[place.job]
     option = columns.options[shown.solution.option[place.job]]

@@ -1,4 +1,4 @@
-"""A sweep as a table with bars, as plain data, and as a chart."""
+"""Show a sweep as a table with bars, as plain data, and as a chart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def table(field: str, unit: str, rows: Sequence[Row], *, wide: bool = False) -> str:
-    """The best of every value, or with `wide` every pool's best, as a screen ending in a newline."""
+    """Return the best of every value, or with `wide` the best of every pool, as a screen that ends in a newline."""
     titles = (_titled(field, unit), "POOL", "GPUS", "PLAN", "STEP", "(90%)", "COST/1K", "/S/GPU", "EFF", "STEP")
     longest = max((offer.step_s for row in rows for offer in _shown(row, wide)), default=1.0)
     lines: list[tuple[str, ...]] = []
@@ -54,13 +54,13 @@ def table(field: str, unit: str, rows: Sequence[Row], *, wide: bool = False) -> 
 
 
 def bar(share: float) -> str:
-    """A bar of so much of `BAR` columns, to an eighth of one."""
+    """Return a bar that fills this share of `BAR` columns, to an eighth of a column."""
     eighths = max(1, round(min(share, 1.0) * BAR * 8))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def to_csv(field: str, unit: str, rows: Sequence[Row]) -> str:
-    """One line per value and pool."""
+    """Format one line per value and pool."""
     lines: list[Sequence[object]] = [
         (field, "pool", "nodes", "gpusPerNode", "plan", "stepSeconds", "lowerBound", "upperBound",
          "costPer1000Steps", "tokensPerSecond", "efficiency", "best"),
@@ -76,7 +76,7 @@ def to_csv(field: str, unit: str, rows: Sequence[Row]) -> str:
 
 
 def to_json(field: str, unit: str, rows: Sequence[Row]) -> str:
-    """Every value with the offers and rejections it leads to."""
+    """Format every value with the offers and rejections that it leads to."""
     document = {
         "schemaVersion": "1",
         "field": field,
@@ -94,7 +94,7 @@ def to_json(field: str, unit: str, rows: Sequence[Row]) -> str:
 
 
 def chart(field: str, unit: str, rows: Sequence[Row], measure: Measure = "step") -> Chart:
-    """A line for every pool over the values."""
+    """Return a chart with a line for every pool over the values."""
     names = sorted({offer.pool.name for row in rows for offer in row.advice.offers})
     values = [row.value for row in rows]
     is_wide = min(values, default=0) > 0 and max(values) > 4 * min(values)

@@ -1,4 +1,4 @@
-"""The first screen: one line per pool, the chosen one first, and why the others are not it."""
+"""Show the first screen: one line per pool, the recommended one first, and why the others are not recommended."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bub
 WIDTH = 128
 """Columns of the screen that sentences are wrapped to."""
 MAX_WHY_NOT = 6
-"""Lines that say why not another plan; programs get all of them."""
+"""Most lines on why other plans are not recommended; programs get all of them."""
 
 
 _FIRM = "\N{NO-BREAK SPACE}"
-"""A space that no line ends at."""
+"""Space at which no line is broken."""
 
 
 def table(advice: Advice) -> str:
-    """The advice as a screen of text, ending in a newline."""
+    """Return the advice as a screen of text, ending in a newline."""
     best = advice.best
     names = [offer.pool.name for offer in advice.offers] + [item.pool for item in advice.rejections]
     width = max(map(len, (*names, advice.baseline.pool.name if advice.baseline else "", "POOL")))
@@ -49,7 +49,7 @@ def table(advice: Advice) -> str:
 
 
 def wrapped(head: str, text: str) -> list[str]:
-    """A text behind its head, lines after the first indented alike; words with hyphens stay whole."""
+    """Wrap a text behind its head, with the later lines indented alike; words with hyphens stay whole."""
     indent = " " * len(head)
     wrapper = textwrap.TextWrapper(
         WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -87,7 +87,7 @@ def _offer(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
 
 
 def _why_not(advice: Advice) -> list[str]:
-    """The plans that something binds or could make win, those of other pools first."""
+    """Return lines on the plans that something bars or that a change could make win, those of other pools first."""
     telling = [item for item in advice.why_not if item.change is not None or not _is_no_better(item)]
     lines = []
     for item in telling[:MAX_WHY_NOT]:
@@ -99,13 +99,13 @@ def _why_not(advice: Advice) -> list[str]:
 
 
 def _is_no_better(item: WhyNot) -> bool:
-    """Whether a plan that no change helps would not be worth one."""
+    """Check whether a plan that no change helps would not have been worth one."""
     bound = item.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
     return item.code in ("Slower", "Dearer", "Tie") or (bound and (item.value or 0.0) >= 1)
 
 
 def _pareto(advice: Advice) -> list[str]:
-    """Plans that nothing beats in time, cost and GPUs at once, where there are several."""
+    """Return lines on the plans that no other beats in time, cost and GPUs at once, if there are several."""
     if len(advice.pareto) < 2:
         return []
     parts = []

@@ -1,4 +1,4 @@
-"""Quantities as people read them: three significant figures at most, one unit."""
+"""Format quantities for people: three significant figures at most, one unit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SCALES = (
     (345600.0, 3600.0, "h"),
     (float("inf"), 86400.0, "d"),
 )
-"""Up to this many seconds, the unit, and its name."""
+"""Upper limit in seconds, unit in seconds, and name of each unit."""
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as a person says them: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`; nothing where they are not known."""
+    """Format seconds: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`; empty if they are not known."""
     if seconds is None:
         return ""
     _, unit, name = _scale(seconds)
@@ -27,13 +27,13 @@ def duration(seconds: float | None) -> str:
 
 
 def interval(lower: float, upper: float) -> str:
-    """A range of seconds in the unit of its lower end: `7.62-9.03s`."""
+    """Format a range of seconds in the unit of its lower end: `7.62-9.03s`."""
     _, unit, name = _scale(lower)
     return f"{_three(lower / unit)}-{_three(upper / unit)}{name}"
 
 
 def _three(value: float) -> str:
-    """Three significant figures, never an exponent for a large number."""
+    """Format three significant figures, never with an exponent for a large number."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
@@ -42,7 +42,7 @@ def _scale(seconds: float) -> tuple[float, float, str]:
 
 
 def money(value: float | None, currency: str) -> str:
-    """An amount: `$2,507`, `251 CHF`; nothing where it is not known."""
+    """Format an amount: `$2,507`, `251 CHF`; empty if it is not known."""
     if value is None:
         return ""
     text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
@@ -50,7 +50,7 @@ def money(value: float | None, currency: str) -> str:
 
 
 def count(value: float) -> str:
-    """A large count: `1.05M`, `4.19M`, `512`."""
+    """Format a large count: `1.05M`, `4.19M`, `512`."""
     for limit, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{letter}"
@@ -58,23 +58,23 @@ def count(value: float) -> str:
 
 
 def parameters(value: float) -> str:
-    """A number of parameters as models are named: `124M`, `8.03B`, `1.03T`."""
+    """Format a number of parameters as models are named: `124M`, `8.03B`, `1.03T`."""
     return count(value).replace("G", "B")
 
 
 def gibibytes(value: float) -> str:
-    """Bytes in whole GiB: `61`."""
+    """Format bytes in whole GiB: `61`."""
     return f"{value / GIB:.0f}"
 
 
 def gibibyte_range(lower: float, upper: float) -> str:
-    """A range of bytes in whole GiB: `51-58`, or one number where they are alike."""
+    """Format a range of bytes in whole GiB: `51-58`, or one number where the ends are equal."""
     ends = dict.fromkeys((gibibytes(lower), gibibytes(upper)))
     return "-".join(ends)
 
 
 def size(value: float) -> str:
-    """Bytes in the binary unit that suits: `61.2 GiB`, `4 MiB`, `512 B`."""
+    """Format bytes in the binary unit that suits: `61.2 GiB`, `4 MiB`, `512 B`."""
     for limit, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= limit:
             return f"{_three(value / limit)} {unit}"

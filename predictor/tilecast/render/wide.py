@@ -1,4 +1,4 @@
-"""The table with everything that one line of an offer can hold, the plans next to the best, and how to read them."""
+"""Show the wide table: everything that one line of an offer can hold, the plans next to the best, and a legend."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ A plan reads dp16 data, tp2 tensor, pp2 pipeline, cp2 context, ep8 expert parall
 the data and context ranks; sp norms split by sequence over the tensor ranks; vp2 virtual stages of each pipeline rank;
 mb2 samples per micro-batch; ac-full or ac-sel recomputed activations. In the table > is the recommendation, = your
 baseline, x a pool that cannot run the job."""
-"""How a plan and the table read."""
+"""Legend of the plans and the table."""
 
 _PARTS = tuple(part.upper() for part in PARTS)
 _TITLES = ("POOL", "PLAN", "BATCH", "PRECISION", "/S", *_PARTS, "NODE TYPE", "FREE NOW", "SELECTOR")
 
 
 def wide(advice: Advice) -> str:
-    """The screen of `table`, then the parts of every offer, why the others are not it, the Pareto set, the legend."""
+    """Return the screen of `table`, then the parts of every offer, why not the others, the Pareto set and a legend."""
     offers = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
     sections = [table(advice).rstrip()]
     if offers:

@@ -1,7 +1,7 @@
-"""What to type to run a plan: the command of a launcher, the files it reads, and what the script has to do.
+"""Write what to type to run a plan: a launcher's command, the files it reads, and what the script has to do.
 
-A module a launcher. What is printed is what is priced: it follows the plan, the workload, and the cells of
-`frameworks.toml` that step and memory read. Learning rates, data and tokenizers are the user's and appear in none.
+There is one module per launcher. The output matches the prices: it follows the plan, the workload, and the cells of
+`frameworks.toml` that step and memory read. Learning rates, data and tokenizers are the user's and never appear.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ def _nothing(setting: Setting) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher: whose plans it runs, how it is told, and what of a job it can be told."""
+    """A launcher: the frameworks whose plans it runs, how it is configured, and which jobs it can be configured for."""
 
     frameworks: tuple[Framework, ...]
-    """Frameworks that price what it runs, those to try first first."""
+    """Frameworks that price what it runs, those to try first at the front."""
     write: Callable[[Setting], Launch]
     executions: tuple[Execution, ...] = ("eager", "compiled")
     optimizers: tuple[Optimizer, ...] = _ALL
     attention: tuple[Attention, ...] = _ANY
     precisions: tuple[Precision, ...] = PRECISIONS
     families: tuple[str, ...] = ()
-    """Families of models that it has a training script for; empty where the script is the user's."""
+    """Families of models that it has a training script for; empty if the script is the user's."""
     reads_loss: bool = False
-    """Whether it reads the loss off what a model of Transformers returns."""
+    """Whether it reads the loss from the output of a Transformers model."""
     has_adapters: bool = True
-    """Whether LoRA is a matter of the script."""
+    """Whether LoRA is left to the script."""
     refuses: Callable[[Setting], str] = _nothing
-    """What of a setting it does not run, or not as priced; empty if nothing."""
+    """Function that says what in a setting it does not run, or not as priced; it returns an empty string if nothing."""
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
@@ -89,18 +89,18 @@ LAUNCHERS: Mapping[str, Launcher] = {
         reads_loss=True,
     ),
 }
-"""What `--launch` knows."""
+"""Launchers that `--launch` knows, by name."""
 
 
 def launch(launcher: str, setting: Setting) -> Launch:
-    """The command, the files it reads and the lines of a script that run a plan.
+    """Return the command, the files it reads and the lines of a script that run a plan.
 
     Args:
         launcher: a key of `LAUNCHERS`.
-        setting: the plan and its job; a workload without a framework is taken as the launcher's own.
+        setting: the plan and its job; a workload without a framework is treated as the launcher's own.
 
     Raises:
-        SpecError: the launcher cannot run the plan or the job, or not as it is priced; the message says what of it.
+        SpecError: the launcher cannot run the plan or the job, or not as it is priced; the message says why.
     """
     refuse(launcher, setting.workload)
     chosen = _priced(launcher, setting)
@@ -113,10 +113,10 @@ def launch(launcher: str, setting: Setting) -> Launch:
 
 
 def screen(launcher: str, setting: Setting) -> str:
-    """The same for people, under lines that say where, in what time, and what is priced.
+    """Return the launch for people, under lines that say where it runs, how long a step takes, and what is priced.
 
     Raises:
-        SpecError: as `launch`.
+        SpecError: as in `launch`.
     """
     line, chosen = launch(launcher, setting), _priced(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
@@ -128,20 +128,20 @@ def screen(launcher: str, setting: Setting) -> str:
 
 
 def document(launcher: str, setting: Setting) -> dict[str, object]:
-    """The same as plain data.
+    """Return the launch as plain data.
 
     Raises:
-        SpecError: as `launch`.
+        SpecError: as in `launch`.
     """
     line = launch(launcher, setting)
     return {"launcher": launcher, "framework": _priced(launcher, setting).workload.framework, **line.document()}
 
 
 def refuse(launcher: str, workload: Workload) -> None:
-    """Nothing, for a job that a launcher can be told.
+    """Raise SpecError for a job that a launcher cannot be configured for, whatever the plan.
 
     Raises:
-        SpecError: it cannot, whatever the plan.
+        SpecError: the message says what of the job the launcher does not run, and gives a remedy.
     """
     able = LAUNCHERS[launcher]
     others = ", ".join(name for name, other in LAUNCHERS.items() if workload.execution in other.executions)
@@ -180,7 +180,7 @@ def refuse(launcher: str, workload: Workload) -> None:
 
 
 def cannot(framework: Framework, workload: Workload, plan: Plan) -> str:
-    """What of a plan a framework does not execute; empty if nothing."""
+    """Return what in a plan a framework does not execute; empty if nothing."""
     able = FRAMEWORKS[framework]
     if workload.precision not in able.precisions:
         return f"it has no {workload.precision}"
@@ -203,7 +203,10 @@ def cannot(framework: Framework, workload: Workload, plan: Plan) -> str:
 
 
 def _priced(launcher: str, setting: Setting) -> Setting:
-    """The setting with the framework that prices it: the job's, or the first of the launcher's that runs the plan."""
+    """Return the setting with the framework that prices it.
+
+    This is the job's own, or the first of the launcher's that runs the plan.
+    """
     if setting.workload.framework is not None:
         return setting
     able = LAUNCHERS[launcher].frameworks
@@ -217,7 +220,7 @@ _WEIGHTS: Mapping[str, str] = {
     "sharded": "FP32 shards gathered in 16 bit",
     "pure": "weights and optimizer in 16 bit",
 }
-"""`Framework.weights` in words."""
+"""Words for the values of `Framework.weights`."""
 
 
 def _states(setting: Setting) -> str:

@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19: `ds_config.json` and what initializes the engine."""
+"""Launch with DeepSpeed 0.19: `ds_config.json` and the lines that initialize the engine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
     "adamw": ("AdamW", {}),
     "lamb": ("Lamb", {}),
 }
-"""Type and parameters of an optimizer; DeepSpeed fuses Adam and Lamb and takes others from `torch.optim`."""
+"""Type and parameters of each optimizer; DeepSpeed fuses Adam and Lamb, and takes the others from `torch.optim`."""
 
 
 def config(setting: Setting) -> dict[str, object]:
-    """The engine's configuration: what ZeRO spreads, types, batches, optimizer."""
+    """Return the engine's configuration: ZeRO, data types, batches and optimizer."""
     plan, workload = setting.plan, setting.workload
     settings: dict[str, object] = {
         "train_batch_size": workload.global_batch,
@@ -50,7 +50,10 @@ def config(setting: Setting) -> dict[str, object]:
 
 
 def _zero(setting: Setting) -> dict[str, object]:
-    """ZeRO, with the overlap and the buckets that are priced. Without ZeRO the engine has buckets of its own."""
+    """Return the ZeRO section, with the overlap and the buckets that are priced.
+
+    Without ZeRO the engine has buckets of its own.
+    """
     plan, workload = setting.plan, setting.workload
     # Stage 3 is priced with overlap whatever the job says.
     settings: dict[str, object] = {"stage": plan.zero_stage, "overlap_comm": hides(workload) or plan.zero_stage == 3}
@@ -67,7 +70,7 @@ def _zero(setting: Setting) -> dict[str, object]:
 
 
 def _loop(setting: Setting) -> list[str]:
-    """The engine counts micro-batches itself."""
+    """Return the lines of the training loop; the engine counts micro-batches itself."""
     forward, inside = script.contexts(setting), "loss = loss_function(engine, batch)"
     if setting.plan.pipeline > 1:
         return [
@@ -79,7 +82,7 @@ def _loop(setting: Setting) -> list[str]:
 
 
 def engine(setting: Setting) -> Launch:
-    """`deepspeed.initialize` on every rank."""
+    """Run `deepspeed.initialize` on every rank."""
     plan, workload = setting.plan, setting.workload
     lines = [*script.fp32_products(workload), *script.loader(setting), *script.model(setting)]
     if plan.expert > 1:

@@ -1,7 +1,7 @@
-"""Hugging Face: `accelerate launch` of Accelerate 1 and `TrainingArguments` of Transformers 5.
+"""Launch with Hugging Face: `accelerate launch` of Accelerate 1 and `TrainingArguments` of Transformers 5.
 
-Both wrap a model in DistributedDataParallel, or in `fully_shard` by Accelerate's FSDP plugin of version 2, whose policy
-reduces gradients in the 16-bit type unless it is told otherwise.
+Both wrap a model in DistributedDataParallel, or in `fully_shard` through Accelerate's FSDP plugin version 2. The policy
+of that plugin reduces gradients in the 16-bit type unless it is configured otherwise.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from tilecast.render.launch.setting import PORT, SCRIPT, Launch, Setting, Table,
 from tilecast.search import engine
 
 _OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
-"""`OptimizerNames` of Transformers; without weight decay AdamW is Adam."""
+"""Names of Transformers' `OptimizerNames`; without weight decay AdamW is Adam."""
 _EACH_SYNCS = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
-"""`fully_shard` scatters the gradients of every micro-batch, as it is priced, and holds no whole ones between them."""
+"""Setting that makes `fully_shard` scatter the gradients of every micro-batch, as priced.
+
+No whole gradients are then held between micro-batches.
+"""
 
 
 _LISTED = ("resnet", "convnext", "efficientnet", "mobilenet-v2")
-"""Networks whose layers are of no class that Transformers checkpoints; what they list to be wrapped is there."""
+"""Networks whose layers have no class that Transformers checkpoints; the classes that they list to be wrapped exist."""
 
 
 def is_sharded(setting: Setting) -> bool:
-    """Whether `fully_shard` runs the plan."""
+    """Check whether `fully_shard` runs the plan."""
     framework = setting.workload.framework
     return framework is not None and engine(framework) == "fsdp2"
 
 
 def _plugin(setting: Setting) -> dict[str, object]:
-    """What both say of FSDP, in the words of Transformers' `fsdp_config`."""
+    """Return the FSDP settings that both launchers share, in the words of Transformers' `fsdp_config`."""
     return {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -42,7 +45,7 @@ def _plugin(setting: Setting) -> dict[str, object]:
 
 
 def _policy(setting: Setting) -> str:
-    """The types of FSDP that are priced; empty for a job in FP32."""
+    """Return the types of FSDP that are priced; empty for a job in FP32."""
     if not script.autocasts(setting):
         return ""
     dtype = script.DTYPES[setting.workload.precision]
@@ -51,8 +54,11 @@ def _policy(setting: Setting) -> str:
 
 
 def _built(setting: Setting) -> list[str]:
-    """The model in FP32, as autocast and FSDP take it; Transformers 5 would take the type of the checkpoint. The base
-    of adapters is loaded instead (`script.model`)."""
+    """Return the line that builds the model in FP32, as autocast and FSDP expect it.
+
+    Transformers 5 would otherwise take the type of the checkpoint. With adapters, the base model is loaded instead
+    (`script.model`).
+    """
     if setting.workload.lora_rank or script.head(setting) is None:
         return []
     given = ["config", "dtype=torch.float32", *script.attention(setting)]
@@ -60,9 +66,12 @@ def _built(setting: Setting) -> list[str]:
 
 
 def _wrapped(setting: Setting) -> list[str]:
-    """What FSDP wraps: the layers. Left alone it takes the classes that a model lists under `_no_split_modules`, which
-    some list not at all, and of models with towers some that are not there, where it stops (Accelerate,
-    utils/fsdp_utils.py: fsdp2_prepare_auto_wrap_policy)."""
+    """Return the lines that make FSDP wrap the layers.
+
+    By default FSDP wraps the classes that a model lists under `_no_split_modules`. Some models list none, and some
+    models with towers list classes that are not there, where FSDP stops (Accelerate, utils/fsdp_utils.py:
+    fsdp2_prepare_auto_wrap_policy).
+    """
     head, family = script.head(setting), setting.model.family
     if not is_sharded(setting) or family in _LISTED or (head is None and models.recomputes(setting.model) == ("none",)):
         return []
@@ -75,7 +84,7 @@ def _wrapped(setting: Setting) -> list[str]:
 
 
 def accelerate(setting: Setting) -> Launch:
-    """`accelerate launch` with a configuration file, and the lines of a script that uses `Accelerator`."""
+    """Launch `accelerate launch` with a configuration file, and the lines of a script that uses `Accelerator`."""
     plan, workload = setting.plan, setting.workload
     command = ["accelerate", "launch", "--config_file", "accelerate.yaml"]
     if setting.nodes > 1:
@@ -117,7 +126,7 @@ def accelerate(setting: Setting) -> Launch:
 
 
 def _recomputed(setting: Setting) -> list[str]:
-    """Recomputation that the FSDP plugin does not do itself."""
+    """Return the recomputation that the FSDP plugin does not do itself."""
     if is_sharded(setting) and setting.plan.checkpointing == "full":
         return []
     if setting.plan.checkpointing == "full" and script.head(setting):
@@ -126,7 +135,7 @@ def _recomputed(setting: Setting) -> list[str]:
 
 
 def _config(setting: Setting) -> dict[str, object]:
-    """The file of `accelerate config`."""
+    """Return the file that `accelerate config` writes."""
     plan, workload = setting.plan, setting.workload
     kind = "FSDP" if is_sharded(setting) else "MULTI_GPU" if plan.gpus > 1 else "NO"
     settings: dict[str, object] = {
@@ -152,7 +161,7 @@ def _config(setting: Setting) -> dict[str, object]:
 
 
 def _yaml(value: Mapping[str, object], indent: str = "") -> str:
-    """Plain mappings as YAML; JSON writes their scalars."""
+    """Format plain mappings as YAML; JSON writes their scalars."""
     lines = []
     for key, item in value.items():
         if isinstance(item, Mapping):
@@ -190,7 +199,7 @@ _ARGUMENTS: Table = (
 
 
 def trainer(setting: Setting) -> Launch:
-    """`torchrun` of a script that reads `TrainingArguments` from its command line."""
+    """Launch `torchrun` with a script that reads `TrainingArguments` from its command line."""
     files = {"fsdp.json": json.dumps(_plugin(setting), indent=2) + "\n"} if is_sharded(setting) else {}
     lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_built(setting)]
     lines += script.model(setting)

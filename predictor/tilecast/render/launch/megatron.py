@@ -1,4 +1,4 @@
-"""Megatron-LM with Megatron-Core 0.15 or later: the options of `megatron/training/arguments.py`."""
+"""Launch Megatron-LM with Megatron-Core 0.15 or later: the options of `megatron/training/arguments.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPTS: Mapping[str, str] = {
     "encoder": "pretrain_bert.py",
     "encdec": "pretrain_t5.py",
 }
-"""Megatron-LM's training script by family."""
+"""Megatron-LM's training script for each model family."""
 
 
 def _is_encdec(setting: Setting) -> bool:
@@ -31,12 +31,12 @@ def _is_encdec(setting: Setting) -> bool:
 
 
 def _decoding(setting: Setting) -> int:
-    """Layers of a decoder that has an encoder beside it."""
+    """Return the number of layers in a decoder that has an encoder beside it."""
     return setting.own("decoder_layers") or setting.model.layers // 2
 
 
 def _moe_frequency(setting: Setting) -> object:
-    """Which layers are mixtures: one in so many, or a list where the first are dense."""
+    """Return which layers are mixtures: one in this many, or a list where the first layers are dense."""
     dense, every = setting.own("first_dense"), max(setting.own("moe_every"), 1)
     if dense:
         return f"([0]*{dense}+[1]*{setting.model.layers - dense})"
@@ -44,13 +44,13 @@ def _moe_frequency(setting: Setting) -> object:
 
 
 def _last_stage(setting: Setting) -> object:
-    """Layers of the last stage, where they do not divide."""
+    """Return the layers of the last stage, if the layers do not divide evenly."""
     stages, layers = setting.plan.pipeline, setting.model.layers
     return layers - -(-layers // stages) * (stages - 1) if layers % stages else None
 
 
 def _positions(setting: Setting) -> object:
-    """How tokens know their places; None where places are learned, the default."""
+    """Return how tokens know their positions; None for learned positions, the default."""
     model = setting.model
     if model.rotary:
         return "rope"
@@ -66,12 +66,12 @@ def _has_fp32_gradients(setting: Setting) -> bool:
 
 
 def _replicas(setting: Setting) -> int:
-    """Ranks that hold the same weights: context parallelism copies them too."""
+    """Return the number of ranks that hold the same weights: context parallelism copies them too."""
     return setting.plan.data * setting.plan.context
 
 
 def _bucket(setting: Setting) -> int | None:
-    """Parameters of a bucket of gradients, where the job states its size."""
+    """Return the parameters per gradient bucket, if the job states the size."""
     size = setting.workload.bucket_mib
     return None if size is None else round(size * 2**20 / gradient_bytes(setting.workload))
 
@@ -121,7 +121,7 @@ _MODEL: Table = (
     ("--moe-token-dispatcher-type", lambda s: "alltoall" if s.plan.expert > 1 else None),
     ("--moe-grouped-gemm", lambda s: s.own("experts") > 0),
 )  # fmt: skip
-"""The architecture."""
+"""Options that describe the architecture."""
 
 _TRAINING: Table = (
     ("--attention-backend", lambda s: {"flash": "flash", "eager": "unfused"}.get(s.workload.attention)),
@@ -162,11 +162,11 @@ _TRAINING: Table = (
     ("--recompute-method", lambda s: "uniform" if s.plan.checkpointing == "full" else None),
     ("--recompute-num-layers", lambda s: 1 if s.plan.checkpointing == "full" else None),
 )  # fmt: skip
-"""How it is trained and split."""
+"""Options that describe how the model is trained and split."""
 
 
 def pretrain(setting: Setting) -> Launch:
-    """One of Megatron-LM's training scripts with its options."""
+    """Launch one of Megatron-LM's training scripts with its options."""
     plan = setting.plan
     environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
     if plan.tensor > 1 or plan.context > 1:
@@ -181,7 +181,7 @@ def pretrain(setting: Setting) -> Launch:
 
 
 def refuses(setting: Setting) -> str:
-    """What of a setting Megatron-LM does not run; empty if nothing."""
+    """Return what in a setting Megatron-LM does not run; empty if nothing."""
     if _is_encdec(setting) and setting.plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"

@@ -1,4 +1,4 @@
-"""`torchrun` with DistributedDataParallel or with `fully_shard`, in the names of PyTorch 2."""
+"""Launch with `torchrun`, using DistributedDataParallel or `fully_shard`, in the names of PyTorch 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
 
 
 def data_parallel(setting: Setting) -> Launch:
-    """DistributedDataParallel: a replica on every rank, gradients summed once a step."""
+    """Launch DistributedDataParallel: a replica on every rank, gradients summed once a step."""
     plan, workload = setting.plan, setting.workload
     wrapped = []
     if workload.execution == "cudaGraphs":
@@ -30,7 +30,7 @@ def data_parallel(setting: Setting) -> Launch:
 
 
 def fully_sharded(setting: Setting) -> Launch:
-    """`fully_shard` of every layer and of the whole: ZeRO 3, or ZeRO 2 where weights stay gathered."""
+    """Launch `fully_shard` on every layer and on the whole model: ZeRO 3, or ZeRO 2 where weights stay gathered."""
     plan, workload = setting.plan, setting.workload
     policies = []
     if script.autocasts(setting):

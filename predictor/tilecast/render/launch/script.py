@@ -1,4 +1,4 @@
-"""Lines of a PyTorch training script that make it do what is priced."""
+"""Write the lines of a PyTorch training script that make it do what is priced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilecast.render.launch.setting import Setting
 from tilecast.spec import Optimizer, Workload
 
 DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp8": "torch.bfloat16"}
-"""What PyTorch calls the type that a job computes in beside its FP32 weights."""
+"""PyTorch's name for the type that a job computes in beside its FP32 weights."""
 _OPTIMIZERS: Mapping[Optimizer, str] = {
     "sgd": "torch.optim.SGD(model.parameters(), {how})",
     "momentum": "torch.optim.SGD(model.parameters(), momentum=0.9, {how})",
@@ -20,19 +20,21 @@ _OPTIMIZERS: Mapping[Optimizer, str] = {
     "lamb": "apex.optimizers.FusedLAMB(model.parameters())",
 }
 CHECKPOINT = "{module}.forward = functools.partial(checkpoint, {module}.forward, use_reentrant=False)"
-"""Recomputation by `torch.utils.checkpoint`."""
+"""Statement that recomputes a module with `torch.utils.checkpoint`."""
 _BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
-"""PyTorch's `SDPBackend` by `Workload.attention`."""
+"""PyTorch's `SDPBackend` for each `Workload.attention`."""
 
 
 def autocasts(setting: Setting) -> bool:
-    """Whether weights in FP32 are computed with in 16 bit."""
+    """Check whether weights in FP32 are computed with in 16 bit."""
     return setting.workload.is_mixed and setting.cells.weights != "pure"
 
 
 def fp32_products(workload: Workload) -> list[str]:
-    """What makes products of an FP32 job FP32 or TF32: PyTorch's default is FP32 for matrices and TF32 for
-    convolutions."""
+    """Return the line that makes products of an FP32 job FP32 or TF32.
+
+    PyTorch's default is FP32 for matrices and TF32 for convolutions.
+    """
     if workload.is_mixed:
         return []
     allowed = workload.precision == "tf32"
@@ -40,27 +42,29 @@ def fp32_products(workload: Workload) -> list[str]:
 
 
 def head(setting: Setting) -> str | None:
-    """What follows Transformers' `AutoModel`; None where Transformers builds no such model."""
+    """Return the suffix of Transformers' `AutoModel` class; None if Transformers builds no such model."""
     return models.auto(setting.model)
 
 
 def blocks(setting: Setting) -> str:
-    """The layers of a model, by the names of their lists in it."""
+    """Return the layers of a model, by the names of their lists in it."""
     lists = ("layers",) if setting.model.trace is not None else FAMILIES[setting.model.family].blocks
     names = [f"model.{name}" for name in lists]
     return names[0] if len(names) == 1 else f"[{', '.join(f'*{name}' for name in names)}]"
 
 
 def attention(setting: Setting) -> list[str]:
-    """The attention of a model of Transformers, as an argument; none where it has none to choose."""
+    """Return the attention of a Transformers model as an argument; empty if there is nothing to choose."""
     chosen = {"flash": "flash_attention_2", "eager": "eager"}.get(setting.workload.attention, "sdpa")
     return [f'attn_implementation="{chosen}"'] if setting.model.family in ADAPTED else []
 
 
 def _pretrained(setting: Setting) -> list[str]:
-    """The trained weights that adapters stand beside, quantized where they are priced so. Those of a mixed job are
-    loaded in 16 bit, which frozen weights keep; PEFT makes the adapters FP32 (`autocast_adapter_dtype` of
-    `get_peft_model`)."""
+    """Return the lines that load the trained weights beside adapters, quantized if they are priced so.
+
+    Weights of a mixed-precision job are loaded in 16 bit, which frozen weights keep. PEFT makes the adapters FP32
+    (`autocast_adapter_dtype` of `get_peft_model`).
+    """
     workload, lines = setting.workload, list[str]()
     given = ["checkpoint", f"dtype={DTYPES.get(workload.precision, 'torch.float32')}"]
     if workload.frozen_bits < 16:
@@ -75,7 +79,7 @@ def _pretrained(setting: Setting) -> list[str]:
 
 
 def model(setting: Setting) -> list[str]:
-    """What is done to the model before anything wraps it; adapters' base is loaded first."""
+    """Return the lines that prepare the model before anything wraps it; the base of adapters is loaded first."""
     workload, lines = setting.workload, list[str]()
     if workload.lora_rank:
         lines += _pretrained(setting)
@@ -94,46 +98,46 @@ def model(setting: Setting) -> list[str]:
 
 
 def is_fused(setting: Setting) -> bool:
-    """Whether the weight update is priced as one kernel for many tensors."""
+    """Check whether the weight update is priced as one kernel for many tensors."""
     return "optimizer" in fuse.passes(setting.workload)
 
 
 def optimizer(setting: Setting) -> list[str]:
-    """The optimizer, in the implementation that is priced."""
+    """Return the line that builds the optimizer in the implementation that is priced."""
     how = "fused=True" if is_fused(setting) else "foreach=True"
     return [f"optimizer = {_OPTIMIZERS[setting.workload.optimizer].format(how=how)}"]
 
 
 def buckets(setting: Setting) -> str:
-    """The arguments of DistributedDataParallel that say how it holds and sizes its buckets."""
+    """Return the arguments of DistributedDataParallel that say how it holds and sizes its buckets."""
     size = setting.workload.bucket_mib
     capped = "" if size is None else f"bucket_cap_mb={size}, "
     return f"{capped}gradient_as_bucket_view={setting.cells.gradient_copies == 1.0}"
 
 
 def loader(setting: Setting) -> list[str]:
-    """How many samples a rank takes at once."""
+    """Return the line that builds the data loader, with the samples that a rank takes at once."""
     return [f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch})"]
 
 
 def contexts(setting: Setting) -> list[str]:
-    """Contexts of a forward pass whose attention is not left to PyTorch."""
+    """Return the contexts of a forward pass whose attention is not left to PyTorch."""
     backend = _BACKENDS.get(setting.workload.attention)
     return [f"sdpa_kernel(SDPBackend.{backend})"] if backend else []
 
 
 def within(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Lines of a loop's body, under contexts where there are any."""
+    """Indent lines of a loop's body, under contexts if there are any."""
     return _in([f"with {', '.join(managers)}:", *_in(lines)] if managers else lines)
 
 
 def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[str]:
-    """The loop of a step: forward and backward pass of every micro-batch, then the update.
+    """Return the loop of a step: forward and backward pass of every micro-batch, then the update.
 
     Args:
-        setting: what is run.
+        setting: the plan and its job.
         forward: contexts of the forward pass.
-        held_back: the context in which a micro-batch does not exchange its gradients; empty where each does.
+        held_back: context in which a micro-batch does not exchange its gradients; empty if each micro-batch does.
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
     scaled = workload.precision == "fp16"
@@ -157,7 +161,7 @@ def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[
 
 
 def recomputed(setting: Setting, wrap: str) -> list[str]:
-    """Recomputation of every layer or of its attention core; `wrap` is the statement for a `module`."""
+    """Return the lines that recompute every layer or its attention core; `wrap` is the statement for a `module`."""
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
     return [f"for layer in {blocks(setting)}:", f"    {wrap.format(module=module)}"] if module else []
 

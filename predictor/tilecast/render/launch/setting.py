@@ -1,4 +1,4 @@
-"""What every launcher reads, and what it answers: a plan on nodes, and the command that runs it."""
+"""Input and output of every launcher: a plan on nodes, and the command that runs it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tilecast.frameworks import Framework
 from tilecast.spec import Model, Plan, Workload
 
 SCRIPT = "train.py"
-"""What the user's training script is called here."""
+"""Name of the user's training script in commands."""
 PORT = 29500
-"""Where ranks meet; torchrun's default."""
+"""Port where ranks meet; torchrun's default."""
 _WIDTH = 98
 
 
@@ -30,7 +30,7 @@ class Setting:
     gpus_per_node: int
     step_s: float
     memory_bytes: tuple[float, float, float] | None = None
-    """Lower and upper end of what a GPU holds, and what there is; None where it is not known."""
+    """Lower and upper end of the bytes that a GPU holds, and the bytes available; None if not known."""
 
     @property
     def model(self) -> Model:
@@ -38,30 +38,30 @@ class Setting:
 
     @property
     def cells(self) -> Framework:
-        """What the framework holds of the job and how it runs it: what is priced."""
+        """What the framework holds for the job and how it runs it, as priced."""
         return frameworks.of(self.workload)
 
     def own(self, name: str) -> int:
-        """A dimension that only the model's family has; 0 where it has none."""
+        """Return a dimension that only the model's family has; 0 if it has none."""
         return int(self.model.extra.get(name, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What runs a plan on every node."""
+    """Command, files and script lines that run a plan on every node."""
 
     command: Sequence[str]
-    """Words of the command; `$NAME` in one of them is a variable of the shell."""
+    """Words of the command; `$NAME` in one of them is a shell variable."""
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Files that the command reads, by name."""
     script: Sequence[str] = ()
     """Lines of Python that the training script needs."""
     notes: Sequence[str] = ()
-    """What the reader has to know besides."""
+    """Other things that the reader has to know."""
 
     def text(self, head: Sequence[str]) -> str:
-        """All of it for people, `head` and notes as comments, ending in a newline."""
+        """Return all of it for people, with `head` and notes as comments, ending in a newline."""
         lines = [f"# {line}" for line in (*head, *self.notes)]
         lines += [*self._exports(), *_wrapped(self.command)]
         for name, content in self.files.items():
@@ -71,15 +71,17 @@ class Launch:
         return "\n".join(lines) + "\n"
 
     def running(self, program: Sequence[str]) -> Launch:
-        """The same with a program and its own arguments in place of the script's usual name; the launcher's arguments
-        follow, so that they count."""
+        """Replace the script's usual name in the command by a program and its own arguments.
+
+        The launcher's arguments follow, so that they count.
+        """
         if not program or SCRIPT not in self.command:
             return self
         place = list(self.command).index(SCRIPT)
         return replace(self, command=[*self.command[:place], *program, *self.command[place + 1 :]])
 
     def shell(self) -> str:
-        """A script for bash that writes the files and becomes the command, ending in a newline."""
+        """Return a script for bash that writes the files and becomes the command, ending in a newline."""
         lines = self._exports()
         for name, content in self.files.items():
             lines += [f"cat > {name} <<'END'", content.rstrip("\n"), "END"]
@@ -87,7 +89,7 @@ class Launch:
         return "\n".join([*lines, f"exec {command[0]}", *command[1:]]) + "\n"
 
     def document(self) -> dict[str, object]:
-        """The same as plain data; what is empty is left out."""
+        """Return the launch as plain data; empty parts are left out."""
         document = {
             "environment": dict(self.environment),
             "command": list(self.command),
@@ -103,11 +105,11 @@ class Launch:
 
 Value: TypeAlias = Callable[[Setting], object]
 Table: TypeAlias = Sequence[tuple[str, Value]]
-"""Options and what each is for a setting: None and False leave one out, True writes the bare option."""
+"""Options and the value of each for a setting: None and False leave one out, True writes the bare option."""
 
 
 def options(setting: Setting, table: Table) -> list[str]:
-    """The options of a table that a setting has, as words of a command."""
+    """Return the options of a table that a setting has, as words of a command."""
     words = []
     for option, value in table:
         text = value(setting)
@@ -119,7 +121,7 @@ def options(setting: Setting, table: Table) -> list[str]:
 
 
 def torchrun(setting: Setting, *program: str) -> list[str]:
-    """The command of PyTorch's launcher; without a static first node, every node runs it alike."""
+    """Return the command of PyTorch's launcher; without a static first node, every node runs the same command."""
     processes = f"--nproc-per-node={setting.gpus_per_node}"
     if setting.nodes == 1:
         return ["torchrun", "--standalone", processes, *program]
@@ -128,20 +130,22 @@ def torchrun(setting: Setting, *program: str) -> list[str]:
 
 
 def matmul_environment(workload: Workload) -> dict[str, str]:
-    """What makes FP32 products FP32 or TF32 where the script is not the user's: NVIDIA's libraries read the one
-    variable, PyTorch (aten/src/ATen/Context.cpp) the other."""
+    """Return the variables that make FP32 products FP32 or TF32 where the script is not the user's.
+
+    NVIDIA's libraries read one of them, PyTorch (aten/src/ATen/Context.cpp) the other.
+    """
     variables = {"fp32": {"NVIDIA_TF32_OVERRIDE": "0"}, "tf32": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}}
     return variables.get(workload.precision, {})
 
 
 def allocator_environment(setting: Setting) -> dict[str, str]:
-    """What the allocator that is priced is asked for by."""
+    """Return the variables that select the allocator that is priced."""
     expandable = setting.cells.allocator == "expandable"
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:
-    """A command over several lines of at most 100 columns, an option with its value kept together."""
+    """Return a command over several lines of at most 100 columns, with each option and its value kept together."""
     pieces: list[str] = []
     for word in words:
         takes = pieces and pieces[-1].startswith("-") and "=" not in pieces[-1] and " " not in pieces[-1]
@@ -159,7 +163,7 @@ def _wrapped(words: Sequence[str]) -> list[str]:
 
 
 def _quoted(word: str) -> str:
-    """A word as a shell reads it, with its variables open."""
+    """Quote a word for a shell, with its variables left open."""
     if "$" not in word:
         return shlex.quote(word)
     option, equals, value = word.partition("=")

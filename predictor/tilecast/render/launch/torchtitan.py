@@ -1,4 +1,4 @@
-"""torchtitan 0.2: `job.toml`, in the names of `config/job_config.py`."""
+"""Launch torchtitan 0.2: `job.toml`, in the names of `config/job_config.py`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _FLAVORS: Mapping[str, tuple[str, str]] = {
     "qwen3-14b": ("qwen3", "14B"),
     "qwen3-32b": ("qwen3", "32B"),
 }
-"""torchtitan's name and flavor of the presets that it has."""
+"""torchtitan's name and flavor for the presets that it has."""
 FAMILIES = ("decoder", "moe", "deepseek")
-"""Families of models that its trainer takes."""
+"""Model families that its trainer accepts."""
 _NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
 _RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
 
 
 def _whole_share(setting: Setting) -> int:
-    """Samples of one forward and backward schedule: a pipeline takes a rank's whole share at once."""
+    """Return the samples of one forward and backward schedule: a pipeline takes a rank's whole share at once."""
     plan = setting.plan
     return plan.micro_batch * (plan.gradient_accumulation if plan.pipeline > 1 else 1)
 
@@ -98,7 +98,7 @@ _JOB: Mapping[str, Table] = {
 
 
 def job(setting: Setting) -> Launch:
-    """`torchtitan.train` with a job file."""
+    """Launch `torchtitan.train` with a job file."""
     lines, notes = [], []
     if setting.model.name not in _FLAVORS:
         notes.append(f"torchtitan ships no flavor of {setting.model.name}: register its dimensions under [model]")
@@ -114,7 +114,7 @@ def job(setting: Setting) -> Launch:
 
 
 def refuses(setting: Setting) -> str:
-    """What of a setting torchtitan would run otherwise than it is priced; empty if nothing."""
+    """Return what in a setting torchtitan would run differently from its price; empty if nothing."""
     plan = setting.plan
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"
