@@ -123,7 +123,7 @@ MOST_KERNELS = 64_000
 """Most operators that are priced for a job that leaves its batch or precision open.
 
 The number is the model's operators times global batches, precisions and pools. Each takes 0.1 ms and 3 KB. The largest
-published model whose layers all differ may have 13 combinations of these.
+published model whose layers all differ may have 13 such combinations.
 """
 MOST_PLANS = 500_000
 """Most plans of all pools together that one search prices, each 2 us and 500 to 900 bytes.

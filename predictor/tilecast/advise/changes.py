@@ -19,7 +19,7 @@ def apply(change: Change, request: Request, pool: Pool) -> tuple[Request, Pool]:
     """Return the request and the pool after a change.
 
     Raises:
-        KeyError: the change names no input: that of a neighbour (`plan`) describes another plan.
+        KeyError: the change is not of an input; that of a neighbour (`plan`) describes another plan.
     """
     return CHANGES[change.input](request, pool, change.value)
 

@@ -198,7 +198,7 @@ def sensible(request: Request, candidates: Field, eligible: Mask) -> Mask:
     that is small, or has no NVLink, is split in two ways at most. Tensor parallelism stays on GPUs that NVLink joins,
     where the node has any, and on at most `MOST_TENSOR` of them.
 
-    A rule that would leave nothing is skipped. No rule holds for a stated plan, and a stated limit on tensor
+    A rule that would leave nothing is skipped. No rule applies to a stated plan, and a stated limit on tensor
     parallelism lifts the rules on it.
     """
     if request.plan is not None:
@@ -241,7 +241,7 @@ NVLink, so no measurement supports a gain that is forecast for such a plan.
 
 
 def tangled(candidates: Field) -> Mask:
-    """Return which plans split a replica in more ways than `MOST_WAYS` where that is the limit, (n,).
+    """Return which plans split a replica in more ways than `MOST_WAYS` where that limit applies, (n,).
 
     Within a node without NVLink, sharding counts as one of the ways: no measured run shards what tensor parallelism and
     a pipeline split over a bus.

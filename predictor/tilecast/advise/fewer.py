@@ -20,8 +20,8 @@ For a doubling of the GPUs, it is reached where the step becomes less than 1.19 
 def fewer_gpus(request: Request, choice: Choice) -> str | None:
     """Return a sentence on the fastest plan for the same batch on half of the recommended GPUs.
 
-    Halving goes on as long as each doubling costs at least `SEVERAL` times what it gains. None if the last doubling
-    does not, or if the objective is not about time alone.
+    Halving goes on as long as each doubling costs at least `SEVERAL` times what it gains. None if the
+    doubling to the recommended number does not, or if the objective is not about time alone.
     """
     if request.goal.saves_gpus or request.goal.bound:
         return None

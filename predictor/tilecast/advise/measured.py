@@ -13,7 +13,7 @@ from tilecast.spec import Plan, SpecError, Stated
 from tilecast.transfer import UNTOLD, WHOLE, JobRun, JobRuns, MeasuredParts, Place, compared
 
 SLIP = 10.0
-"""Factor between a measured step and its forecast above which the measurement is taken to be in another unit."""
+"""Factor, up or down, between step and forecast above which a measurement is taken to be in another unit."""
 ROUNDING = 1e-5
 """Relative excess that the sum of the parts may have over the step."""
 APART = 1.5

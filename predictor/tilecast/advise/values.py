@@ -165,7 +165,7 @@ class WhyNot:
     pool: str
     plan: Plan
     code: str
-    """The binding reason.
+    """Code of the reason that binds.
 
     One of `Slower`, `Dearer`, `MoreGpus`, `OutOfMemory`, `PoolTooSmall`, `Constraint`, `DeadlineMissed`, `OverBudget`,
     `NotNeeded` or `Tie`.

@@ -162,7 +162,7 @@ def _steps(high: float) -> list[float]:
 
 
 def _powers(low: float, high: float, base: int) -> list[float]:
-    """Return powers of the base around the values; if there are few of ten, also twice and five times them."""
+    """Return powers of the base around the values; of few powers of ten, also two and five times each."""
     first = math.floor(math.log(low, base) + 1e-9)
     last = max(math.ceil(math.log(high, base) - 1e-9), first + 1)
     stride = -(-(last - first) // _MOST_TICKS)

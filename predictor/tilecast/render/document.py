@@ -173,7 +173,7 @@ def rejection(item: Rejection) -> dict[str, Any]:
 
 
 def sharing(share: Sharing | None) -> dict[str, Any] | None:
-    """Return the ways to share a GPU, and which of them is the best."""
+    """Return the ways to share a GPU, and the best of them if one is worthwhile."""
     if share is None:
         return None
     return _present(

@@ -164,7 +164,7 @@ def exchanges(explanation: Explanation) -> list[tuple[str, ...]]:
     """Return every exchange as text.
 
     The cells are what, time, collective, ranks, buffer, runs, time of each run, and the share that is exposed.
-    Exchanges of gradients and weights only have what is sent.
+    Of gradients and weights only what is sent is known, so the cells with times and the share are empty.
     """
     rows: list[tuple[str, ...]] = [
         (

@@ -113,7 +113,7 @@ def _row(shown: QueueReport, place: QueuedPlace) -> tuple[str, ...]:
 
 
 def gain(seconds: float) -> str:
-    """Format the time that a job gains or loses against its own best pool."""
+    """Format the time that a job gains or loses, compared with every job on its own best pool."""
     if abs(seconds) < 1:
         return "0"
     return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"

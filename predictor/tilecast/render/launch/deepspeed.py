@@ -82,7 +82,7 @@ def _loop(setting: Setting) -> list[str]:
 
 
 def engine(setting: Setting) -> Launch:
-    """Run `deepspeed.initialize` on every rank."""
+    """Launch a script that calls `deepspeed.initialize` on every rank."""
     plan, workload = setting.plan, setting.workload
     lines = [*script.fp32_products(workload), *script.loader(setting), *script.model(setting)]
     if plan.expert > 1:

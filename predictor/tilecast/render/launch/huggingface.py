@@ -24,7 +24,10 @@ No whole gradients are then held between micro-batches.
 
 
 _LISTED = ("resnet", "convnext", "efficientnet", "mobilenet-v2")
-"""Networks whose layers have no class that Transformers checkpoints; the classes that they list to be wrapped exist."""
+"""Families that FSDP wraps by default: their layers have no class that Transformers checkpoints.
+
+The classes that these models list under `_no_split_modules` exist.
+"""
 
 
 def is_sharded(setting: Setting) -> bool:

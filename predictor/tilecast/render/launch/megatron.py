@@ -36,7 +36,7 @@ def _decoding(setting: Setting) -> int:
 
 
 def _moe_frequency(setting: Setting) -> object:
-    """Return which layers are mixtures: one in this many, or a list where the first layers are dense."""
+    """Return which layers are mixtures of experts: one in this many, or a list if the first are dense."""
     dense, every = setting.own("first_dense"), max(setting.own("moe_every"), 1)
     if dense:
         return f"([0]*{dense}+[1]*{setting.model.layers - dense})"
@@ -50,7 +50,7 @@ def _last_stage(setting: Setting) -> object:
 
 
 def _positions(setting: Setting) -> object:
-    """Return how tokens know their positions; None for learned positions, the default."""
+    """Return the kind of position embedding; None for learned positions, the default."""
     model = setting.model
     if model.rotary:
         return "rope"

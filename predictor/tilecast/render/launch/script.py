@@ -26,7 +26,7 @@ _BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
 
 
 def autocasts(setting: Setting) -> bool:
-    """Check whether weights in FP32 are computed with in 16 bit."""
+    """Check whether the job computes in 16 bit with weights that are held in FP32."""
     return setting.workload.is_mixed and setting.cells.weights != "pure"
 
 
@@ -70,7 +70,7 @@ def _pretrained(setting: Setting) -> list[str]:
     if workload.frozen_bits < 16:
         dtype = DTYPES[workload.precision]
         options = ["load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', f"bnb_4bit_compute_dtype={dtype}"]
-        # ZeRO spreads tensors of floats alone (bitsandbytes, FSDP-QLoRA).
+        # ZeRO spreads only tensors of floats (bitsandbytes, FSDP-QLoRA).
         options += [f"bnb_4bit_quant_storage={dtype}"] if setting.plan.zero_stage >= 2 else []
         lines += ["quantized = BitsAndBytesConfig(", f"    {', '.join(options)}", ")"]
         given.append("quantization_config=quantized")

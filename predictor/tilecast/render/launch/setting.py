@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def cells(self) -> Framework:
-        """What the framework holds for the job and how it runs it, as priced."""
+        """The framework's record: what it holds for the job and how it runs it, as priced."""
         return frameworks.of(self.workload)
 
     def own(self, name: str) -> int:
