@@ -1,9 +1,9 @@
-"""Every job of a cluster at once: which pool and count each one is given, and when it starts and ends by that.
+"""Advice for all jobs of a cluster at once: the pool and GPU count of each job, and its start and end under that plan.
 
-`problem` holds the values, `timeline` starts jobs as Kueue does, `policies` say what is best, `references` what is done
-without advice, `relaxation` bounds what any plan can reach, `solver` finds a plan, `totals` say what it means, and
-`options` reads jobs and pools into a problem.
+`problem` holds the values, `timeline` simulates how Kueue starts jobs, `policies` defines what is best, `references`
+places jobs without advice, `relaxation` bounds what any plan can reach, `solver` finds a plan, `totals` summarizes it,
+and `options` turns jobs and pools into a problem. Read `problem` first.
 
-What is chosen is the option of each job. In which order jobs start is Kueue's affair, and is simulated: by priority,
-then by arrival; a job that does not fit lets later ones pass (`BestEffortFIFO`). What runs is never preempted.
+A plan chooses one option for each job. The order in which jobs start is up to Kueue and is only simulated: by priority,
+then by arrival; a job that does not fit lets later ones pass (`BestEffortFIFO`). Running jobs are never preempted.
 """

@@ -1,4 +1,4 @@
-"""An option for every job, and what becomes of it: starts by pool, and the score by a policy."""
+"""An option for every job of a queue, the resulting start times in each pool, and the score under a policy."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tilecast.queue.timeline import Simulation, Tasks, simulated
 from tilecast.spec import Floats, Ints
 
 QueueScore: TypeAlias = tuple[float, ...]
-"""What is made least, in the order in which it counts."""
+"""Values to minimize, the most important first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTimeline:
-    """The jobs of one pool."""
+    """Jobs of one pool and their simulated times."""
 
     jobs: list[int]
-    """In the order in which they may start."""
+    """Rows of the jobs, in the order in which they may start."""
     finish: Floats
     peak: float
     sums: tuple[float, ...]
@@ -33,15 +33,18 @@ class PoolTimeline:
 
 @dataclass(slots=True)
 class Assignment:
-    """An option for every job; changes by moves, each of which simulates the pools that it touches."""
+    """An option for every job.
+
+    It changes by moves of jobs to other options; each move simulates only the pools that it touches.
+    """
 
     columns: QueueColumns
     policy: QueuePolicy
     option: list[int]
-    """Of each job."""
+    """The option of each job."""
     pools: list[PoolTimeline] = field(init=False)
     simulated: int = 0
-    """Jobs whose start was simulated, which bounds a search."""
+    """Number of job starts simulated so far, which limits a search."""
 
     def __post_init__(self) -> None:
         members: list[list[int]] = [[] for _ in self.columns.pools]
@@ -51,19 +54,19 @@ class Assignment:
 
     @property
     def score(self) -> QueueScore:
-        """Of the whole queue."""
+        """Score of the whole queue."""
         return _total(self.pools)
 
     @property
     def finish(self) -> Floats:
-        """When each job ends, (n,)."""
+        """End of each job in seconds from now, (n,)."""
         ends = np.empty(len(self.option))
         for pool in self.pools:
             ends[pool.jobs] = pool.finish
         return ends
 
     def tried(self, moves: Mapping[int, int]) -> tuple[QueueScore, dict[int, PoolTimeline]]:
-        """The score with other options for some jobs, and the pools that they change."""
+        """Return the score with other options for some jobs, and the pools that change, without applying the moves."""
         members = dict[int, list[int]]()
         for job, option in moves.items():
             for pool in (int(self.columns.pool[self.option[job]]), int(self.columns.pool[option])):
@@ -78,14 +81,14 @@ class Assignment:
         return _total([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
 
     def apply(self, moves: Mapping[int, int], changed: Mapping[int, PoolTimeline]) -> None:
-        """Make the moves that were tried."""
+        """Apply moves with the changed pools that `tried` returned for them."""
         for job, option in moves.items():
             self.option[job] = option
         for pool, timeline in changed.items():
             self.pools[pool] = timeline
 
     def copy(self) -> Assignment:
-        """Another of the same options, to go on from."""
+        """Return a copy that can be changed independently."""
         made = Assignment.__new__(Assignment)
         made.columns, made.policy, made.option = self.columns, self.policy, list(self.option)
         made.pools, made.simulated = list(self.pools), self.simulated
@@ -106,7 +109,7 @@ class Assignment:
         return PoolTimeline(jobs, finish, peak, tuple(float(column.sum()) for column in sums), simulation)
 
     def _again(self, pool: int, rows: Ints, tasks: Tasks, moves: Mapping[int, int]) -> Simulation:
-        """The simulation of a pool with some moves, from the last moment which none of them can change."""
+        """Simulate a pool after some moves, starting from the last stored moment that no move can affect."""
         old, columns = self.pools[pool], self.columns
         since = old.simulation.before(self._untouched(pool, moves)) if old.simulation.moments else None
         if since is None:
@@ -118,8 +121,11 @@ class Assignment:
         return simulated(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
 
     def _untouched(self, pool: int, moves: Mapping[int, int]) -> int:
-        """How many jobs of a pool start before a move changes anything: those before one that leaves, and before the
-        last of the same line ahead of one that comes."""
+        """Count the jobs of a pool that start before any move can change anything.
+
+        A job that leaves changes nothing before its own start. A job that arrives changes nothing before the start of
+        the last job ahead of it in its line, since jobs of one line start in order.
+        """
         old, columns = self.pools[pool], self.columns
         jobs, order = columns.problem.jobs, old.simulation.order
         count = len(order)
@@ -139,7 +145,7 @@ class Assignment:
 
 
 def _tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> Tasks:
-    """What some jobs ask of a pool."""
+    """Return what some jobs request from a pool."""
     quotas, arrival = columns.pools[pool].quotas, columns.arrival[jobs]
     return Tasks(
         gpus=columns.gpus[options].tolist(),
@@ -160,7 +166,7 @@ def _total(pools: Sequence[PoolTimeline]) -> QueueScore:
 
 
 def is_less(score: QueueScore, other: QueueScore) -> bool:
-    """Whether a score is better than another by more than rounding."""
+    """Return whether a score is better than another by more than rounding errors."""
     for one, two in zip(score, other, strict=True):
         if abs(one - two) > 1e-9 * max(abs(one), abs(two)):
             return one < two

@@ -1,4 +1,4 @@
-"""A checked problem as columns, one row a job or an option, and equal jobs as one class."""
+"""A checked problem as arrays with one row per job or option; equal jobs share a class."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from tilecast.spec import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class QueueColumns:
-    """Jobs in the order in which Kueue starts them, (n,), and the options of all of them, (m,)."""
+    """Arrays over jobs in the order in which Kueue starts them, (n,), and over the options of all jobs, (m,)."""
 
     problem: QueueProblem
     weight: Floats
     share: Floats
-    """The part of each job's weight in that of all."""
+    """Share of each job in the total weight."""
     arrival: Floats
     due: Floats
-    """The deadline, or the horizon; infinite without either."""
+    """The job's deadline, else the horizon; infinite without either."""
     alone: Floats
-    """Seconds of each job by its share of every pool, as `alone_s` says."""
+    """Seconds that each job takes with an equal share of every pool, see `alone_s`.
+
+    For a running job, the time since its arrival is added.
+    """
     present: Ints
-    """The option of each job at present; -1 where there is none."""
+    """Each job's present option; -1 if it has none."""
     is_running: Ints
     kind: Ints
-    """The class of each job: jobs of one class differ in name and arrival alone."""
+    """Class of each job: jobs of one class differ only in name and arrival."""
     first: Ints
-    """The first option of each job, and the end of the last one's, (n + 1,)."""
+    """Index of each job's first option, and the end of the last job's options, (n + 1,)."""
     job: Ints
     pool: Ints
     gpus: Ints
     seconds: Floats
     cost: Floats
-    """0 where a pool has no price."""
+    """Cost of each option; 0 where a pool has no price."""
     width: Floats
     """Half-width of the forecast's range, as a logarithm."""
     options: tuple[JobOption, ...]
@@ -48,18 +51,18 @@ class QueueColumns:
         return self.problem.pools
 
     def of(self, job: int) -> range:
-        """The options of a job."""
+        """Return the indices of a job's options."""
         return range(self.first[job], self.first[job + 1])
 
 
 def columns(problem: QueueProblem) -> QueueColumns:
-    """The columns of a checked problem."""
+    """Return the columns of a checked problem."""
     jobs = problem.jobs
     given = [_movable(job) for job in jobs]
     first = np.cumsum([0, *map(len, given)])
     places = {pool.name: index for index, pool in enumerate(problem.pools)}
     horizon = math.inf if problem.horizon_s is None else problem.horizon_s
-    # Equal jobs share their options, which are looked at once.
+    # Equal jobs share their options, which are processed once.
     same, equal = dict[int, int](), dict[tuple[JobOption, ...], int]()
     for some in given:
         if id(some) not in same:
@@ -99,13 +102,16 @@ def columns(problem: QueueProblem) -> QueueColumns:
 
 
 def _facts(options: Sequence[JobOption], places: Mapping[str, int]) -> Floats:
-    """Pool, GPUs, seconds, cost and width of each option, (5, k)."""
+    """Return pool, GPUs, seconds, cost and width of each option, (5, k)."""
     rows = [(places[item.pool], item.gpus, item.seconds, item.cost or 0.0, item.width) for item in options]
     return np.array(rows, dtype=float).reshape(-1, 5).T
 
 
 def _movable(job: QueuedJob) -> tuple[JobOption, ...]:
-    """The options that are open to a job: of one that runs the present one, and others at the price of a move."""
+    """Return the options that a job can still take.
+
+    A running job has its present option, and the others with the cost of a move added if it may move.
+    """
     if not job.is_running:
         return job.options
     here = tuple(option for option in job.options if (option.pool, option.gpus) == job.present)
@@ -116,7 +122,7 @@ def _movable(job: QueuedJob) -> tuple[JobOption, ...]:
 
 
 def _later(option: JobOption, seconds: float) -> JobOption:
-    """The option with so many seconds of the run before what is left."""
+    """Return the option with `seconds` added to its remaining run time, and its cost scaled to match."""
     ratio = 1 + seconds / option.seconds
     cost = None if option.cost is None else option.cost * ratio
     ends = (option.seconds + seconds, option.lower_s + seconds, option.upper_s + seconds)
@@ -129,15 +135,15 @@ def _present(job: QueuedJob, options: Sequence[JobOption], start: int) -> int:
 
 
 def _kind(job: QueuedJob) -> tuple[object, ...]:
-    """What makes jobs with equal options equal."""
+    """Return the properties that jobs with equal options must also share to be equal."""
     return job.weight, job.priority, job.queue, job.deadline_s, job.present, job.is_advised, job.is_running
 
 
 def alone_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:
-    """Seconds that a job takes with its own share of the cluster: one of `jobs` parts of every pool, by turns, the
-    fastest first, and never two at once.
+    """Return the seconds that a job takes with an equal share of the cluster: one of `jobs` parts of every pool.
 
-    It is what finish-time fairness is measured by (Themis, NSDI 2020, section 3; Gavel, OSDI 2020, section 4.2).
+    The job uses its shares of the pools alternately, the fastest first, and never two at once. Finish-time fairness
+    is measured against this time (Themis, NSDI 2020, section 3; Gavel, OSDI 2020, section 4.2).
     """
     best = dict[str, tuple[float, float]]()
     for option in options:

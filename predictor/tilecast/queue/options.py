@@ -1,4 +1,4 @@
-"""Ways to run a job, as the search behind `tilecast advise` prices them, and pools as capacity."""
+"""Options of jobs from the search behind `tilecast advise`, and pools as capacity."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from tilecast.spec import Ints, SpecError
 
 
 def capacity(pool: Pool, held_gpus: int = 0) -> PoolCapacity:
-    """The nodes of a pool."""
+    """Return the capacity of a pool, of which others hold `held_gpus`."""
     return PoolCapacity(
         pool.name, pool.max_nodes, pool.gpus_per_node, held_gpus, {}, pool.price_per_gpu_hour, pool.currency
     )
 
 
 def job_options(request: Request, pools: Sequence[Pool], left: float = 1.0) -> tuple[JobOption, ...]:
-    """What the best plan of every pool and count would take: of counts those that are faster than every smaller one.
+    """Return an option for the best plan on every pool and GPU count.
+
+    Only counts that are faster than every smaller count are included.
 
     Args:
-        request: the job; its objective, deadline and budget are left aside.
-        pools: where it may run.
+        request: the job; its objective, deadline and budget are ignored.
+        pools: the pools that it may run on.
         left: the share of its run that is still to come.
 
     Raises:
@@ -62,7 +64,7 @@ def _option(offer: Offer, left: float) -> JobOption:
 
 
 def _offers(request: Request, pool: Pool) -> list[Offer]:
-    """The plan that is advised for each count, ascending."""
+    """Return the recommended plan for each useful GPU count, in ascending order of counts."""
     plans = field(request, pool)
     allowed = plans.within(request.constraints) & plans.fits
     allowed &= (plans.gpus <= pool.gpus_per_node) | (plans.gpus % pool.gpus_per_node == 0)
@@ -76,7 +78,7 @@ def _offers(request: Request, pool: Pool) -> list[Offer]:
 
 
 def _faster(plans: Field, allowed: Mask) -> list[int]:
-    """Counts whose best run is shorter than that of every smaller one."""
+    """Return the GPU counts whose best run is shorter than that of every smaller count."""
     counts, shortest = list[int](), np.inf
     for gpus in np.unique(plans.gpus[allowed]).tolist():
         rows: Ints = np.flatnonzero(allowed & (plans.gpus == gpus))

@@ -1,8 +1,8 @@
-"""The order that an owner wishes among its own jobs, as far as it costs nobody else.
+"""Exchange of places among the jobs of one owner, by the owner's weights and at nobody else's cost.
 
-A plan counts jobs by weights that are not their owners' to choose. What an owner says of its own jobs comes after that:
-two of them exchange their places where the one that it weighs more gains by it, and no job of anybody else ends later
-than it did. Nobody else's job is given another place, whatever the weights are.
+A plan counts jobs by weights that their owners cannot choose. What an owner says about its own jobs counts after that:
+two of them exchange places if the one with the higher owner's weight gains by it and no job of anybody else ends later
+than before. Jobs of other owners keep their places, whatever the weights are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from tilecast.queue.columns import QueueColumns
 from tilecast.spec import Floats
 
 TRIED = 3
-"""Exchanges that are tried of each job, those that would gain it most."""
+"""Exchanges tried for each job: those that it would gain most from."""
 LEAST_GAIN = 0.03
-"""What an exchange has to gain, as a share of the weighted completion times of the two: less would only make jobs move
-to and fro."""
+"""Least gain of an exchange, as a share of the weighted completion times of the two jobs.
+
+Smaller gains would only make jobs move to and fro.
+"""
 
 
 def exchange(current: Assignment, effort: int) -> None:
@@ -27,7 +29,7 @@ def exchange(current: Assignment, effort: int) -> None:
 
     Args:
         current: the plan, which changes.
-        effort: jobs whose start may be simulated.
+        effort: how many job starts may be simulated.
     """
     columns = current.columns
     stop = current.simulated + effort
@@ -44,7 +46,7 @@ def exchange(current: Assignment, effort: int) -> None:
 
 
 def _members(columns: QueueColumns) -> Sequence[Sequence[int]]:
-    """The jobs that wait of each owner that weighs them differently."""
+    """Return the waiting jobs of each owner that gives its jobs different weights."""
     of_owner: dict[str, list[int]] = {}
     for number, job in enumerate(columns.problem.jobs):
         if job.owner and not job.is_running:
@@ -54,7 +56,7 @@ def _members(columns: QueueColumns) -> Sequence[Sequence[int]]:
 
 
 def _promising(current: Assignment, members: Sequence[int], job: int) -> list[tuple[int, Mapping[int, int]]]:
-    """Jobs that the owner weighs less, with the moves by which `job` has their place and they have its."""
+    """Return jobs with a lower owner's weight, and the moves by which `job` and each of them exchange places."""
     columns, finish = current.columns, current.finish
     jobs, exchanges = columns.problem.jobs, list[tuple[float, int, Mapping[int, int]]]()
     for other in members:
@@ -72,13 +74,13 @@ def _promising(current: Assignment, members: Sequence[int], job: int) -> list[tu
 
 
 def _option(columns: QueueColumns, job: int, like: int) -> int | None:
-    """The option of a job on as many GPUs of the same pool."""
+    """Return the job's option on the pool and GPU count of option `like`; None if there is none."""
     place = columns.pool[like], columns.gpus[like]
     return next((one for one in columns.of(job) if (columns.pool[one], columns.gpus[one]) == place), None)
 
 
 def _ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Floats, Floats]:
-    """When every job ends now, and would end, (n,) each."""
+    """Return when every job ends now, and when it would end after the change, (n,) each."""
     before, after = current.finish, current.finish
     for pool in changed.values():
         after[pool.jobs] = pool.finish
@@ -86,8 +88,11 @@ def _ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Flo
 
 
 def _is_allowed(current: Assignment, score: QueueScore) -> bool:
-    """Whether the policy allows a score: a mean of completion times is made of what owners may choose, what the other
-    policies make least is not."""
+    """Return whether the policy allows a score.
+
+    The completion policy allows every score: its mean of completion times may be traded between an owner's jobs. Under
+    the other policies, the score may not get worse up to the deciding part.
+    """
     part = current.policy.deciding + 1
     return current.policy.name == "completion" or score[:part] <= current.score[:part]
 
@@ -95,7 +100,7 @@ def _is_allowed(current: Assignment, score: QueueScore) -> bool:
 def _gains(
     current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int], pair: tuple[int, int]
 ) -> bool:  # fmt: skip
-    """Whether the jobs of an owner end earlier by its weights, by enough for the two that would exchange places."""
+    """Return whether the owner's jobs end earlier by its weights, by enough for the two that would exchange places."""
     before, after = _ends(current, changed)
     weight = np.array([current.columns.problem.jobs[one].own_weight for one in members])
     rows, two = np.array(members), np.isin(members, pair)
@@ -104,7 +109,7 @@ def _gains(
 
 
 def _delays(current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int]) -> bool:
-    """Whether a job of anybody else would end later."""
+    """Return whether a job of anybody else would end later."""
     before, after = _ends(current, changed)
     is_other = np.ones(len(before), dtype=bool)
     is_other[np.array(members)] = False

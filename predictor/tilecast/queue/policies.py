@@ -1,4 +1,4 @@
-"""What is best for a queue, one record each."""
+"""Policies that say what is best for a queue, one record each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ Terms: TypeAlias = tuple[Floats | None, tuple[Floats, ...]]
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What a plan makes least: the largest of a column over all jobs, then sums of others, one after the other."""
+    """What a plan minimizes: first the largest value of one column over all jobs, then the sums of others, in order."""
 
     name: str
     summary: str
     terms: Callable[[QueueColumns, Ints, Ints, Floats], Terms]
-    """Of the columns, some jobs (k,), the option of each (k,), and when each ends (k,): the column of which the largest
-    counts first (None where none does) and those whose sums count then, (k,) each."""
+    """Function of the columns, some jobs (k,), their options (k,) and their ends (k,).
+
+    It returns the column whose largest value counts first (None if none does), and the columns whose sums count next,
+    (k,) each.
+    """
     stake: Callable[[QueueColumns, int, int, float], float]
-    """Of the columns, a job, an option and a ratio: what decides, as far as it is the job's own, times the ratio."""
+    """Function of the columns, a job, an option and a ratio.
+
+    It returns the job's own part of the deciding value, times the ratio.
+    """
     deciding: int = 0
-    """Which part of the score the plan is judged by: what comes before it is counted, not weighed."""
+    """Index of the part of the score that judges a plan; parts before it are counted, not weighed."""
     unit: Literal["seconds", "price", "ratio"] = "seconds"
     needs_price: bool = False
 
@@ -36,7 +42,7 @@ def _mean(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> T
 
 
 def _share(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
-    """The part of each job in the weighted mean of completion times."""
+    """Return each job's part of the weighted mean of completion times."""
     return np.asarray(columns.share[jobs] * (finish - columns.arrival[jobs]))
 
 
@@ -80,4 +86,4 @@ POLICIES: dict[str, QueuePolicy] = {
         ),
     )
 }  # fmt: skip
-"""Every policy by the name that `--policy` gives it."""
+"""Policies by the name that `--policy` takes."""

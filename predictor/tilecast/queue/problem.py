@@ -1,4 +1,4 @@
-"""A queue as a value: jobs with the ways to run each of them, and pools with their nodes and quotas."""
+"""A queue as a value: jobs with the options to run each of them, and pools with their nodes and quotas."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class JobOption:
-    """One way to run a job: a pool, a number of GPUs, and what comes of it."""
+    """One way to run a job: a pool, a number of GPUs, and the forecast for them."""
 
     pool: str
     gpus: int
     seconds: float
-    """Forecast of what is left of the run."""
+    """Forecast of the remaining run time."""
     lower_s: float
     upper_s: float
-    """The 90 % range of that."""
+    """Ends of the 90 % range of `seconds`."""
     cost: float | None = None
-    """Price of what is left; None where the pool has none."""
+    """Price of the remaining run; None if the pool has no price."""
     plan: str = ""
     step_s: float = math.nan
 
@@ -39,40 +39,40 @@ class QueuedJob:
     name: str
     options: tuple[JobOption, ...]
     arrival_s: float = 0.0
-    """Negative for a job that waits already."""
+    """Arrival; negative for a job that waits already."""
     weight: float = 1.0
     owner: str = ""
-    """Whose it is; empty where that does not matter."""
+    """Owner of the job; empty where that does not matter."""
     own_weight: float = 1.0
-    """How much it counts among the jobs of its owner, and nowhere else."""
+    """Weight of the job among the jobs of its owner, and nowhere else."""
     priority: int = 0
-    """Kueue starts higher ones first."""
+    """Priority; Kueue starts jobs with a higher one first."""
     deadline_s: float | None = None
     queue: str = ""
-    """The queue whose quotas it takes from."""
+    """The queue whose quotas the job takes from."""
     present: tuple[str, int] | None = None
-    """Pool and GPUs that it runs on, was advised before, or would take unadvised; None where nothing says so."""
+    """Pool and GPUs that it runs on, was advised before, or would take without advice; None if unknown."""
     is_advised: bool = False
-    """Whether an earlier plan put it where it is at present, which says nothing of where it would go by itself."""
+    """Whether `present` comes from an earlier plan, and so does not say where the job would go without advice."""
     is_running: bool = False
-    """Whether it runs where it is at present; its options say what is left."""
+    """Whether it runs on `present`; its options then describe the remaining run."""
     move_s: float | None = None
-    """What moving it would cost once it runs, in seconds of the run; None where its owner does not move it."""
+    """Cost of a move once it runs, in seconds of the run; None if its owner does not allow moves."""
 
 
 LEAST_LEFT = 0.02
-"""What is left at least of a job that runs, however long it has: forecasts err."""
+"""Least share of a running job that is taken to remain, however long it has run, since forecasts err."""
 
 
 def running(job: QueuedJob, ran_s: float) -> QueuedJob:
-    """A job with what is left of it, by its forecast where it runs.
+    """Return a running job with options for its remaining run, from the forecast where it runs.
 
     Args:
         job: the whole job; `present` is where it runs.
         ran_s: how long it has run, in seconds.
 
     Raises:
-        SpecError: there is no forecast of it where it runs.
+        SpecError: there is no forecast for where it runs.
     """
     here = next((item for item in job.options if (item.pool, item.gpus) == job.present), None)
     if here is None:
@@ -94,33 +94,33 @@ def _rest(option: JobOption, left: float) -> JobOption:
 
 @dataclass(frozen=True, slots=True)
 class PoolCapacity:
-    """Nodes of a pool, and who may have how many of its GPUs."""
+    """Nodes of a pool, GPUs held by others, and the quotas of queues."""
 
     name: str
     nodes: int
     gpus_per_node: int
     held_gpus: int = 0
-    """GPUs that others hold, and no end of it is known."""
+    """GPUs held by others with no known end."""
     quotas: Mapping[str, int] = field(default_factory=dict)
-    """The most GPUs that a queue may have at once; a queue that is not named has no limit."""
+    """Most GPUs that each queue may have at once; a queue that is not named has no limit."""
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
 
     @property
     def gpus(self) -> int:
-        """GPUs that jobs can have."""
+        """GPUs available to jobs."""
         return max(self.nodes * self.gpus_per_node - self.held_gpus, 0)
 
     @property
     def free(self) -> list[int]:
-        """Free GPUs of each node while no job runs; what others hold fills whole nodes first."""
+        """Free GPUs of each node while no job runs; GPUs held by others fill whole nodes first."""
         held = [
             min(max(self.held_gpus - index * self.gpus_per_node, 0), self.gpus_per_node) for index in range(self.nodes)
         ]
         return [self.gpus_per_node - taken for taken in held]
 
     def holds(self, gpus: int) -> bool:
-        """Whether a job of so many GPUs can ever start: on one node, or on whole nodes."""
+        """Return whether a job of `gpus` GPUs can ever start: on one node, or on whole nodes."""
         if gpus <= self.gpus_per_node:
             return gpus <= max(self.free, default=0)
         return gpus % self.gpus_per_node == 0 and gpus // self.gpus_per_node <= self.free.count(self.gpus_per_node)
@@ -128,34 +128,34 @@ class PoolCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Unplanned:
-    """A job that cannot be planned as asked."""
+    """A job that cannot be planned as requested."""
 
     job: str
     problem: str
     remedy: str
     is_left_out: bool = True
-    """Whether the plan leaves it out, rather than plan it without what cannot be."""
+    """Whether the plan leaves the job out; otherwise the job is planned without the part that is impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueProblem:
-    """Jobs and pools."""
+    """Jobs and pools to plan."""
 
     jobs: tuple[QueuedJob, ...]
     pools: tuple[PoolCapacity, ...]
     horizon_s: float | None = None
-    """By when everything is due that has no deadline of its own, where cost decides."""
+    """Time by which jobs without their own deadline are due, in seconds from now; used where cost decides."""
 
     def pool(self, name: str) -> PoolCapacity:
-        """The pool of that name."""
+        """Return the pool with that name."""
         return next(pool for pool in self.pools if pool.name == name)
 
 
 def checked(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]:
-    """The problem without what cannot be meant, in the order in which Kueue starts jobs, and why not the rest.
+    """Return the problem without impossible options and jobs, in Kueue's start order, and why parts were refused.
 
     Raises:
-        SpecError: two jobs or two pools have one name, or a pool or a quota has a number that none can have.
+        SpecError: two jobs or two pools have the same name, or a pool or a quota has an invalid number.
     """
     _check_names("pools", [pool.name for pool in problem.pools])
     _check_names("jobs", [job.name for job in problem.jobs])
@@ -163,7 +163,7 @@ def checked(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]
         _check_pool(pool)
     by_name = {pool.name: pool for pool in problem.pools}
     remaining, refused = list[QueuedJob](), list[Unplanned]()
-    # Equal jobs often share their options, which are looked at once.
+    # Equal jobs often share their options, which are checked once.
     alike = dict[tuple[object, ...], tuple[JobOption, ...]]()
     for job in problem.jobs:
         key = id(job.options), job.queue, job.present, job.is_running
@@ -198,7 +198,7 @@ def _check_pool(pool: PoolCapacity) -> None:
 
 
 def _why_not(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolCapacity]) -> str:
-    """Why an option can never be; empty where it can."""
+    """Return why an option is impossible; empty if it is possible."""
     pool = pools.get(option.pool)
     if pool is None:
         return f"there is no pool {option.pool}"
@@ -224,7 +224,7 @@ def _nowhere(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> Unplanned:
 
 
 def undominated(job: QueuedJob, options: Sequence[JobOption]) -> tuple[JobOption, ...]:
-    """The options that no other of the same pool beats in GPUs, time and cost at once, and the present one."""
+    """Return the options that no other on the same pool beats in GPUs, time and cost at once, and the present one."""
     remaining = list[JobOption]()
     for option in sorted(options, key=lambda item: (item.pool, item.gpus, item.seconds, item.cost or 0.0)):
         beaten = any(

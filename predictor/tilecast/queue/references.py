@@ -1,4 +1,4 @@
-"""What becomes of a queue without advice for all of it: four ways to place jobs that people and Kueue use."""
+"""Outcomes of a queue without a plan for all of it: four ways to place jobs that people and Kueue use."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from tilecast.spec import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class QueueOutcome:
-    """What becomes of each job."""
+    """Option and end of each job."""
 
     option: list[int]
     finish: Floats
-    """Seconds from now, (n,)."""
+    """End of each job in seconds from now, (n,)."""
 
 
 def own_best(columns: QueueColumns) -> list[int]:
-    """The option of each job that runs shortest, the one with fewer GPUs where several do."""
+    """Return the fastest option of each job, with the fewest GPUs where several are equally fast."""
     return _least(columns, (columns.seconds, columns.gpus))
 
 
 def _least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]) -> list[int]:
-    """The option of each job that has least of one column, then of another, then comes first."""
+    """Return the option of each job with the least of one column, then the least of another, then the first."""
     order = np.lexsort((by[1], by[0], columns.job))
     return [int(item) for item in order[columns.first[:-1]]]
 
 
 def cheapest(columns: QueueColumns) -> list[int]:
-    """The option of each job that costs least, the shorter one where several do."""
+    """Return the cheapest option of each job, the fastest where several cost the same."""
     return _least(columns, (columns.cost, columns.seconds))
 
 
 def earliest(columns: QueueColumns) -> list[int]:
-    """The option by which each job ends first, given what the jobs before it in the queue chose."""
+    """Return the option by which each job ends first, given the choices of the jobs before it in the queue."""
     lines = [_Line(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
     chosen = []
     for job in _jobs(columns):
@@ -59,7 +59,7 @@ def earliest(columns: QueueColumns) -> list[int]:
 
 
 class _Line:
-    """The GPUs of a pool and when each is free, where nobody passes anybody."""
+    """GPUs of a pool and when each becomes free, if no job passes another."""
 
     def __init__(self, free: np.ndarray, per_node: int) -> None:
         self.per_node = per_node
@@ -68,13 +68,13 @@ class _Line:
         self._ready: dict[int, float] = {}
 
     def ready(self, gpus: int) -> float:
-        """When so many GPUs are free at once, on one node or on whole nodes."""
+        """Return when so many GPUs are free at once, on one node or on whole nodes."""
         if gpus not in self._ready:
             self._ready[gpus] = float(np.partition(self._nodes(gpus), self._count(gpus) - 1)[self._count(gpus) - 1])
         return self._ready[gpus]
 
     def add(self, gpus: int, end: float) -> None:
-        """Let a job of so many GPUs hold the first that are free until its end."""
+        """Occupy the GPUs that are free first with a job of so many GPUs, until its end."""
         for node in np.argsort(self._nodes(gpus), kind="stable")[: self._count(gpus)]:
             row = self.until[node]
             row[: min(gpus, self.per_node)] = end
@@ -85,18 +85,20 @@ class _Line:
         return -(-gpus // self.per_node)
 
     def _nodes(self, gpus: int) -> Floats:
-        """When each node has the GPUs that the job takes of it."""
+        """Return when each node has as many free GPUs as the job takes from it."""
         return self.until[:, min(gpus, self.per_node) - 1]
 
 
 def placed(columns: QueueColumns, option: list[int]) -> QueueOutcome:
-    """What becomes of the jobs by an option for each."""
+    """Return the outcome of one option for each job."""
     return QueueOutcome(option, Assignment(columns, POLICIES["completion"], list(option)).finish)
 
 
 def flavors(columns: QueueColumns) -> QueueOutcome:
-    """What Kueue does by itself: in the queue's order, each job takes the first pool of the list that has room now, and
-    waits while none has. A job keeps the number of GPUs that it asks for, as near as the pool can.
+    """Simulate Kueue without advice.
+
+    In the queue's order, each job takes the first pool of the list that has room now, and waits while none has. A job
+    keeps the number of GPUs that it requests, or the nearest number that the pool has an option for.
     """
     count = len(columns.weight)
     rooms = [_Room(Nodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
@@ -117,7 +119,7 @@ def flavors(columns: QueueColumns) -> QueueOutcome:
             job = coming[place][1]
             heapq.heappush(waiting.setdefault(line_of[int(columns.kind[job])], []), job)
             place, opened = place + 1, set(range(len(rooms)))
-        # Pools that nothing left have no more room than when the jobs that wait outcome none there.
+        # A pool where no job ended has no more room than when the waiting jobs last found none there.
         able = {line: [wish for wish in wishes[line] if wish[0] in opened] for line, jobs in waiting.items() if jobs}
         while able:
             line = min(able, key=lambda item: waiting[item][0])
@@ -137,7 +139,7 @@ def flavors(columns: QueueColumns) -> QueueOutcome:
 
 @dataclass(slots=True)
 class _Room:
-    """What is free of a pool."""
+    """Free GPUs and quotas of a pool."""
 
     nodes: Nodes
     quotas: dict[str, int]
@@ -157,8 +159,10 @@ class _Room:
 
 
 def _wish_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
-    """The line that each class of jobs stands in, and what the jobs of each line wish: of those that wish the same of
-    the same queue none can start while the first cannot."""
+    """Return the line of each class of jobs, and the wishes of the jobs in each line.
+
+    Jobs with the same wishes and the same queue share a line: none of them can start while the first cannot.
+    """
     lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
     for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):
         wish = _wish(columns, int(job))
@@ -171,7 +175,7 @@ def _wish_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[
 
 
 def _wish(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
-    """Pool, GPUs and place among the job's options of what Kueue tries, in the order of pools."""
+    """Return pool, GPUs and position among the job's options of each option that Kueue tries, in the order of pools."""
     options = columns.of(job)
     present = int(columns.present[job])
     is_own = present >= 0 and not columns.problem.jobs[job].is_advised
@@ -195,4 +199,4 @@ REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {
     "flavors": ("Kueue's order of flavors", flavors),
     "cheapest": ("each on its cheapest pool", lambda held: placed(held, cheapest(held))),
 }
-"""Ways to place jobs without a plan for all of them: what each is, and what comes of it."""
+"""Ways to place jobs without a plan for all of them, by name: a summary, and the function that returns the outcome."""

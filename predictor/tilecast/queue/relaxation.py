@@ -1,7 +1,7 @@
-"""Linear programs that no plan of a queue can beat, and the shares of options that they would like.
+"""Linear programs that bound every plan of a queue from below, and the shares of options in their solutions.
 
-They know neither nodes nor an order of jobs: GPUs of a pool are one bulk that may be cut at will. What a plan is behind
-them is therefore the most that it can be behind the best plan. HiGHS solves them.
+The programs ignore nodes and the order of jobs: the GPUs of a pool are one bulk that can be divided freely. The
+distance of a plan from the bound is therefore at least its distance from the best plan. HiGHS solves the programs.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from tilecast.queue.columns import QueueColumns
 from tilecast.spec import Floats, Ints
 
 MOST_COLUMNS = 24_000
-"""Variables of a program; time is cut into as many parts as that allows."""
+"""Most variables of a program; it limits the number of parts that time is divided into."""
 _BISECTIONS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """What a relaxation says."""
+    """Bound and option shares from a relaxation."""
 
     bound: float | None
-    """What no plan can be below; None where the program was not solved."""
+    """Value that no plan can be below; None if the program was not solved."""
     share: Floats
-    """How many jobs of its class take each option, for the options of `Classes`, (m,)."""
+    """Number of jobs of its class that take each option of `Classes`, (m,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Equal jobs, one row a class, and their options, (m,)."""
+    """Classes of equal jobs, one row per class, and their options, (m,)."""
 
     jobs: list[Ints]
-    """Of each class, in order."""
+    """Jobs of each class, in order."""
     option: Ints
-    """Of the first job of the class."""
+    """Index of each option, among those of the first job of its class."""
     row: Ints
-    """The class of each option."""
+    """Class of each option."""
     count: Floats
-    """Jobs of each class."""
+    """Number of jobs in each class."""
 
     @classmethod
     def of(cls, columns: QueueColumns) -> Classes:
@@ -54,7 +54,7 @@ class Classes:
         return cls(jobs, np.concatenate(options), row, np.array([len(some) for some in jobs], dtype=float))
 
     def spread(self, columns: QueueColumns, share: Floats) -> list[int]:
-        """An option for every job: each class takes its options as often as the shares say, evenly by turns."""
+        """Return an option for every job: each class takes its options in proportion to the shares, evenly mixed."""
         chosen = [-1] * len(columns.weight)
         for index, jobs in enumerate(self.jobs):
             places = np.flatnonzero(self.row == index)
@@ -68,8 +68,10 @@ class Classes:
 
 
 def completion(columns: QueueColumns, classes: Classes, end_s: float) -> Relaxed:
-    """The weighted mean of completion times: time is cut into parts, a job may be worked on in any of them, and it ends
-    half its run after the mean of the times when it is worked on.
+    """Bound the weighted mean of completion times.
+
+    Time is divided into parts, and a job may be worked on in any of them. It ends half its run after the mean of the
+    times at which it is worked on.
 
     Source: the mean busy time relaxation of Schulz and Skutella (SIAM J. Discrete Math. 15, 2002).
     """
@@ -100,17 +102,19 @@ def completion(columns: QueueColumns, classes: Classes, end_s: float) -> Relaxed
 
 
 def peak(columns: QueueColumns, classes: Classes, since: Floats, scale: Floats, most: float) -> Relaxed:
-    """The largest of `(end - since) / scale` over all jobs, where that is what counts: by bisection on it, each job is
-    due by then, and the work that is due by any moment has to fit before it.
+    """Bound the largest `(end - since) / scale` over all jobs, for policies that minimize it.
 
-    Source: Lenstra, Shmoys and Tardos (Math. Programming 46, 1990), whose rounding it is not followed by.
+    Bisection searches for the smallest value by which all jobs can be done: each job is due by then, and the work that
+    is due by any moment has to fit before it.
+
+    Source: Lenstra, Shmoys and Tardos (Math. Programming 46, 1990), without their rounding step.
 
     Args:
         columns: the jobs.
-        classes: the same, equal ones as one.
-        since: of each job, (n,).
-        scale: of each job, (n,).
-        most: what some plan reaches.
+        classes: the same jobs, with equal ones as one class.
+        since: the time from which each job's duration counts, (n,).
+        scale: the divisor of each job's duration, (n,).
+        most: a value that some plan reaches, where the bisection starts.
     """
     late = np.array([since[some].max() for some in classes.jobs])
     scales = np.array([scale[some[0]] for some in classes.jobs])
@@ -126,7 +130,7 @@ def peak(columns: QueueColumns, classes: Classes, since: Floats, scale: Floats, 
 
 
 def cost(columns: QueueColumns, classes: Classes, missed: float) -> Relaxed:
-    """The cost of all jobs, where at most so much weight of them may miss its deadline."""
+    """Bound the cost of all jobs if jobs of at most `missed` total weight miss their deadlines."""
     due = np.array([columns.due[some].max() for some in classes.jobs])
     options = classes.option
     rows = _due_rows(columns, classes, due, columns.cost[options], missed)
@@ -134,7 +138,7 @@ def cost(columns: QueueColumns, classes: Classes, missed: float) -> Relaxed:
 
 
 def _by(columns: QueueColumns, classes: Classes, due: Floats) -> Floats | None:
-    """Shares of options by which each class can end before it is due; None where none can."""
+    """Return shares of options by which each class can end before it is due; None if there are none."""
     solved = _due_rows(columns, classes, due, columns.seconds[classes.option] * columns.gpus[classes.option], 0.0)
     return None if solved is None else solved[1]
 
@@ -142,14 +146,17 @@ def _by(columns: QueueColumns, classes: Classes, due: Floats) -> Floats | None:
 def _due_rows(
     columns: QueueColumns, classes: Classes, due: Floats, price: Floats, missed: float
 ) -> tuple[float, Floats] | None:
-    """The least price of options by which classes end before they are due, but for so much weight that may not."""
+    """Return the least price, and the shares of options, by which classes end before they are due.
+
+    Jobs of at most `missed` total weight may end late. None if there is no solution.
+    """
     options = classes.option
     area = columns.seconds[options] * columns.gpus[options]
     is_late = columns.seconds[options] > due[classes.row]
     count, weight = len(options), columns.weight[columns.job[options]]
     finite = np.unique(due[np.isfinite(due)])
     moments = finite[np.unique(np.linspace(0, len(finite) - 1, _MOMENTS).astype(int))] if len(finite) else finite
-    # Columns: options that end in time, then the same ones taken although they do not.
+    # Columns: first the options that end in time, then the same options taken although they end late.
     column = np.arange(count)
     is_due = due[classes.row][:, None] <= moments
     choice, moment = np.nonzero(is_due & ~is_late[:, None])
@@ -173,7 +180,7 @@ def _due_rows(
 
 
 _MOMENTS = 16
-"""Moments at which what is due has to be done; others are left out, which only lowers a bound."""
+"""Number of moments by which the work that is due has to fit; ignoring other moments only lowers a bound."""
 
 
 def _gpus(columns: QueueColumns) -> Floats:
@@ -181,7 +188,7 @@ def _gpus(columns: QueueColumns) -> Floats:
 
 
 def _shortest(columns: QueueColumns, classes: Classes) -> Floats:
-    """Every class by its shortest option."""
+    """Return shares where every class takes its fastest option."""
     share = np.zeros(len(classes.option))
     for index, jobs in enumerate(classes.jobs):
         places = np.flatnonzero(classes.row == index)
@@ -197,15 +204,15 @@ def _minimum(
     most: Floats | None = None,
     fold: int | None = None,
 ) -> tuple[float, Floats] | None:
-    """The least of a linear function and where it is reached; None where nothing is allowed.
+    """Return the minimum of a linear function and where it is reached; None if there is no feasible optimum.
 
     Args:
-        price: of each variable, all of which are at least 0.
+        price: coefficient of each variable; all variables are at least 0.
         entries: rows, columns and values of the constraints.
-        lower: of each row.
-        upper: of each row.
-        most: of each variable.
-        fold: where variables repeat after so many, their sum is returned.
+        lower: lower bound of each row.
+        upper: upper bound of each row.
+        most: upper bound of each variable.
+        fold: where variables repeat after this many, return the sums of the repeated ones.
     """
     row, column = (np.concatenate([item[part].ravel() for item in entries]) for part in (0, 1))
     value = np.concatenate([item[2].ravel() for item in entries])

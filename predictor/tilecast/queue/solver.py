@@ -1,6 +1,6 @@
-"""An option for every job: list scheduling on the relaxation, and a local search that counts what it tries.
+"""Search for a plan: list scheduling on the relaxation, then a local search that counts the simulations it makes.
 
-The same queue gets the same plan: nothing looks at the clock, and what is drawn is drawn from a fixed seed.
+The same queue always gets the same plan: nothing depends on the clock, and random numbers come from a fixed seed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ from tilecast.queue.relaxation import Classes, Relaxed
 from tilecast.spec import Floats, SpecError
 
 EFFORT = 600_000
-"""Jobs whose start may be simulated; a trial costs some more, whatever its size."""
+"""Number of job starts that may be simulated; each trial costs `_TRIAL` more, whatever its size."""
 _TRIAL = 60
 _SWAPPED = 40
-"""Jobs among which every pair is tried; of larger queues single jobs move."""
+"""Largest queue in which every pair of jobs is tried; in larger ones only single jobs move."""
 _NEAR = 3
-"""Options tried of each job of a larger queue, the most promising ones."""
+"""Options tried for each job of a larger queue: the most promising ones."""
 _NEAR_NEW = 12
-"""Options tried of each job that is new to a queue that is planned from where it is."""
+"""Options tried for each new job of a queue that is planned from the present one."""
 _MOST_LISTED = 20_000
-"""Options of a larger queue that are listed at once."""
+"""Most options of a larger queue that are listed at once."""
 _MOSTLY = 0.1
-"""The share of new jobs up to which a large queue is planned from where it is."""
+"""Largest share of new jobs with which a large queue is planned from the present one."""
 _AGAIN = 4
-"""What the effort is divided by then: the next arrival goes on from there."""
+"""Divisor of the effort in that case, since the next arrival continues from the result."""
 _KICKS = 40
-"""Times that the search of a small queue starts again beside the best plan."""
+"""Number of restarts near the best plan in the search of a small queue."""
 _KICKED = 6
-"""Jobs that are moved then, at most."""
+"""Most jobs that a restart moves."""
 _REACH = NormalDist().inv_cdf(1 - uncertainty.ODDS) / NormalDist().inv_cdf(0.95)
-"""The half-width of a 90 % range times this is where two forecasts would be ordered wrongly just that often."""
+"""Factor on the half-width of a 90 % range.
+
+At a distance of the product, two forecasts are ordered wrongly with probability `uncertainty.ODDS`.
+"""
 MOST_BEHIND = 0.03
-"""All that is left as it is, because nobody can tell, may cost this share of what the policy makes least."""
+"""Largest loss allowed for keeping the present where forecasts cannot tell, as a share of the deciding value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,17 @@ class QueueSolution:
     finish: Floats
     score: QueueScore
     best: QueueScore
-    """The score before changes that the forecasts cannot tell from none were taken back."""
+    """Score of the plan before changes too small for the forecasts to tell apart were taken back."""
     bound: float | None
-    """What no plan can be below in the part of the score that decides; None where it was not asked for."""
+    """Lower bound of the deciding part of the score over all plans; None if it was not requested or not solved."""
     refused: tuple[Unplanned, ...] = ()
 
     @property
     def gap(self) -> float | None:
-        """How far the plan is behind the bound at most, as a ratio of it."""
+        """Distance of the plan from the bound, as a ratio of the bound.
+
+        The plan is at most this far from the best plan.
+        """
         if self.bound is None or not self.score:
             return None
         value = self.score[self.policy.deciding]
@@ -73,17 +79,17 @@ class QueueSolution:
 def solve(
     problem: QueueProblem, policy: str = "completion", *, effort: int = EFFORT, is_bounded: bool = True
 ) -> QueueSolution:
-    """A plan for a queue.
+    """Return a plan for a queue.
 
     Args:
         problem: jobs and pools.
         policy: a key of `POLICIES`.
-        effort: the jobs whose start may be simulated in search of a better plan.
-        is_bounded: whether to solve the relaxation, which says how far from the best plan this one is at most, and is
-            where large queues start from.
+        effort: how many job starts may be simulated in search of a better plan.
+        is_bounded: whether to solve the relaxation, which bounds the distance from the best plan, and from which large
+            queues start.
 
     Raises:
-        SpecError: the policy is not known, needs a price that a pool lacks, or the problem is none.
+        SpecError: the policy is unknown, needs a price that a pool lacks, or the problem is invalid.
     """
     record = _policy(policy)
     able, refused = checked(problem)
@@ -114,8 +120,10 @@ def _policy(name: str) -> QueuePolicy:
 
 
 def _first(held: QueueColumns, policy: QueuePolicy) -> Assignment:
-    """The best of what needs no search: the references that choose an option for each job, and what is there. What is
-    there wins while it is hardly behind; of a large queue that is all but whole nothing else is looked at."""
+    """Return the best plan that needs no search: a reference that chooses an option for each job, or the present plan.
+
+    The present plan wins while it is hardly worse. In a large queue with few new jobs, only it is considered.
+    """
     is_new = held.present < 0
     own = references.own_best(held)
     there = [own[job] if item < 0 else item for job, item in enumerate(held.present.tolist())]
@@ -137,12 +145,12 @@ def _first(held: QueueColumns, policy: QueuePolicy) -> Assignment:
 
 
 def _is_planned(held: QueueColumns) -> bool:
-    """Whether a large queue is planned from where it is: few of its jobs are new."""
+    """Return whether a large queue is planned from the present one because few of its jobs are new."""
     return len(held.present) > _SWAPPED and float((held.present < 0).mean()) < _MOSTLY
 
 
 def _is_near(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
-    """Whether a score is not behind by more than nobody minds."""
+    """Return whether a score is so little worse than the best that the difference does not matter."""
     deciding = policy.deciding
     return score[:deciding] <= best[:deciding] and score[deciding] <= best[deciding] * (1 + MOST_BEHIND)
 
@@ -159,7 +167,7 @@ def _relaxed(held: QueueColumns, policy: QueuePolicy, classes: Classes, first: A
 
 
 def _searched(first: Assignment, effort: int) -> Assignment:
-    """The best plan that moves of single jobs, swaps of two and some kicks lead to."""
+    """Return the best plan found by moves of single jobs, swaps of two, and restarts from random moves."""
     budget = _Budget(effort)
     best = first.copy()
     _descend(best, budget)
@@ -182,7 +190,7 @@ def _searched(first: Assignment, effort: int) -> Assignment:
 
 @dataclass(slots=True)
 class _Budget:
-    """What a search may still try."""
+    """Trials that a search has left."""
 
     left: int
 
@@ -191,7 +199,7 @@ class _Budget:
         return self.left <= 0
 
     def tried(self, current: Assignment, moves: dict[int, int]) -> bool:
-        """Make the moves if they help, and say so."""
+        """Apply the moves if they improve the score, and return whether they did."""
         before = current.simulated
         score, changed = current.tried(moves)
         self.left -= current.simulated - before + _TRIAL
@@ -202,7 +210,7 @@ class _Budget:
 
 
 def _descend(current: Assignment, budget: _Budget) -> None:
-    """Move jobs, then swap pairs of them, while that helps."""
+    """Move jobs, then swap pairs of them, until nothing improves or the budget is spent."""
     while not budget.is_spent:
         is_better = False
         for job, options in _moves(current):
@@ -216,7 +224,7 @@ def _descend(current: Assignment, budget: _Budget) -> None:
 
 
 def _swap(current: Assignment, budget: _Budget) -> bool:
-    """Give two jobs of two pools options on each other's, where that helps; whether any did."""
+    """Exchange the pools of two jobs wherever that helps, and return whether it did."""
     columns, is_better = current.columns, False
     for one in range(len(current.option)):
         for two in range(one + 1, len(current.option)):
@@ -231,7 +239,7 @@ def _swap(current: Assignment, budget: _Budget) -> bool:
 
 
 def _moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
-    """Jobs with the options to try, the most promising first; of a small queue all of them."""
+    """Return jobs with the options to try, the most promising first; all of them for a small queue."""
     columns = current.columns
     promise = _promise(current)
     if len(current.option) <= _SWAPPED:
@@ -247,7 +255,7 @@ def _moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
 
 
 def _promise(current: Assignment) -> Floats:
-    """About what each option would gain, (m,): what its job would, and those behind it on both pools."""
+    """Estimate the gain of each option, (m,): for its job, and for the jobs behind it on both pools."""
     columns = current.columns
     chosen = np.array(current.option)
     finish = current.finish
@@ -271,7 +279,7 @@ def _promise(current: Assignment) -> Floats:
 
 
 def _settle(current: Assignment, effort: int) -> None:
-    """Take back, job by job, what changes the present and gains less than the forecasts can tell."""
+    """Take back changes from the present, job by job, that gain less than the forecasts can tell."""
     columns, policy = current.columns, current.policy
     best, budget = current.score, _Budget(effort)
     for job in np.flatnonzero((columns.present >= 0) & (columns.present != current.option)).tolist():

@@ -1,7 +1,7 @@
-"""When the jobs of one pool start, as Kueue admits them: in order, whoever fits (`BestEffortFIFO`).
+"""Start times of the jobs of one pool, as Kueue admits them: in order, whichever fits (`BestEffortFIFO`).
 
-A job takes GPUs of one node, or whole nodes. Of the nodes with room the fullest is taken. Nothing is preempted, and
-nothing is held back for a job that does not fit yet.
+A job takes GPUs of one node, or whole nodes. Of the nodes with room, the fullest is taken. Nothing is preempted, and no
+GPUs are reserved for a job that does not fit yet.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 from tilecast.queue.problem import PoolCapacity
 
 APART = 32
-"""Starts between moments from which a pool can be simulated again."""
+"""Number of starts between stored moments from which a simulation can be resumed."""
 Line: TypeAlias = tuple[int, str]
 """GPUs and queue of jobs that start in order among themselves."""
 
 
 @dataclass(slots=True)
 class Nodes:
-    """The nodes of a pool with what is free on them now; changes as jobs start and end."""
+    """Nodes of a pool and their free GPUs; changes as jobs start and end."""
 
     per_node: int
     free: list[int]
-    """GPUs of each node."""
+    """Free GPUs of each node."""
     _by_free: list[dict[int, None]] = field(init=False)
-    """Nodes that have so many free GPUs, the one that has had so many for the shortest time last."""
+    """Nodes by their number of free GPUs; the node that reached that number last is at the end."""
 
     def __post_init__(self) -> None:
         self._by_free = [{} for _ in range(self.per_node + 1)]
@@ -40,7 +40,7 @@ class Nodes:
 
     @property
     def room(self) -> int:
-        """The most GPUs that a job could have now, on one node or on whole nodes."""
+        """Most GPUs that a job could have now, on one node or on whole nodes."""
         whole = len(self._by_free[self.per_node])
         if whole:
             return whole * self.per_node
@@ -50,11 +50,11 @@ class Nodes:
         return room
 
     def has_room(self, gpus: int) -> bool:
-        """Whether a job of so many GPUs could start now."""
+        """Return whether a job of `gpus` GPUs could start now."""
         return gpus <= self.room
 
     def take(self, gpus: int) -> list[int]:
-        """The nodes that a job of so many GPUs holds from now on; there has to be room."""
+        """Allocate `gpus` GPUs and return the nodes they are on; there has to be room."""
         if gpus < self.per_node:
             node = next(reversed(next(filter(None, self._by_free[gpus:]))))
             self._set(node, self.free[node] - gpus)
@@ -67,13 +67,13 @@ class Nodes:
         return taken
 
     def give(self, gpus: int, nodes: Sequence[int]) -> None:
-        """Take back what a job held."""
+        """Release the GPUs of a job on its nodes."""
         each = min(gpus, self.per_node)
         for node in nodes:
             self._set(node, self.free[node] + each)
 
     def copy(self) -> Nodes:
-        """The same nodes, to go on from."""
+        """Return a copy that can be changed independently."""
         made = Nodes.__new__(Nodes)
         made.per_node, made.free = self.per_node, self.free.copy()
         made._by_free = [nodes.copy() for nodes in self._by_free]
@@ -87,56 +87,56 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What jobs ask of one pool, in the order in which they may start; lists of one length."""
+    """Requests of jobs to one pool, in the order in which they may start; all lists have one length."""
 
     gpus: Sequence[int]
     seconds: Sequence[float]
     ready_s: Sequence[float] | None = None
-    """When each can start at the earliest; None where all can now."""
+    """Earliest start of each job in seconds from now; None if all can start now."""
     queues: Sequence[str] | None = None
-    """Whose quota each takes from; None where there are no quotas."""
+    """Queue whose quota each job takes from; None if there are no quotas."""
     names: Sequence[int] | None = None
-    """Ascending; None for 0, 1, 2 and so on."""
+    """Name of each job, ascending; None for 0, 1, 2 and so on."""
 
 
 @dataclass(slots=True)
 class QueueAdmission:
-    """A pool at a moment of a simulation."""
+    """State of a pool at one moment of a simulation."""
 
     at_s: float
     nodes: Nodes
     left: dict[str, int]
-    """What is free of each quota."""
+    """Unused GPUs of each quota."""
     running: list[tuple[float, int, int, str, list[int]]] = field(default_factory=list)
-    """A heap: when each job ends, its name, GPUs, queue and nodes."""
+    """Heap of running jobs: end, name, GPUs, queue and nodes of each."""
     passed: dict[Line, int] = field(default_factory=dict)
-    """How many of each line have started."""
+    """Number of jobs of each line that have started."""
     started: int = 0
 
     def copy(self) -> QueueAdmission:
-        """The same moment, to go on from."""
+        """Return a copy that can be changed independently."""
         passed, running = self.passed.copy(), self.running.copy()
         return QueueAdmission(self.at_s, self.nodes.copy(), self.left.copy(), running, passed, self.started)
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """When the tasks of a pool start, and moments from which it can be simulated again."""
+    """Start times of the tasks of a pool, and moments from which it can be simulated again."""
 
     begin: list[float]
     order: list[int] = field(default_factory=list)
-    """Names of tasks as they start."""
+    """Names of the tasks in the order in which they start."""
     moments: list[QueueAdmission] = field(default_factory=list)
-    """Ascending; none where every task has one size."""
+    """Stored moments, ascending; none if all tasks have the same size."""
 
     def before(self, started: int) -> QueueAdmission | None:
-        """The last moment by which no more than so many had started; None where that is the beginning."""
+        """Return the last moment by which at most `started` tasks had started; None if there is none stored."""
         place = bisect_right(self.moments, started, key=lambda moment: moment.started)
         return self.moments[place - 1] if place else None
 
 
 def starts(pool: PoolCapacity, tasks: Tasks) -> list[float]:
-    """When each task starts, in seconds from now; infinite for one that never can."""
+    """Return when each task starts, in seconds from now; infinite for one that never can."""
     return simulated(pool, tasks).begin
 
 
@@ -147,14 +147,14 @@ def simulated(
     since: QueueAdmission | None = None,
     begin: list[float] | None = None,
 ) -> Simulation:
-    """The same, with what another simulation can go on from.
+    """Simulate the starts, with moments from which another simulation can continue.
 
     Args:
         pool: the pool.
         tasks: all of the tasks.
-        other: a simulation of others, which did not differ before one of its moments.
-        since: that moment; None simulates all.
-        begin: when tasks start that had started by then; infinite for the others.
+        other: a simulation of other tasks, with the same starts up to one of its moments.
+        since: that moment; None simulates everything.
+        begin: start times of the tasks that had started by then; infinite for the others.
     """  # fmt: skip
     if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
         return Simulation(_alike(_places(pool, tasks.gpus[0]), tasks.seconds))
@@ -169,14 +169,14 @@ def simulated(
 
 
 def _places(pool: PoolCapacity, gpus: int) -> int:
-    """How many jobs of so many GPUs run at once."""
+    """Return how many jobs of `gpus` GPUs can run at once."""
     if gpus <= pool.gpus_per_node:
         return sum(free // gpus for free in pool.free)
     return pool.free.count(pool.gpus_per_node) * pool.gpus_per_node // gpus
 
 
 def _alike(places: int, seconds: Sequence[float]) -> list[float]:
-    """Jobs of equal size: each takes the place that is free first."""
+    """Return the starts of jobs of equal size: each takes the place that is free first."""
     if not places:
         return [math.inf] * len(seconds)
     ends: list[float] = []
@@ -192,7 +192,7 @@ def _alike(places: int, seconds: Sequence[float]) -> list[float]:
 
 
 def _mixed(tasks: Tasks, state: QueueAdmission, made: Simulation) -> None:
-    """Jobs of several sizes: at every end those that fit start, in order."""
+    """Simulate jobs of several sizes: at every end or arrival, the jobs that fit start in order."""
     seconds, ready, names = tasks.seconds, tasks.ready_s, tasks.names
     lines, later = _lines(tasks)
     nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
@@ -237,7 +237,7 @@ def _mixed(tasks: Tasks, state: QueueAdmission, made: Simulation) -> None:
 
 
 def _lines(tasks: Tasks) -> tuple[dict[Line, list[int]], list[tuple[float, int, Line]]]:
-    """Tasks that are ready by line, and those that come later, the next one first."""
+    """Return the ready tasks by line, and the tasks that arrive later, the next one first."""
     lines, later = dict[Line, list[int]](), list[tuple[float, int, Line]]()
     if tasks.ready_s is None and tasks.queues is None:
         sizes = np.array(tasks.gpus)

@@ -1,4 +1,4 @@
-"""What a plan means for the cluster, beside what would be without it, and who pays for whom."""
+"""Summary of a plan for the cluster, compared with the references, and which jobs delay which."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tilecast.spec import Floats
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """Numbers of a whole queue. Seconds, but for `cost`, `fairness` and `missed`."""
+    """Numbers of a whole queue, in seconds except for `cost`, `fairness` and `missed`."""
 
     completion_s: float
-    """The weighted mean of completion times."""
+    """Weighted mean of completion times."""
     worst_completion_s: float
-    """The 99th percentile."""
+    """99th percentile of completion times."""
     makespan_s: float
-    """When the last job ends."""
+    """End of the last job."""
     cost: float | None
-    """None where a pool that is used has no price."""
+    """Total cost; None if a used pool has no price."""
     fairness: float
-    """The largest finish-time fairness ratio; 1 is an equal share of the cluster for each job."""
+    """Largest finish-time fairness ratio; 1 is an equal share of the cluster for each job."""
     missed: int
-    """Jobs that end after they are due."""
+    """Number of jobs that end after they are due."""
 
 
 def totals(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
-    """The totals of what becomes of at least one job."""
+    """Return the totals of an outcome with at least one job."""
     took = outcome.finish - columns.arrival
     costs = [columns.options[item].cost for item in outcome.option]
     known = [cost for cost in costs if cost is not None]
@@ -49,24 +49,24 @@ def totals(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
 
 @dataclass(frozen=True, slots=True)
 class QueuedPlace:
-    """Where and when a job runs by the plan. Seconds from now."""
+    """Place and time of a job in the plan, in seconds from now."""
 
     job: int
-    """Its row in the columns."""
+    """Row of the job in the columns."""
     start_s: float
     finish_s: float
     lower_s: float
     upper_s: float
-    """Ends of the finish, where every forecast is at the lower or upper end of its range."""
+    """End of the job if every forecast is at the lower or upper end of its range."""
     gain_s: float
-    """By how much it ends earlier than if each job were on its own best pool."""
+    """Time by which the job ends earlier than if each job ran on its own best pool."""
     payers: tuple[str, ...] = ()
-    """Of a job that ends later than that: who runs on its own best pool in its place, those that gain most first."""
+    """Jobs that run on the own best pool of a job that ends later, in its place; those that gain most come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """A plan and everything that is said of it."""
+    """A plan and its summary."""
 
     solution: QueueSolution
     places: tuple[QueuedPlace, ...]
@@ -78,11 +78,11 @@ MOST_PAYERS = 3
 
 
 def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
-    """Everything that is said of a plan of at least one job.
+    """Return the report on a plan with at least one job.
 
     Args:
         solution: the plan.
-        has_payers: whether to say who pays for whom, which takes time with the square of the jobs.
+        has_payers: whether to name the jobs that delay others, which takes time quadratic in the number of jobs.
     """
     columns = solution.columns
     outcomes = {name: find(columns) for name, (_, find) in REFERENCES.items()}
@@ -110,7 +110,7 @@ def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
 
 
 def _at(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
-    """When each job ends if its options take other times."""
+    """Return when each job ends if its options take other times."""
     columns = replace(solution.columns, seconds=np.array(seconds))
     return Assignment(columns, solution.policy, list(solution.option)).finish
 
