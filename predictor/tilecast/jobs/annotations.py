@@ -1,4 +1,4 @@
-"""The annotations of a job, read as the spec of a TrainingJob."""
+"""Annotations of a job, read as the spec of a TrainingJob."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilecast.spec import SpecError
 
 
 def described(job: Job) -> dict[str, Any]:
-    """What a job's annotations ask for, as the spec of a TrainingJob, unchecked.
+    """Return the spec of a TrainingJob that a job's annotations describe, unchecked.
 
     Raises:
         SpecError: an annotation is missing or cannot be read; the message names it.
@@ -35,7 +35,7 @@ def described(job: Job) -> dict[str, Any]:
 
 
 def in_annotations(error: SpecError) -> SpecError:
-    """An error about a field of the spec, with the annotation's name in place of the field."""
+    """Return an error about a field of the spec with the annotation's name in place of the field."""
     for field_, mark in _FIELDS.items():
         if error.field == field_ or error.field.startswith(f"{field_}."):
             return error.at(mark + error.field.removeprefix(field_))
@@ -43,7 +43,7 @@ def in_annotations(error: SpecError) -> SpecError:
 
 
 def in_words(text: str) -> str:
-    """The message of an error about a TrainingJob, with the annotation's name in place of the field."""
+    """Return an error message about a TrainingJob with the annotation's name in place of the field."""
     name = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
     return text if name is None else _FIELDS[name] + text.removeprefix(name)
 
@@ -57,7 +57,7 @@ _FIELDS = {
 
 
 def mode_of(job: Job) -> Mode:
-    """The mode that a job's annotation asks for; Advise where there is none.
+    """Return the mode that a job's annotation requests; Advise if there is none.
 
     Raises:
         SpecError: there is no such mode.
@@ -70,10 +70,10 @@ def mode_of(job: Job) -> Mode:
 
 
 def weight(annotations: Mapping[str, object]) -> float:
-    """How much a job counts in the plan of a queue, by its annotations; 1 where they do not say.
+    """Return the weight of a job in the plan of a queue, from its annotations; 1 if they name none.
 
     Raises:
-        SpecError: they say what is no weight.
+        SpecError: the annotation is not a weight.
     """
     text = str(annotations.get(WEIGHT, "1"))
     try:

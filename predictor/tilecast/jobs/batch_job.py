@@ -10,7 +10,7 @@ from tilecast.jobs.shapes import count_at
 
 
 class BatchJob(JobKind):
-    """A Job: one template, `parallelism` pods at once."""
+    """Support for a batch Job: one pod template, with `parallelism` pods at once."""
 
     kind = "Job"
     plural = "jobs"
@@ -22,11 +22,11 @@ class BatchJob(JobKind):
         yield template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def is_active(self, status: Document) -> bool:
-        # startTime is taken back when a Job that ran is suspended
+        # startTime is removed when a Job that ran is suspended
         return any(status.get(name) for name in ("startTime", "active", "succeeded", "failed"))
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """Of a Job whose pods all run at once."""
+        """Resize a Job whose pods all run at once."""
         spec = document["spec"]
         if spec.get("completions", 1) != spec.get("parallelism", 1):
             return []

@@ -1,4 +1,4 @@
-"""The pools that a job may use, by its pods, its queue and its mode, and the pool that it would run on unadvised."""
+"""Pools that a job may use, given its pods, queue and mode, and the pool that it would run on without advice."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ from tilecast.nodes import PublishedDevice, gpu_resource
 from tilecast.spec import SpecError
 
 MAX_REASON = 256
-"""Characters of a reason in a status."""
+"""Most characters of a reason in a status."""
 Labels: TypeAlias = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class CandidatePool:
-    """A pool that a job may use, as far as it may."""
+    """A pool that a job may use, reduced to the part that it may use."""
 
     pool: Pool
-    """With no more nodes and GPUs than the job can have."""
+    """The pool, with no more nodes and GPUs than the job can have."""
     flavor: Flavor | None
     node_selector: Labels
     tolerations: tuple[Mapping[str, str], ...]
     device_requests: tuple[str, ...] = ()
-    """Requests of the job's ResourceClaims that its devices meet."""
+    """Requests of the job's ResourceClaims that the pool's devices meet."""
 
     def has_room(self, gpus: int) -> bool:
-        """Whether the queue has quota to spare for so many GPUs now."""
+        """Return whether the queue has free quota for `gpus` GPUs now."""
         return self.flavor is None or gpus <= self.flavor.free
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The pools of a job, why not the others, and where it goes without us."""
+    """Pools that a job may use, reasons against the others, and the pool that it uses without advice."""
 
     usable: tuple[CandidatePool, ...]
     rejections: tuple[Rejection, ...]
     baseline: Baseline | None
-    """Its own request: the pool that its selectors or its queue's order of flavors lead to; None where they leave it
-    open or it asks for no GPU."""
+    """The job's own request: the pool that its selectors or its queue's order of flavors lead to.
+
+    None if they leave the pool open, or if the job requests no GPU.
+    """
 
     @property
     def pools(self) -> list[Pool]:
         return [item.pool for item in self.usable]
 
     def of(self, pool: str) -> CandidatePool:
-        """The candidate of that pool."""
+        """Return the candidate of the pool with that name."""
         return next(item for item in self.usable if item.pool.name == pool)
 
 
@@ -65,17 +67,17 @@ def candidates(
     *,
     is_placed: bool,
 ) -> Candidates:
-    """What a job may use.
+    """Return the pools that a job may use, and why it may not use the others.
 
     Args:
         job: the job.
-        pools: those of the cluster.
-        nodes: labels of every node that has GPUs.
-        queue: the job's queue, where Kueue manages it.
-        devices: those that ResourceSlices publish, by pool; None where slices are not read, and claims restrict
+        pools: the pools of the cluster.
+        nodes: the labels of every node that has GPUs.
+        queue: the job's queue, if Kueue manages it.
+        devices: the devices that ResourceSlices publish, by pool; None if slices are not read, and claims then restrict
             nothing.
-        is_placed: whether the advice will be written into the job (mode Initial), which then has to fit its pods as
-            they are and may not pass by a taint that they do not tolerate.
+        is_placed: whether the advice will be written into the job (mode Initial). A pool must then fit its pods as
+            they are, and may have no taint that they do not tolerate.
 
     Raises:
         SpecError: a selector of the job's ResourceClaims cannot be evaluated.
@@ -93,8 +95,10 @@ def candidates(
 
 
 def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) -> Request:
-    """The request of a job with its own GPUs as the baseline. Where the advice will be written into it, the number of
-    GPUs stays as it is, unless the kind can be resized and the user said how many are welcome.
+    """Return the request of a job, with its own GPUs as the baseline.
+
+    If the advice will be written into the job, its number of GPUs stays as it is, unless the kind can be resized and
+    the user's constraints name a number.
 
     Raises:
         SpecError: every pool that the user allows is rejected.
@@ -112,7 +116,7 @@ def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) 
 
 
 def settled(advice: Advice, possible: Candidates) -> Advice:
-    """The advice of a job: offers whose quota is free come first, and the pools that it may not use are rejected."""
+    """Return the advice of a job with offers of free quota first, and rejections for the pools that it may not use."""
     offers = [_claiming(item, possible.of(item.pool.name).device_requests) for item in advice.offers]
     now = [offer for offer in offers if possible.of(offer.pool.name).has_room(offer.gpus)]
     later = [
@@ -124,7 +128,7 @@ def settled(advice: Advice, possible: Candidates) -> Advice:
 
 
 def _claiming(offer: Offer, requests: tuple[str, ...]) -> Offer:
-    """Return an offer that names the requests of the job's ResourceClaims that its devices meet."""
+    """Return the offer with the requests of the job's ResourceClaims that its devices meet."""
     if not requests:
         return offer
     reason = f"{offer.reason}; meets request {' and '.join(requests)}"[:MAX_REASON]
@@ -132,7 +136,7 @@ def _claiming(offer: Offer, requests: tuple[str, ...]) -> Offer:
 
 
 def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
-    """How an offer is written into a job; None where its GPUs are no whole number of the job's pods."""
+    """Return how an offer is written into a job; None if its GPUs do not divide evenly among the job's pods."""
     candidate = possible.of(offer.pool.name)
     pods = None
     if offer.gpus != job.gpus:
@@ -143,8 +147,11 @@ def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
 
 
 def exported(offer: Offer, job: Job, possible: Candidates) -> Placement:
-    """How an offer is written into a manifest that is not created yet: with its nodes as pods, where that is only a
-    number, each with the GPUs of a node."""
+    """Return how an offer is written into a manifest that is not created yet.
+
+    If the number of pods is only a number in the manifest, it becomes the number of nodes, and each pod gets the GPUs
+    of one node.
+    """
     candidate = possible.of(offer.pool.name)
     if not job.is_countable or (offer.gpus == job.gpus and offer.gpus_per_node == job.gpus_per_pod):
         return Placement(candidate.node_selector, candidate.tolerations)
@@ -157,7 +164,7 @@ def _flavor_name(possible: Candidates, offer: Offer) -> str:
 
 
 def _kinds(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queue | None) -> list[tuple[Labels, int]]:
-    """The nodes as far as they differ in anything that matters here, and how many there are of each."""
+    """Count the nodes by their labels, considering only the labels that matter here."""
     keys = {key for pool in pools for key in pool.node_selector}
     keys |= {key for flavor in (queue.flavors if queue else ()) for key in flavor.node_labels}
     keys |= {key for pods in job.workers for key in pods.node_selector}
@@ -169,7 +176,7 @@ def _kinds(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queu
 
 
 def _unmet(pool: Pool, request: str) -> Rejection:
-    """Return why a pool without devices for a request of the job's ResourceClaims is none of its candidates."""
+    """Return the rejection of a pool without devices for a request of the job's ResourceClaims."""
     message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
     return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
 
@@ -184,7 +191,7 @@ def _candidate(
         message = f"its nodes have taint {taint}, which the job does not tolerate"
         return Rejection(pool.name, "NotTolerated", message, "add the toleration to the job, if it may run there")
     members = [(labels, count) for labels, count in kinds if pool.node_selector.items() <= labels.items()]
-    # A pool without a node now is judged by the labels that its nodes will surely have.
+    # A pool that has no node now is judged by the labels that its nodes will surely have.
     members = members or [(pool.node_selector, pool.max_nodes)]
     reachable = [(labels, count) for labels, count in members if _accepts(job, labels, is_placed)]
     if not reachable:
@@ -227,7 +234,10 @@ def _matches(flavor: Flavor, labels: Labels) -> bool:
 def _baseline(
     job: Job, pools: Sequence[Pool], kinds: Sequence[tuple[Labels, int]], queue: Queue | None
 ) -> Baseline | None:
-    """The one pool that the job's own selectors leave, or that of the flavor that Kueue tries first."""
+    """Return the only pool that the job's own selectors leave, or that of the flavor that Kueue tries first.
+
+    None if that does not lead to exactly one pool.
+    """
     if not job.gpus:
         return None
     own = [labels for labels, _ in kinds if all(_selected(pods, labels, lambda key: True) for pods in job.workers)]
@@ -240,8 +250,11 @@ def _baseline(
 
 
 def _accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
-    """Whether nodes with these labels are left by what an advice does not replace: selectors by other labels, what is
-    pinned, and, where the advice will be written, the whole node affinity."""
+    """Return whether the parts of a job that advice does not replace accept nodes with these labels.
+
+    These parts are selectors by other labels, pinned selectors and, if the advice will be written, the whole node
+    affinity.
+    """
 
     def stays(key: str) -> bool:
         return not is_choice(key)
@@ -253,7 +266,7 @@ def _accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
 
 
 def _selected(pods: Pods, labels: Labels, counts: Callable[[str], bool], whole_affinity: bool = False) -> bool:
-    """Whether pods may run on a node, by the labels that count."""
+    """Return whether pods may run on a node with these labels, considering only the label keys that count."""
     if any(labels.get(key) != value for key, value in pods.node_selector.items() if counts(key)):
         return False
     terms = [term.get("matchExpressions") or () for term in pods.affinity]
@@ -285,11 +298,11 @@ _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
     "Gt": lambda value, values: _above(value, values, 1),
     "Lt": lambda value, values: _above(value, values, -1),
 }
-"""Operators of a node selector's requirement: the label's value (None where absent) and those it is compared with."""
+"""Operators of a node selector's requirement, on the label's value (None if absent) and the values to compare with."""
 
 
 def _intolerable(job: Job, pool: Pool) -> str:
-    """A taint of the pool that neither the job tolerates nor every GPU node has; empty if there is none."""
+    """Return a taint of the pool that the job does not tolerate, except the usual one of GPU nodes; empty if none."""
     for taint in pool.tolerations:
         key, value, effect = taint.get("key", ""), taint.get("value", ""), taint.get("effect", "")
         is_usual = key == gpu_resource()

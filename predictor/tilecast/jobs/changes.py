@@ -1,4 +1,4 @@
-"""The fields of a job that an advice changes."""
+"""Fields of a job that advice changes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tilecast.jobs.quantities import like, whole_count
 
 
 def changes(document: Document, job: Job, placement: Placement, *, runtime_patches: bool = True) -> list[FieldChange]:
-    """The fields that put a job where the placement says, each with its whole new value; only those that differ.
+    """Return the fields that put a job where the placement says, with whole new values; only those that differ.
 
-    Labels that choose nodes are replaced, every other label of a selector is kept; tolerations are added.
+    Labels that choose nodes are replaced, and every other label of a selector is kept. Tolerations are added.
 
     Args:
         document: the job.
-        job: what `read` made of it.
+        job: what `read` returned for it.
         placement: where it shall run.
         runtime_patches: whether the API of a TrainJob has `runtimePatches` (Trainer 2.2 and later) rather than
             `podTemplateOverrides`.
@@ -30,7 +30,7 @@ def changes(document: Document, job: Job, placement: Placement, *, runtime_patch
 
 
 def _set_processes(document: Document, job: Job, gpus: int) -> list[FieldChange]:
-    """One process for each GPU, where the job says how many a pod has."""
+    """Set one process per GPU, if the job states how many processes a pod has."""
     path = job.kind.processes
     given = None if path is None else value_at(document, path)
     return [FieldChange(path, like(given, gpus))] if path is not None and whole_count(given, 0) else []

@@ -1,4 +1,4 @@
-"""The GPUs that a job's ResourceClaims ask for, and the pools whose devices meet them."""
+"""GPUs that a job's ResourceClaims request, and the pools whose devices meet them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from tilecast.spec import SpecError
 
 
 def objects_of(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
-    """Return kind and name of the objects that decide which GPUs a job's claims ask for: claims and templates, and
-    the device classes that those name among `known`."""
+    """Return kind and name of the objects that determine which GPUs a job's claims request.
+
+    These are claims and templates, and the device classes named by those that are in `known`.
+    """
     named = {(item.kind, item.object) for pods in job.pods for item in pods.claims}
     classes = {
         (CLASS, name)
@@ -37,17 +39,17 @@ def objects_of(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple
 
 
 def resolved(job: Job, objects: Mapping[tuple[str, str], Document]) -> Job:
-    """Return the job with the GPUs that its pods ask for by claims.
+    """Return the job with the GPUs that its pods request by claims.
 
     Args:
-        job: as its document says.
+        job: the job as its document describes it.
         objects: ResourceClaimTemplates, ResourceClaims and DeviceClasses by kind and name.
 
     Raises:
-        SpecError: a claim is not at hand, asks for slices of GPUs, for all GPUs of a node, or is shared by pods.
+        SpecError: a claim cannot be read, requests slices of GPUs or all GPUs of a node, or is shared by pods.
     """
     pods = tuple(_resolved(pods, objects) for pods in job.pods)
-    # Another number of GPUs for each pod is another claim template, which other jobs may name.
+    # Another number of GPUs per pod would need another claim template, and other jobs may name the present one.
     return replace(job, pods=pods, is_countable=job.is_countable and not job.has_claims)
 
 
@@ -69,8 +71,7 @@ def _resolved(pods: Pods, objects: Mapping[tuple[str, str], Document]) -> Pods:
 
 
 def matching(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | str:
-    """Return the requests that a pool's devices meet, of each the first alternative; or the name of one that they do
-    not meet.
+    """Return the first alternative of each request, if a pool's devices meet them; else the name of an unmet request.
 
     Raises:
         SpecError: a selector cannot be evaluated.

@@ -1,4 +1,4 @@
-"""Commands of the containers with GPUs: the Python program that they run, and a script in its place."""
+"""Commands of the containers with GPUs: the Python program that they run, and a script to run in its place."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from tilecast.jobs.interface import Job
 
 
 def program(document: Document, job: Job) -> tuple[str, ...]:
-    """The Python program that a job's GPU containers run, and what it is given, as the job is written; empty where its
-    command names none by a word of its own."""
+    """Return the Python program that a job's GPU containers run, and its arguments, as the job writes them.
+
+    Empty if no word of the command names such a program.
+    """
     for container in job.kind.containers(document, job).values():
         words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
         start = next((index for index, word in enumerate(words) if word.endswith(".py") and " " not in word), None)
@@ -18,8 +20,10 @@ def program(document: Document, job: Job) -> tuple[str, ...]:
 
 
 def running(document: Document, job: Job, script: str) -> list[FieldChange]:
-    """What makes every GPU container run a script for bash, with MASTER_ADDR, where the first pod is reached, as the
-    job's kind names it."""
+    """Return the changes that make every GPU container run a bash script.
+
+    If the script uses MASTER_ADDR and the job's kind names the address of the first pod, the script exports it first.
+    """
     address = job.kind.main_address(document, job)
     lines = f'export MASTER_ADDR="{address}"\n{script}' if address and "$MASTER_ADDR" in script else script
     words = {"command": ["bash", "-c"], "args": [lines]}

@@ -1,8 +1,8 @@
-"""GPUs that pods ask for by Dynamic Resource Allocation: ResourceClaims, their templates and DeviceClasses.
+"""GPUs that pods request by Dynamic Resource Allocation: ResourceClaims, their templates and DeviceClasses.
 
 Field names are those of `resource.k8s.io/v1`; requests of v1beta1, which lack `exactly`, are read too. A selector is an
-expression in CEL over one device (https://kubernetes.io/docs/reference/using-api/cel/); `_FUNCTIONS` holds the
-functions that Kubernetes adds to the language, as far as selectors of GPUs use them.
+expression in CEL about one device (https://kubernetes.io/docs/reference/using-api/cel/). `_FUNCTIONS` holds the
+functions that Kubernetes adds to the language, if selectors of GPUs use them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tilecast.spec import SpecError
 
 TEMPLATE, CLAIM, CLASS = "ResourceClaimTemplate", "ResourceClaim", "DeviceClass"
 MAX_SELECTOR = 10 * 1024
-"""Characters of an expression, as the API server bounds them."""
+"""Most characters of an expression, the limit of the API server."""
 _MACRO = re.compile(r"\b(?:all|exists|exists_one|map|filter)\s*\(")
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimReference:
-    """An entry of a pod's `resourceClaims`: the object that says which devices the pod gets."""
+    """Entry of a pod's `resourceClaims`: the object that determines which devices the pod gets."""
 
     name: str
-    """Of the entry in the pod."""
+    """Name of the entry in the pod."""
     kind: str
     object: str
     """Name of the ResourceClaimTemplate or ResourceClaim."""
@@ -43,11 +43,11 @@ class DeviceRequest:
     """One way to meet a request for GPUs."""
 
     name: str
-    """Claim and request, and the subrequest where several are listed: `gpus/trainer/h100`."""
+    """Claim and request, and the subrequest if several are listed: `gpus/trainer/h100`."""
     gpus: int
-    """For each pod."""
+    """GPUs of each pod."""
     selectors: tuple[str, ...] = ()
-    """CEL expressions, those of the device class first; all must hold for a device."""
+    """CEL expressions, with those of the device class first; a device must satisfy all of them."""
 
 
 def references(spec: Document) -> tuple[ClaimReference, ...]:
@@ -75,16 +75,16 @@ def options_of(request: Document) -> list[Document]:
 def read_request(
     where: str, claim: str, request: Document, objects: Mapping[tuple[str, str], Document]
 ) -> tuple[DeviceRequest, ...]:
-    """Return the alternatives of a request that are GPUs; none where it asks for other devices.
+    """Return the alternatives of a request that are GPUs; none if it requests other devices.
 
     Args:
-        where: the object that holds the request, for errors.
-        claim: name of the claim in the pod.
+        where: the object that holds the request, for error messages.
+        claim: the name of the claim in the pod.
         request: an entry of `spec.devices.requests`.
-        objects: DeviceClasses by kind and name.
+        objects: the DeviceClasses by kind and name.
 
     Raises:
-        SpecError: it asks for slices of GPUs, for all GPUs of a node, or for no number of them.
+        SpecError: it requests slices of GPUs, all GPUs of a node, or an invalid number of them.
     """
     whole, cut = gpu_device_classes()
     name, alternatives = f"{claim}/{request.get('name', '')}", list[DeviceRequest]()
@@ -123,10 +123,10 @@ def is_met(request: DeviceRequest, device: PublishedDevice) -> bool:
 
 @lru_cache(maxsize=4096)
 def _holds(selector: str, device: PublishedDevice) -> bool:
-    """Return whether a selector selects a device; one without the attribute that it reads is not selected.
+    """Return whether a selector selects a device; a device without the attribute that it reads is not selected.
 
     Raises:
-        SpecError: the selector is too long, or is not in the part of CEL that is known here.
+        SpecError: the selector is too long, or uses a part of CEL that is not supported here.
     """
     import cel
 
@@ -148,7 +148,7 @@ def _holds(selector: str, device: PublishedDevice) -> bool:
 
 
 def _variables(device: PublishedDevice) -> dict[str, Any]:
-    """Return what CEL calls `device`."""
+    """Return the value of the CEL variable `device`."""
     attributes, capacity = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     for place, facts in ((attributes, device.attributes), (capacity, device.capacity)):
         for qualified, value in facts:
@@ -159,7 +159,7 @@ def _variables(device: PublishedDevice) -> dict[str, Any]:
 
 
 def _semver(text: str) -> list[int]:
-    """Return a semantic version as a list, which compares by its numbers; what follows them is left out."""
+    """Return a semantic version as a list of its numbers, which compares in order; suffixes are dropped."""
     match = re.fullmatch(
         r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?(?:[-+].*)?", text.removeprefix(VERSION), re.ASCII
     )

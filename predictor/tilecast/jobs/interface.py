@@ -1,7 +1,7 @@
 """`JobKind`, the interface of a kind of job, and the values that a job is read into.
 
 Field names are those of Kubernetes 1.36, JobSet v1alpha2, Kubeflow Trainer v1alpha1 (2.1 to 2.3) and the training
-operator's v1. Everything is pure on dictionaries.
+operator's v1. All functions are pure and work on dictionaries.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from tilecast.nodes import choice_labels, gpu_resource
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """Equal pods of a job."""
+    """Group of identical pods of a job."""
 
     name: str
-    """Of the replica type or replicated job; empty for a batch Job."""
+    """Name of the replica type or replicated job; empty for a batch Job."""
     path: Path
-    """Of their pod spec in the job; empty where it lies in another object (the runtime of a TrainJob)."""
+    """Path of their pod spec in the job; empty if it is in another object (the runtime of a TrainJob)."""
     count: int
     gpus: int
-    """Of each pod."""
+    """GPUs of each pod."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     pinned: Mapping[str, str] = field(default_factory=dict)
-    """The part of the selector that the job cannot take back."""
+    """The part of the selector that the job cannot remove."""
     affinity: tuple[Mapping[str, Any], ...] = ()
-    """Terms of the required node affinity, one of which must match; none is no requirement."""
+    """Terms of the required node affinity, one of which must match; no terms mean no requirement."""
     tolerations: tuple[Mapping[str, Any], ...] = ()
     priority_class: str = ""
-    """Name of their PriorityClass; empty where they have that of the cluster."""
+    """Name of their PriorityClass; empty for the cluster's default."""
     scheduler: str = ""
-    """Name of the scheduler that they ask for; empty for that of the cluster."""
+    """Name of the scheduler that they request; empty for the cluster's default."""
     claims: tuple[ClaimReference, ...] = ()
-    """Claims by which they ask for devices."""
+    """Claims by which they request devices."""
     requests: tuple[tuple[DeviceRequest, ...], ...] = ()
-    """Requests of those claims for GPUs, each with its alternatives; `device_requests.resolved` fills them in."""
+    """Requests of those claims for GPUs, each with its alternatives; `claims.resolved` fills them in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of any kind, as far as an advice depends on it."""
+    """A job of any kind, with the properties that advice depends on."""
 
     kind: JobKind
     namespace: str
@@ -75,11 +75,11 @@ class Job:
     """Whether it runs, ran, or may start at any moment."""
     is_finished: bool
     is_owned: bool
-    """Whether a job of another kind made it."""
+    """Whether a job of another kind controls it."""
     is_resizable: bool
-    """Whether the number of its pods may be changed while it is suspended."""
+    """Whether the number of its pods may change while it is suspended."""
     is_countable: bool
-    """Whether its manifest can have another number of pods."""
+    """Whether its manifest can have another number of pods by a change of numbers alone."""
 
     @property
     def workers(self) -> tuple[Pods, ...]:
@@ -92,75 +92,78 @@ class Job:
 
     @property
     def gpus_per_pod(self) -> int:
-        """GPUs of the largest pod."""
+        """GPUs of the pod with the most."""
         return max((item.gpus for item in self.pods), default=0)
 
     @property
     def has_claims(self) -> bool:
-        """Whether pods ask for devices by ResourceClaims."""
+        """Whether pods request devices by ResourceClaims."""
         return any(item.claims for item in self.pods)
 
     @property
     def other_scheduler(self) -> str:
-        """Name of the batch scheduler that decides where the job runs, KAI or Volcano; empty for no such one."""
+        """Name of the batch scheduler that decides where the job runs, KAI or Volcano; empty if neither does."""
         named = (item.scheduler for item in self.pods if item.scheduler in BATCH_SCHEDULERS)
         by_queue = (name for name, key in BATCH_SCHEDULERS.items() if key in self.labels or key in self.annotations)
         return next(named, "") or next(by_queue, "")
 
     @property
     def workload_priority_class(self) -> str:
-        """Name of the WorkloadPriorityClass by which Kueue admits it; empty where it goes by its pods."""
+        """Name of the WorkloadPriorityClass by which Kueue admits the job; empty if its pods' class decides."""
         return self.labels.get(PRIORITY_CLASS, "")
 
     @property
     def pod_priority_class(self) -> str:
-        """Name of the PriorityClass that Kueue takes it to have: that of its first pods that name one."""
+        """Name of the PriorityClass that Kueue uses for the job: that of its first pods that name one."""
         return next((item.priority_class for item in self.pods if item.priority_class), "")
 
     @property
     def queue(self) -> str:
-        """Name of the LocalQueue that admits it; empty where Kueue does not manage it."""
+        """Name of the LocalQueue that admits the job; empty if Kueue does not manage it."""
         return self.next_queue or self.current_queue
 
     @property
     def current_queue(self) -> str:
-        """Name of the LocalQueue that it is in."""
+        """Name of the LocalQueue that the job is in."""
         return self.labels.get(QUEUE, "")
 
     @property
     def next_queue(self) -> str:
-        """Name of the LocalQueue that it moves to once it is placed; empty where it stays."""
+        """Name of the LocalQueue that the job moves to once it is placed; empty if it stays."""
         return self.annotations.get(NEXT_QUEUE, "").strip() if self.current_queue else ""
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """Who must let it pass before Kueue admits it."""
+        """Names of the gates that must be removed before Kueue admits the job."""
         return tuple(filter(None, (name.strip() for name in self.annotations.get(ADMISSION_GATES, "").split(","))))
 
     @property
     def is_gated(self) -> bool:
-        """Whether Kueue waits for us."""
+        """Whether Kueue waits for Tilecast to remove its gate."""
         return ADVISOR in self.gates
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits in one LocalQueue for us to move it to another."""
+        """Whether the job waits in one LocalQueue for Tilecast to move it to another."""
         return self.is_suspended and not self.has_started and self.next_queue not in ("", self.current_queue)
 
     @property
     def is_held(self) -> bool:
-        """Whether the job waits for us and nobody else can be meant: gated in our name, parked in another queue than
-        the one it names for us, or suspended by its author in mode Initial, without Kueue and for the first time."""
+        """Whether the job waits for Tilecast, and clearly for nobody else.
+
+        It is gated in Tilecast's name, parked in another queue than the one it names for Tilecast, or suspended by its
+        author in mode Initial, without Kueue and before its first run.
+        """
         return self.is_gated or self.is_parked or self.is_suspended_for_us
 
     @property
     def is_suspended_for_us(self) -> bool:
-        """Whether its author suspended it in mode Initial, without Kueue, and it has never run or been let go."""
+        """Whether its author suspended it in mode Initial, without Kueue, and it has never run or been released."""
         by_mode = self.is_suspended and self.annotations.get(MODE) == "Initial" and not self.queue
         return by_mode and APPLIED not in self.annotations and not self.has_started
 
     def is_enabled(self, namespace_labels: Mapping[str, str]) -> bool:
-        """Whether the job asks for advice by label; its own label wins over that of the namespace."""
+        """Return whether the job requests advice by label; its own label takes precedence over the namespace's."""
         if self.annotations.get(IGNORE, "false").lower() == "true":
             return False
         return self.labels.get(ENABLED, namespace_labels.get(ENABLED, "")).lower() == "true"
@@ -168,7 +171,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a job shall run. None leaves a count as it is."""
+    """Where a job shall run. A count of None leaves the job's count as it is."""
 
     node_selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, str], ...] = ()
@@ -177,20 +180,20 @@ class Placement:
 
 
 class JobKind(ABC):
-    """One kind of job: its API, and where it keeps what.
+    """One kind of job: its API, and where its objects keep each property.
 
-    A subclass says what is abstract here. The rest holds for kinds whose pods are templates in the job itself.
+    A subclass defines what is abstract here. The other methods fit kinds whose pod templates are in the job itself.
     """
 
     kind: ClassVar[str]
     plural: ClassVar[str]
     finished: ClassVar[tuple[str, ...]] = ()
-    """Conditions that end it; a kind whose status has none overrides `is_finished`."""
+    """Conditions that end the job; a kind without conditions in its status overrides `is_finished`."""
     suspend: ClassVar[Path] = ("spec", "suspend")
     processes: ClassVar[Path | None] = None
-    """Where the number of processes of a pod is written; None where the kind has no such field."""
+    """Path of the number of processes per pod; None if the kind has no such field."""
     gpu_field: ClassVar[str] = "the limits of a container"
-    """Where its author asks for GPUs, in words."""
+    """Where the job's author requests GPUs, in words."""
 
     @property
     def api_version(self) -> str:
@@ -199,7 +202,7 @@ class JobKind(ABC):
 
     @property
     def group(self) -> str:
-        """API group; empty for the core."""
+        """API group; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
@@ -208,40 +211,40 @@ class JobKind(ABC):
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Path of a job in the API, or of all of a namespace."""
+        """Return the path of a job in the API, or of all jobs of a namespace."""
         return f"/apis/{self.api_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
 
     @abstractmethod
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
-        """The pods of a job; `runtime` is the object that `runtime_of` names, if it is at hand."""
+        """Yield the pods of a job; `runtime` is the object that `runtime_of` names, if it is available."""
 
     @abstractmethod
     def is_active(self, status: Document) -> bool:
-        """Whether the status tells of pods that run or ran."""
+        """Return whether the status shows pods that run or ran."""
 
     def is_finished(self, status: Document) -> bool:
-        """Whether the status says that the job has ended."""
+        """Return whether the status says that the job has ended."""
         states = {str(item.get("type")): item.get("status") for item in status.get("conditions") or ()}
         return any(states.get(name) == "True" for name in self.finished)
 
     @abstractmethod
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """What makes a manifest have so many pods; nothing where that takes more than a number."""
+        """Return the changes that give a manifest `pods` pods; none if that needs more than changed numbers."""
 
     def is_resizable(self, document: Document) -> bool:
-        """Whether the API lets the number of pods change after creation, while suspended."""
+        """Return whether the API allows the number of pods to change after creation, while suspended."""
         return False
 
     def runtime_of(self, document: Document) -> tuple[str, str] | None:
-        """Kind and name of the object that holds the pod templates; None where the job holds them."""
+        """Return kind and name of the object that holds the pod templates; None if the job holds them."""
         return None
 
     def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
-        """What puts the pods with GPUs onto the nodes of a placement.
+        """Return the changes that put the pods with GPUs onto the nodes of a placement.
 
         Args:
             document: the job.
-            job: what was read of it.
+            job: what `read` returned for it.
             placement: where it shall run.
             runtime_patches: whether the API of a TrainJob has `runtimePatches`; other kinds ignore it.
         """
@@ -254,7 +257,7 @@ class JobKind(ABC):
         return changes
 
     def unplace(self, document: Document, job: Job) -> list[FieldChange]:
-        """What takes the node choice of an advice out of the pods with GPUs again; tolerations stay."""
+        """Return the changes that remove the node choice of advice from the pods with GPUs; tolerations stay."""
         return [
             FieldChange((*pods.path, "nodeSelector"), dict(pods.node_selector))
             for pods, before in zip(unplaced(job).workers, job.workers, strict=True)
@@ -262,8 +265,10 @@ class JobKind(ABC):
         ]
 
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
-        """What gives each pod with GPUs so many of them, where they are written, in a manifest that is not created
-        yet."""
+        """Return the changes that give each pod with GPUs `gpus` of them, in a manifest that is not created yet.
+
+        Only containers that request GPUs already are changed.
+        """
         resource = gpu_resource()
         return [
             FieldChange((*pods.path, "containers", index, "resources", part, resource), like(old, gpus))
@@ -274,7 +279,7 @@ class JobKind(ABC):
         ]
 
     def containers(self, document: Document, job: Job) -> dict[Path, Document]:
-        """Where the commands of containers with GPUs are written, and what is there."""
+        """Return the containers with GPUs, by the paths where their commands are written."""
         return {
             (*pods.path, "containers", index): container
             for pods in job.workers
@@ -283,18 +288,18 @@ class JobKind(ABC):
         }
 
     def main_address(self, document: Document, job: Job) -> str:
-        """Where a shell in a pod finds the address of the first pod; empty where MASTER_ADDR holds it."""
+        """Return where a shell in a pod finds the address of the first pod; empty if MASTER_ADDR is set already."""
         return ""
 
 
 def selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
-    """The node selector of pods after a choice: what is not about the kind of node stays."""
+    """Return the node selector of pods after a choice; labels that do not describe the kind of node stay."""
     others = {key: value for key, value in pods.node_selector.items() if not is_choice(key) or key in pods.pinned}
     return others | dict(chosen)
 
 
 def chosen_labels(job: Job, chosen: Mapping[str, str]) -> list[str]:
-    """Return the labels of a node choice that only `CHOSEN_LABELS` tells from what the job's author wrote."""
+    """Return the labels of a node choice that only `CHOSEN_LABELS` distinguishes from what the job's author wrote."""
     given = {key for pods in job.workers for key in pods.node_selector}
     return sorted(key for key in chosen if key not in given and not is_choice(key))
 
@@ -311,20 +316,20 @@ def unplaced(job: Job) -> Job:
 
 
 def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
-    """The tolerations of pods with those that they lack."""
+    """Return the tolerations of pods together with those that they lack."""
     return [*pods.tolerations, *(item for item in more if item not in pods.tolerations)]
 
 
 def is_choice(label: str) -> bool:
-    """Whether a node label tells kinds of GPU nodes apart, so that an advice may replace what a job selects by it."""
+    """Return whether a node label distinguishes kinds of GPU nodes, so that advice may replace its value in a job."""
     return label in choice_labels()
 
 
 def template(name: str, path: Path, count: int, spec: Document) -> Pods:
-    """The pods of one template: `count` of the pod spec at `path`.
+    """Return the pods of one template: `count` pods of the spec at `path`.
 
     Raises:
-        SpecError: a part of the spec that is read is not shaped like that of a pod.
+        SpecError: a part of the spec that is read does not have the shape of a pod's.
     """
     require(spec, POD, path or ("runtime",))
     required = value_at(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}

@@ -13,7 +13,7 @@ _SUBDOMAIN: Path = ("spec", "network", "subdomain")
 
 
 class JobSet(JobKind):
-    """A JobSet: a template for each replicated job; `spec.replicatedJobs` is immutable."""
+    """Support for a JobSet: one template per replicated job; `spec.replicatedJobs` is immutable."""
 
     kind = "JobSet"
     plural = "jobsets"
@@ -32,7 +32,7 @@ class JobSet(JobKind):
         return any_count(status.get("replicatedJobsStatus") or (), "active", "ready", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """Of a JobSet with one group of GPU pods."""
+        """Resize a JobSet with one group of GPU pods."""
         groups = [index for index, item in enumerate(self.pods(document, None)) if item.gpus]
         if len(groups) != 1:
             return []
@@ -47,8 +47,10 @@ class JobSet(JobKind):
         return [FieldChange((*below, "parallelism"), pods), *more]
 
     def main_address(self, document: Document, job: Job) -> str:
-        """The first GPU pod by the name that its headless service gives it (JobSet, spec.network); a JobSet sets no
-        MASTER_ADDR."""
+        """Return the name of the first GPU pod under its headless service (JobSet, spec.network).
+
+        A JobSet does not set MASTER_ADDR.
+        """
         subdomain = value_at(document, _SUBDOMAIN) or job.name
         return f"${{MASTER_ADDR:-{job.name}-{job.workers[0].name}-0-0.{subdomain}}}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilecast.api.base import GROUP
 
 ENABLED = f"{GROUP}/enabled"
-"""Label of a job or a namespace that asks for advice."""
+"""Label of a job or a namespace that requests advice."""
 MODEL = f"{GROUP}/model"
 TRAINING = f"{GROUP}/training"
 CONSTRAINTS = f"{GROUP}/constraints"
@@ -13,27 +13,29 @@ OBJECTIVE = f"{GROUP}/objective"
 MODE = f"{GROUP}/mode"
 IGNORE = f"{GROUP}/ignore"
 WEIGHT = f"{GROUP}/weight"
-"""Annotation: how much the job's completion counts in `tilecast queue`; 1 if absent."""
+"""Annotation with the weight of the job's completion in `tilecast queue`; 1 if absent."""
 APPLIED = f"{GROUP}/applied"
-"""Annotation that says what became of a job in mode Initial."""
+"""Annotation with the outcome of a job in mode Initial."""
 NEXT_QUEUE = f"{GROUP}/queue"
-"""Annotation with the LocalQueue that a job moves to once it is placed; until then it waits in one that is held."""
+"""Annotation with the LocalQueue that a job moves to once it is placed; until then it waits in a held queue."""
 CHOSEN_LABELS = f"{GROUP}/chosen-labels"
-"""Annotation with names of node labels, with commas between: those of a choice that nothing else tells from what the
-author of the job wrote, should it be taken out again."""
+"""Annotation with the node labels that advice added to the job, separated by commas.
+
+It lists only labels that nothing else distinguishes from the ones the job's author wrote, so that they can be removed.
+"""
 ADVISOR = f"{GROUP}/advisor"
-"""Our name in lists of gates and of managers."""
+"""Tilecast's name in lists of gates and of managers."""
 ADMISSION_GATES = "kueue.x-k8s.io/admission-gated-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
 HOLD_QUEUE = "tilecast-hold"
-"""The LocalQueue that the chart's policy has jobs wait in."""
+"""LocalQueue that the chart's admission policy makes jobs wait in."""
 
 BATCH_SCHEDULERS = {"kai-scheduler": "kai.scheduler/queue", "volcano": "scheduling.volcano.sh/queue-name"}
-"""Schedulers with queues of their own, and the label or annotation that names the queue of a job."""
+"""Schedulers with their own queues, and the label or annotation that names a job's queue."""
 
 CONFIG_MAP = "configmap:"
-"""`tilecast.dev/model: configmap:NAME/KEY` names a config.json or a graph in a ConfigMap."""
+"""Prefix of a model in a ConfigMap: `tilecast.dev/model: configmap:NAME/KEY` names a config.json or a graph."""
 
 AS_SERVED = "give the job as the API server has it"
-"""The remedy where a job is not shaped like an object."""
+"""Remedy for a job that does not have the shape of an object."""

@@ -1,4 +1,4 @@
-"""Every kind of job that can be advised, as the rows of `tilecast.api.job_kinds` name their modules."""
+"""Kinds of jobs that can be advised, loaded from the modules that the rows of `tilecast.api.job_kinds` name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ JOB_KINDS: Mapping[str, JobKind] = {kind: import_module(api.module).KIND for kin
 
 
 def is_job(document: Document) -> bool:
-    """Whether the document is of one of `JOB_KINDS`."""
+    """Return whether a document is a job of one of `JOB_KINDS`."""
     kind = JOB_KINDS.get(str(document.get("kind")))
     return kind is not None and document.get("apiVersion") == kind.api_version
 
 
 def kind_of(document: Document) -> JobKind:
-    """The entry of `JOB_KINDS` that a document belongs to.
+    """Return the entry of `JOB_KINDS` that a document belongs to.
 
     Raises:
         SpecError: there is none.
@@ -36,6 +36,6 @@ def kind_of(document: Document) -> JobKind:
 
 
 def runtime_of(document: Document) -> tuple[str, str] | None:
-    """Kind and name of the object that holds the pod templates of a job; None where the job holds them."""
+    """Return kind and name of the object that holds the pod templates of a job; None if the job holds them."""
     kind = JOB_KINDS.get(str(document.get("kind")))
     return None if kind is None else kind.runtime_of(document)

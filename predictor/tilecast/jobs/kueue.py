@@ -1,6 +1,7 @@
-"""The flavors that a LocalQueue of Kueue reaches, their quota, and the part of it that is free.
+"""Flavors that a Kueue LocalQueue gives access to, their quota, and the free part of it.
 
-Pure on the objects of `kueue.x-k8s.io` (v1beta1 and v1beta2 spell what is read here alike, but for the cohort).
+Pure functions on the objects of `kueue.x-k8s.io`. v1beta1 and v1beta2 name the fields used here alike, except for the
+cohort.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """A kind of node with a quota of GPUs. Flavors stand in the order in which Kueue tries them."""
+    """A kind of node with a quota of GPUs. Flavors are in the order in which Kueue tries them."""
 
     name: str
     node_labels: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
     quota: int
-    """GPUs that the queue can ever have of it, borrowed ones included."""
+    """Most GPUs that the queue can have of this flavor, including borrowed ones."""
     free: int
-    """What nobody has reserved."""
+    """GPUs of the quota that nobody has reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Queue:
     flavors: tuple[Flavor, ...]
 
     def first(self, gpus: int) -> Flavor | None:
-        """The flavor that Kueue takes by itself: the first with room now, else the first that can ever have it."""
+        """Return the flavor that Kueue takes without advice: the first with room now, else the first with quota."""
         now = (flavor for flavor in self.flavors if gpus <= flavor.free)
         ever = (flavor for flavor in self.flavors if gpus <= flavor.quota)
         return next(now, None) or next(ever, None)
@@ -48,7 +49,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The objects of Kueue that were read, by name; LocalQueues by namespace and name."""
+    """Kueue objects that were read, by name; LocalQueues by namespace and name."""
 
     local_queues: Mapping[tuple[str, str], Document] = field(default_factory=dict)
     cluster_queues: Mapping[str, Document] = field(default_factory=dict)
@@ -56,10 +57,10 @@ class Objects:
 
 
 def queue(objects: Objects, namespace: str, name: str) -> Queue:
-    """The queue of that name in a namespace.
+    """Return the queue with that name in a namespace.
 
     Raises:
-        SpecError: it, its ClusterQueue or a quota of GPUs does not exist.
+        SpecError: the queue, its ClusterQueue, one of its flavors or a quota of GPUs does not exist.
     """
     label = "kueue.x-k8s.io/queue-name"
     local = objects.local_queues.get((namespace, name))
@@ -88,7 +89,7 @@ def queue(objects: Objects, namespace: str, name: str) -> Queue:
 
 
 def _flavors(cluster_queue: Document) -> set[str]:
-    """Names of the flavors that have a quota of GPUs."""
+    """Return the names of the flavors that have a quota of GPUs."""
     groups = (cluster_queue.get("spec") or {}).get("resourceGroups") or ()
     with_gpus = (group for group in groups if gpu_resource() in (group.get("coveredResources") or ()))
     return {str(item["name"]) for group in with_gpus for item in group.get("flavors") or ()}
@@ -117,7 +118,7 @@ def _flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, gi
 
 
 def _siblings(objects: Objects, owner: str) -> list[str]:
-    """The other ClusterQueues of the cohort, which lend what they do not use."""
+    """Return the other ClusterQueues of the cohort, which lend the quota that they do not use."""
     cohort = _cohort(objects.cluster_queues[owner])
     return [
         name
@@ -137,12 +138,12 @@ class Quotas:
 
     nominal: Mapping[str, int]
     lendable: Mapping[str, int]
-    """What others of its cohort may take of that."""
+    """The part of `nominal` that others of its cohort may borrow."""
     reserved: Mapping[str, int]
 
 
 def quotas(cluster_queue: Document) -> Quotas:
-    """The part of a ClusterQueue that counts GPUs; what is not shaped like one counts nothing."""
+    """Return the GPU quotas of a ClusterQueue; parts that do not have the expected shape count nothing."""
     nominal, lendable, reserved = Counter[str](), Counter[str](), Counter[str]()
     for group in items(mapping(cluster_queue.get("spec")).get("resourceGroups")):
         for name, quota in _of_gpus(group.get("flavors")):
@@ -155,13 +156,13 @@ def quotas(cluster_queue: Document) -> Quotas:
 
 
 def node_labels(resource_flavor: Document) -> dict[str, str]:
-    """Labels of the nodes that a ResourceFlavor means."""
+    """Return the node labels of a ResourceFlavor."""
     labels = mapping(mapping(resource_flavor.get("spec")).get("nodeLabels"))
     return {str(key): str(value) for key, value in labels.items()}
 
 
 def _of_gpus(flavors: object) -> Iterator[tuple[str, Document]]:
-    """What flavors say of GPUs, by name."""
+    """Yield the name and the GPU resource of each flavor that has one."""
     for flavor in items(flavors):
         for resource in items(flavor.get("resources")):
             if resource.get("name") == gpu_resource():
@@ -169,5 +170,5 @@ def _of_gpus(flavors: object) -> Iterator[tuple[str, Document]]:
 
 
 def is_stopped(queue: Document) -> bool:
-    """Whether Kueue admits nothing from a LocalQueue or a ClusterQueue, by its `stopPolicy`."""
+    """Return whether the `stopPolicy` of a LocalQueue or a ClusterQueue stops admission."""
     return mapping(queue.get("spec")).get("stopPolicy") not in (None, "None")

@@ -1,4 +1,4 @@
-"""The priority of a job, as Kueue takes it: pure on the objects of both kinds of priority classes."""
+"""Priority of a job as Kueue determines it: pure functions on the objects of both kinds of priority classes."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ class PriorityClass:
 
     value: int
     is_default: bool = False
-    """Whether pods that name none have it."""
+    """Whether pods that name no class have this one."""
 
     @classmethod
     def of(cls, body: Document) -> PriorityClass:
-        """That of an object; one without a value is 0."""
+        """Return the priority class of an object; its value is 0 if the object has none."""
         value = body.get("value")
         return cls(value if isinstance(value, int) else 0, body.get("globalDefault") is True)
 
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Every priority class, by name."""
+    """Known priority classes, by name."""
 
     of_workloads: Mapping[str, PriorityClass] = field(default_factory=dict)
     of_pods: Mapping[str, PriorityClass] = field(default_factory=dict)
 
     def value(self, workload_class: str, pod_class: str) -> int:
-        """The priority of a job: that of its WorkloadPriorityClass, else of its pods' PriorityClass, else the cluster's
-        default (of several the least), else 0 (Kueue, `ExtractPriority` of pkg/controller/jobframework).
+        """Return the priority of a job (Kueue, `ExtractPriority` of pkg/controller/jobframework).
+
+        It is that of its WorkloadPriorityClass, else of its pods' PriorityClass, else the cluster's default (the lowest
+        of several), else 0.
 
         Args:
-            workload_class: the name on its label; empty where it has none.
-            pod_class: the name in its pods; empty where they have none.
+            workload_class: the name on its label; empty if it has none.
+            pod_class: the name in its pods; empty if they have none.
         """
         if workload_class or pod_class:
             classes, name = (self.of_workloads, workload_class) if workload_class else (self.of_pods, pod_class)

@@ -15,7 +15,7 @@ _POLICY: Path = ("spec", "runPolicy", "schedulingPolicy")
 
 
 class PyTorchJob(JobKind):
-    """A PyTorchJob: a template for the master and one for the workers."""
+    """Support for a PyTorchJob: one template for the master and one for the workers."""
 
     kind = "PyTorchJob"
     plural = "pytorchjobs"

@@ -1,4 +1,4 @@
-"""Numbers of pods and GPUs as jobs write them."""
+"""Numbers of pods and GPUs in the notations that jobs use."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ MAX_COUNT = 10**9 - 1
 
 
 def whole_count(value: object, otherwise: int = 1) -> int:
-    """A whole number up to `MAX_COUNT`, as a number or as text; `otherwise` for anything else."""
+    """Return a whole number up to `MAX_COUNT` from a number or text; `otherwise` for anything else."""
     number = count(value)
     return otherwise if number is None or number > MAX_COUNT else number
 
 
 def requested(resources: Document | None) -> int:
-    """GPUs of a `resources` block; Kubernetes takes the limit for both."""
+    """Return the GPUs of a `resources` block: the larger of its limit and its request, which Kubernetes keeps equal."""
     parts = resources or {}
     return max(whole_count((parts.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
 
 
 def pod_gpus(pod: Document) -> int:
-    """GPUs that a pod holds: those of its containers, or of an init container that asks for more."""
+    """Return the GPUs that a pod holds: those of its containers, or of an init container that requests more."""
     spec = mapping(pod.get("spec"))
     every = [
         [whole(mapping(mapping(item.get("resources")).get("limits")).get(gpu_resource())) for item in containers]
@@ -34,10 +34,10 @@ def pod_gpus(pod: Document) -> int:
 
 
 def like(old: object, new: int) -> int | str:
-    """The new number as the old one was written: text where that was text."""
+    """Return the new number in the notation of the old one: text if that was text."""
     return str(new) if isinstance(old, str) else new
 
 
 def any_count(entries: Iterable[Document], *counts: str) -> bool:
-    """Whether an entry of a status has one of the counts above zero."""
+    """Return whether any entry of a status has one of the counts above zero."""
     return any(whole_count(entry.get(name), 0) for entry in entries for name in counts)

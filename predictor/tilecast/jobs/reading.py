@@ -1,4 +1,4 @@
-"""A job of any kind, read for what decides an advice."""
+"""Reading of a job of any kind into the properties that advice depends on."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _mapping = partial(mapping_in, remedy=AS_SERVED)
 
 
 def read(document: Document, runtime: Document | None = None) -> Job:
-    """What a document of one of `JOB_KINDS` says.
+    """Return the job that a document of one of `JOB_KINDS` describes.
 
     Args:
         document: the job.
-        runtime: the TrainingRuntime or ClusterTrainingRuntime that a TrainJob names (`runtime_of`), if it is at hand.
+        runtime: the TrainingRuntime or ClusterTrainingRuntime that a TrainJob names (`runtime_of`), if it is available.
 
     Raises:
-        SpecError: the document is of another kind, or is not shaped like its kind.
+        SpecError: the document is of another kind, or does not have the shape of its kind.
     """
     kind = kind_of(document)
     try:
@@ -34,10 +34,10 @@ def read(document: Document, runtime: Document | None = None) -> Job:
 
 
 def bare(document: Document) -> Job:
-    """The same without what its spec says of pods.
+    """Return the job that a document describes, without its pods; its spec is hardly read.
 
     Raises:
-        SpecError: the document is of another kind, or its metadata or status is not shaped like any.
+        SpecError: the document is of another kind, or its metadata or status does not have the expected shape.
     """
     kind = kind_of(document)
     try:
@@ -75,10 +75,10 @@ def _about(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_coun
 
 
 def require_gpus(job: Job) -> None:
-    """Nothing, for a job that asks for GPUs.
+    """Raise an error unless the job requests GPUs.
 
     Raises:
-        SpecError: it asks for none.
+        SpecError: it requests none.
     """
     if not job.gpus:
         remedy = f"add {gpu_resource()} to {job.kind.gpu_field}"

@@ -1,7 +1,8 @@
-"""What the parts of a job look like that are read, as far as reading them takes.
+"""Expected shapes of the parts of a job that are read, as far as reading them requires.
 
-A shape is a type; a list of one shape, for a list of such values; or a mapping of keys to shapes, where `EVERY` stands
-for all keys. What a shape does not name may be anything: the API server checks the rest (PodSpec of core/v1).
+A shape is a type, a list of one shape for a list of such values, or a mapping of keys to shapes; the key `EVERY`
+matches all keys. Values that a shape does not name may be anything: the API server checks the rest (PodSpec of
+core/v1).
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ POD: Shape = {
 
 
 def require(value: object, shape: Shape, path: Path) -> None:
-    """Nothing, for a value of the shape; an absent value (None) is of every shape, but in a list.
+    """Raise SpecError unless `value` has `shape`.
+
+    None has every shape, except inside a list.
 
     Raises:
-        SpecError: it is not; the message names the place, which `path` leads to.
+        SpecError: the value has another shape; the message names the place, which `path` leads to.
     """
     if value is None:
         return
@@ -58,10 +61,10 @@ def require(value: object, shape: Shape, path: Path) -> None:
 
 
 def count_at(document: object, path: Path, absent: int = 1) -> int:
-    """The number of pods, or of jobs, at a path.
+    """Return the number of pods, or of jobs, at a path; `absent` if there is none.
 
     Raises:
-        SpecError: something else is there.
+        SpecError: the value is not such a number.
     """
     value = value_at(document, path)
     if value is None:
@@ -73,7 +76,7 @@ def count_at(document: object, path: Path, absent: int = 1) -> int:
 
 
 def dotted(path: Path) -> str:
-    """A path as messages write it."""
+    """Return a path in the notation of messages."""
     first, *rest = path
     return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
 

@@ -22,7 +22,7 @@ _SPEC: Shape = {
 
 
 class TrainJob(JobKind):
-    """A TrainJob: `numNodes` pods of a template that lies in its runtime; `spec.trainer` is immutable."""
+    """Support for a TrainJob: `numNodes` pods of a template in its runtime; `spec.trainer` is immutable."""
 
     kind = "TrainJob"
     plural = "trainjobs"
@@ -81,7 +81,7 @@ class TrainJob(JobKind):
         return str(kind or "ClusterTrainingRuntime"), str(name or "")
 
     def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
-        """An entry of our own in `runtimePatches` (Trainer 2.2 and later) or in `podTemplateOverrides`."""
+        """Return an entry of Tilecast in `runtimePatches` (Trainer 2.2 and later) or in `podTemplateOverrides`."""
         pods = job.pods[0]
         chosen: dict[str, Any] = {"nodeSelector": selector(pods, placement.node_selector)}
         if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
@@ -99,7 +99,7 @@ class TrainJob(JobKind):
         return [FieldChange(("spec", "podTemplateOverrides"), [*(spec.get("podTemplateOverrides") or ()), override])]
 
     def unplace(self, document: Document, job: Job) -> list[FieldChange]:
-        """The entry of our own stays for its tolerations, without what chooses nodes."""
+        """Return the changes that remove the node choice from Tilecast's entry, which stays for its tolerations."""
         pods = unplaced(job).pods[0]
         if pods == job.pods[0]:
             return []
@@ -121,7 +121,7 @@ class TrainJob(JobKind):
 
 
 def _choices(document: Document, name: str) -> list[Path]:
-    """Where a TrainJob has pod specs whose node selectors an advice wrote."""
+    """Return the paths of the pod specs in a TrainJob whose node selectors advice wrote."""
     spec = document["spec"]
     below: Path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
     paths: list[Path] = [
@@ -136,7 +136,7 @@ def _choices(document: Document, name: str) -> list[Path]:
 
 
 def _trainer_job(runtime_spec: Document) -> Document:
-    """The replicated job of a runtime that trains: labelled so, or called node."""
+    """Return the replicated job of a runtime that trains: labelled as such, or named "node"."""
     jobs = value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
     for item in (*(item for item in jobs if value_at(item, _STEP) == "trainer"), *jobs):
         job: Document = item
@@ -146,7 +146,7 @@ def _trainer_job(runtime_spec: Document) -> Document:
 
 
 def _priority_class(runtime_spec: Document) -> str:
-    """That of the first replicated job of a runtime that names one, whichever it is, as Kueue takes it."""
+    """Return the priority class of the first replicated job that names one, whichever it is, as Kueue uses it."""
     for item in value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ():
         if name := value_at(item, ("template", "spec", "template", "spec", "priorityClassName")):
             return str(name)

@@ -61,7 +61,7 @@ class QueuedPlace:
     gain_s: float
     """Time by which the job ends earlier than if each job ran on its own best pool."""
     payers: tuple[str, ...] = ()
-    """Jobs that run on the own best pool of a job that ends later, in its place; those that gain most come first."""
+    """If the job ends later than that: jobs that take its place on its own best pool, those that gain most first."""
 
 
 @dataclass(frozen=True, slots=True)
