@@ -1,12 +1,12 @@
-"""Nodes to pools: which GPUs a cluster has, in which shapes, over which links.
+"""Discovery of pools from nodes: which GPUs a cluster has, in which shapes, over which links.
 
-Facts come in layers, the first that answers wins: a GPUPool that a user wrote, the devices of ResourceSlices, the
-labels of `labels.toml` (GPU Feature Discovery, then the clouds'), the instance types of `hardware/nodes`. Where none
-answers the node is left out and the report says why; nothing is guessed but the network, and then the layer says
-`default`.
+Facts come in layers, and the first layer that answers is used: a GPUPool that a user wrote, the devices of
+ResourceSlices, the labels of `labels.toml` (GPU Feature Discovery, then the clouds'), the instance types of
+`hardware/nodes`. If none answers, the node is left out and the report says why. Nothing is guessed except the network,
+and then the layer says `default`.
 
-A pool is what the cluster has; what of it a job can use now is asked for with `pools(…, now=True)`, and whatever holds
-for some of its nodes only is in its remarks.
+A pool describes what the cluster has. Call `pools(..., now=True)` for the part of it that a job can use now. The
+remarks of a pool describe what applies to only some of its nodes. Read `discovery` first.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ Documents: TypeAlias = list[documents.Document]
 
 
 def parse(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documents]:
-    """Node, GPUPool and ResourceSlice documents of a YAML or JSON text, as `kubectl get nodes,gpupools -o json` prints
-    them. Of a node that is listed more than once, as in lists put together, the last counts.
+    """Return the Node, GPUPool and ResourceSlice documents of a YAML or JSON text.
+
+    The text is as `kubectl get nodes,gpupools -o json` prints it. If a node is listed more than once, as in
+    concatenated lists, the last entry counts.
 
     Raises:
         SpecError: the text is not YAML, or holds another kind.

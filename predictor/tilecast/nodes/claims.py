@@ -1,4 +1,4 @@
-"""Which GPUPool owns which node."""
+"""Assignment of nodes to the GPUPools that users wrote."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tilecast.spec import SpecError
 
 @dataclass(slots=True)
 class Claims:
-    """Which GPUPool that a user wrote owns which node, and what discovery remembers."""
+    """Nodes claimed by each GPUPool that a user wrote, and the pools that discovery remembers."""
 
     specs: dict[str, gpu_pool.GPUPoolSpec] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)
     remembered: dict[str, tuple[gpu_pool.Discovery, gpu_pool.GPUPoolSpec]] = field(default_factory=dict)
 
     def members(self, name: str) -> list[int]:
-        """Positions of the nodes that a user's pool owns."""
+        """Return the positions of the nodes that a user's pool owns."""
         return [index for index, owner in self.owner.items() if owner == name]
 
 
 def claim(nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]) -> tuple[Claims, dict[str, SpecError]]:
-    """The claims of GPUPool documents on nodes, and what is wrong with those that cannot be meant, by name."""
+    """Return the claims of GPUPool documents on nodes, and the errors of invalid documents by name."""
     claims, invalid = Claims(), {}
     for position, document in enumerate(gpupools):
         try:
@@ -49,5 +49,5 @@ def claim(nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]) -> tuple
 
 
 def selected_labels(spec: gpu_pool.GPUPoolSpec) -> Mapping[str, str]:
-    """Labels of the nodes that a pool takes; none where it has no nodes of its own."""
+    """Return the labels of the nodes that a pool takes; none if it selects no nodes."""
     return spec.selector or ({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})

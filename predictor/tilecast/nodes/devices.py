@@ -1,21 +1,21 @@
-"""Devices that a driver of Dynamic Resource Allocation publishes in ResourceSlices."""
+"""Devices that a Dynamic Resource Allocation driver publishes in ResourceSlices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 VERSION = "version:"
-"""Before an attribute that is a semantic version."""
+"""Prefix of an attribute that is a semantic version."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDevice:
-    """A device of a ResourceSlice, without the attributes that tell equal devices apart."""
+    """A device of a ResourceSlice, without the attributes that distinguish identical devices."""
 
     kind: str
-    """Whole GPU or slice of one, as labels.toml spells them."""
+    """Whole GPU or slice of one, spelled as in labels.toml."""
     product: str
     attributes: tuple[tuple[str, bool | int | str], ...] = ()
-    """By qualified name, sorted; a version stands as `version:1.2.3`."""
+    """Attributes by qualified name, sorted; a version is written as `version:1.2.3`."""
     capacity: tuple[tuple[str, int], ...] = ()
-    """In bytes or pieces, by qualified name, sorted."""
+    """Capacity in bytes or pieces by qualified name, sorted."""

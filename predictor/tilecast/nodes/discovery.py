@@ -1,7 +1,7 @@
-"""The pools that nodes form, and the GPUPools that discovery writes for them.
+"""Pools formed by nodes, and the GPUPools that discovery writes for them.
 
-GPUPools that discovery made are its memory: a pool keeps its name and its selector, and what it can grow to, while its
-nodes come and go.
+The GPUPools that discovery wrote are its memory: a pool keeps its name, its selector and the size that it can grow to
+while its nodes come and go.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def pools(
     *,
     now: bool = False,
 ) -> NodesReport:
-    """The pools that these nodes form, after the GPUPools that users wrote took theirs.
+    """Return the pools that the nodes form, after the GPUPools that users wrote have claimed theirs.
 
     One pool is one GPU product in one node shape over one kind of link at one price. It is named after its GPU,
-    with the shape behind it where two pools share a GPU; once discovery has written it down it keeps that name.
+    followed by the shape if two pools share a GPU. Once discovery has written a pool down, the pool keeps its name.
 
     Args:
-        nodes: Node objects, or what `node` made of them.
-        gpupools: GPUPool objects, those that users wrote and those that discovery did.
-        slices: ResourceSlice objects, or what `resource_slice` made of them.
+        nodes: Node objects, or what `node` returned for them.
+        gpupools: GPUPool objects, written by users and by discovery.
+        slices: ResourceSlice objects, or what `resource_slice` returned for them.
         forget: names of discovery's pools whose missing nodes are gone for good.
-        now: whether to count only what a job can use now, of nodes and of their GPUs: for advice that is followed at
-            once. Otherwise a pool is what the cluster has, so that a node that restarts brings no new advice.
+        now: whether to count only the nodes and GPUs that a job can use now, for advice that is followed at once.
+            Otherwise a pool is what the cluster has, so that a node that restarts causes no new advice.
 
     Raises:
-        SpecError: an object is not shaped like a Node. A wrong GPUPool does not raise, it is in `invalid`.
+        SpecError: an object does not have the shape of a Node. An invalid GPUPool does not raise; it is in `invalid`.
     """
     all_nodes = [item if isinstance(item, Node) else node(item) for item in nodes]
     offered = _offered(slices)
@@ -84,7 +84,7 @@ def _with_devices(entry: FoundPool, offered: Mapping[str, Sequence[PublishedDevi
 
 
 def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[PublishedDevice]]:
-    """Devices of each node, by the newest generation of each pool of slices."""
+    """Return the devices of each node, from the newest generation of each pool of slices."""
     read_slices = [
         one for item in slices if (one := item if isinstance(item, Slice) else resource_slice(item)) is not None
     ]
@@ -106,7 +106,7 @@ def _claimed(
     *,
     now: bool,
 ) -> list[FoundPool]:
-    """The pools that users wrote; what one says of its size stands, whatever its nodes do now."""
+    """Return the pools that users wrote; a size that one states is kept, whatever its nodes do now."""
     pools = []
     for name in sorted(claims.specs):
         spec = claims.specs[name]
@@ -135,7 +135,7 @@ def _discovered(
     *,
     now: bool,
 ) -> list[FoundPool]:
-    """The pools of nodes that no user's pool has, and those that discovery remembers without nodes."""
+    """Return the pools of nodes that no user's pool owns, and remembered pools without nodes that may return."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, facts in node_facts.items():
         if index not in claims.owner:
@@ -171,8 +171,11 @@ def _discovered(
 
 
 def _can_return(name: str, claims: Claims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
-    """Whether a remembered pool without nodes may have nodes again: none that exists, nor any that a user's pool
-    would take, carries its labels."""
+    """Return whether a remembered pool without nodes may have nodes again.
+
+    It may not if it is forgotten, selects nothing or has no size, if a user's pool would take nodes with its labels,
+    or if a node that exists matches its selector.
+    """
     spec = claims.remembered[name][1]
     labels = {**selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
     if name in forget or not labels or not spec.max_nodes:
@@ -183,14 +186,14 @@ def _can_return(name: str, claims: Claims, nodes: Sequence[Node], forget: Collec
 
 
 def _without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
-    """A remembered pool that has no nodes now."""
+    """Return a remembered pool that has no nodes now."""
     pool, facts = override(name, spec, layer="discovered")
     spot = bool(spec.spot)
     return FoundPool(pool, 0, 0, 0, facts, note=note, spot=spot)
 
 
 def discovered(source: FoundPool) -> dict[str, Any] | None:
-    """The GPUPool that discovery writes for a pool; None for one that a user wrote."""
+    """Return the GPUPool that discovery writes for a pool; None for a pool that a user wrote."""
     if source.note is None:
         return None
     pool = source.pool

@@ -1,4 +1,4 @@
-"""Nodes of one kind, taken together as a pool."""
+"""Grouping of nodes of one kind into a pool."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def group(
     *,
     now: bool = False,
 ) -> FoundPool:
-    """The pool of these nodes, which its GPU names.
+    """Return the pool that these nodes form, named after its GPU.
 
     Args:
-        members: positions of its nodes; the first one's look says what all of them share.
+        members: positions of the pool's nodes; the facts of the first one describe what all of them share.
         nodes: every node.
-        node_facts: what nodes are, by position.
+        node_facts: facts of the nodes, by position.
         selector: labels that select the nodes.
-        keys: topology labels that a user named; empty takes the known ones.
+        keys: topology labels that a user named; empty uses the known ones.
         now: whether to count only nodes that a job can use now.
     """
     first, there = node_facts[members[0]], [nodes[index] for index in members]
@@ -70,7 +70,7 @@ def group(
 
 
 def _facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_layer: str, currency: str) -> Facts:
-    """Value and layer of each fact of a pool, by one of its nodes."""
+    """Return value and layer of each fact of a pool, based on one of its nodes."""
     facts: Facts = {
         "gpu": (first.gpu.name, first.gpu_layer),
         "gpusPerNode": (str(gpus_per_node), first.count_layer),
@@ -85,8 +85,10 @@ def _facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_layer: str,
 
 
 def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
-    """The link between the GPUs of a node and, where it joins nodes, the layer that says how many: the label of their
-    domains, once these show to be smaller or larger than the product's."""
+    """Return the link between the GPUs of a node and, if it spans nodes, the layer that says how many GPUs it joins.
+
+    That layer is the label of the nodes' domains once these turn out to be smaller or larger than the product's.
+    """
     intra = find_link(gpu.intra_link)
     if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
         return intra, ""

@@ -1,8 +1,8 @@
-"""The GPU of a node, the number of GPUs and the network, each by the first layer that states it.
+"""Identification of a node's GPU, its number of GPUs and its network, each from the first layer that states it.
 
-A user's GPUPool comes first, then the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature Discovery,
-then the clouds'), the instance types of `hardware/nodes`. Where none answers the node has a problem, and nothing is
-guessed but the network; then the layer says `default`.
+The layers are, in order: a user's GPUPool, the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature
+Discovery, then the clouds'), the instance types of `hardware/nodes`. If none answers, the node has a problem. Nothing
+is guessed except the network; then the layer says `default`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tilecast.nodes.quantities import count
 from tilecast.spec import SpecError
 
 RESOURCE_SLICE = "resource-slice"
-"""Layer of what a DRA driver publishes."""
+"""Layer of facts that a DRA driver publishes."""
 CAPACITY = "capacity"
-"""Layer of what a device plugin offers."""
+"""Layer of facts that a device plugin offers."""
 _WRITE_POOL = "write a GPUPool that selects them and states the GPU"
 _INSTALL = "install GPU Feature Discovery, or write a GPUPool that selects them"
 _UNSHARE = "turn time-slicing and MPS off on the nodes meant for training"
@@ -32,12 +32,12 @@ _UNCUT = "select them with a GPUPool that states mig, or disable MIG on the node
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What the layers say about one node."""
+    """Facts about one node from all layers."""
 
     gpu: Gpu
     gpus: int
     usable: int
-    """Of those, the ones that pods may use."""
+    """Number of the GPUs that pods may use."""
     inter: Link
     kind: NodeType | None
     spot: bool
@@ -47,26 +47,28 @@ class NodeFacts:
 
     @property
     def is_offered(self) -> bool:
-        """Whether something on the node offers its GPUs to pods; labels and types tell of GPUs that nobody may use."""
+        """Whether the node offers its GPUs to pods; labels and instance types may describe GPUs that nobody may use."""
         return self.count_layer in (CAPACITY, RESOURCE_SLICE)
 
     @property
     def price(self) -> float | None:
-        """List price of one GPU, or of a slice's share of one; those of spot nodes change by the hour and are not known
-        here."""
+        """List price of one GPU, or of a slice's share of one.
+
+        Unknown (None) for spot nodes, whose price changes by the hour.
+        """
         price = None if self.kind is None or self.spot else self.kind.price_per_gpu_hour
         return None if price is None else price * self.gpu.share
 
     @property
     def identity(self) -> str:
-        """What nodes of one pool share."""
+        """Text that nodes of one pool share: GPUs, network and price."""
         market = "spot" if self.spot else "no price" if self.price is None else f"{self.price:.6g}"
         return f"{self.gpus} x {self.gpu.name}, {self.inter.name}, {market}"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a node with GPUs is in no pool."""
+    """Reason why a node with GPUs is in no pool."""
 
     code: str
     message: str
@@ -76,12 +78,12 @@ class Problem:
 def identify(
     item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[PublishedDevice]
 ) -> NodeFacts | Problem | None:
-    """What a node is; None if it has no GPU.
+    """Return the facts of a node, or the problem that keeps it out of every pool; None if it has no GPU.
 
     Args:
         item: the node.
-        spec: of the GPUPool that a user wrote and that selects the node.
-        devices: those that ResourceSlices publish for it.
+        spec: the spec of the user's GPUPool that selects the node.
+        devices: the devices that ResourceSlices publish for the node.
     """
     table = labels()
     whole = [device.product for device in devices if device.kind == table.dra_whole]
@@ -116,7 +118,7 @@ def identify(
 def _partitioned(
     item: Node, profile: str | None, whole: Sequence[str], devices: Sequence[PublishedDevice]
 ) -> Problem | None:
-    """Why the node's GPUs are no whole ones, if they are not and nothing says of which profile their slices are."""
+    """Return the problem of a node whose GPUs are cut or shared while no MIG profile of its slices is known."""
     table = labels()
     if not whole and any(device.kind == table.dra_slice for device in devices):
         remedy = "disable MIG on the nodes meant for training"
@@ -134,8 +136,10 @@ def _partitioned(
 
 
 def _profile(item: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
-    """The MIG profile whose slices a node offers; None where its GPUs are whole, or cut into several kinds of which
-    nothing chooses one."""
+    """Return the MIG profile of the slices that a node offers.
+
+    None if its GPUs are whole, or cut into several kinds of slices of which nothing chooses one.
+    """
     if spec is not None and spec.mig is not None:
         return spec.mig
     table = labels()
@@ -150,12 +154,12 @@ def _profile(item: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
 
 
 def _named(item: Node) -> Layer | None:
-    """The first maker whose label names the node's GPU."""
+    """Return the first layer whose label names the node's GPU."""
     return next((layer for layer in labels().layer if layer.product in item.labels), None)
 
 
 def _unknown(item: Node, whole: Sequence[str]) -> Problem | None:
-    """Why nobody knows the node's GPU; None if it has none."""
+    """Return the reason why the node's GPU is unknown; None if the node has none."""
     code, table, named = "UnknownAccelerator", labels(), _named(item)
     if whole:
         products = ", ".join(shown(product) for product in sorted(set(whole))[:3])
@@ -182,7 +186,7 @@ def _unknown(item: Node, whole: Sequence[str]) -> Problem | None:
 def _identify(
     item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, whole: Sequence[str]
 ) -> tuple[Gpu | None, str]:
-    """The GPU and the layer that names it."""
+    """Return the GPU and the layer that names it."""
     if spec is not None and spec.gpu is not None:
         try:
             return spec.gpu.gpu(), "override"
@@ -210,8 +214,10 @@ def _identify(
 def _counted(
     item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
 ) -> tuple[int, int, str] | None:
-    """How many GPUs or slices the node has, how many of them pods may use, and the layer that says so; None where
-    none does. A device plugin that offers none at all leaves the node with what labels say, and nothing to use."""
+    """Return how many GPUs or slices the node has, how many of them pods may use, and the layer that says so.
+
+    None if no layer does. If a device plugin offers no GPU at all, labels still give the number, but none are usable.
+    """
     cut = {name: (total, usable) for name, total, usable in item.slices}
     if gpu.mig in cut:
         return (*cut[gpu.mig], CAPACITY)
@@ -233,13 +239,13 @@ def _counted(
 
 
 def _labelled(item: Node) -> int | None:
-    """GPUs that the node is made of, by its labels; None where they do not say."""
+    """Return the number of physical GPUs of the node, from its labels; None if they do not say."""
     counts = (count(item.labels.get(layer.count)) for layer in labels().layer if layer.count)
     return next((number for number in counts if number), None)
 
 
 def _network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
-    """The link to other nodes, and the layer that names it."""
+    """Return the link to other nodes, and the layer that names it."""
     if kind is not None and kind.inter is not None and (gpus >= kind.gpus or not kind.any_size):
         return kind.inter, "instance type"
     rates = ((layer, count(item.labels.get(layer.network_mbit_per_s))) for layer in labels().layer)

@@ -12,7 +12,10 @@ from tilecast.hardware import normalise
 from tilecast.nodes.quantities import count
 
 MEMORY_TOLERANCE = 0.1
-"""Two sources state the same GPU's memory up to 7 % apart (L4: 22888, 23034 and 24576 MiB)."""
+"""Largest relative difference at which two memory sizes are the same GPU's.
+
+Sources differ by up to 7 % (L4: 22888, 23034 and 24576 MiB).
+"""
 
 
 class _Data(BaseModel):
@@ -41,7 +44,7 @@ class Layer(_Data):
     values: tuple[ProductAlias, ...] = ()
 
     def gpu_name(self, product: str, memory_mib: int | None) -> str | None:
-        """The GPU's name or product that this layer's product string means; None where it is ambiguous."""
+        """Return the GPU's name or product that this layer's product string means; None if it is ambiguous."""
         rows = [row for row in self.values if normalise(row.value) == normalise(product)]
         if not rows:
             return product
@@ -69,7 +72,7 @@ class Partitioned(_Data):
     pattern: str | None = None
 
     def matches(self, text: str | None) -> bool:
-        """Whether the label's value says that the GPU is not a whole one."""
+        """Return whether the label's value says that the GPU is not a whole one."""
         if text is None:
             return False
         number = count(text)
@@ -95,7 +98,7 @@ class Transient(_Data):
     keys: tuple[str, ...]
 
     def matches(self, key: str) -> bool:
-        """Whether the taint only reports a passing state of the node."""
+        """Return whether the taint only reports a passing state of the node."""
         return key in self.keys or key.startswith(self.prefixes)
 
 
@@ -131,7 +134,7 @@ class Labels(_Data):
     topology: Topology
 
     def is_other_gpu(self, resource: str) -> bool:
-        """Whether the resource is an accelerator of another maker; a row that ends in a star is a prefix."""
+        """Return whether the resource is an accelerator of another vendor; a row that ends in a star is a prefix."""
         return any(
             resource.startswith(row[:-1]) if row.endswith("*") else resource == row for row in self.other_gpu_resources
         )
@@ -139,12 +142,12 @@ class Labels(_Data):
 
 @cache
 def labels() -> Labels:
-    """The table as it ships."""
+    """Return the table as it ships."""
     return Labels.model_validate(shipped.table("tilecast.nodes", "labels.toml"))
 
 
 def gpu_resource() -> str:
-    """Name of the resource that a pod asks for to get whole GPUs."""
+    """Return the name of the resource that a pod requests to get whole GPUs."""
     return labels().gpu_resource
 
 
@@ -154,13 +157,13 @@ def gpu_driver() -> str:
 
 
 def gpu_device_classes() -> tuple[str, str]:
-    """Return the DeviceClasses of whole GPUs and of slices that this driver's chart makes."""
+    """Return the DeviceClasses of whole GPUs and of slices that this driver's chart creates."""
     return labels().dra_class, labels().dra_slice_class
 
 
 @cache
 def choice_labels() -> frozenset[str]:
-    """Node labels that tell kinds of GPU nodes apart."""
+    """Return the node labels that distinguish kinds of GPU nodes."""
     table = labels()
     keys = {key for layer in table.layer for key in (layer.product, layer.count, layer.memory_mib) if key}
     return frozenset(keys | set(table.instance_type) | {mark.label for mark in table.spot})

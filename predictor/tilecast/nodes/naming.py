@@ -1,4 +1,4 @@
-"""How discovered pools are called, and by which labels their nodes are selected."""
+"""Names of discovered pools, and the labels that select their nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilecast.nodes.report import FoundPool
 
 
 def names(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
-    """Short names: the GPU, then what tells pools of one GPU apart, then a number."""
+    """Return short names: the GPU, then what distinguishes pools of one GPU, then a number."""
     pools = [item.pool for item in unnamed]
     base = [item.pool.gpu.name + ("-spot" if item.spot else "") for item in unnamed]
     shape = [f"{name}-{pool.gpus_per_node}x" for name, pool in zip(base, pools, strict=True)]
@@ -33,9 +33,12 @@ def names(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
 def selectors(
     nodes: Sequence[Node], groups: Sequence[Sequence[int]], old: Sequence[Mapping[str, str]]
 ) -> list[dict[str, str]]:
-    """For each group its old labels while they select all of its nodes and no other; then the fewest labels that do,
-    of those that say what nodes are, then also by what their node pool is called; otherwise every label of the first
-    that its nodes share."""
+    """Return labels that select each group: exactly its nodes where possible.
+
+    Its old labels are kept while they select all of its nodes and no others. Otherwise the fewest labels that do so are
+    used: first of the labels that describe nodes, then also of those that name their node pool. If none do, all labels
+    of the first sort that its nodes share are used.
+    """
     table = labels()
     keys = [layer.product for layer in table.layer] + list(table.instance_type)
     keys += [key for layer in table.layer for key in (layer.count, layer.memory_mib) if key]

@@ -1,4 +1,4 @@
-"""Node and ResourceSlice objects: the little of them that decides a pool."""
+"""Node and ResourceSlice objects, reduced to the fields that determine a pool."""
 
 from __future__ import annotations
 
@@ -23,63 +23,66 @@ _PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII | re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What matters of a Node object; small enough to keep thousands of."""
+    """The relevant part of a Node object; small enough to keep thousands of them."""
 
     name: str
     labels: Mapping[str, str]
     taints: tuple[tuple[str, str, str], ...]
-    """(key, value, effect), those that come and go with the node's state left out."""
+    """Taints as (key, value, effect), without those that come and go with the node's state."""
     gpus: int | None
-    """Whole GPUs by the device plugin; None if it offers none, not even zero."""
+    """Whole GPUs offered by the device plugin; None if it does not report any, not even zero."""
     allocatable: int
-    """Of those, the ones that pods may use: the device plugin takes out what it finds unhealthy."""
+    """Number of these that pods may use: the device plugin excludes GPUs that it finds unhealthy."""
     other_devices: tuple[str, ...]
-    """Extended resources that are slices of GPUs, or accelerators of other makers."""
+    """Extended resources that are slices of GPUs, or accelerators of other vendors."""
     slices: tuple[tuple[str, int, int], ...] = ()
-    """MIG slices that it offers by profile: (profile, how many, how many that pods may use)."""
+    """MIG slices that the node offers, as (profile, number, number that pods may use)."""
     shared: tuple[str, ...] = ()
     """Extended resources that are shares of GPUs."""
     has_capacity: bool = False
-    """Whether the list says what the node offers at all, of processors at least."""
+    """Whether the node's capacity is listed at all, for instance its CPUs."""
     away: str = ""
-    """Why no new pod can start on it now: cordoned, not ready, or a taint of a passing state; empty where one can. It
-    decides what is free, and what a pool has now; never what a pool is."""
+    """Reason why no new pod can start on the node now; empty if one can.
+
+    The node is cordoned, not ready, or tainted with a passing state. This affects what is free and what a pool has now,
+    but never what a pool is.
+    """
 
     @property
     def schedulable(self) -> bool:
-        """Whether new pods can start on it now."""
+        """Whether new pods can start on the node now."""
         return not self.away
 
     @property
     def node_type(self) -> str:
-        """Its instance type; empty where no label names it."""
+        """Instance type of the node; empty if no label names it."""
         return next((self.labels[key] for key in labels().instance_type if key in self.labels), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What matters of a ResourceSlice: the GPUs that a DRA driver offers on a node."""
+    """The relevant part of a ResourceSlice: the GPUs that a DRA driver offers on a node."""
 
     name: str
     node: str
     pool: str
     generation: int
-    """A pool's slices of older generations are void."""
+    """Generation of the slice; slices of older generations of its pool are void."""
     devices: tuple[PublishedDevice, ...]
 
 
 def node(document: Mapping[str, Any]) -> Node:
-    """The part of a Node object that decides its pool.
+    """Return the part of a Node object that determines its pool.
 
     Raises:
-        SpecError: the object is not shaped like a Node.
+        SpecError: the object does not have the shape of a Node.
     """
     metadata = _mapping(document, "metadata", "node")
     name = str(metadata.get("name", ""))[:253]
     where = f"node {shown(name, quote=False)}"
     status, spec = _mapping(document, "status", where), _mapping(document, "spec", where)
     capacity = _mapping(status, "capacity", f"{where}: status")
-    # What a list leaves out is as the capacity says; the API server leaves nothing out.
+    # Resources missing from `allocatable` are taken from the capacity; the API server leaves none out.
     allocatable = {**capacity, **_mapping(status, "allocatable", f"{where}: status")}
     table = labels()
     taints = _mappings(spec.get("taints"), f"{where}: spec.taints")
@@ -90,7 +93,7 @@ def node(document: Mapping[str, Any]) -> Node:
     read_labels = _mapping(metadata, "labels", f"{where}: metadata")
     return Node(
         name=name,
-        # Thousands of nodes share most of their labels.
+        # Interned, since thousands of nodes share most of their labels.
         labels={intern(str(key)): intern(_text(value)) for key, value in read_labels.items()},
         taints=tuple(
             sorted(
@@ -110,12 +113,12 @@ def node(document: Mapping[str, Any]) -> Node:
 
 
 def resource_slice(document: Mapping[str, Any]) -> Slice | None:
-    """The part of a ResourceSlice that says which GPUs a node has; None if it is of another driver, or of no node.
+    """Return the part of a ResourceSlice that lists the GPUs of a node; None if it has another driver, or no node.
 
-    Every version of the API is read: attributes lie in the device, or below its `basic`.
+    All versions of the API are read: attributes are in the device, or under its `basic`.
 
     Raises:
-        SpecError: the object is not shaped like a ResourceSlice.
+        SpecError: the object does not have the shape of a ResourceSlice.
     """
     metadata, spec = _mapping(document, "metadata", "resourceslice"), _mapping(document, "spec", "resourceslice")
     name, table = str(metadata.get("name", ""))[:253], labels()
@@ -138,7 +141,7 @@ def resource_slice(document: Mapping[str, Any]) -> Slice | None:
 
 
 def _device(document: Mapping[str, Any], where: str) -> PublishedDevice:
-    """Return a device by its attributes and its capacity, whose names the driver's domain completes."""
+    """Return a device with its attributes and capacity; names without a domain get the driver's."""
     table, attributes = labels(), _mapping(document, "attributes", f"{where}: device")
     capacity = _mapping(document, "capacity", f"{where}: device")
     kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
@@ -160,7 +163,7 @@ def _device(document: Mapping[str, Any], where: str) -> PublishedDevice:
 
 @lru_cache(maxsize=1024)
 def _interned(device: PublishedDevice) -> PublishedDevice:
-    """Return the first device that equals this one: thousands of nodes have the same few."""
+    """Return the first device that equals this one, since thousands of nodes have the same few."""
     return device
 
 
@@ -169,7 +172,7 @@ def _qualified(name: str) -> str:
 
 
 def _attribute(given: object) -> bool | int | str | None:
-    """Return the one value that an attribute holds; None for what no device here has."""
+    """Return the single value of an attribute; None for types that no GPU attribute has."""
     if not isinstance(given, Mapping):
         return None
     number, version = given.get("int"), given.get("version")
@@ -183,18 +186,18 @@ def _attribute(given: object) -> bool | int | str | None:
 
 
 def _size(given: object) -> int:
-    """Return a capacity, which v1 and v1beta1 write as `value`."""
+    """Return a capacity, which v1 and v1beta1 write under `value`."""
     return size(given.get("value") if isinstance(given, Mapping) else given) or 0
 
 
 def profile_of(text: str) -> str:
-    """The MIG profile in a label or a resource, without what media extensions add: 1g.10gb of `mig-1g.10gb.me`."""
+    """Return the MIG profile in a label or resource, without media extensions: 1g.10gb of `mig-1g.10gb.me`."""
     match = _PROFILE.search(text)
     return match[0].lower() if match else text
 
 
 def _is_share(resource: str) -> bool:
-    """Whether the device plugin offers shares of GPUs or slices under this name."""
+    """Return whether the device plugin offers shares of GPUs or slices under this name."""
     table = labels()
     is_nvidia = resource.startswith((table.gpu_resource, table.mig_resource_prefix))
     return is_nvidia and resource.endswith(table.shared_resource_suffix)
@@ -233,5 +236,5 @@ def _mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _text(value: object) -> str:
-    """A label's value; a hand-written file may hold a bare number or true."""
+    """Return a label's value as text; a hand-written file may hold a bare number or true."""
     return str(value).lower() if isinstance(value, bool) else str(value)

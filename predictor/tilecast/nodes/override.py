@@ -1,4 +1,4 @@
-"""The pool that a GPUPool and its nodes make together: what its author wrote wins over what the nodes show."""
+"""The pool that a GPUPool and its nodes form together; facts that the user wrote take precedence over the nodes'."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def override(
     spot: bool = False,
     layer: str = "override",
 ) -> tuple[Pool, Facts]:
-    """The pool after the word of its spec was put over what its nodes say.
+    """Return the pool with the facts of its spec put over those that its nodes show.
 
     Args:
-        name: name of the GPUPool.
-        spec: what the user wrote.
+        name: the name of the GPUPool.
+        spec: the spec that the user wrote.
         observed: the pool as its nodes show it; None if there are none now.
         facts: the layers of `observed`.
-        spot: whether every node of the pool is sold as spot, where the spec does not say.
-        layer: what facts of the spec are called.
+        spot: whether every node of the pool is sold as spot, if the spec does not say.
+        layer: the layer's name for facts of the spec.
 
     Returns:
-        The pool, and the layer of every fact in it.
+        The pool, and the value and layer of every fact in it.
 
     Raises:
         SpecError: neither the user, nor the nodes, nor the instance type say which GPU, or how many per node.
@@ -71,7 +71,7 @@ def override(
 def _size(
     spec: GPUPoolSpec, gpu: Gpu, kind: NodeType | None, observed: Pool | None, layers: Facts, spec_layer: str
 ) -> tuple[int, int]:
-    """GPUs of a node, and how many nodes the pool can have."""
+    """Return the GPUs of a node, and how many nodes the pool can have."""
     gpus_per_node = spec.gpus_per_node or (
         observed.gpus_per_node if observed else kind.gpus * gpu.instances if kind else None
     )
@@ -154,7 +154,7 @@ def _links(
 
 
 def _reaching(intra: Link, domain: int) -> Link:
-    """The link inside nodes where so many GPUs of several nodes share it."""
+    """Return the link inside nodes with a domain of `domain` GPUs across several nodes."""
     if intra.kind != "nvlink" or intra.wired or intra.beyond:
         remedy = "drop it, or name an NVLink with switches in spec.links.intraNode, for instance nvlink5-nvl72"
         raise SpecError("spec.links.nvlinkDomain", f"{intra.name} does not reach across nodes", remedy)

@@ -1,4 +1,4 @@
-"""Resource quantities as Kubernetes writes them (k8s.io/apimachinery, api/resource), as whole numbers."""
+"""Resource quantities in the notation of Kubernetes (k8s.io/apimachinery, api/resource), as whole numbers."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from decimal import Decimal, InvalidOperation, Overflow
 from math import ceil
 
 UNLIMITED = 2**31
-"""What a larger quantity counts as."""
+"""Value that larger quantities are cut to."""
 MOST = Decimal(2**63)
-"""Above every quantity of the API server."""
+"""A number above every quantity of the API server."""
 MAX_LENGTH = 64
-"""Characters of a quantity that is read."""
+"""Most characters of a quantity that is read."""
 
 
 def count(value: object) -> int | None:
-    """A whole number from a label or a resource quantity; None where it is none."""
+    """Return a whole number from a label or a resource quantity; None if it is not one."""
     text = str(value).strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 
 def size(quantity: object) -> int | None:
-    """Return a quantity of bytes or pieces, such as 81559Mi, rounded up; None where it is none."""
+    """Return a quantity of bytes or pieces, such as 81559Mi, rounded up; None if it is not one."""
     text = str(quantity).strip()
     number = _number(text) if len(text) <= MAX_LENGTH else None
     return None if number is None or not 0 <= number < MOST else ceil(number)
 
 
 def whole(quantity: object, absent: int = 0) -> int:
-    """A count of GPUs from a quantity, which may be written 16, "16" or "1k"."""
+    """Return a count of GPUs from a quantity, which may be written 16, "16" or "1k"; `absent` if it is not one."""
     if quantity is None:
         return absent
     number = _number(str(quantity).strip())
@@ -35,7 +35,7 @@ def whole(quantity: object, absent: int = 0) -> int:
 
 
 def _number(text: str) -> Decimal | None:
-    """Return the number that a quantity stands for, `MOST` for a larger one; None where it is none."""
+    """Return the value of a quantity, `MOST` for a larger one; None if it is not a quantity."""
     scale = _SUFFIXES.get(text[-2:], _SUFFIXES.get(text[-1:]))
     digits = text if scale is None else text.rstrip("kMGTPEim")
     try:
@@ -44,7 +44,7 @@ def _number(text: str) -> Decimal | None:
         return MOST
     except (InvalidOperation, ValueError):
         return None
-    # An exponent of a few digits is a number of gigabytes of digits.
+    # A value with an exponent of a few digits could expand to gigabytes of digits.
     return max(min(number, MOST), -MOST) if number.is_finite() else None
 
 

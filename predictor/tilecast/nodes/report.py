@@ -1,4 +1,4 @@
-"""The result of discovery: pools, nodes that no pool has, and GPUPools that are wrong."""
+"""Result of discovery: pools, nodes that are in no pool, and invalid GPUPools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Facts = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How nodes lie under one topology label: distinct values, and most nodes that share one."""
+    """Distribution of nodes under one topology label: distinct values, and the most nodes that share one."""
 
     key: str
     domains: int
@@ -34,26 +34,28 @@ class FoundPool:
     gpus_allocatable: int
     facts: Facts
     members: tuple[str, ...] = ()
-    """Names of those nodes, sorted."""
+    """Names of the pool's nodes, sorted."""
     note: gpu_pool.Discovery | None = None
-    """What discovery knows it by; None for a pool that a user wrote."""
+    """Discovery's record of the pool; None for a pool that a user wrote."""
     spot: bool = False
     kueue_flavor: str = ""
-    """As its user wrote it; empty where it is to be found by the nodes' labels."""
+    """Kueue flavor that the user wrote; empty if the nodes' labels decide."""
     topology: tuple[Level, ...] = ()
-    """Topology labels that the nodes carry, nearest first."""
+    """Topology labels that the nodes have, nearest first."""
     unusable: int = 0
     """Nodes that no job can use whole now."""
     devices: tuple[PublishedDevice, ...] = ()
-    """Distinct devices that ResourceSlices publish for those nodes."""
+    """Distinct devices that ResourceSlices publish for the pool's nodes."""
     remarks: tuple[str, ...] = ()
-    """What some of the nodes are besides: cordoned, not ready, tainted, short of GPUs, partly cut; a sentence each."""
+    """Sentences about some of the nodes: cordoned, not ready, tainted, short of GPUs, or partly cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """GPU nodes that no pool has, and why. `code` is one of UnknownAccelerator, MigPartitioned, SharedGpu,
-    VirtualGpu."""
+    """GPU nodes that are in no pool, and why.
+
+    `code` is one of UnknownAccelerator, MigPartitioned, SharedGpu, VirtualGpu.
+    """
 
     code: str
     message: str
@@ -63,14 +65,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class NodesReport:
-    """The pools of a list of nodes and GPUPools, and what belongs to none."""
+    """Pools of a list of nodes and GPUPools, and the nodes that are in none."""
 
     entries: tuple[FoundPool, ...]
     left_out: tuple[LeftOut, ...]
     invalid: Mapping[str, SpecError]
-    """GPUPools that cannot be meant, by name."""
+    """Invalid GPUPools, by name."""
     other_nodes: int
-    """Nodes without GPUs."""
+    """Number of nodes without GPUs."""
     obsolete: tuple[str, ...] = ()
     """GPUPools of discovery whose nodes are in another pool now, or gone for good."""
 
@@ -84,25 +86,25 @@ class NodesReport:
         return {item.pool.name: item.devices for item in self.entries if item.devices}
 
     def calibrated(self, table: Calibration) -> NodesReport:
-        """The same, with what a cluster's runs teach about every pool."""
+        """Return the report with a cluster's calibration in every pool."""
         calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.entries)
         return replace(self, entries=tuple(calibrated))
 
     def refuse_invalid(self) -> None:
-        """Nothing, where every GPUPool can be meant.
+        """Raise an error if any GPUPool is invalid.
 
         Raises:
-            SpecError: one cannot.
+            SpecError: a GPUPool is invalid.
         """
         for name, error in self.invalid.items():
             raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
 
     def require(self) -> tuple[Pool, ...]:
-        """The pools, for a caller that cannot go on without.
+        """Return the pools, for a caller that cannot continue without any.
 
         Raises:
-            SpecError: a GPUPool is wrong, or there is no pool that has or can have a node; the message says what was
-                left out and why.
+            SpecError: a GPUPool is invalid, or no pool has or can have a node; the message says what was left
+                out and why.
         """
         self.refuse_invalid()
         empty = [item for item in self.entries if item.nodes and not item.pool.max_nodes and item.remarks]

@@ -1,4 +1,4 @@
-"""The nodes of a pool that a job can use now, their shape, and remarks about the others."""
+"""Nodes of a pool that a job can use now, their shape, and remarks about the others."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from tilecast.nodes.labels import labels
 from tilecast.nodes.objects import Node
 
 MAX_NAMES = 3
-"""Nodes that a remark names."""
+"""Most nodes that a remark names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usable:
-    """The nodes of one pool that a job can use whole."""
+    """Nodes of one pool that a job can use whole."""
 
     gpus_per_node: int
     nodes: int
     remarks: tuple[str, ...]
-    """What the pool's other nodes are, and what all of them ask of a job; a sentence each."""
+    """Sentences about the pool's other nodes, and about what all nodes require of a job."""
 
 
 def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted: bool) -> Usable:
-    """The shape in which a job can use most GPUs of a pool's nodes, and how many nodes have it.
+    """Return the shape in which a job can use most GPUs of a pool's nodes, and how many nodes have it.
 
     Args:
         members: the pool's nodes.
-        node_facts: what each of them is.
-        counted: whether the pool counts the usable nodes alone, which the remarks then say.
+        node_facts: the facts about each of them.
+        counted: whether the pool counts only the usable nodes; the remarks then say so.
     """
     whole = min(facts.gpus for facts in node_facts)
     size = _shape([facts.usable for item, facts in zip(members, node_facts, strict=True) if not item.away], whole)
@@ -53,7 +53,7 @@ def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted:
 
 
 def _shape(offers: Iterable[int], whole: int) -> int:
-    """GPUs of a node: all of them while a node offers all; else the number at which most GPUs can be used."""
+    """Return the GPUs per node: all of them while a node offers all, else the number that makes most usable."""
     counts = Counter(offer for offer in offers if offer)
     if not counts or max(counts) >= whole:
         return whole
@@ -61,7 +61,7 @@ def _shape(offers: Iterable[int], whole: int) -> int:
 
 
 def _of(names: Sequence[str], members: Sequence[Node]) -> str:
-    """How many nodes, and their names."""
+    """Return how many nodes, and their names."""
     examples = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
     more = ", …" if len(names) > MAX_NAMES else ""
     return f"{_share(len(names), len(members))} ({examples}{more}) {_verb(len(names))}"
@@ -78,7 +78,10 @@ def _verb(amount: int) -> str:
 
 
 def _unplugged(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list[str]:
-    """Nodes whose GPUs no device plugin offers; ones of which only labels are given are taken at their word."""
+    """Return remarks on nodes whose GPUs no device plugin offers.
+
+    Nodes described only by labels, without a capacity, are trusted.
+    """
     resource = labels().gpu_resource
     names = [
         item.name
@@ -92,7 +95,7 @@ def _unplugged(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list
 
 
 def _also_cut(members: Sequence[Node]) -> list[str]:
-    """Nodes that offer whole GPUs, and slices of other GPUs besides."""
+    """Return remarks on nodes that offer whole GPUs together with slices of other GPUs."""
     both = [item for item in members if item.gpus and item.slices]
     if not both:
         return []
@@ -107,7 +110,7 @@ def _also_cut(members: Sequence[Node]) -> list[str]:
 
 
 def _tainted(members: Sequence[Node]) -> list[str]:
-    """Taints that a job has to tolerate."""
+    """Return remarks on the taints that a job has to tolerate."""
     taints = Counter(taint for item in members for taint in item.taints if taint[2] != "PreferNoSchedule")
     remarks = []
     for (key, value, effect), amount in sorted(taints.items()):
