@@ -1,8 +1,8 @@
-"""Writes docs/accuracy.md: what `tilecast validate` prints for every measured table.
+"""Write docs/accuracy.md: the output of `tilecast validate` for every measured table.
 
     TILECAST_DATA=FOLDER python tools/accuracy.py     # takes some minutes
 
-The README says where the tables come from. Nothing on the page is written by hand but its text.
+The README says where the tables come from. Only the page's text is written by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Measured tables that are validated at once. `files` are patterns below the folder of the data."""
+    """Measured tables that are validated together. `files` are patterns below the data folder."""
 
     title: str
     text: str
@@ -79,10 +79,10 @@ Version {version}, utilization model `{digest}`.
 
 
 def page(data: Path) -> str:
-    """The page as Markdown.
+    """Return the page as Markdown.
 
     Raises:
-        RuntimeError: a table is missing or `tilecast validate` refuses it.
+        RuntimeError: a table is missing, or `tilecast validate` refuses it.
     """
     parts = [_HEAD.format(version=tilecast.__version__, digest=utilization.load().sha256)]
     for table in TABLES:

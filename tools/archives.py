@@ -1,4 +1,4 @@
-"""Archives of container images, as `docker save` writes them, made from files without a container engine."""
+"""Archives of container images in the format of `docker save`, made from files without a container engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The layers of an image, each a tar, and the command that it starts."""
+    """Layers of an image, each a tar, and the command that it starts."""
 
     layers: Sequence[bytes]
     entrypoint: Sequence[str] = ()
@@ -26,7 +26,7 @@ class Contents:
 def layer(files: Mapping[str, Path], links: Mapping[str, str] | None = None) -> bytes:
     """Return a tar of executable files and of symbolic links, both by their absolute path.
 
-    Equal files give equal bytes: owners and times are zero.
+    Equal files give equal bytes, since owners and times are zero.
     """
     buffer, links, folders = io.BytesIO(), links or {}, set[PurePosixPath]()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -49,7 +49,7 @@ def layer(files: Mapping[str, Path], links: Mapping[str, str] | None = None) -> 
 
 
 def write(path: Path, images: Mapping[str, Contents]) -> None:
-    """Write an archive of images by name; layers that several of them share are written once."""
+    """Write an archive of images by name; layers that several images share are written once."""
     blobs, manifest = dict[str, bytes](), []
     for name, image in images.items():
         digests = [hashlib.sha256(each).hexdigest() for each in image.layers]

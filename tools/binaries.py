@@ -1,24 +1,24 @@
-"""Builds the programs that tests and demos run, once, in a cache outside the work tree.
+"""Build the programs that tests and demos run, once, in a cache outside the work tree.
 
     python tools/binaries.py controlplane    # etcd, kube-apiserver, ..., kwokctl, kubectl
     python tools/binaries.py chart           # helm, kubeconform
-    python tools/binaries.py kueue           # likewise jobset, trainer, training-operator: controllers of jobs
+    python tools/binaries.py kueue           # similarly jobset, trainer, training-operator: controllers of jobs
     python tools/binaries.py prometheus      # prometheus, promtool
     python tools/binaries.py kube-state-metrics
     python tools/binaries.py kube-score
-    python tools/binaries.py prometheus-operator    # its CRDs alone
+    python tools/binaries.py prometheus-operator    # only its CRDs
     python tools/binaries.py kind
-    python tools/binaries.py kubelet         # likewise containerd, coredns, crictl, kube-router: of a node of kind
-    python tools/binaries.py all             # but for those of a node, which `kind_node.py` asks for
+    python tools/binaries.py kubelet         # similarly containerd, coredns, crictl, kube-router: for a node of kind
+    python tools/binaries.py all             # except those for a node, which `kind_node.py` builds
 
-prints the folder that holds the programs; everything else goes to standard error. What is built, and in which
-version, is pinned by the Go module of the same name in this folder. The cache is `$TILECAST_CACHE`, else
-`$XDG_CACHE_HOME/tilecast`, else `~/.cache/tilecast`; a folder there is named by the digest of its module and build
-flags, so a second clone starts at once and a changed pin builds anew.
+prints the folder that holds the programs; everything else goes to standard error. The Go module of the same name in
+this folder pins what is built, and in which version. The cache is `$TILECAST_CACHE`, else `$XDG_CACHE_HOME/tilecast`,
+else `~/.cache/tilecast`. A folder there is named by the digest of its module and build flags, so a second clone starts
+at once and a changed pin causes a new build.
 
-`KUBEBUILDER_ASSETS` (the convention of controller-runtime's envtest) is honoured first: where it holds kube-apiserver,
-etcd and kubectl, these and every other program found there are used, and only what it lacks is built. Needs Go only
-to build. Standard library only.
+`KUBEBUILDER_ASSETS` (the convention of controller-runtime's envtest) takes precedence: if it holds kube-apiserver, etcd
+and kubectl, these and every other program found there are used, and only missing ones are built. Go is needed only to
+build. This file uses only the standard library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parent
 HEARTBEAT_S = 30.0
-"""How often a build that takes minutes says that it is still at work."""
+"""Seconds between messages that a long build is still running."""
 
 
 class BinariesError(Exception):
@@ -54,20 +54,25 @@ class Toolset:
     module: str
     """Folder beside this file that holds go.mod and go.sum."""
     programs: Mapping[str, str]
-    """Go package by program."""
+    """Go package of each program."""
     stamps: tuple[str, ...]
-    """Go variables that the linker sets: `variable=value`, where `{a/module}` stands for the version that go.mod pins
-    of that module, and `{a/module:minor}` for a part of it."""
+    """Go variables that the linker sets, as `variable=value`.
+
+    In a value, `{a/module}` is replaced by the version of that module in go.mod, and `{a/module:minor}` by a part of
+    it.
+    """
     usual_time: str
     tags: tuple[str, ...] = ()
-    """Build tags of Go."""
+    """Go build tags."""
     assets: tuple[str, ...] = ()
-    """What `KUBEBUILDER_ASSETS` must hold to be used; empty where it does not apply."""
+    """Programs that `KUBEBUILDER_ASSETS` must hold to be used; empty if the variable does not apply."""
     of_node: bool = False
-    """Whether a node of kind runs them; see `kind_node.py`."""
+    """Whether the programs run in a node of kind; see `kind_node.py`."""
     manifests: str = ""
-    """`a/module:folder` with the CRDs and webhooks that belong to the programs; it is kept as `manifests` beside
-    them."""
+    """Folder, as `a/module:folder`, of the CRDs and webhooks that belong to the programs.
+
+    It is kept as `manifests` beside the programs.
+    """
 
 
 _KUBERNETES = (
@@ -215,7 +220,7 @@ TOOLSETS: Mapping[str, Toolset] = {
 
 
 def cache_folder() -> Path:
-    """The folder outside the work tree that keeps programs and running clusters; it need not exist yet."""
+    """Return the folder outside the work tree that keeps programs and running clusters; it need not exist yet."""
     if named := os.environ.get("TILECAST_CACHE"):
         return Path(named).expanduser().resolve()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -223,7 +228,7 @@ def cache_folder() -> Path:
 
 
 def ensure(name: str) -> Path:
-    """The folder that holds every program of the toolset `name`, built first when it is missing.
+    """Return the folder with every program of the toolset `name`, building them first if they are missing.
 
     Safe to call from several processes at once: one builds, the others wait.
 
@@ -251,7 +256,7 @@ def ensure(name: str) -> Path:
 
 
 def say(message: str) -> None:
-    """Writes one line of progress to standard error."""
+    """Write one line of progress to standard error."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -268,7 +273,7 @@ def _from_assets(toolset: Toolset) -> dict[str, Path]:
 
 
 def pinned(toolset: Toolset) -> dict[str, str]:
-    """Return the version of every module that go.mod requires, by its path."""
+    """Return the version of every module that go.mod requires, by the module's path."""
     text = (TOOLS / toolset.module / "go.mod").read_text(encoding="utf-8")
     return dict(re.findall(r"^\s*(?:require\s+)?(\S+) (v\S+)(?: // indirect)?$", text, flags=re.MULTILINE))
 
@@ -351,12 +356,12 @@ def _build(toolset: Toolset, programs: list[str], flags: list[str], into: Path) 
 
 
 def _go_name(package: str) -> str:
-    """What `go build` calls the program of a package: its last path element that is not a major version."""
+    """Return the name that `go build` gives a package's program: its last path element that is not a major version."""
     return next(part for part in reversed(package.split("/")) if not re.fullmatch(r"v\d+", part))
 
 
 def main() -> int:
-    """The command line; see the module's docstring."""
+    """Run the command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description="Print the folder of the test programs, building them when missing.")
     parser.add_argument("toolset", choices=[*sorted(TOOLSETS), "all"])
     toolset = parser.parse_args().toolset

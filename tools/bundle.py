@@ -1,11 +1,12 @@
-"""Everything that a cluster without a way out needs, as one archive that says what is in it.
+"""Make an archive with everything that a cluster without network access needs, and a list of its contents.
 
     python tools/bundle.py --image REGISTRY/tilecast@sha256:… --output dist
 
-The archive holds `images.txt` (what to copy into the cluster's own registry), the chart as Helm packages it, its CRDs,
-the wheel and, with `--dependencies`, the wheels of every locked package, the lock files, `licences.csv`, `install.md`,
-and `SHA256SUMS` over all of it (`sha256sum --check SHA256SUMS`). With `--image-archive` it holds the image too. Equal
-inputs make equal archives, but for the chart's package, in which Helm writes times. Needs the helm of `binaries.py`.
+The archive holds `images.txt` (the images to copy into the cluster's own registry), the chart as Helm packages it, its
+CRDs, the wheel and, with `--dependencies`, the wheels of every locked package, the lock files, `licences.csv`,
+`install.md`, and `SHA256SUMS` over all files (`sha256sum --check SHA256SUMS`). With `--image-archive` it also holds the
+image. Equal inputs make equal archives, except for the chart's package, in which Helm writes times. The helm of
+`binaries.py` is needed.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class BundleError(Exception):
 
 
 def make(image: str, output: Path, *, dependencies: bool = False, image_archive: Path | None = None) -> Path:
-    """Writes the archive and returns its path.
+    """Write the archive and return its path.
 
     Args:
-        image: reference of the operator's image.
-        output: folder to write to.
-        dependencies: whether the wheels of the locked packages are downloaded into it.
-        image_archive: the image as a file, to be put in.
+        image: the reference of the operator's image.
+        output: the folder to write to.
+        dependencies: whether to download the wheels of the locked packages into it.
+        image_archive: the image as a file to include.
 
     Raises:
-        BundleError: a program failed, or the reference is none.
-        binaries.BinariesError: there is no helm.
+        BundleError: a program failed, or the reference is invalid.
+        binaries.BinariesError: helm is missing.
     """
     if not _IMAGE.fullmatch(image):
         raise BundleError(f"--image: {image[:80]!r} is no reference; write REGISTRY/tilecast@sha256:…")
@@ -99,7 +100,7 @@ def _fill(folder: Path, image: str, dependencies: bool) -> None:
 
 
 def _archive(folder: Path, path: Path) -> Path:
-    """The folder as a tar of which owners, times and order say nothing."""
+    """Write the folder as a tar with fixed owners, times and order, and return its path."""
     with (
         path.open("wb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
@@ -125,7 +126,7 @@ def _run(*command: str) -> None:
 
 
 def main() -> int:
-    """The command line; see the module's docstring."""
+    """Run the command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description="Make the archive for clusters without a way out.")
     parser.add_argument("--image", required=True, help="reference of the operator's image, by digest")
     parser.add_argument("--image-archive", type=Path, help="the image as `skopeo copy … oci-archive:FILE` writes it")

@@ -1,8 +1,9 @@
-"""Writes the chart's README: its values, from the comments of values.yaml, and its settings, from values.schema.json.
+"""Write the chart's README: values from the comments of values.yaml, and settings from values.schema.json.
 
     python tools/chart_readme.py               # writes charts/tilecast/README.md
 
-A comment belongs to the key below it. A mapping whose keys the schema lists is taken apart; any other is one value.
+A comment belongs to the key below it. If the schema lists the keys of a mapping, each key is documented; any other
+mapping is one value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import yaml
 CHART = Path(__file__).resolve().parent.parent / "charts" / "tilecast"
 README = CHART / "README.md"
 LONGEST_DEFAULT = 60
-"""Characters; of a longer default the table names the file instead."""
+"""Most characters of a default in the table; for a longer one it names the file instead."""
 
 _HEAD = """\
 # The Tilecast chart
@@ -49,7 +50,7 @@ run, use `python -m tilecast_operator.release` and then `helm uninstall --no-hoo
 
 
 def readme() -> str:
-    """The README as Markdown."""
+    """Return the README as Markdown."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
@@ -65,11 +66,11 @@ def readme() -> str:
 
 
 def rows(text: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Key, default and meaning of every value, and of every group that has a comment of its own.
+    """Yield key, default and meaning of every value, and of every group that has its own comment.
 
     Args:
-        text: values.yaml.
-        schema: values.schema.json.
+        text: the content of values.yaml.
+        schema: the content of values.schema.json.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)  # noqa: S101
@@ -91,7 +92,7 @@ def _rows(
 
 
 def _comment(lines: list[str], line: int) -> str:
-    """The comment that ends right above a line."""
+    """Return the comment that ends right above a line."""
     first = line
     while first and lines[first - 1].lstrip().startswith("#"):
         first -= 1

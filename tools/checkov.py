@@ -1,9 +1,9 @@
-"""checkov in an environment of its own, in the cache of `binaries.py`: its hundred packages go into no other.
+"""Run checkov in its own environment, in the cache of `binaries.py`, so that its hundred packages stay separate.
 
     python tools/checkov.py              # prints its path, made on first use (3 minutes)
 
-What is installed is `requirements-checkov.lock`, by version and hash, wheels only. It runs off-line: no policies are
-downloaded, and proxies that it might find lead nowhere.
+`requirements-checkov.lock` is installed, by version and hash, wheels only. checkov runs off-line: it downloads no
+policies, and its proxies are set to an address that does not answer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 class CheckovError(Exception):
-    """It can be neither installed nor run; the message is what the failing program said."""
+    """checkov can be neither installed nor run; the message is what the failing program said."""
 
 
 class Finding(NamedTuple):
-    """One check that failed."""
+    """One failed check."""
 
     check: str
     resource: str
 
 
 def ensure() -> Path:
-    """The program, installed first when it is missing. Safe to call from several processes at once.
+    """Return the program, installing it first if it is missing. Safe to call from several processes at once.
 
     Raises:
         CheckovError: it cannot be installed.
@@ -65,14 +65,14 @@ def ensure() -> Path:
 
 
 def findings(file: Path, framework: str) -> list[Finding]:
-    """What checkov has against a file, off-line.
+    """Return the checks that a file fails, off-line.
 
     Args:
         file: rendered manifests, or a Dockerfile.
         framework: `kubernetes` or `dockerfile`.
 
     Raises:
-        CheckovError: it cannot be installed, or did not check anything.
+        CheckovError: checkov cannot be installed, or did not check anything.
     """
     options = ("--quiet", "--compact", "--skip-download", "--output=json", f"--framework={framework}")
     command = [str(ensure()), f"--file={file}", *options]
@@ -91,7 +91,7 @@ def _off_line(proxies: Sequence[str] = ("http_proxy", "https_proxy", "HTTP_PROXY
 
 
 def main() -> int:
-    """Install it."""
+    """Install checkov and print its path."""
     try:
         print(ensure())
     except CheckovError as error:

@@ -10,10 +10,10 @@ and, from Python,
         cluster.apply(Path("crds"))
         print(cluster.kubectl("get", "nodes"))
 
-It is started by kwokctl without a container engine, as any user, on free ports of 127.0.0.1; any number may run at
-once. It never reads or writes the user's own kubeconfig, nor `~/.kube` or `~/.kwok`: every program it starts gets a
-home folder of its own, no `KUBECONFIG`, and `--kubeconfig`. It stops with the `with` block, also on Ctrl-C; what a
-killed process left behind is swept away by the next start. Needs the programs of `binaries.py` and PyYAML.
+kwokctl starts it without a container engine, as any user, on free ports of 127.0.0.1; any number may run at once. It
+never reads or writes the user's own kubeconfig, nor `~/.kube` or `~/.kwok`: every program that it starts gets its own
+home folder, no `KUBECONFIG`, and `--kubeconfig`. It stops at the end of the `with` block, also on Ctrl-C; the next
+start removes what a killed process left behind. The programs of `binaries.py` and PyYAML are needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 20
 POLL_S = 0.1
 FIRST_PORT, CLIENT_PORTS = 20000, 32768
-"""Where ports are looked for: below the first that Linux gives to clients (ip_local_port_range)."""
+"""Range of the ports used: below the first port that Linux gives to clients (ip_local_port_range)."""
 DEFAULT_NAME = "tilecast"
 
 _COMPONENTS = {
@@ -54,7 +54,7 @@ _COMPONENTS = {
     "kubectlBinary": "kubectl",
     "kwokControllerBinary": "kwok",
 }
-"""kwokctl's option for the path of each program."""
+"""Option of kwokctl for the path of each program."""
 
 _PORTS = (
     "etcdPort",
@@ -64,21 +64,24 @@ _PORTS = (
     "kubeSchedulerPort",
     "kwokControllerPort",
 )
-"""kwokctl's options for ports. Left to itself it counts down from the same number in every process."""
+"""Options of kwokctl for ports. By default it counts down from the same number in every process."""
 
 _ALONE = ("kube-controller-manager", "kube-scheduler")
-"""Components that end where they cannot renew their lease for ten seconds, as on a busy machine, and nobody starts them
-again; each is the only one of its kind."""
+"""Components without leader election, as there is only one of each.
+
+With it, they would end if they could not renew their lease for ten seconds, as on a busy machine, and nobody would
+restart them.
+"""
 
 ValueT = TypeVar("ValueT")
 
 
 class ClusterError(Exception):
-    """The control plane cannot do what was asked; the message is what the failing program said."""
+    """The control plane cannot do what was requested; the message is what the failing program said."""
 
 
 class Access:
-    """The way to a control plane: its programs and its kubeconfig, in a folder that is the home of what is started.
+    """Access to a control plane: its programs and its kubeconfig, in a folder that is the home of started programs.
 
     Raises:
         ClusterError: from every method, when a program fails.
@@ -89,7 +92,7 @@ class Access:
         self.kubeconfig = folder / "kubeconfig.yaml"
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002 - as in subprocess.run
-        """What `kubectl ARGUMENTS` prints, with `input` on its standard input.
+        """Return what `kubectl ARGUMENTS` prints, with `input` on its standard input.
 
         Raises:
             ClusterError: kubectl exits with an error; the message is its standard error.
@@ -100,17 +103,17 @@ class Access:
         return done.stdout
 
     def apply(self, manifest: str | Path) -> str:
-        """Applies YAML text, or a file, or every file of a folder."""
+        """Apply YAML text, or a file, or every file of a folder."""
         if isinstance(manifest, Path):
             return self.kubectl("apply", "-f", str(manifest))
         return self.kubectl("apply", "-f", "-", input=manifest)
 
     def server(self) -> str:
-        """Address of the API server."""
+        """Return the address of the API server."""
         return str(self._config()["clusters"][0]["cluster"]["server"])
 
     def tls(self, *, as_administrator: bool = False) -> ssl.SSLContext:
-        """Trusts the API server; greets it as the administrator, or as nobody."""
+        """Return a context that trusts the API server and authenticates as the administrator, or not at all."""
         config = self._config()
         context = ssl.create_default_context(cafile=config["clusters"][0]["cluster"]["certificate-authority"])
         if as_administrator:
@@ -119,7 +122,7 @@ class Access:
         return context
 
     def environment(self) -> dict[str, str]:
-        """The environment of this process without any way to the user's own clusters."""
+        """Return the environment of this process without access to the user's own clusters."""
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "KWOK_", "HELM_"))
         }
@@ -136,7 +139,7 @@ class Access:
     def _run(
         self, command: list[str], *, text: str | None = None, extra: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        # Out of reach of the terminal: Ctrl-C ends this process, which then stops things in order.
+        # In its own session, so that Ctrl-C ends only this process, which then stops the others in order.
         return subprocess.run(
             command,
             input=text,
@@ -153,10 +156,10 @@ class Cluster(Access):
     """One control plane; `start` and `stop` it, or use it as a context manager.
 
     Args:
-        name: under this name it is found again by another process; by default a name that no other has.
+        name: the name by which another process finds it again; unique by default.
         nodes: a YAML file of Node objects to create; kwok keeps them Ready.
         audit_policy: a file with an audit policy; the log is then `audit_log`.
-        components: the programs to start; all of them where None is given.
+        components: the programs to start; None starts all of them.
         stages: a YAML file of kwok's Stages, which replace those that end every pod of a Job at once.
 
     Raises:
@@ -183,10 +186,10 @@ class Cluster(Access):
         self._stages = stages
 
     def start(self, *, detached: bool = False) -> None:
-        """Starts every program and waits until the API server serves the `default` namespace.
+        """Start every program and wait until the API server serves the `default` namespace.
 
         Args:
-            detached: let it outlive this process, until somebody stops it by its name.
+            detached: whether it outlives this process, until it is stopped by its name.
         """
         programs = binaries.ensure("controlplane")
         sweep()
@@ -212,7 +215,7 @@ class Cluster(Access):
             raise
 
     def stop(self) -> None:
-        """Stops every program and deletes the files; does nothing when there is nothing to stop."""
+        """Stop every program and delete the files; do nothing if there is nothing to stop."""
         if not self.folder.exists():
             return
         processes = [int(_read(path)) for path in self.folder.glob("clusters/*/pids/*.pid")]
@@ -226,7 +229,7 @@ class Cluster(Access):
         shutil.rmtree(self.folder)
 
     def kill(self, program: str) -> None:
-        """End one program of the control plane without warning; `revive` starts it again."""
+        """Kill one program of the control plane without warning; `revive` starts it again."""
         pid = self.pid(program)
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: has_ended(pid), f"{program} to end", STOP_TIMEOUT_S)
@@ -234,8 +237,10 @@ class Cluster(Access):
         self._pid_file(program).unlink()
 
     def revive(self) -> None:
-        """Start the programs that have ended, and wait until the API server answers. One that ends at once, because its
-        port is not free again yet, is started anew."""
+        """Start the programs that have ended, and wait until the API server answers.
+
+        A program that ends at once, because its port is not free again yet, is started a second time.
+        """
         try:
             self._kwokctl("start", "cluster", f"--wait={START_TIMEOUT_S / 3:.0f}s")
         except ClusterError:
@@ -244,7 +249,7 @@ class Cluster(Access):
 
     @contextmanager
     def paused(self, program: str) -> Iterator[None]:
-        """One program of the control plane stands still, connections open, as on a machine that hangs."""
+        """Suspend one program of the control plane, with its connections open, as on a machine that hangs."""
         pid = self.pid(program)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -280,7 +285,7 @@ class Cluster(Access):
         wait_for(lambda: self._run(self._kubectl("get", "namespace", "default")).returncode == 0, "a namespace")
 
     def pid(self, program: str) -> int:
-        """The process id of a component."""
+        """Return the process id of a component."""
         return int(_read(self._pid_file(program)))
 
     def _pid_file(self, program: str) -> Path:
@@ -296,12 +301,12 @@ class Cluster(Access):
 
 
 class NamedCluster(Cluster):
-    """A cluster that is there already, kind's for instance: it is neither started nor stopped.
+    """An existing cluster, for instance of kind; it is neither started nor stopped.
 
     Args:
-        context: its name in a kubeconfig. Which context is current there plays no part.
-        nodes: a YAML file of Node objects; they are created, and deleted in the end. A kwok of our own keeps them Ready
-            and leaves every node alone that lacks its annotation.
+        context: its name in a kubeconfig. The current context there does not matter.
+        nodes: a YAML file of Node objects, which are created and, in the end, deleted. A kwok of our own keeps them
+            Ready and ignores every node that lacks its annotation.
         kubeconfig: the file; the user's own by default.
     """
 
@@ -312,7 +317,7 @@ class NamedCluster(Cluster):
         self._kwok: subprocess.Popen[bytes] | None = None
 
     def start(self, *, detached: bool = False) -> None:
-        """Copies the way to it, creates the nodes, and starts what keeps them Ready."""
+        """Copy the access to it, create the nodes, and start a kwok that keeps them Ready."""
         programs = binaries.ensure("controlplane")
         self.folder.mkdir(parents=True)
         (self.folder / "programs").symlink_to(programs)
@@ -333,7 +338,7 @@ class NamedCluster(Cluster):
                 )
 
     def stop(self) -> None:
-        """Deletes the nodes and the copy."""
+        """Delete the nodes and the copy."""
         if self._nodes and self.kubeconfig.exists():
             self.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(self._nodes))
         if self._kwok is not None:
@@ -347,10 +352,10 @@ _TENDED = ("--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=
 
 
 def wait_for(probe: Callable[[], ValueT | None], what: str, timeout_s: float = START_TIMEOUT_S) -> ValueT:
-    """The first true value of `probe`, asked again and again.
+    """Return the first true value of `probe`, which is called repeatedly.
 
     Raises:
-        ClusterError: none came within `timeout_s`.
+        ClusterError: there was none within `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
     while not (result := probe()):
@@ -361,12 +366,12 @@ def wait_for(probe: Callable[[], ValueT | None], what: str, timeout_s: float = S
 
 
 def running() -> list[Cluster]:
-    """The clusters of this cache folder, whoever started them."""
+    """Return the clusters of this cache folder, whoever started them."""
     return [Cluster(path.parent.name) for path in sorted(_clusters_folder().glob("*/owner"))]
 
 
 def sweep() -> None:
-    """Stops clusters whose owner is gone without having stopped them."""
+    """Stop clusters whose owner has ended without stopping them."""
     for cluster in running():
         owner = _read(cluster.folder / "owner")
         if owner and not is_alive(int(owner)):
@@ -379,10 +384,10 @@ def _clusters_folder() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now, distinct because they are held while the others are found.
+    """Return ports of 127.0.0.1 without a listener, distinct because each is held while the others are found.
 
-    They are below those that the system gives to clients: a program that restarts would find its port taken by whoever
-    tries to reach it, even by a connection to itself.
+    They are below the range that the system gives to clients. Otherwise a restarting program could find its port taken
+    by a client that tries to reach it, even by a connection to itself.
     """
     sockets = dict[int, socket.socket]()
     try:
@@ -409,7 +414,7 @@ def _read(path: Path) -> str:
 
 
 def exit_on_sigterm() -> None:
-    """Makes SIGTERM end this process as Ctrl-C does, so that `with` blocks and `finally` run."""
+    """Make SIGTERM end this process as Ctrl-C does, so that `with` blocks and `finally` run."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -418,7 +423,7 @@ def exit_on_sigterm() -> None:
 
 
 def main() -> int:
-    """The command line; see the module's docstring."""
+    """Run the command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description="Start and stop a throw-away Kubernetes control plane.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     start = verbs.add_parser("start", help="start one and print the path of its kubeconfig")

@@ -1,5 +1,7 @@
-"""Write `models/huggingface/defaults.toml`: what transformers fills in where a config.json leaves out a key that the
-tables read. Run it where transformers is installed, with `predictor` on the path; it prints the file.
+"""Write `models/huggingface/defaults.toml`: transformers' defaults for keys that a config.json leaves out.
+
+Only keys that the tables read are included. Run this where transformers is installed, with `predictor` on the path; it
+prints the file.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import transformers
 from tilecast.models import huggingface
 
 _OTHERS = ("model", "tie_word_embeddings")
-"""Names that are no keys, and a key whose default has changed from release to release: the tables state it."""
+"""Names that are not keys, and a key that the tables state because its default changed from release to release."""
 _MOST = 8
-"""Longer lists name layers, of the default's number of them."""
+"""Longest list that is written; longer lists describe layers, for the default number of layers."""
 
 
 def main() -> None:
@@ -36,7 +38,7 @@ def main() -> None:
 
 
 def keys(expression: str) -> Iterator[str]:
-    """The keys of a config's own level that an expression reads."""
+    """Yield the keys of a config's top level that an expression reads."""
     called = {id(node.func) for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Call)}
     for node in ast.walk(ast.parse(expression)):
         if isinstance(node, ast.Name) and id(node) not in called and node.id not in _OTHERS:
@@ -44,7 +46,7 @@ def keys(expression: str) -> Iterator[str]:
 
 
 def stated(config: type) -> Iterator[tuple[str, Any]]:
-    """The defaults that a configuration class states; not those that it computes from other keys."""
+    """Yield the defaults that a configuration class states, without those that it computes from other keys."""
     for field in dataclasses.fields(config):
         if field.default is not dataclasses.MISSING:
             yield field.name, field.default
@@ -53,14 +55,14 @@ def stated(config: type) -> Iterator[tuple[str, Any]]:
 
 
 def is_told(value: Any) -> bool:
-    """Whether a default is a number, a word, or few of them."""
+    """Return whether a default is a number, a word, or a short list of these."""
     if isinstance(value, list | tuple):
         return 0 < len(value) <= _MOST and all(isinstance(item, int | float | str) for item in value)
     return isinstance(value, int | float | str)
 
 
 def written(value: Any) -> str:
-    """A value as TOML."""
+    """Return a value as TOML."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 

@@ -3,9 +3,9 @@
     with Cluster(nodes=...) as cluster, Controllers(cluster, "jobset", "trainer", "kueue"):
         cluster.apply(Path("examples/existing/job.yaml"))
 
-Each is the released program, built from its Go module by `binaries.py`, started as a plain process on loopback ports.
-Its CRDs and webhooks are those that lie in the module, with `clientConfig.service` turned into a URL of 127.0.0.1;
-its certificate is the one that kwokctl made for the API server, which names 127.0.0.1.
+Each is the released program, built from its Go module by `binaries.py` and started as a plain process on loopback
+ports. Its CRDs and webhooks come from the module, with `clientConfig.service` turned into a URL of 127.0.0.1. Its
+certificate is the one that kwokctl made for the API server, which names 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 20
 
 _WATCHED = ("kueue.x-k8s.io", "batch", "jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org")
-"""API groups whose webhooks are installed. Kueue's manifests name many more, which it serves only when asked to."""
+"""API groups whose webhooks are installed; Kueue's manifests name many more, which it serves only on request."""
 
 
 _FRAMEWORKS = ("batch/job", "jobset.x-k8s.io/jobset", "kubeflow.org/pytorchjob", "trainer.kubeflow.org/trainjob")
-"""Kinds of jobs that Kueue manages. It waits for the CRDs of those that a cluster lacks."""
+"""Kinds of jobs that Kueue manages; it waits for the CRDs of those that a cluster lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a controller listens, on 127.0.0.1."""
+    """Ports of 127.0.0.1 on which a controller listens."""
 
     webhook: int
     health: int
@@ -48,32 +48,32 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """How one of the programs is started."""
+    """Start-up of one of the programs."""
 
     crds: str
     """Folder of its CRDs, below the manifests of its toolset."""
     webhooks: str
-    """File of its webhooks; empty where none are installed."""
+    """File of its webhooks; empty if none are installed."""
     configuration: Callable[[Ports, Path], Mapping[str, Any]] | None
-    """Content of its `--config`, from its ports and the folder of its certificate."""
+    """Function of its ports and the folder of its certificate that returns the content of its `--config`."""
     arguments: Callable[[Ports], tuple[str, ...]]
     runtimes: str = ""
-    """What is applied once it runs."""
+    """File that is applied once the program runs."""
     needs: tuple[str, ...] = ()
     secret: tuple[str, str] | None = None
     """Namespace and name of the Secret that its certificate manager looks for."""
     must_exist: str = ""
-    """A file that it waits for without reading it."""
+    """File that the program waits for without reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """How a program was started."""
+    """Command, environment and port with which a program was started."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     port: int
-    """On which it listens once it works."""
+    """Port on which it listens once it works."""
 
 
 def _kueue(ports: Ports, certificates: Path) -> Mapping[str, Any]:
@@ -149,7 +149,7 @@ CONTROLLERS: Mapping[str, Controller] = {
         secret=("kueue-system", "kueue-webhook-server-cert"),
     ),
 }
-"""Every program by its toolset."""
+"""Start-up of every program, by its toolset."""
 
 
 class Controllers:
@@ -157,11 +157,11 @@ class Controllers:
 
     Args:
         cluster: the control plane, started.
-        names: which; what they need starts before them.
-        feature_gates: of Kueue, other than it ships.
+        names: the controllers to run; those that they need start before them.
+        feature_gates: feature gates of Kueue that differ from its defaults.
 
     Raises:
-        ClusterError: one ended, or is not ready in time; the message ends with its last log lines.
+        ClusterError: a program ended, or is not ready in time; the message ends with its last log lines.
         binaries.BinariesError: a program is missing and cannot be built.
     """
 
@@ -184,7 +184,7 @@ class Controllers:
             raise
 
     def stop(self) -> None:
-        """End the programs; their CRDs stay."""
+        """Stop the programs; their CRDs stay."""
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
         for process in self._processes.values():
@@ -196,17 +196,17 @@ class Controllers:
         self._processes.clear()
 
     def kill(self, name: str) -> None:
-        """End one program without warning; its webhooks stay. `revive` starts it again."""
+        """Kill one program without warning; its webhooks stay. `revive` starts it again."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
 
     def revive(self, name: str) -> None:
-        """Start a program that was killed, where its webhooks are called."""
+        """Start a killed program again, on the port where its webhooks are called."""
         self._launch(name, self._started[name])
 
     def log(self, name: str) -> Path:
-        """Where a program writes what it has to say."""
+        """Return the path of a program's log."""
         return self._folder / name / "log"
 
     def __enter__(self) -> Self:
@@ -222,7 +222,7 @@ class Controllers:
         webhook, health = free_ports(2)
         ports = Ports(webhook, health)
         folder = self._folder / name
-        # controller-runtime looks for a certificate below $TMPDIR unless told otherwise.
+        # controller-runtime looks for a certificate below $TMPDIR unless configured otherwise.
         certificates = folder / "k8s-webhook-server" / "serving-certs"
         certificates.mkdir(parents=True, exist_ok=True)
         own = self._cluster.certificates
@@ -230,7 +230,7 @@ class Controllers:
             shutil.copyfile(own / given, certificates / file)
         authority = base64.b64encode((own / "ca.crt").read_bytes()).decode()
         self._apply(_of_one_version(_documents(manifests / controller.crds), ports, authority))
-        # kubectl trips over a CRD that has no condition yet.
+        # kubectl fails on a CRD that has no condition yet.
         self._patiently("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
         if controller.secret is not None:
             self._apply(_secret(*controller.secret, own))
@@ -256,7 +256,7 @@ class Controllers:
             documents = _documents(manifests / controller.webhooks)
             self._apply(_pointed(documents, name, ports, authority))
         if controller.runtimes:
-            # A webhook must let it pass that may not answer yet.
+            # A webhook that may not answer yet has to admit it.
             self._patiently("apply", "--server-side", "-f", str(manifests / controller.runtimes))
 
     def _launch(self, name: str, launch: _Launch) -> None:
@@ -306,8 +306,11 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_one_version(crds: Iterable[dict[str, Any]], ports: Ports, authority: str) -> Iterator[dict[str, Any]]:
-    """CRDs in the version that is stored, so that nothing is converted; of several versions there is one conversion
-    webhook, which Kueue's certificate manager writes to and nobody calls."""
+    """Yield CRDs with only the stored version, so that nothing is converted.
+
+    A CRD with several versions gets one conversion webhook, which Kueue's certificate manager writes to and nobody
+    calls.
+    """
     for crd in crds:
         versions = crd["spec"]["versions"]
         if len(versions) > 1:
@@ -321,7 +324,7 @@ def _of_one_version(crds: Iterable[dict[str, Any]], ports: Ports, authority: str
 def _pointed(
     configurations: Iterable[dict[str, Any]], name: str, ports: Ports, authority: str
 ) -> Iterator[dict[str, Any]]:
-    """Webhook configurations that call 127.0.0.1, under names by which no certificate manager looks for them."""
+    """Yield webhook configurations that call 127.0.0.1, under names that no certificate manager looks for."""
     for configuration in configurations:
         kind = "mutating" if configuration["kind"].startswith("Mutating") else "validating"
         configuration["metadata"]["name"] = f"{name}-{kind}-on-loopback"
@@ -338,7 +341,7 @@ def _client(config: Mapping[str, Any], ports: Ports, authority: str) -> dict[str
 
 
 def _secret(namespace: str, name: str, certificates: Path) -> list[dict[str, Any]]:
-    """The namespace and the Secret that a certificate manager would keep there."""
+    """Return the namespace and the Secret that a certificate manager would keep there."""
     files = {"tls.crt": "admin.crt", "tls.key": "admin.key", "ca.crt": "ca.crt", "ca.key": "ca.key"}
     data = {key: base64.b64encode((certificates / file).read_bytes()).decode() for key, file in files.items()}
     metadata = {"name": name, "namespace": namespace}

@@ -1,9 +1,9 @@
-"""Writes the Grafana dashboards of the chart, from the tables below.
+"""Write the Grafana dashboards of the chart, from the tables below.
 
     python tools/dashboards.py                 # writes charts/tilecast/dashboards/*.json
 
-A panel is a row of a table: what it shows, why one looks at it, its queries. Tests run every query against a real
-Prometheus, so a metric that is renamed breaks them and not somebody's screen.
+A panel is a row of a table: its title, its purpose and its queries. Tests run every query against a real Prometheus, so
+that a renamed metric fails a test instead of emptying a panel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from grafana_foundation_sdk.models import prometheus as models_prom
 
 FOLDER = Path(__file__).resolve().parent.parent / "charts" / "tilecast" / "dashboards"
 HEIGHT = 8
-"""Of a panel, in cells of Grafana's grid, which is 24 wide."""
+"""Height of a panel, in cells of Grafana's grid, which is 24 cells wide."""
 
 Kind = Literal["timeseries", "stat", "bars", "heatmap"]
 
@@ -44,15 +44,18 @@ class Panel:
     queries: Mapping[str, str]
     width: int = 8
     limits: Mapping[str, float] = field(default_factory=dict)
-    """From which value on it is yellow, orange or red; green below."""
+    """Values from which the panel turns yellow, orange or red; it is green below, unless green has a value."""
     runbook: str = ""
-    """The alert that watches the same."""
+    """Alert that watches the same values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One dashboard. `variables` are labels to choose by, and the metric that knows their values; cluster and namespace
-    of the operator come before them."""
+    """One dashboard.
+
+    `variables` are labels to filter by, and the metric that has their values. Cluster and namespace of the operator
+    come before them.
+    """
 
     uid: str
     title: str
@@ -67,11 +70,11 @@ class Board:
 
 
 _SCOPE = 'cluster=~"$cluster", namespace=~"$namespace"'
-"""The matchers of every series."""
+"""Label matchers of every series."""
 _KIND = 'gpu=~"$gpu", precision=~"$precision", family=~"$family"'
-"""The matchers of gauges and counters of a GPU, precision and family."""
+"""Label matchers of gauges and counters of a GPU, precision and family."""
 _GPU = 'gpu=~"$gpu"'
-"""The matchers of histograms, which are by GPU alone."""
+"""Label matchers of histograms, which have only a GPU."""
 _ERROR = "tilecast_prediction_relative_error_ratio"
 _ABSOLUTE = "tilecast_prediction_absolute_relative_error_ratio"
 
@@ -82,7 +85,7 @@ def _quantile(share: float, metric: str, by: str, matchers: str = "") -> str:
 
 
 def scoped(query: str) -> str:
-    """A query about the clusters and namespaces that are chosen."""
+    """Return a query limited to the selected clusters and namespaces."""
     pattern = r"\b(tilecast_\w+|tilecast(?::\w+)+)(?:\{([^}]*)\})?"
     return re.sub(pattern, lambda one: f"{one[1]}{{{', '.join(filter(None, (one[2], _SCOPE)))}}}", query)
 
@@ -393,7 +396,7 @@ BOARDS: Mapping[str, Board] = {
     "advisor": _ADVISOR,
     "operator-health": _HEALTH,
 }
-"""Every dashboard by the name of its file."""
+"""Dashboards by the name of their file."""
 
 _BUILDERS: Mapping[Kind, Any] = {
     "timeseries": timeseries.Panel,
@@ -438,14 +441,14 @@ def _panel(panel: Panel) -> Any:
 
 
 def _thresholds(limits: Mapping[str, float]) -> dashboards.ThresholdsConfig:
-    """Colours from given values on. Below the lowest it is green, unless green itself begins somewhere: then red."""
+    """Return the thresholds of a panel. Below the lowest value it is green, or red if green has a value itself."""
     lowest = models.Threshold(None, "red" if "green" in limits else "green")
     steps = [models.Threshold(value, color) for color, value in limits.items()]
     return dashboards.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps([lowest, *steps])
 
 
 def build(board: Board) -> models.Dashboard:
-    """A dashboard as Grafana reads it."""
+    """Return a dashboard as Grafana reads it."""
     made = dashboards.Dashboard(board.title).uid(board.uid).description(board.text).tags(["tilecast"])
     made.readonly().tooltip(models.DashboardCursorSync.CROSSHAIR).time(board.window, "now").refresh("1m")
     made.timezone("browser")
@@ -470,13 +473,13 @@ def build(board: Board) -> models.Dashboard:
 
 
 def text(board: Board) -> str:
-    """A dashboard as a file holds it."""
+    """Return the content of a dashboard's file."""
     document = json.loads(JSONEncoder().encode(build(board)))
     return json.dumps(stated(document), sort_keys=True, indent=2) + "\n"
 
 
 def stated(value: Any) -> Any:
-    """A document without the keys that say nothing."""
+    """Return a document without keys that have no value."""
     if isinstance(value, dict):
         return {key: stated(item) for key, item in value.items() if item is not None}
     return [stated(item) for item in value] if isinstance(value, list) else value

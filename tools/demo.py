@@ -1,10 +1,11 @@
-"""Shows the operator at work: `python tools/demo.py`, or `make cluster-demo`.
+"""Show the operator at work: `python tools/demo.py`, or `make cluster-demo`.
 
-It starts a throw-away control plane with the GPU nodes of `examples/clusters/mixed.yaml` (H100, A100, L4 and T4, with
-the labels that such nodes carry), installs the CRDs, starts the operator, and shows the pools it discovers. It applies
-every file of `examples/jobs` and prints the advice that comes back. Then the cheapest plan of a job changes, because
-somebody writes a GPUPool with a price of their own, and a pool that lost its nodes is still priced. It stops
-everything, touches no other cluster, and needs neither a container engine nor a GPU nor root. Exit status: 0 when every
+The demo starts a throw-away control plane with the GPU nodes of `examples/clusters/mixed.yaml` (H100, A100, L4 and T4,
+with the labels that such nodes have), installs the CRDs, starts the operator, and shows the pools that it discovers. It
+applies every file of `examples/jobs` and prints the advice for each job. Then a user's GPUPool with its own price
+changes the cheapest plan of a job, and a pool that lost its nodes is still priced. In the end everything is stopped.
+
+The demo touches no other cluster, and needs neither a container engine nor a GPU nor root. Exit status: 0 when every
 job was answered, 1 when something failed (the operator's last log lines are printed), 130 after Ctrl-C.
 """
 
@@ -49,7 +50,7 @@ spec:
 
 
 class Narration:
-    """Prints what is being done, and how long it took since the start and since the last step."""
+    """Messages about finished steps, with the time since the start and since the last step."""
 
     def __init__(self) -> None:
         self._started_s = self._last_s = time.monotonic()
@@ -62,7 +63,7 @@ class Narration:
 
 
 def demo() -> None:
-    """Run it all.
+    """Run the whole demo.
 
     Raises:
         ClusterError: a step failed.
@@ -96,7 +97,7 @@ def demo() -> None:
 
 
 def advise(cluster: Cluster, path: Path, steps: Narration) -> None:
-    """Apply one file and print what the operator answers to each of its jobs.
+    """Apply one file and print the operator's answer to each of its jobs.
 
     Raises:
         ClusterError: the API server refuses the file, or no answer comes.
@@ -114,17 +115,17 @@ def advise(cluster: Cluster, path: Path, steps: Narration) -> None:
 
 
 def pools(cluster: Cluster) -> dict[str, Any]:
-    """Every GPUPool that says what it is, by name; empty until all that exist do."""
+    """Return every GPUPool with a summary in its status, by name; empty until all existing ones have one."""
     listed = json.loads(cluster.kubectl("get", "gpupools", "-o", "json"))["items"]
     ready = {item["metadata"]["name"]: item for item in listed if "summary" in item.get("status", {})}
     return ready if len(ready) == len(listed) else {}
 
 
 def second_pass(cluster: Cluster, steps: Narration) -> None:
-    """Change the pools, and show what that changes.
+    """Change the pools, and show the effect.
 
     Raises:
-        ClusterError: the API server refuses, or the operator does not follow.
+        ClusterError: the API server refuses a change, or the operator does not react to it.
     """
     cluster.apply(THRIFTY)
     before = wait_for(partial(answered, cluster, "thrifty"), "advice for thrifty", ANSWER_TIMEOUT_S)
@@ -150,13 +151,13 @@ def second_pass(cluster: Cluster, steps: Narration) -> None:
 
 
 def answered(cluster: Cluster, name: str) -> dict[str, Any] | None:
-    """The job, once the operator has answered it."""
+    """Return the job once the operator has answered it, and None before."""
     job: dict[str, Any] = json.loads(cluster.kubectl("get", "trainingjobs.tilecast.dev", name, "-o", "json"))
     return job if is_answered(job) else None
 
 
 def main() -> int:
-    """The command line; see the module's docstring."""
+    """Run the command line; see the module's docstring."""
     exit_on_sigterm()
     try:
         demo()

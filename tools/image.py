@@ -1,9 +1,9 @@
-"""Builds the operator's image, with Docker where an engine answers, else with buildah on a base made by debootstrap.
+"""Build the operator's image, with Docker if an engine answers, else with buildah on a base made by debootstrap.
 
     python tools/image.py                # builds localhost/tilecast:dev, prints its digest, size and start-up time
 
-Without an engine the base is Debian's Python from `debootstrap`, kept under a local name, and both need root. No
-registry of images is asked then.
+Without an engine the base is Debian's Python from `debootstrap`, kept under a local name; both programs then need root,
+and no image registry is contacted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EPOCH = "315532800"
-"""1980-01-01: the earliest time that a wheel can hold."""
+"""1980-01-01, the earliest time that a wheel can hold."""
 BASE = "localhost/tilecast-base:bookworm"
 _PACKAGES = "ca-certificates,python3,python3-venv,python3-pip"
 _FROM_HOST = ("/etc/ssl/certs", "/etc/pip.conf")
-"""Where the host says how packages are reached; read while building, and not kept."""
+"""Paths of the host's settings for package downloads; they are read during the build and not kept."""
 
 
 class ImageError(Exception):
@@ -59,10 +59,10 @@ class Image:
 
 
 def prepare() -> str:
-    """What can build an image here, with a base image to build on.
+    """Return the program that can build an image here, with a base image to build on.
 
     Raises:
-        ImageError: nothing can, or there is no base and none can be made.
+        ImageError: there is no such program, or there is no base and none can be made.
     """
     engine = _engine()
     if engine == "buildah" and not _succeeds(["buildah", "inspect", BASE]):
@@ -85,7 +85,7 @@ def build(tag: str) -> Image:
     """Build the image under a name.
 
     Raises:
-        ImageError: nothing can build it, or the build failed.
+        ImageError: no program can build it, or the build failed.
     """
     engine = prepare()
     if engine == "docker":
@@ -145,7 +145,7 @@ def _output(command: Sequence[str], variables: dict[str, str] | None = None) -> 
 
 
 def main() -> int:
-    """Build it and say how large it is and how soon it answers."""
+    """Build the image, and print its size and the time of its first answer."""
     parser = argparse.ArgumentParser(description="Build the operator's image.")
     parser.add_argument("--tag", default="localhost/tilecast:dev")
     try:

@@ -1,10 +1,9 @@
-"""A Docker engine for kind on a machine that has none, in a network of its own; it leaves nothing behind.
+"""A Docker engine for kind on a machine that has none, in its own network; it leaves nothing behind.
 
-dockerd runs in a network namespace with loopback, its bridges and no way out: the machine's interfaces, routes and
-packet filters stay as they are. Its files are in the cache of `binaries.py`, so that images are imported once. Its
-sockets, processes and control groups carry one name, by which everything is found again and ended: at the end of a
-run, and, where a run was killed, by the next one. Kernel settings that a kubelet makes for the whole machine are put
-back.
+dockerd runs in a network namespace with loopback and its bridges but no route out: the machine's interfaces, routes and
+packet filters stay as they are. Its files are in the cache of `binaries.py`, so that images are imported only once. Its
+sockets, processes and control groups carry one name, by which everything is found again and ended: at the end of a run
+or, if a run was killed, by the next one. Kernel settings that a kubelet makes for the whole machine are restored.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from processes import die_with_parent, has_ended
 
 PACKAGES = {"docker": "docker.io", "dockerd": "docker.io", "ip": "iproute2", "iptables": "iptables",
             "nsenter": "util-linux", "runc": "runc", "unshare": "util-linux"}  # fmt: skip
-"""Debian's package by program."""
+"""Debian package of each program."""
 _RUNC = Path(__file__).resolve().parent / "kind" / "files" / "runc"
 _CGROUPS = Path("/sys/fs/cgroup")
 _SETTINGS = Path("/proc/sys")
@@ -42,30 +41,30 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Where the engine of a name has its files.
+    """Paths and processes of the engine with a name.
 
-    Two engines of different names can run at once.
+    Two engines with different names can run at once.
     """
 
     name: str = "tilecast-kind"
 
     @property
     def folder(self) -> Path:
-        """Return the folder of its sockets and logs."""
+        """Folder of its sockets and logs."""
         return Path("/run") / self.name
 
     @property
     def network(self) -> Path:
-        """Return the file that holds its network namespace."""
+        """File that holds its network namespace."""
         return self.folder / "network"
 
     @property
     def data(self) -> Path:
-        """Return the folder of its images."""
+        """Folder of its images."""
         return binaries.cache_folder() / f"{self.name}-engine"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables by which `docker` finds it; it reaches no proxy."""
+        """Return the variables by which `docker` finds the engine, without proxies."""
         variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         return variables | {"DOCKER_HOST": f"unix://{self.folder}/docker.sock"}
 
@@ -87,7 +86,7 @@ class Engine:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Wait until no other run uses the name."""
+        """Wait until no other run uses the name, and hold it for the block."""
         with self.folder.with_suffix(".lock").open("w") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,10 +97,10 @@ class Engine:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Start the engine, and end it with the block, inside of `locked`.
+        """Run the engine for the block, inside `locked`.
 
         Raises:
-            EngineError: it does not start, or something of it is left afterwards.
+            EngineError: it does not start, or parts of it are left afterwards.
         """
         self.clear()
         self.folder.mkdir()
@@ -118,7 +117,7 @@ class Engine:
             raise EngineError(f"left behind by {self.name}: {'; '.join(left)}")
 
     def clear(self) -> None:
-        """End and delete whatever there is of an engine of that name, but for its images."""
+        """End and delete everything of an engine with that name, except its images."""
         daemons = [process for process in self._processes() if "dockerd" in _command(process)]
         _end(lambda: [process for process in daemons if not has_ended(process)], signal.SIGTERM)
         _end(self._processes, signal.SIGKILL)
@@ -140,7 +139,7 @@ class Engine:
             self.docker("rm", "--force", "--volumes", *containers)
 
     def leftovers(self) -> list[str]:
-        """Return what an engine of that name has left on the machine: nothing, once it has ended."""
+        """Return what an engine with that name has left on the machine; empty once it has ended."""
         left = [f"process {each} ({_command(each)[:80]})" for each in self._processes()]
         left += [f"mount {each}" for each in self._mounts()]
         left += [f"control group {each}" for each in self._groups()]
@@ -168,7 +167,7 @@ class Engine:
 
     def _mounts(self) -> list[str]:
         points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        # dockerd mounts the folder of its data onto itself.
+        # dockerd mounts its data folder onto itself.
         places = (f"{self.folder}/", f"{self.data}/")
         return [point for point in points if f"{point}/".startswith(places)]
 
@@ -229,7 +228,7 @@ def _command(process: int) -> str:
 
 
 def _end(processes: Callable[[], list[int]], number: signal.Signals) -> None:
-    """Send a signal to processes until there are none; after a while, leave those that stay."""
+    """Send a signal to processes until there are none, and give up on those that remain after a while."""
     deadline_s = time.monotonic() + _STOP_S
     sent = set[int]()
     while (left := processes()) and time.monotonic() < deadline_s:

@@ -1,17 +1,17 @@
-"""Runs a command where kind finds a Docker engine, also on a machine that has none.
+"""Run a command with a Docker engine for kind, also on a machine that has none.
 
     python tools/kind_node.py -- .venv/bin/pytest -m kind
     python tools/kind_node.py -- bash
 
-Where `docker info` succeeds, the command runs as it is. Elsewhere root gets an engine of its own for as long as the
-command runs (`kind_engine.py`). It has no way to a registry of images, so everything is made before and kept in the
-cache of `binaries.py`: the image of a node (`node_image.py`) is `$TILECAST_KIND_NODE` for `kind create cluster
---image`, and `$TILECAST_KIND_ARCHIVES` are the archives for `kind load image-archive`: the operator's image and a
-Prometheus. The command runs in the engine's network.
+If `docker info` succeeds, the command runs as it is. Otherwise, root gets its own engine for as long as the command
+runs (`kind_engine.py`), and the command runs in the engine's network. This engine cannot reach an image registry, so
+everything is made before and kept in the cache of `binaries.py`: the image of a node (`node_image.py`) is
+`$TILECAST_KIND_NODE` for `kind create cluster --image`, and `$TILECAST_KIND_ARCHIVES` are the archives for `kind load
+image-archive`: the operator's image and a Prometheus.
 
-Where neither is possible one line says why, and the command does not run: a failure if `TILECAST_REQUIRE` names kind,
-else not. The first run takes about 5 minutes on two cores where `binaries.py all` has run, later ones some seconds.
-Needs Go, a C compiler and, of Debian, `docker.io debootstrap buildah iproute2 iptables`.
+If neither is possible, one line says why, and the command does not run; this is a failure only if `TILECAST_REQUIRE`
+names kind. The first run takes about 5 minutes on two cores after `binaries.py all`, later ones some seconds. Go, a C
+compiler and, of Debian, `docker.io debootstrap buildah iproute2 iptables` are needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from required import is_required
 NODE = "localhost/kind-node"
 _CHART = (Path(__file__).resolve().parent.parent / "charts" / "tilecast" / "Chart.yaml").read_text(encoding="utf-8")
 OPERATOR = f"localhost/tilecast:{_CHART.partition('appVersion: ')[2].split()[0]}"
-"""The image that the chart asks for by default, of a registry called localhost."""
+"""Image that the chart uses by default, with localhost as its registry."""
 _PACKAGES = {
     **kind_engine.PACKAGES,
     "debootstrap": "debootstrap",
@@ -49,7 +49,7 @@ _PACKAGES = {
 
 
 def obstacle() -> str:
-    """Return why no engine can be started here; empty where one can."""
+    """Return why no engine can be started here; empty if one can."""
     if platform.system() != "Linux":
         return "only on Linux can one be started here"
     if os.geteuid() != 0:
@@ -73,7 +73,7 @@ def operator_archive() -> Path:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Return the exit status of a command; Ctrl-C and SIGTERM end it in order."""
+    """Run a command and return its exit status; Ctrl-C and SIGTERM end it in order."""
     process = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent)
     try:
         return process.wait()
@@ -84,7 +84,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def run_with_own_engine(command: Sequence[str]) -> int:
-    """Return the exit status of a command that ran with an engine of its own."""
+    """Run a command with its own engine and return its exit status."""
     engine = Engine()
     started_s = time.monotonic()
 

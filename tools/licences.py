@@ -1,6 +1,6 @@
-"""The licences of what the image holds: `python tools/licences.py` prints a table of every locked package.
+"""Licences of the packages in the image: `python tools/licences.py` prints a table of every locked package.
 
-They come from the metadata that the packages install, so that the environment must hold what the lock names.
+They come from the metadata of installed packages, so the environment must have the packages of the lock file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from typing import NamedTuple, TextIO
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements-operator.lock"
 LONGEST = 60
-"""Characters; a longer licence field holds the licence's text, and the classifiers name it."""
+"""Most characters of a licence field that is used.
+
+A longer field holds the licence's text, and the classifiers name the licence.
+"""
 _CLASSIFIER = "License :: OSI Approved :: "
 
 
 class Package(NamedTuple):
-    """A package of the lock file, its version and its licence; the licence is empty where it names none."""
+    """A package of the lock file, its version and its licence; the licence is empty if the package names none."""
 
     name: str
     version: str
@@ -30,19 +33,19 @@ class Package(NamedTuple):
 
 
 def packages(lock: Path = LOCK) -> Iterator[Package]:
-    """Every package of a lock file that is installed here; one for another system or Python is not."""
+    """Yield every package of a lock file that is installed here; those for another system or Python are not."""
     for name, version in re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;\\]+)", lock.read_text(encoding="utf-8"), re.MULTILINE):
         try:
             fields = metadata.metadata(name)
         except metadata.PackageNotFoundError:
             continue
-        if fields["Version"] != version:  # another Python's
+        if fields["Version"] != version:  # locked for another Python
             continue
         yield Package(name, version, _licence(fields), _home(fields))
 
 
 def write(stream: TextIO) -> None:
-    """The table as CSV."""
+    """Write the table as CSV."""
     table = csv.writer(stream, lineterminator="\n")
     table.writerow(Package._fields)
     table.writerows(sorted(packages()))

@@ -1,11 +1,13 @@
 """The image of a node of kind, made from kind's and Kubernetes' Go modules and from Debian's packages.
 
-It is kind's own image, `kindest/node`, without a registry to pull it from: the files of `images/base` of kind's
-module on Debian, with kubelet, kubeadm, containerd and the images that kubeadm starts, in the versions that the
-modules of `tools/` pin. Three things differ. Nodes start where cgroups are of version 1 and where nobody may lower a
-process's OOM score. Pods get their network from a loop of kubectl (`kind/files/network.sh`) instead of kindnetd,
-which no module holds, and kube-router enforces NetworkPolicies. And there is no provisioner of volumes. runc and the
-CNI's plugins are Debian's.
+It is kind's own image, `kindest/node`, but needs no registry: the files of `images/base` of kind's module on Debian,
+with kubelet, kubeadm, containerd and the images that kubeadm starts, in the versions that the modules of `tools/` pin.
+runc and the CNI plugins are Debian's. Three things differ from kind's image:
+
+- Nodes also start with cgroups v1, and where nobody may lower a process's OOM score.
+- Pods get their network from a loop of kubectl (`kind/files/network.sh`) instead of kindnetd, which no module holds,
+  and kube-router enforces NetworkPolicies.
+- There is no volume provisioner.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ TOOLS = Path(__file__).resolve().parent
 FILES = TOOLS / "kind" / "files"
 _PROMETHEUS = re.compile(r"image: (\S+/prometheus:\S+)")
 _DEBIAN = "bookworm"
-"""The last release whose systemd starts with cgroups of version 1."""
+"""The last release whose systemd starts with cgroups v1."""
 _PACKAGES = (
     "bash", "busybox-static", "ca-certificates", "conntrack", "containernetworking-plugins", "curl", "e2fsprogs",
     "ethtool", "iproute2", "ipset", "iptables", "jq", "kmod", "libseccomp2", "mount", "nftables", "procps", "runc",
@@ -43,7 +45,7 @@ _PROGRAMS = (
     ("kubelet", "kubeadm", "usr/bin"),
     ("kubelet", "kubelet", "usr/bin"),
 )
-"""Toolset, program and folder of what is copied into a node."""
+"""Toolset, program and target folder of the programs that are copied into a node."""
 _UNITS = (
     "lib/systemd/system/multi-user.target.wants/*",
     "lib/systemd/system/local-fs.target.wants/*",
@@ -54,8 +56,11 @@ _UNITS = (
     "lib/systemd/system/sysinit.target.wants/systemd-sysctl.service",
     "etc/systemd/system/*.wants/*",
 )
-"""Units that a node must not start: those that kind's Dockerfile removes, and systemd-sysctl, which would set Debian's
-defaults (`kernel.pid_max`) for the whole machine."""
+"""Units that a node must not start.
+
+They are those that kind's Dockerfile removes, and systemd-sysctl, which would set Debian's defaults
+(`kernel.pid_max`) for the whole machine.
+"""
 _CLUTTER = (
     "images.tar", "pause", "usr/share/doc/*", "usr/share/locale/*", "usr/share/man/*",
     "var/cache/apt/*.bin", "var/cache/apt/archives/*.deb", "var/lib/apt/lists/*_*",
@@ -78,7 +83,7 @@ ctr --namespace=k8s.io images import --all-platforms --no-unpack --digests \\
 kill $daemon
 wait $daemon || true
 """
-"""Imports images into the store of the node's containerd, as `kind build node-image` does."""
+"""Script that imports images into the store of the node's containerd, as `kind build node-image` does."""
 
 
 class NodeImageError(Exception):
@@ -87,18 +92,18 @@ class NodeImageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Where the archives are."""
+    """Paths of the archives, and their digest."""
 
     node: Path
     """File system of a node, for `docker import`."""
     prometheus: Path
     """Image of the Prometheus that `tests/e2e/prometheus.yaml` names."""
     digest: str
-    """Differs where a program, a pin or a file of a node differs."""
+    """Digest of the programs, pins and files of a node."""
 
 
 def ensure() -> Made:
-    """Return the archives, made first when they are missing; those of other digests are deleted then.
+    """Return the archives, made first if they are missing; those with other digests are then deleted.
 
     Only one process at a time may call it.
 
@@ -140,7 +145,7 @@ def _make(programs: Mapping[str, Path], root: Path, made: Path) -> None:
     _copy_files(programs, root, kubernetes)
     _configure(root)
     archives.write(root / "images.tar", _images(programs, root, kubernetes))
-    # Mounts and processes of the import are in namespaces of their own and end with it, whatever ends it.
+    # Mounts and processes of the import are in their own namespaces and end with it, however it ends.
     alone = ("unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc")
     run(*alone, "chroot", str(root), "sh", "-euc", _IMPORT)
     _remove(root, _CLUTTER)
@@ -150,7 +155,7 @@ def _make(programs: Mapping[str, Path], root: Path, made: Path) -> None:
 
 
 def _copy_files(programs: Mapping[str, Path], root: Path, kubernetes: str) -> None:
-    """Copy what kind's Dockerfile copies, and the programs."""
+    """Copy the files that kind's Dockerfile copies, and the programs."""
     base = _module("kind", "sigs.k8s.io/kind") / "images" / "base" / "files"
     for source in (path for path in base.rglob("*") if path.is_file()):
         name = source.relative_to(base)
@@ -172,11 +177,10 @@ def _configure(root: Path) -> None:
     (root / "sbin/init").symlink_to("/usr/lib/systemd/systemd")
     run("chroot", str(root), "systemctl", "enable", "kubelet", "containerd", "undo-mount-hacks")
     run("chroot", str(root), "systemctl", "mask", "systemd-binfmt.service")
-    # From Kubernetes 1.35 on a kubelet refuses cgroups of version 1 unless it is told; where they are of version 2 this
-    # changes nothing.
+    # Since Kubernetes 1.35 a kubelet refuses cgroups v1 by default; with cgroups v2 this option changes nothing.
     defaults = root / "etc/default/kubelet"
     defaults.write_text(f"{defaults.read_text().strip()} --fail-cgroupv1=false\n")
-    # kind's entry point writes this too, where it runs without root's rights.
+    # kind's entry point makes the same change if it runs without root's rights.
     config = root / "etc/containerd/config.toml"
     config.write_text(config.read_text().replace("restrict_oom_score_adj = false", "restrict_oom_score_adj = true"))
     spec = json.loads(run("chroot", str(root), "ctr", "oci", "spec"))
@@ -186,7 +190,7 @@ def _configure(root: Path) -> None:
 
 
 def _images(programs: Mapping[str, Path], root: Path, kubernetes: str) -> dict[str, Contents]:
-    """Return the images that kubeadm starts, the sandbox of pods and the network, by their name."""
+    """Return the images that kubeadm starts, the pods' sandbox and the network, by their name."""
     listed = run("chroot", str(root), "kubeadm", "config", "images", "list", f"--kubernetes-version={kubernetes}")
     names = {name.rpartition("/")[2].partition(":")[0]: name for name in listed.split()}
     (sandbox,) = re.findall(r'sandbox_image = "(.+)"', (root / "etc/containerd/config.toml").read_text())
@@ -229,13 +233,13 @@ def _netfilter(root: Path) -> bytes:
 
 
 def _libc(root: Path) -> bytes:
-    """Return a layer with the C library and its loader, which programs of Go link."""
+    """Return a layer with the C library and its loader, which Go programs link."""
     paths = [path for path in _linked(root, ["/bin/ls"]) if re.search(r"/(libc|ld-linux)[^/]*\.so", path)]
     return archives.layer({path: _resolved(root, path) for path in paths})
 
 
 def _linked(root: Path, programs: Iterable[str]) -> list[str]:
-    """Return programs of a file system and the libraries that they link."""
+    """Return the programs and the libraries of a file system that they link."""
     paths = dict[str, None]()
     for program in programs:
         # ldd fails for a program that links nothing.
@@ -272,7 +276,7 @@ def run(*words: str) -> str:
     """Return what a program prints.
 
     Raises:
-        NodeImageError: it fails.
+        NodeImageError: the program fails.
     """
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

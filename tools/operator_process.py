@@ -1,6 +1,6 @@
 """The operator of this checkout as a child process, against a control plane of `cluster.py`.
 
-It runs by the command line of the image, with the interpreter and the packages of the caller.
+It runs with the command line of the image, and with the interpreter and the packages of the caller.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ runpy.run_module("kopf", run_name="__main__", alter_sys=True)
 """
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Talks to 127.0.0.1 without the proxy that the environment may name."""
+"""Opener that reaches 127.0.0.1 without the proxy that the environment may name."""
 
 
 def is_answered(job: Mapping[str, Any]) -> bool:
-    """Whether the operator has written all it has to say about the job's current spec; it writes the status last."""
+    """Return whether the operator has finished with the job's current spec; it writes the status last."""
     return bool(job.get("status", {}).get("observedGeneration") == job["metadata"]["generation"])
 
 
@@ -54,12 +54,12 @@ class Operator:
     """One operator process; `start`, `kill` and `stop` it, or use it as a context manager.
 
     Args:
-        cluster: the control plane it serves.
-        kubeconfig: who it is there; the administrator by default.
-        settings: environment variables of its own.
-        clock_skew_s: how far its clock is ahead.
-        patience: how many times as long as it ships so it may take to decide about a job that waits, and to wait for
-            the plan of the queue: busy machines take longer than clusters.
+        cluster: the control plane that it serves.
+        kubeconfig: its credentials there; the administrator's by default.
+        settings: additional environment variables.
+        clock_skew_s: how far its clock is ahead, in seconds.
+        patience: factor on the times that it may take to decide about a waiting job and to wait for the plan of the
+            queue, since busy machines take longer than clusters.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Operator:
         self.url = f"http://127.0.0.1:{port}"
         self.log = cluster.folder / f"operator-{port}.log"
         paths = [str(ROOT / "operator"), str(ROOT / "predictor"), os.environ.get("PYTHONPATH", "")]
-        # What begins with TILECAST_ is a setting of the operator, and here not the caller's to give.
+        # Variables that begin with TILECAST_ are settings of the operator; the caller's are not passed on.
         variables = {name: value for name, value in cluster.environment().items() if not name.startswith("TILECAST_")}
         is_changed = clock_skew_s or patience != 1.0
         self._command = ("-c", _CHANGED, str(clock_skew_s), str(patience), *ARGUMENTS) if is_changed else COMMAND
@@ -89,7 +89,7 @@ class Operator:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it says that it is ready.
+        """Start the process and wait until it reports that it is ready.
 
         Raises:
             ClusterError: it ended, or was not ready in time; the message ends with its last log lines.
@@ -113,11 +113,11 @@ class Operator:
 
     @property
     def pid(self) -> int | None:
-        """Its process id while it runs."""
+        """Process id while it runs; None otherwise."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def get(self, path: str) -> str:
-        """What it serves under `path`, for instance `/metrics`.
+        """Return what it serves under `path`, for instance `/metrics`.
 
         Raises:
             urllib.error.URLError: nobody listens, or the answer is an error.
@@ -126,18 +126,18 @@ class Operator:
             return str(response.read().decode())
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
     def kill(self) -> None:
-        """End it without warning, as a node failure would."""
+        """Kill it without warning, as a node failure would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> int:
-        """End it as the kubelet does; returns its exit status, negative when a signal ended it."""
+        """Stop it as the kubelet does, and return its exit status, negative if a signal ended it."""
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)

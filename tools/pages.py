@@ -18,13 +18,13 @@ CRDS = ("trainingjobs", "gpupools", "poollearnings", "queueadvices")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the made pages to those of docs/."""
+    """Add the generated pages to those of docs/."""
     files.append(File.generated(config, "reference.md", content=reference()))
     return files
 
 
 def reference() -> str:
-    """The reference of the API objects as Markdown."""
+    """Return the reference of the API objects as Markdown."""
     lines = [
         "# API reference",
         "",
@@ -58,7 +58,7 @@ def _crd(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _object(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
-    """The table of an object's fields, then those of the objects in it."""
+    """Yield the table of an object's fields, then those of the objects in it."""
     yield f"### {path}"
     yield ""
     if schema.get("description"):

@@ -1,6 +1,6 @@
-"""What a run of the tests must not skip.
+"""Features that a test run must not skip.
 
-`TILECAST_REQUIRE=kind,image,chromium` makes a failure of each test that needs one of these and does not find it.
+`TILECAST_REQUIRE=kind,image,chromium` makes each test that needs one of these and does not find it fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def is_required(feature: str) -> bool:
     """Return whether the environment names the feature.
 
     Raises:
-        ValueError: it names one that there is not.
+        ValueError: the environment names an unknown feature.
     """
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     if unknown := sorted(set(names) - set(FEATURES)):

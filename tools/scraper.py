@@ -1,4 +1,4 @@
-"""A real Prometheus as a child process, and what it has scraped."""
+"""A real Prometheus as a child process, and queries of what it has scraped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster import free_ports, wait_for
 from processes import die_with_parent
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Talks to 127.0.0.1 without the proxy that the environment may name."""
+"""Opener that reaches 127.0.0.1 without the proxy that the environment may name."""
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
 
@@ -30,10 +30,10 @@ def prometheus(
     """Run a Prometheus that scrapes a target, and yield its URL.
 
     Args:
-        target: host and port.
-        folder: where its files go.
-        interval_s: time between scrapes.
-        labels: of every series.
+        target: the host and port to scrape.
+        folder: the folder for its files.
+        interval_s: the seconds between scrapes.
+        labels: additional labels of every series.
     """
     (port,) = free_ports(1)
     jobs = [{"job_name": "tilecast", "static_configs": [{"targets": [target], "labels": dict(labels or {})}]}]
@@ -55,7 +55,7 @@ def prometheus(
 
 
 def query(url: str, expression: str) -> list[dict[str, Any]]:
-    """Return what Prometheus answers to an expression now."""
+    """Return Prometheus' answer to an expression now."""
     text = urllib.parse.urlencode({"query": expression})
     with DIRECT.open(f"{url}/api/v1/query?{text}", timeout=60) as answer:
         result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
