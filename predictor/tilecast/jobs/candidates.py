@@ -136,7 +136,10 @@ def _claiming(offer: Offer, requests: tuple[str, ...]) -> Offer:
 
 
 def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
-    """Return how an offer is written into a job; None if its GPUs do not divide evenly among the job's pods."""
+    """Return how an offer is written into a job; None if the job cannot have its GPUs in whole pods.
+
+    The number of pods changes only if the offer has another number of GPUs and the job can be resized.
+    """
     candidate = possible.of(offer.pool.name)
     pods = None
     if offer.gpus != job.gpus:

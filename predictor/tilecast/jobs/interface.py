@@ -171,7 +171,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a job shall run. A count of None leaves the job's count as it is."""
+    """Placement of a job: its node selector, tolerations, pods and GPUs per pod. None leaves a count as it is."""
 
     node_selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, str], ...] = ()
@@ -193,7 +193,7 @@ class JobKind(ABC):
     processes: ClassVar[Path | None] = None
     """Path of the number of processes per pod; None if the kind has no such field."""
     gpu_field: ClassVar[str] = "the limits of a container"
-    """Where the job's author requests GPUs, in words."""
+    """Description of the field where the job's author requests GPUs."""
 
     @property
     def api_version(self) -> str:

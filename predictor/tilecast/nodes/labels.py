@@ -1,4 +1,4 @@
-"""The table `labels.toml`: which labels and resources of a node say what, checked when it is read."""
+"""The table `labels.toml`: the meaning of nodes' labels and resources, checked when it is read."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Terms: TypeAlias = tuple[Floats | None, tuple[Floats, ...]]
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What a plan minimizes: first the largest value of one column over all jobs, then the sums of others, in order."""
+    """Objective of a plan: minimize the largest value of one column over jobs, then the sums of others, in order."""
 
     name: str
     summary: str
