@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT / "bench"), str(ROOT / "tests")]
+sys.path += [str(ROOT / name) for name in ("tools", "bench", "tests")]
 
 from cluster import Cluster  # noqa: E402
 from hostile_objects import JOBS, OTHERS, TENANT, honest, hostile  # noqa: E402
