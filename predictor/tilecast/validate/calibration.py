@@ -1,6 +1,7 @@
-"""What calibration makes of the forecasts of measured runs: a table's runs as those of a cluster.
+"""Test of calibration on tables of measured runs.
 
-Every `source` of a runs table stands for a cluster, and every GPU of a source for a pool.
+Each GPU of a `source` in a runs table is treated as one pool of a cluster. `curve` measures how the errors of forecasts
+fall as observations of their pool are added; `unrelated` measures what observations of other models do to a forecast.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from tilecast.validate.table import RunCase, read
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRuns:
-    """Rows of grade A and B with what was forecast for them; arrays are (R,)."""
+    """R rows of grade A and B with their forecasts; arrays are (R,)."""
 
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]
     half_width: Floats
-    """Of the range without any run, as a logarithm."""
+    """Half-width of the forecast's range before any observation, as a logarithm."""
     cases: tuple[RunCase, ...]
     forecasts: tuple[Forecast, ...]
 
 
 def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
-    """The graded rows of runs tables as runs of pools, forecast with constants fitted without their source."""
+    """Forecast the graded rows of runs tables and return them as runs of pools.
+
+    The constants of each forecast are fitted without the row's source.
+    """
     forecasts = tables.forecast(rows, track)
     scored = scores.score(rows, forecasts)
     of_row = {id(row): item for row, item in zip(rows, forecasts, strict=True)}
@@ -64,27 +68,30 @@ def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPoint:
-    """Errors of forecasts after so many observations of their pool."""
+    """Errors of forecasts after a number of observations of their pool, averaged over pools and draws."""
 
     observations: int
     pools: int
     rows: int
     error: float
-    """Mean absolute relative error, inside each pool first."""
+    """Absolute relative error, averaged inside each pool first."""
     bias: float
-    """Mean over the pools of the median signed relative error's size."""
+    """Mean over the pools of the absolute value of the median signed relative error."""
     coverage: float
-    """Share of the steps inside the 90 % range."""
+    """Share of the measured steps inside the 90 % range."""
     width: float
-    """Mean half-width of the range, as a ratio."""
+    """Mean half-width of the range, as a relative error."""
 
 
 def curve(runs: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20) -> list[CalibrationPoint]:
-    """How forecasts improve with observations of their pool.
+    """Measure how forecasts improve with observations of their pool.
 
-    Of every pool with `least` rows or more, so many are drawn at random as observations, and the others are forecast;
-    `draws` times. The largest count is drawn first and the smaller ones are its beginnings, and what is forecast is the
-    same for every count.
+    From every pool with at least `least` rows, each count of rows is drawn at random as observations and the rest is
+    forecast; this is repeated `draws` times. The observations of a smaller count are the first of a larger one, and the
+    same rows are forecast for every count.
+
+    Raises:
+        ValueError: `least` does not exceed every count.
     """
     pools: dict[str, list[int]] = {}
     for index, run in enumerate(runs.runs):
@@ -107,6 +114,7 @@ def curve(runs: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20
 
 
 def _held(runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
+    """Return error, bias, coverage and width (see `CalibrationPoint`) of the runs `rest`, calibrated on `seen`."""
     table = calibration.fit([runs.runs[index] for index in seen])
     held = [runs.runs[index] for index in rest]
     one = [table.at(calibration.group(run)) for run in held]
@@ -128,8 +136,15 @@ def _held(runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.
 def unrelated(
     runs: MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
 ) -> tuple[int, float, float]:
-    """What runs of other jobs of a source, a model each, do to a job's forecast: how many sources have enough of them,
-    and the mean absolute relative error without and with `count` of them drawn at random, sources counting alike."""
+    """Measure what observations of other models of a source do to a model's forecasts.
+
+    Every model of a source is forecast from `count` runs of the source's other models, drawn at random; this is
+    repeated `draws` times.
+
+    Returns:
+        Number of sources with enough runs of other models, and the mean absolute relative error without and with the
+        correction; every source counts the same.
+    """
     of_source: dict[str, list[int]] = {}
     for index, row in enumerate(runs.rows):
         of_source.setdefault(residuals.source_of(row), []).append(index)
@@ -156,10 +171,12 @@ COUNTS = (0, 3, 10, 30)
 
 
 def report(runs: MeasuredRuns) -> str:
-    """How errors fall with observations, for the pools that are large enough, and the corrections of all rows.
+    """Return as text how errors fall with observations, and the corrections fitted to all runs.
+
+    Only pools with enough rows count for the first.
 
     Raises:
-        SpecError: there is no run.
+        SpecError: there are no runs.
     """
     if not runs.runs:
         problem = "holds no row of grade A or B with a measured step time that can be forecast"
@@ -187,7 +204,7 @@ def _line(point: CalibrationPoint) -> str:
 
 
 def table_lines(table: Calibration) -> list[str]:
-    """A calibration's corrections, those of single workloads left aside."""
+    """Return the corrections of a calibration as lines of text, without those of single workloads."""
     shown = [item for item in table.corrections if len(item.group) < len(calibration.LEVELS)]
     return [f"{'correction of':<44}{'ratio':>8}{'range':>8}{'runs':>6}"] + [
         f"{' '.join(item.group) or 'every run':<44}{item.ratio:>8.3f}{item.width:>7.2f}x{item.own:>6}" for item in shown

@@ -1,4 +1,4 @@
-"""Cells of tables of measured runs, and why a row is not predicted."""
+"""Reading of single cells of runs tables, and the reasons for which a row is not predicted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ REASONS: Mapping[str, str] = {
     "impossible-size": "a dimension or a rate is outside what any kernel has",
     "no-plan": "no plan fits what is stated",
 }
-"""Every reason for which a row is not predicted."""
+"""Reasons for which a row is not predicted, by their codes."""
 
 
 class UnreadRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
-    """A row that cannot be expressed; `code` is a key of `REASONS`."""
+    """Raised for a row that cannot be expressed as a workload and a plan; `code` is a key of `REASONS`."""
 
     def __init__(self, code: str) -> None:
         super().__init__(REASONS[code])
@@ -31,13 +31,13 @@ class UnreadRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
 
 
 def integer(row: Row, column: str) -> int | None:
-    """A whole number from 0 to 2^40; None where the column holds none."""
+    """Return the whole number from 0 to 2^40 in a column, or None if the cell holds no such number."""
     number = real(row, column)
     return int(number) if number is not None and number == int(number) else None
 
 
 def real(row: Row, column: str) -> float | None:
-    """A number from 0 to 2^40; None where the column holds none."""
+    """Return the number from 0 to 2^40 in a column, or None if the cell holds no such number."""
     try:
         number = float(row.get(column, "") or "nan")
     except ValueError:
@@ -46,6 +46,6 @@ def real(row: Row, column: str) -> float | None:
 
 
 def noted(pattern: str, notes: str) -> int | None:
-    """The whole number that a pattern finds in the notes, at most six digits of it."""
+    """Return the whole number in the pattern's first group; None without a match or with more than six digits."""
     match = re.search(pattern, notes)
     return int(match[1]) if match and len(match[1]) <= 6 else None

@@ -1,8 +1,8 @@
-"""Tables of measured collectives: read, predicted and compared, beside what line rates alone would say.
+"""Comparison of predicted collectives with measured ones, and with what line rates alone would predict.
 
-A table has a row per measurement: `op`, `bytes` (the whole buffer of one rank), `n_gpus`, and what joins them: the
-names of links in `link` and `network`, or a `gpu` and the words of its source in `interconnect`. Where they are there,
-`n_nodes`, `gpus_per_node`, `impl` and `latency_us` count too.
+A table has a row per measurement: `op`, `bytes` (the whole buffer of one rank), `n_gpus`, and what connects the GPUs:
+either the names of links in `link` and `network`, or a `gpu` and the source's own words in `interconnect`. The columns
+`n_nodes`, `gpus_per_node`, `impl` and `latency_us` are optional.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilecast.validate.table import ASSUMED
 NEEDED = ("op", "bytes", "n_gpus")
 
 UNPRICED = ("broadcast", "reduce", "gather", "scatter", "alltoallv", "hypercube")
-"""Collectives of nccl-tests that no training step here uses."""
+"""Collectives of nccl-tests that no modelled training step uses."""
 
 REASONS: Mapping[str, str] = {
     "unpriced-collective": "a collective that no training step here uses",
@@ -34,24 +34,30 @@ REASONS: Mapping[str, str] = {
     "custom-kernel": "not NCCL's kernel but a framework's own",
     "network-not-stated": "the ranks span nodes and the table does not say which network joins them",
 }
-"""Every reason for which a row is not predicted."""
+"""Reasons for which a row is not predicted, by their codes."""
 
 NODE_GPUS = 8
-"""GPUs of a node, where a table tells the network's rate for each of them."""
+"""GPUs per node, used where a table states the network's rate per GPU."""
 
 CLASSES: tuple[tuple[str, float], ...] = (("<64 KiB", 2**16), ("<1 MiB", 2**20), ("<64 MiB", 2**26), ("more", np.inf))
-"""Size classes and their upper ends in bytes."""
+"""Classes of buffer sizes with their upper ends in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectivesTable:
-    """A measured table of R rows and its forecasts; every column (R,), seconds, NaN where `reason` says why."""
+    """Measured table of R rows and its forecasts.
+
+    Every column is (R,), in seconds; NaN where `reason` says why the row is not predicted.
+    """
 
     header: list[str]
     cells: list[list[str]]
     measured: Measurements
     link: list[str]
-    """What joins the ranks: the network where they span nodes, else the link inside the node."""
+    """Name of what connects the ranks: the network if they span nodes, else the link inside the node.
+
+    It is the reason if no link is known.
+    """
     seconds: Floats
     lower: Floats
     upper: Floats
@@ -60,10 +66,10 @@ class CollectivesTable:
 
 
 def read(path: Path) -> CollectivesTable:
-    """A table of collectives, plain or gzipped, with its forecasts.
+    """Read a table of collectives, plain or gzipped, and forecast its rows.
 
     Raises:
-        SpecError: the file is no such table, or a cell of it cannot be meant; the message names row and column.
+        SpecError: the file is no such table, or a cell has an impossible value; the message names row and column.
     """
     header, cells = csvfile.read(path)
     if missing := [name for name in NEEDED if name not in header]:
@@ -105,7 +111,11 @@ def _cell(path: Path, row: int, column: str) -> str:
 def _numbers(
     path: Path, columns: Mapping[str, list[str]], name: str, *, least: float, default: float | None = None
 ) -> Floats:
-    """A column as numbers; an empty cell is the default, where there is one."""
+    """Return a column as numbers; empty cells become the default if there is one.
+
+    Raises:
+        SpecError: a cell is no number from `least` to 2^53.
+    """
     values = np.empty(len(columns["op"]))
     for row, text in enumerate(columns.get(name, [""] * len(values))):
         if not text.strip() and default is not None:
@@ -172,10 +182,12 @@ def _forecast(
 def _links(
     gpu_name: str, words: str, link: str, network: str, shares_node: bool, spans_nodes: bool
 ) -> tuple[Link | None, Link | None]:
-    """The link inside the node, if the GPU is known, and the network where it is needed and known.
+    """Return the link inside the node and the network between nodes.
+
+    The first is None if the GPU is unknown; the second is None if the ranks share a node or the network is not stated.
 
     Raises:
-        SpecError: a name is unknown; its field is the column.
+        SpecError: the name of a link is unknown, or a cell lacks it; the error's field is the column.
     """
     inside, _, between = words.partition(";")
     if link and not gpu_name:
@@ -216,19 +228,19 @@ def _gpu(name: str) -> Gpu | None:
 
 
 def run(files: Sequence[Path], rows: Path | None, track: Track = untracked) -> str:
-    """Predict tables of collectives, write a row for each of theirs where `rows` says, and summarise the errors.
+    """Predict the rows of tables of collectives, write them to `rows` if it is given, and summarise the errors.
 
     Args:
         files: measured tables, plain or gzipped.
-        rows: CSV to write: the columns of the input in its order, plus `predicted_us`, `lower_us`, `upper_us` and
+        rows: CSV to write: the input's columns in their order, plus `predicted_us`, `lower_us`, `upper_us` and
             `reason`. Several inputs share the union of their columns.
-        track: sees the files.
+        track: shows progress over the files.
 
     Returns:
-        Mean absolute errors by collective, link, GPUs and size class, each beside that of line rates alone.
+        Mean absolute errors by collective, link, GPUs and size class, each beside the error of line rates alone.
 
     Raises:
-        SpecError: a file cannot be read, or a cell of it cannot be meant.
+        SpecError: a file cannot be read, or a cell has an impossible value.
     """
     tables = [read(path) for path in track(files, "tables of collectives")]
     if rows is not None:
@@ -237,7 +249,7 @@ def run(files: Sequence[Path], rows: Path | None, track: Track = untracked) -> s
 
 
 def summary(tables: Sequence[CollectivesTable]) -> str:
-    """The errors of the tables together, as text."""
+    """Return the errors over all tables as text."""
     measured = Measurements.concatenate([table.measured for table in tables])
     seconds, lower, upper, bound = (
         np.concatenate([getattr(table, name) for table in tables]) for name in ("seconds", "lower", "upper", "bound")

@@ -1,4 +1,4 @@
-"""CSV tables of measurements, plain or gzipped: read, and written with forecasts beside."""
+"""Reading of measured CSV tables, plain or gzipped, and writing of the same tables with forecasts added."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADDED = ("predicted_us", "lower_us", "upper_us", "reason")
 
 
 def read(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table; short rows are filled with empty cells.
+    """Return the header and the rows of a table; short rows are filled with empty cells.
 
     Raises:
         SpecError: the file cannot be read or is not CSV.
@@ -33,11 +33,13 @@ def read(path: Path) -> tuple[list[str], list[list[str]]]:
 
 
 Forecasts = tuple[Floats, Floats, Floats, Sequence[str]]
-"""Seconds, lower and upper end of the 90 % range, reason; columns over the rows, NaN where there is a reason."""
+"""Columns over the rows: seconds, lower and upper end of the 90 % range (NaN where there is a reason), and reason."""
 
 
 def write(path: Path, tables: Iterable[tuple[list[str], list[list[str]], Forecasts]]) -> None:
-    """Every row of the tables in order, with `ADDED` behind; several tables share the union of their columns.
+    """Write every row of the tables in order, followed by the columns `ADDED`.
+
+    Several tables share the union of their columns. Times are written in microseconds.
 
     Raises:
         SpecError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Graph files that stand in for presets: a row of a runs table names its model's graph by model and image size."""
+"""Traced graphs used in place of presets: a row of a runs table selects a file by its model and image size."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from tilecast.spec import Model, SpecError
 _IMAGE = re.compile(r"\bimage size (\d{1,5})\b")
 _NAME = re.compile(r"[\w.+-]+", re.ASCII)
 PARAMETERS_APART = 0.1
-"""Share by which the parameters of a graph may differ from what its row states: versions of a library differ by less,
-models of one family by more."""
+"""Largest relative difference allowed between a graph's parameters and those that its row states.
+
+Versions of a library differ by less, models of one family by more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphName:
-    """The graph that a row asks for: a model as its library calls it, and the side of its images where that is
-    stated (0 otherwise)."""
+    """Graph that a row requests: the model's name in its library, and the side of its images (0 if not stated)."""
 
     name: str
     image: int
 
     @property
     def file(self) -> str:
-        """The name of the graph's file."""
+        """Name of the graph's file."""
         return f"{self.name}@{self.image}.json" if self.image else f"{self.name}.json"
 
 
 def graph_of(row: Mapping[str, str]) -> GraphName | None:
-    """The graph that a row asks for; None where its model's name can be no file's."""
+    """Return the graph that a row requests, or None if the model's name cannot be a file name."""
     name = row.get("model_name", "").rpartition("/")[2].strip()
     if not _NAME.fullmatch(name):
         return None
@@ -47,15 +48,15 @@ def graph_of(row: Mapping[str, str]) -> GraphName | None:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """A folder of graph documents that `tilecast trace` wrote."""
+    """Folder of graph documents written by `tilecast trace`."""
 
     folder: Path
 
     def model(self, row: Mapping[str, str]) -> Model | None:
-        """The model of a row, from its graph; None where the folder has none of that name.
+        """Return the traced model of a row, or None if the folder has no graph of that name.
 
         Raises:
-            SpecError: the graph is damaged, or of another model than the row describes.
+            SpecError: the graph is damaged or contradicts what the row states.
         """
         asked = graph_of(row)
         if asked is None or not (path := self.folder / asked.file).is_file():
@@ -80,7 +81,7 @@ def _read(path: Path) -> Model:
 
 
 def _differences(row: Mapping[str, str], asked: GraphName, model: Model) -> Iterator[tuple[str, str]]:
-    """(column, problem) for what a row says of its model and the graph contradicts."""
+    """Yield (column, problem) for every statement of a row that the graph contradicts."""
     trace = model.trace
     assert trace is not None  # noqa: S101 (a traced model has one)
     image = trace.shapes[trace.inputs[0]]

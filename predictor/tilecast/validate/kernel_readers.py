@@ -1,7 +1,8 @@
-"""Kernel tables of every kind: `read` tells the kind of a table from its columns and turns every row into kernels.
+"""Readers of measured kernel tables: `read` detects a table's kind by its columns and turns every row into kernels.
 
-The fitting tool trains on the same reading, so a shape means the same on both sides. A row may be several kernels (a
-forward and a backward pass timed together). A row that cannot be expressed keeps a reason and no prediction.
+The fitting tool trains on the output of the same readers, so a shape means the same on both sides. A row may become
+several kernels (a forward and a backward pass timed together). A row that cannot be expressed gets a reason and no
+prediction.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ def _gemm(b: Builder) -> None:
 
 
 SPLIT_WIDTHS = (3.0, 1.5, 0.75, 0.375)
-"""Outputs over inputs of the product that yields queries, keys and values, on 1, 2, 4 and 8 tensor-parallel ranks: in
-Aceso's tables its time holds the copy into three tensors."""
+"""Outputs over inputs of the product that yields queries, keys and values, on 1, 2, 4 and 8 tensor-parallel ranks.
+
+In Aceso's tables its time includes the copy into three tensors.
+"""
 
 
 ATTENTION_DIMS: Mapping[str, tuple[str, ...]] = {
@@ -49,12 +52,12 @@ ATTENTION_DIMS: Mapping[str, tuple[str, ...]] = {
     "seq_kv": ("seq_kv", "seq"),
     "head_dim": ("head_dim", "qk_head_dim"),
 }
-"""Dimensions of attention and the columns that may state each, the first that a table has."""
+"""Dimensions of attention and the columns that may state each; the first one that a table has is read."""
 ATTENTION_GROUP = ("batch", "heads", "seq_q")
 
 
 def _names(b: Builder, dims: Sequence[str]) -> list[str]:
-    """The columns of the table that state those dimensions of attention."""
+    """Return the table's columns that state the given dimensions of attention."""
     return [next((name for name in ATTENTION_DIMS[dim] if name in b.columns), dim) for dim in dims]
 
 
@@ -64,7 +67,7 @@ def _attention(b: Builder) -> None:
     dims["backward"] = (b.text("pass") == "bwd").astype(float)
     width = dims["head_dim"]
     value_dim = b.number("head_dim_v" if "head_dim_v" in b.columns else "v_head_dim")
-    # Of the two products forward one is as wide as the values, of the five backward two are.
+    # One of the two forward products and two of the five backward products have the width of the values.
     share = np.where(dims["backward"] > 0, 2 / 5, 1 / 2)
     dims["head_dim"] = np.where(np.isfinite(value_dim), width + share * (value_dim - width), width)
     window = b.number("sliding_window", np.inf)
@@ -98,10 +101,11 @@ def _rowwise(b: Builder) -> None:
 
 
 PASSES = {"forward": (0.0,), "backward": (1.0,), "full": (0.0, 1.0)}
+"""Values of the kernel dimension `backward` for each pass of the Liger benchmark."""
 
 
 def _liger(b: Builder) -> None:
-    """One row of the Liger benchmark: the swept size is `x_value`, the rest stands in `config_json`."""
+    """Add the kernels of a table of the Liger benchmark: `x_value` is the swept size, `config_json` has the others."""
     x = b.number("x_value")
     configs: list[dict[str, float]] = []
     for text in b.text("config_json"):
@@ -237,11 +241,11 @@ READERS: tuple[tuple[frozenset[str], Callable[[Builder], None]], ...] = (
     (frozenset({"m", "n", "k", "latency_us"}), _gemm),
     (frozenset({"gpu"}), _no_kernels),
 )
-"""Columns that a kind of table must have, and its reader; the first that fits is taken."""
+"""Columns that a kind of table must have, and its reader; the first entry that fits is used."""
 
 
 def read(path: Path) -> MeasuredKernels:
-    """A measured table, plain or gzipped.
+    """Read a measured table of kernels, plain or gzipped.
 
     Raises:
         SpecError: the file cannot be read, is not CSV, or has the columns of no known kind of table.

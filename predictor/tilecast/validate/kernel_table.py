@@ -1,4 +1,4 @@
-"""A measured table of kernels, and how its rows become kernels of the house."""
+"""Measured table of kernels, and the builder that turns its rows into a `KernelTable`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Columns = Mapping[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredKernels:
-    """A measured table of R rows as K kernels; kernel `i` belongs to row `owner[i]`.
+    """Measured table of R rows as K kernels; kernel `i` belongs to row `owner[i]`.
 
-    `group` names the held-out unit of a row ("n,k" of a GEMM; batch, heads and queries of attention).
+    Rows with the same `group` are held out of a fit together ("n,k" of a GEMM; batch, heads and queries of attention).
     """
 
     path: Path
@@ -43,13 +43,13 @@ class MeasuredKernels:
         return len(self.cells)
 
     def fold(self) -> Ints:
-        """The fold of five that each row's group falls into, shape (R,)."""
+        """Return which of five folds the group of each row falls into, (R,)."""
         return np.array([zlib.crc32(text.encode()) % 5 for text in self.group], np.int64)
 
 
 @dataclass(slots=True)
 class Builder:
-    """Rows of a table while they are read."""
+    """Rows of a table while a reader turns them into kernels."""
 
     columns: Columns
     rows: int
@@ -67,7 +67,7 @@ class Builder:
             setattr(self, name, [""] * self.rows)
 
     def number(self, name: str, default: float = np.nan) -> Floats:
-        """A column as numbers; what is none becomes NaN, an empty cell the default."""
+        """Return a column as numbers; an empty cell or an absent column becomes `default`, other text NaN."""
 
         def read(text: str) -> float:
             try:
@@ -80,24 +80,28 @@ class Builder:
         return np.array([read(text) for text in self.columns[name]])
 
     def text(self, name: str) -> np.ndarray:
-        """A column as strings, empty where it is absent."""
+        """Return a column as strings; an absent column is empty strings."""
         return np.array(self.columns.get(name, [""] * self.rows), dtype=object)
 
     def grouped(self, *names: str) -> None:
-        """Rows that are alike in those columns are held out together."""
+        """Set the group of each row: rows with the same values in these columns are held out together."""
         self.group = [",".join(cells) for cells in zip(*(self.text(name) for name in names), strict=True)]
 
     def varied(self, name: str) -> None:
-        """The column that says which of several kernels ran."""
+        """Take the variant of each row from the column that says which of several kernels ran."""
         self.variant = [str(text) for text in self.text(name)]
 
     def refuse(self, rows: np.ndarray, reason: str) -> None:
-        """Give those rows a reason, unless they have one."""
+        """Set the reason of the rows in a mask, unless they have one already."""
         for row in np.flatnonzero(rows):
             self.reason[row] = self.reason[row] or reason
 
     def add(self, chosen_rows: np.ndarray, kind: str, precision: str, /, **dims: npt.ArrayLike) -> None:
-        """Kernels for those rows (a mask), whose dimensions are whole columns."""
+        """Add a kernel for each row in a mask.
+
+        Each dimension is a scalar or a column over all rows of the table. Rows with a dimension that is not finite or
+        out of range are refused as "bad-number".
+        """
         where = np.flatnonzero(chosen_rows)
         chosen = {name: np.broadcast_to(np.asarray(value, float), self.rows)[where] for name, value in dims.items()}
         sound = np.ones(len(where), bool)
@@ -111,7 +115,10 @@ class Builder:
 
 
 def each_precision(b: Builder, aliases: Mapping[str, str] | None = None) -> list[tuple[str, np.ndarray]]:
-    """(precision, mask of its rows); rows of another dtype are refused."""
+    """Return each precision of the table with the mask of its rows; refuse rows of an unknown dtype.
+
+    Also sets the precision of the builder's rows. `aliases` maps other dtypes to precisions.
+    """
     text = b.text("dtype")
     named = np.array([(aliases or {}).get(value, value) for value in text], dtype=object)
     b.precision = [str(value) for value in named]
@@ -120,6 +127,6 @@ def each_precision(b: Builder, aliases: Mapping[str, str] | None = None) -> list
 
 
 def copy(b: Builder, rows: np.ndarray, precision: str, elements: Floats) -> None:
-    """A copy of that many elements for those rows (a mask)."""
+    """Add a copy kernel of `elements` elements for each row in a mask."""
     size = ELEMENT_BYTES[precision]
     b.add(rows, "elementwise", precision, elements=elements, read_bytes=size, written_bytes=size)

@@ -1,4 +1,4 @@
-"""Kernel tables: measured durations of single kernels, predicted and compared."""
+"""Comparison of predicted kernels with measured durations of single kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from tilecast.validate.kernel_table import MeasuredKernels
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predictions for the R rows of a table; NaN where `reason` says why. All columns (R,), seconds."""
+    """Predictions for the R rows of a table.
+
+    All columns are (R,), in seconds; NaN where `reason` says why the row is not predicted.
+    """
 
     seconds: Floats
     lower: Floats
@@ -29,7 +32,7 @@ class Prediction:
 
 
 def predict(table: MeasuredKernels, model: Path | None = None) -> Prediction:
-    """Price every row that can be expressed, GPU by GPU, and add what its harness adds.
+    """Predict every row that can be expressed, GPU by GPU, and add the overhead of its harness.
 
     Raises:
         SpecError: the model file is damaged.
@@ -82,18 +85,18 @@ NEUSIGHT_ERRORS = {
     "softmax": (0.193, 0.139),
     "ln": (0.201, 0.567),
 }
-"""NeuSight's own mean absolute errors per op, in and out of distribution (Lee et al., ASPLOS 2025)."""
+"""NeuSight's published mean absolute errors by op, in and out of distribution (Lee et al., ASPLOS 2025)."""
 
 
 def run(files: Sequence[Path], rows: Path | None, model: Path | None, track: Track = untracked) -> str:
-    """Predict kernel tables, write a row for each of theirs where `rows` says, and summarise the errors.
+    """Predict the rows of kernel tables, write them to `rows` if it is given, and summarise the errors.
 
     Args:
         files: measured tables of any known kind, plain or gzipped.
-        rows: CSV to write: the columns of the input in its order, plus `predicted_us`, `lower_us`,
+        rows: CSV to write: the input's columns in their order, plus `predicted_us`, `lower_us`,
             `upper_us` and `reason`. Several inputs share the union of their columns.
-        model: a file written by `tilecast_fit`; None takes the one that ships.
-        track: sees the tables.
+        model: a file written by `tilecast_fit`; None uses the one that ships.
+        track: shows progress over the tables.
 
     Returns:
         A table of mean absolute errors by op, precision and GPU, beside the roofline's.
