@@ -1,4 +1,4 @@
-"""Tables of Megatron's operators: Aceso's profiles of layers on V100, SimuMax's grouped products of experts on A100."""
+"""Readers of tables of Megatron's operators: Aceso's layer profiles on V100, SimuMax's grouped expert GEMMs on A100."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from tilecast.spec import ELEMENT_BYTES, Floats
 from tilecast.validate.kernel_table import Builder, copy, each_precision
 
 FAILED_US = 1e7
-"""What Aceso's profiler writes in the place of a time where an operator ran out of memory."""
+"""Microseconds that Aceso's profiler writes in place of a time if an operator ran out of memory."""
 Chain: TypeAlias = tuple[tuple[float, float, float, float], ...]
 CHAINS: Mapping[str, tuple[Chain, Chain]] = {
     "dropout": (((1, 1, 0, 1),), ((1, 1, 1, 0),)),
     "gelu": (((1, 1, 0, 0),), ((2, 1, 0, 0), (1, 0, 0, 0))),
     "bias_dropout_add": (((1, 1, 0, 0), (1, 1, 0, 1), (2, 1, 0, 0)), ((2, 1, 0, 0), (1, 0, 0, 0))),
 }
-"""Kernels of an element-wise operator of Megatron, forward and backward: tensors read and written, and bytes per
-element of the dropout mask read and written. A bias adds a reduction over its gradient; the derivative of dropout in
-TorchScript, which compiles the last of them, multiplies by a mask of the tensor's own type."""
+"""Kernels of Megatron's element-wise operators, forward and backward.
+
+Each kernel has the number of tensors that it reads and writes, and the bytes per element of the dropout mask that it
+reads and writes. A bias adds a reduction over its gradient. TorchScript compiles `bias_dropout_add`; its derivative of
+dropout multiplies by a mask of the tensor's own type.
+"""
 
 
 def grouped(b: Builder) -> None:
-    """A GEMM for every expert in one launch: forward, the gradient of the tokens, the gradient of the weights."""
+    """Add the kernels of a table of grouped GEMMs, which compute the products of all experts in one launch.
+
+    A row is the forward product, the gradient of the tokens or the gradient of the weights.
+    """
     groups, m, n, k = (b.number(name) for name in ("groups", "m", "n", "k"))
     stage = b.text("stage")
     products: dict[str, tuple[str, dict[str, Floats]]] = {
@@ -42,14 +48,14 @@ def grouped(b: Builder) -> None:
 
 
 def operators(b: Builder) -> None:
-    """Operators of a Megatron layer, timed forward and backward with all their kernels (Aceso's profiler)."""
+    """Add the kernels of operators of a Megatron layer, timed forward or backward as a whole (Aceso's profiler)."""
     op, name, backward = b.text("op"), b.text("name"), b.text("pass") == "bwd"
     m, n, k, batch, rows, cols = (b.number(name) for name in ("m", "n", "k", "batch", "rows", "cols"))
     b.refuse(~np.isin(op, ["linear", "bmm", "scaled_causal_softmax", "layer_norm", *CHAINS]), "unknown-op")
-    # The last norm transposes first. Column-parallel products exchange the gradient of their input between ranks.
+    # The final norm includes a transpose. Column-parallel products exchange the gradient of their input between ranks.
     b.refuse(name == "final-layernorm", "composite-op")
     b.refuse((op == "linear") & backward & (b.number("tp", 1.0) > 1), "composite-op")
-    # Megatron's fused softmax takes 16-bit scores of a multiple of four matrices; the rest are chains of eager kernels.
+    # Megatron's fused softmax needs 16-bit scores and a multiple of four matrices; others are chains of eager kernels.
     fused = (rows / cols % 4 == 0) & (b.text("dtype") != "fp32")
     b.refuse((op == "scaled_causal_softmax") & ~fused, "composite-op")
     b.refuse(b.number("latency_us") >= FAILED_US, "did-not-run")
@@ -59,10 +65,10 @@ def operators(b: Builder) -> None:
         b.add(products & backward, "gemm", precision, batch=batch, m=m, n=k, k=n)
         b.add(products & backward & (op == "linear"), "gemm", precision, batch=batch, m=n, n=k, k=m)
         b.add(products & backward & (op == "bmm"), "gemm", precision, batch=batch, m=k, n=n, k=m)
-        # Queries, keys and values are copied into three tensors, the result of the heads into one.
+        # Queries, keys and values are copied into three tensors, the results of the heads into one.
         copy(b, chosen & (name == "enc-attention-qkv"), precision, m * n)
         copy(b, chosen & (name == "enc-attention-context"), precision, batch * m * n)
-        # A causal row is read up to its diagonal, half of it on average, and written whole.
+        # A causal row is read up to the diagonal, half of it on average, and written as a whole.
         moved = cols * np.where(backward, 2 / 3, 3 / 4)
         softmax = chosen & (op == "scaled_causal_softmax")
         b.add(softmax, "softmax", precision, rows=rows, cols=moved, backward=backward)

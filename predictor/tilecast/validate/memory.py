@@ -1,7 +1,8 @@
-"""Memory bills against measured peaks: rows of runs tables with a `peak_mem_gb_per_gpu`, whatever their grade.
+"""Comparison of memory bills with measured peaks, on all rows of runs tables with a `peak_mem_gb_per_gpu`.
 
-A peak is one of three figures (`tilecast.memory`): what tensors took, what the allocator held, or what the device
-reported. The notes of a row say which; where they do not, what the source's own text says of its column.
+Rows of every grade count.
+A peak is one of three figures (`tilecast.memory`): the bytes that tensors took, that the allocator reserved, or that
+the device reported. The notes of a row say which; without notes, the documentation of the row's source does.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from tilecast.validate.cells import Row
 
 COLUMN = "peak_mem_gb_per_gpu"
 LOW = 0.9
-"""A bill below this share of the peak is one that would have let a run die."""
+"""Bills below this share of the peak are too low: such a run would be admitted and would run out of memory."""
 MOST_WARNINGS = 5
+"""Largest number of warnings that are shown."""
 
 _NOTED: tuple[tuple[str, Figure], ...] = (
     ("max_memory_allocated", "allocated"), ("max_memory_reserved", "reserved"), ("nvidia-smi", "device"),
 )  # fmt: skip
-"""Words of notes that name the figure."""
+"""Words in a row's notes, and the figure that they name."""
 _STATED: Mapping[str, Figure] = {
     "moorethreads/simumax": "allocated",  # the logs of Megatron-LM, which its notes set beside the reserved bytes
     "lightning-ai/litgpt": "allocated",  # finetune scripts print torch.cuda.max_memory_allocated() / 1e9
@@ -39,31 +41,33 @@ _STATED: Mapping[str, Figure] = {
     "flagperf": "device",  # "mem" of its README: memory used of the memory of the card
     "oneflow-inc/dlperf": "device",  # a script beside the run reads nvidia-smi
 }
-"""What a source's peaks are, by its name in lower case."""
+"""Figure that a source reports as its peak, by the source's name in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Rows with a measured peak and a bill, as arrays (R,)."""
+    """R rows with a measured peak and a bill; arrays are (R,)."""
 
     rows: tuple[Row, ...]
     figures: tuple[Figure, ...]
     measured: Floats
-    """Bytes."""
+    """Measured peak, in bytes."""
     billed: Floats
-    """The bill's figure of the same kind, in bytes."""
+    """Figure of the same kind in the bill, in bytes."""
     fits: Floats
-    """1 where the middle of the range fits the GPU that the row ran on."""
+    """1 if the middle of the bill's range fits the GPU that the row ran on, else 0."""
     inside: Floats
-    """1 where the range of the same figure holds what is measured."""
+    """1 if the figure's range contains the measured peak, else 0."""
     refused: int
-    """Rows with a peak that cannot be expressed."""
+    """Number of rows with a peak that cannot be expressed as a workload and a plan."""
     warnings: tuple[str, ...]
-    """Rows whose peak cannot be meant, a line each; they are left out."""
+    """Messages about rows with an impossible peak, one each; these rows are left out."""
 
 
 def peak_bytes(row: Row) -> float | None:
-    """The measured peak; None where the column is empty. GiB, but where the notes write the same number as GB.
+    """Return the measured peak in bytes, or None if the column is empty.
+
+    The column is in GiB, unless the notes state the same number as GB and the figure is not the reserved bytes.
 
     Raises:
         SpecError: the column holds no positive number.
@@ -83,7 +87,7 @@ def peak_bytes(row: Row) -> float | None:
 
 
 def figure(row: Row) -> Figure:
-    """Which of the three figures a row's peak is; what the device reports where nothing says it."""
+    """Return which of the three figures a row's peak is; "device" if neither its notes nor its source say so."""
     notes = row.get("notes", "").lower()
     noted = next((kind for word, kind in _NOTED if word in notes), None)
     return noted or _STATED.get(row.get("source", "").lower(), "device")
@@ -94,7 +98,11 @@ def _cell(row: Row) -> str:
 
 
 def measure(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mapping[int, str]) -> Peaks:
-    """The rows with a peak, and their bills; `groups` and `refused` are what `runs.prepare` makes of the rows."""
+    """Return the rows with a peak and their bills.
+
+    `groups` and `refused` are what `runs.prepare` returns for `rows`. A peak smaller than the plan's weights becomes a
+    warning, unless the workload offloads them.
+    """
     warnings: list[str] = []
     measured: dict[int, float] = {}
     for number, row in enumerate(rows):
@@ -135,7 +143,10 @@ def measure(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mappi
 
 
 def _billed(group: runs.RunGroup, priced: Priced, kind: Figure, place: int) -> tuple[float, float, float]:
-    """A figure of a plan's bill and both ends of its range, in bytes. A cache grows no further than the GPU."""
+    """Return a figure of the bill of the plan at `place` and both ends of its range, in bytes.
+
+    The allocator's cache grows no further than the GPU's usable memory.
+    """
     bill, stacks = priced.footprint, memory.stack_bytes(group.pool.gpu) if kind == "device" else 0.0
     lower, upper = (float(end[place]) for end in bill.spans(kind))
     value = float(getattr(bill, kind)[place])
@@ -153,23 +164,23 @@ _BINS: tuple[tuple[str, Callable[[Row, Figure], str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryStratum:
-    """The bills of some rows over their peaks."""
+    """Bills over peaks of a subset of the rows."""
 
     name: str
     rows: int
     error: float
-    """Mean of the absolute errors, a share."""
+    """Mean absolute relative error."""
     median: float
     least: float
     most: float
     low: float
-    """The share of bills below `LOW`."""
+    """Share of the bills below `LOW` times the peak."""
     inside: float
-    """The share of peaks that their ranges hold."""
+    """Share of the peaks inside their ranges."""
 
 
 def strata(peaks: Peaks) -> list[MemoryStratum]:
-    """All bills, then those of every source, framework and figure."""
+    """Return the stratum of all bills, then one for every source, framework and figure."""
     ratio = peaks.billed / peaks.measured
     everything = [_stratum("all", ratio, peaks.inside)]
     for name, key in _BINS:
@@ -186,7 +197,7 @@ def _stratum(name: str, ratio: Floats, inside: Floats) -> MemoryStratum:
 
 
 def counted(peaks: Peaks) -> list[str]:
-    """How many rows were billed, and what was left out; a line each."""
+    """Return lines of text about how many rows were billed and which were left out."""
     lines = [f"measured peaks of memory: {len(peaks.measured)} rows billed, {peaks.refused} refused"]
     lines += [f"  left out: {line}" for line in peaks.warnings[:MOST_WARNINGS]]
     if len(peaks.warnings) > MOST_WARNINGS:
@@ -195,7 +206,7 @@ def counted(peaks: Peaks) -> list[str]:
 
 
 def judged(peaks: Peaks) -> list[str]:
-    """The error with every source counting alike, and what was called too large; a line each."""
+    """Return two lines of text: the error with equal weight for every source, and the share called too large."""
     ratio = peaks.billed / peaks.measured
     sources = np.array([row.get("source", "") for row in peaks.rows])
     each = [np.mean(np.abs(ratio[sources == one] - 1)) for one in set(sources)]
@@ -206,7 +217,7 @@ def judged(peaks: Peaks) -> list[str]:
 
 
 def report(peaks: Peaks) -> str:
-    """The table of bills over peaks, by source, framework and figure; empty where no row has a peak."""
+    """Return the table of bills over peaks by source, framework and figure; empty if no row has a peak."""
     if not len(peaks.measured) and not peaks.warnings:
         return ""
     lines = counted(peaks)

@@ -1,10 +1,9 @@
-"""A linear model with one effect for each source of the rows: what a part of the forecast is off by, beside what a
-source is off by as a whole.
+"""Linear mixed model that separates the error of a part of the forecast from the error of a whole source.
 
     y = X b + u[source] + e,   u ~ N(0, between^2),   e ~ N(0, within^2 / weight),   b ~ N(0, prior^2)
 
-The mixed model of Henderson (Biometrics 31, 1975) with a Gaussian prior on the fixed effects; the ratio of the two
-variances maximises the restricted likelihood on a grid. Outliers count less: weights follow Student's t with four
+This is the mixed model of Henderson (Biometrics 31, 1975) with a Gaussian prior on the fixed effects. The ratio of the
+two variances maximises the restricted likelihood on a grid. Outliers count less: weights follow Student's t with four
 degrees of freedom (Lange et al., JASA 84, 1989).
 """
 
@@ -18,15 +17,20 @@ import numpy as np
 from tilecast.spec import Floats, Rows
 
 _RATIOS = np.geomspace(1e-3, 30.0, 16)
-"""Variances between sources, relative to that within, that are tried."""
+"""Ratios of the variance between sources to the variance within them that are tried."""
 _FREEDOM = 4.0
+"""Degrees of freedom of Student's t."""
 _ROUNDS = 8
+"""Rounds of reweighting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Fixed effects `b` and their standard errors, both (k,); the effect of each source, and the standard deviations
-    between and within sources."""
+    """Estimates of the mixed model.
+
+    `fixed` are the fixed effects `b` and `error` their standard errors, both (k,). `sources` has the effect of each
+    source; `between` and `within` are the standard deviations between and within sources.
+    """
 
     fixed: Floats
     error: Floats
@@ -36,7 +40,7 @@ class Effects:
 
 
 def balanced(sources: Sequence[str]) -> Floats:
-    """Weights (n,) with a mean of one under which all sources count alike."""
+    """Return weights (n,) with a mean of one under which all sources count the same."""
     names, index, count = np.unique(np.asarray(sources), return_inverse=True, return_counts=True)
     return np.asarray(len(index) / len(names) / count[index], dtype=float)
 
@@ -49,15 +53,15 @@ def solve(
     prior: Floats,
     ratios: Sequence[float] = tuple(_RATIOS),
 ) -> Effects:
-    """The effects of the columns of `x` (n, k) on `y` (n,).
+    """Estimate the effects of the columns of `x` on `y`.
 
     Args:
-        y: what is explained, (n,).
-        x: the columns that explain it, (n, k).
+        y: dependent variable, (n,).
+        x: explanatory columns, (n, k).
         sources: the source of each row, (n,).
         weight: how much a row counts, (n,), 1 on average.
-        prior: standard deviation of each effect before any row was seen, (k,).
-        ratios: variances between sources, relative to that within, that are tried.
+        prior: standard deviation of each effect before any row is seen, (k,).
+        ratios: ratios of the variance between sources to the variance within them that are tried.
     """
     names, index = np.unique(np.asarray(sources), return_inverse=True)
     robust = np.ones(len(y))
@@ -83,8 +87,10 @@ def solve(
 def _given(
     ratio: float, y: Floats, x: Floats, index: Rows, groups: int, weight: Floats, prior: Floats
 ) -> tuple[float, Effects]:
-    """The restricted log-likelihood and the effects where the variance between sources is that multiple of the one
-    within."""
+    """Return the restricted log-likelihood and the effects for one ratio of the variances between and within sources.
+
+    `index` (n,) is the source of each row as a number below `groups`.
+    """
     n, k = x.shape
     total = np.bincount(index, weight, groups)
     shrink = ratio / (1.0 + ratio * total)

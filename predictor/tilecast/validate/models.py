@@ -1,4 +1,4 @@
-"""Models of rows of measured runs: the preset of the row's name, its stated dimensions, and what its notes say."""
+"""Models of rows of measured runs, from the preset of the row's model name, its stated dimensions and its notes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"
 
 
 def model_of(row: Row) -> Model:
-    """The preset of the row's name, with the dimensions that the row states; or those dimensions alone."""
+    """Return the preset of the row's model name with the row's dimensions, or a model of those dimensions alone.
+
+    Raises:
+        UnreadRow: the name is no preset and the stated dimensions are incomplete.
+    """
     stated = {ours: value for theirs, ours in _DIMENSIONS if (value := integer(row, theirs))}
     try:
         known = models.preset(_preset_name(row))
@@ -32,10 +36,12 @@ def model_of(row: Row) -> Model:
 
 
 def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, float]:
-    """The size of the largest of `drawn` images, for which all ranks wait: short sides are drawn from a range, the long
-    side is 4/3 of it, or 3/2 where there are many (COCO's images are 640 x 480 and 640 x 427), and both are padded to
-    multiples of 32. And the largest size: detectors bound the long side at 5/3 of the longest short one, 1333 pixels
-    for 800."""
+    """Return the expected size of the largest of `drawn` images, and the largest possible size.
+
+    All ranks wait for the largest image. Short sides are drawn from `least` to `most`. The long side is 4/3 of the short one, or 3/2 if many images are drawn
+    (COCO's images are 640 x 480 and 640 x 427). Detectors bound the long side at 5/3 of the longest short side: 1333
+    pixels for 800. All sides are padded to multiples of 32. The result is empty for models without an image width.
+    """
     if "image_width" not in model.extra:
         return {}
     side = least + drawn / (drawn + 1) * (most - least)
@@ -49,23 +55,26 @@ def _padded(pixels: float) -> float:
 
 
 _MANY = 8
-"""Images of which one is likely as wide as 3/2 of its height."""
+"""Number of images of which one is likely to be 3/2 as wide as high."""
 
 
 def _as_long(model: Model, length: int | None) -> Model:
-    """The model over samples of the stated length, where it runs over a sequence, a flat image of height 1."""
+    """Return the model for samples of the stated length, if it runs over a sequence: a flat image of height 1."""
     if not length or model.extra.get("image") != 1:
         return model
     return replace(model, extra={**model.extra, "image_width": float(length)})
 
 
 _IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore", 85742.0), ("ms1mv", 85742.0))
-"""Identities of data sets of faces (insightface, recognition/_datasets_), by a word of their names."""
+"""Number of identities of data sets of faces, by a word in their names (insightface, recognition/_datasets_)."""
 
 
 def _noted_dimensions(row: Row, model: Model) -> Model:
-    """The model with what notes state of it: the identities and the sample of them, the range of an image's short side,
-    or the rows and the width of tables and the number of dense layers behind them."""
+    """Return the model with the dimensions that the row's notes state.
+
+    These are the number of identities and the share of them that is sampled, the range of an image's short side, or the
+    sizes of Wide & Deep.
+    """
     dimensions: dict[str, float] = {}
     notes = row.get("notes", "").lower()
     if "identities" in model.extra:
@@ -84,7 +93,7 @@ def _noted_dimensions(row: Row, model: Model) -> Model:
 
 
 def _with_tables(model: Model, notes: str) -> Model:
-    """Wide & Deep with the vocabulary, the embedding's width and the depth that notes state."""
+    """Return Wide & Deep with the vocabulary, the embedding width and the number of hidden layers that notes state."""
     extra = dict(model.extra)
     width = float(noted(r"embedding width (\d+)", notes) or extra["width"])
     if rows := re.search(r"vocabulary ([1-9]\d{0,11})\b", notes):
@@ -130,12 +139,17 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
 
 
 _IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("top_k", r"top-?_?k ?=? ?(\d+)"))
-"""Dimensions that the tables have no column for, as their notes write them."""
+"""Dimensions for which runs tables have no column, and the patterns that find them in the notes."""
 
 
 def _layers(row: Row, stated: Mapping[str, int], gated: bool) -> int:
-    """Layers of a dense transformer from its published parameter count: 4 h^2 of attention and 2 (gated: 3) h f of
-    MLP each, beside one embedding."""
+    """Return the number of layers of a dense transformer, derived from its published parameter count.
+
+    A layer has 4 h^2 parameters of attention and 2 h f (gated: 3 h f) of the MLP; the model has one embedding.
+
+    Raises:
+        UnreadRow: the count is not stated, the model is a mixture of experts, or the count leaves no layer.
+    """
     billions = real(row, "params_b")
     if billions is None:
         raise UnreadRow("unknown-model")
@@ -148,13 +162,16 @@ def _layers(row: Row, stated: Mapping[str, int], gated: bool) -> int:
 
 
 def _usual_heads(hidden: int) -> int:
-    """As many heads of about 128 as divide the width."""
+    """Return the largest number of heads of at least 128 columns each that divides the width; at least 1."""
     return max(heads for heads in range(1, max(1, hidden // 128) + 1) if hidden % heads == 0)
 
 
 def _preset_name(row: Row) -> str:
-    """The model's name, and a classifier on top where an encoder is timed without an optimizer (benchmarks of a
-    Hugging Face BERT)."""
+    """Return the name of the preset that a row means.
+
+    An encoder timed without an optimizer has a classifier on top, if there is such a preset (benchmarks of a Hugging
+    Face BERT).
+    """
     name = row.get("model_name", "")
     classifier = f"{name}-classifier"
     if row.get("family") == "encoder" and row.get("optimizer") == "none" and models.is_preset(classifier):

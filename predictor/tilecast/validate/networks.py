@@ -1,6 +1,6 @@
-"""Pools of rows of measured runs: links inside nodes and networks between them, from what tables say of them.
+"""Pools of rows of measured runs: links inside nodes and networks between them, from the descriptions in tables.
 
-A description is matched word by word; what it leaves open is what the GPU's platform usually has.
+A description is matched word by word; what it leaves open is taken from the usual platform of the GPU.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _GENERATION_LINK = {
     "volta": "nvlink2", "ampere": "nvlink3", "hopper": "nvlink4", "blackwell": "nvlink5",
 }  # fmt: skip
 _GENERATION_BOARD = {"ampere": "nvlink3-board", "hopper": "nvlink4-board"}
-"""Four GPUs that are wired to each other without a switch."""
+"""Link of four GPUs that are wired to each other without a switch, by architecture."""
 _GENERATION_BRIDGE = {8.0: "nvlink3-pair", 9.0: "nvlink4-pair"}
-"""By compute capability, where the table leaves the variant of the GPU open and so its bridges."""
+"""NVLink bridge by compute capability, for tables that do not state the variant of the GPU."""
 _GENERATION_BUS = {
     "pascal": "pcie3", "volta": "pcie3", "turing": "pcie3", "ampere": "pcie4", "ada-lovelace": "pcie4",
     "hopper": "pcie5", "blackwell": "pcie5",
@@ -29,11 +29,11 @@ _USUAL_NETWORK = {
     "v100-sxm3": "infiniband-edr-8x100", "v100-sxm3-450w": "infiniband-edr-8x100", "gb200": "infiniband-ndr-4x400",
     "b300": "infiniband-xdr-8x800", "gb300": "infiniband-xdr-4x800",
 }  # fmt: skip
-"""By GPU where a platform of its own carries it, else by generation."""
+"""Usual network by GPU, for GPUs with a platform of their own, else by architecture."""
 
 
 def pool_of(row: Row, gpu: Gpu, gpus: int) -> Pool:
-    """The pool of so many GPUs that a row describes."""
+    """Return the pool of `gpus` GPUs that a row describes."""
     per_node = min(integer(row, "gpus_per_node") or 8, gpus)
     return Pool(
         name=gpu.name,
@@ -46,8 +46,11 @@ def pool_of(row: Row, gpu: Gpu, gpus: int) -> Pool:
 
 
 def _between_nodes(row: Row, gpu: Gpu, per_node: int) -> Link:
-    """The network of a row, or what TensorFlow's own ring makes of it: from 2.0 to 2.3 MultiWorkerMirroredStrategy
-    chooses that (CollectiveCommunication.AUTO), while NVIDIA's containers run Horovod."""
+    """Return the network of a row, or gRPC if TensorFlow's own ring runs and is slower than the network.
+
+    TensorFlow's MultiWorkerMirroredStrategy chooses that ring from 2.0 to 2.3 (CollectiveCommunication.AUTO); NVIDIA's
+    containers run Horovod instead.
+    """
     stated = network_link(row.get("interconnect_inter", ""), gpu, per_node)
     is_ring = re.search(r"\btensorflow 2\.[0-3]\b(?!.*(?:ngc|horovod))", row.get("framework", "").lower())
     links = (stated, find_link("grpc")) if is_ring else (stated,)
@@ -55,7 +58,7 @@ def _between_nodes(row: Row, gpu: Gpu, per_node: int) -> Link:
 
 
 def intra_link(text: str, gpu: Gpu) -> Link:
-    """The link between GPUs of a node that a table names, for that GPU."""
+    """Return the link between GPUs of a node that a table's text describes, or the usual one of the GPU."""
     words = text.lower()
     usual = find_link(gpu.intra_link)
     stated = re.search(r"pcie (?:gen ?)?([345])", words)
@@ -81,14 +84,17 @@ _FABRICS: tuple[tuple[str, str], ...] = (
     ("ib 200", "infiniband-hdr-8x200"), ("infiniband", "infiniband-hdr-8x200"), ("rdma", "infiniband-ndr-8x400"),
     ("ethernet", "ethernet-100"),
 )  # fmt: skip
-"""First match of a published word, and the link whose latency and efficiency it has."""
+"""Words that sources use for a network, and the link with its latency and efficiency; the first match is used."""
 _NEWER: Mapping[str, str] = {"efa": "efa-3200", "infiniband": "infiniband-ndr-8x400", "roce": "roce-3200"}
-"""What such a word means where nodes have GPUs of the Hopper generation or later."""
+"""Link that a word means for nodes with GPUs of the Hopper generation or later."""
 
 
 def network_link(text: str, gpu: Gpu, per_node: int) -> Link:
-    """The network a table names: the kind from its words, the rate and the number of ports from its figures. Pods do
-    not reach a nominal rate, which is left aside."""
+    """Return the network that a table's text describes.
+
+    The words give its kind, the figures its rate and number of ports. The nominal rate is ignored for TCP between pods,
+    which does not reach it.
+    """
     words = _between_gpus(text)
     word, name = next((pair for pair in _FABRICS if pair[0] in words), ("", ""))
     if gpu.architecture in ("hopper", "blackwell"):
@@ -97,17 +103,20 @@ def network_link(text: str, gpu: Gpu, per_node: int) -> Link:
     link = find_link(name) if name else usual
     ports, rate = (0, 0.0) if link.kind == "pod-tcp" else _gigabits(words, per_node)
     if not rate:
-        # "Ethernet" without a rate is the name of any cable; a word of a fabric says which, but not how wide.
+        # "Ethernet" without a rate may be any cable; the word for a fabric says which one, but not how fast it is.
         return usual if word == "ethernet" or (word == "infiniband" and usual.kind == "infiniband") else link
     if link.kind == "infiniband" and not ports and rate * link.nics == link.bandwidth_bytes_per_s * 8e-9:
-        return link  # the figure is that of one of its ports
+        return link  # the stated rate is the rate of one port of this link
     nics = ports or link.nics
     return replace(link, bandwidth_bytes_per_s=rate * 1e9 / 8, nics=nics, gpu_nics=max(1, nics // per_node))
 
 
 def _between_gpus(text: str) -> str:
-    """The part of a description that is about the network between GPUs, in lower case: of several adapters those for
-    computation, or the fastest. Rates in bytes are those of buses."""
+    """Return the part of a description that is about the network between GPUs, in lower case.
+
+    Among several adapters this is the fastest of those for computation, or else of those not for storage or management.
+    Rates in bytes are dropped, because they describe buses.
+    """
     bits = re.sub(r"\d+ ?GB/s", "", text).lower()
     parts = re.split(r"[,;]\s*(?=\d+ ?x|[a-z+]+:)|\s\+\s|\sand\s(?=\d)", bits)
     computing = [part for part in parts if re.match(r"compute\b", part.strip()) or part.endswith(" ew")]
@@ -116,7 +125,7 @@ def _between_gpus(text: str) -> str:
 
 
 def names_network(text: str) -> bool:
-    """Whether a table's words say which network it is."""
+    """Return whether a table's words say which network it is."""
     words = _between_gpus(text)
     return "not stated" not in words and (any(word in words for word, _ in _FABRICS) or _gigabits(words, 1)[1] > 0)
 
@@ -126,7 +135,7 @@ _RATES: tuple[tuple[str, Callable[[re.Match[str], int], tuple[int, float]]], ...
     (r"(\d+) ?gb\S* per gpu", lambda match, per_node: (per_node, float(match[1]) * per_node)),
     (r"(\d+) ?gb", lambda match, per_node: (0, float(match[1]))),
 )
-"""Ports of a node (0 where it is not said) and their rate together in Gb/s, as sources write them."""
+"""Patterns for the ports of a node (0 if not stated) and their total rate in Gb/s, as sources write them."""
 
 
 def _gigabits(words: str, per_node: int) -> tuple[int, float]:

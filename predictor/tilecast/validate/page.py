@@ -1,5 +1,8 @@
-"""What `tilecast validate runs` finds as one page: the ratio of forecast and measured step by every input, the factors
-of the parts of a step, every row, and the peaks of memory. A table stands below each picture."""
+"""Results of `tilecast validate runs` as one HTML page.
+
+It shows the ratio of forecast to measured step by every input, the factors of the parts of a step, every row, and the
+memory peaks. Below each picture is a table of its figures.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from tilecast.validate.scores import Scored
 
 
 def page(report: ValidationReport, names: Sequence[str]) -> str:
-    """The whole page.
+    """Return the whole page as HTML.
 
     Args:
-        report: what to tell.
-        names: of the tables.
+        report: the results to show.
+        names: names of the tables.
     """
     scored = scores.score(report.rows, report.forecasts)
     body = [
@@ -68,7 +71,7 @@ def _summary(scored: Scored) -> str:
 
 
 def _residuals(scored: Scored) -> str:
-    """A picture and a table for every input that the rows state."""
+    """Return a picture and a table for every input that the rows state."""
     ratio = scores.ratio(scored)
     blocks = []
     for number, (name, key) in enumerate(residuals.COVARIATES):
@@ -141,7 +144,10 @@ OTHERS = "other sources"
 
 
 def _scatter(scored: Scored) -> str:
-    """Every row, the sources with most rows by name, and the errors of all sources as a table."""
+    """Return a scatter plot of all rows and a table of the errors of all sources.
+
+    The plot names the sources with most rows; all others share one series.
+    """
     sources = [residuals.source_of(row) for row in scored.rows]
     counts = Counter(sources).most_common()
     named = [name for name, _ in counts[: charts.COLORS if len(counts) <= charts.COLORS else charts.COLORS - 1]]

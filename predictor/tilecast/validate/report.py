@@ -1,4 +1,4 @@
-"""What `tilecast validate runs` finds: tables are read and prepared once, for steps and for peaks of memory."""
+"""Results of `tilecast validate runs`; tables are read and prepared once for both steps and memory peaks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tilecast.validate.runs import Forecast, RunGroup
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """Rows in their order, a forecast of each, the factors of the parts of a step, and the peaks of memory."""
+    """Rows in their order, a forecast for each, the factors of the parts of a step, and the memory peaks."""
 
     rows: tuple[Row, ...]
     forecasts: tuple[Forecast, ...]
     parts: tuple[StepPart, ...]
-    """Empty where they were not asked for, or no row counts."""
+    """Factors of the parts of a step; empty if they were not requested or no row is graded."""
     peaks: Peaks
 
 
@@ -35,13 +35,13 @@ def make(
     """Forecast every row of the tables.
 
     Args:
-        paths: of the tables.
-        track: sees the groups of rows.
-        graphs: a folder of graphs that rows may name.
-        parts: whether the factors of the parts of a step are wanted, which takes a pricing for each.
+        paths: paths of the tables.
+        track: shows progress over the groups of rows.
+        graphs: folder of graphs that rows may name.
+        parts: whether to fit the factors of the parts of a step, which prices all rows once more for each part.
 
     Raises:
-        SpecError: a file cannot be read or lacks the columns of a runs table, or a graph is not what a row needs.
+        SpecError: a file cannot be read or lacks the columns of a runs table, or a graph does not match its row.
     """
     if graphs is not None and not graphs.is_dir():
         raise SpecError("--graphs", f"{graphs} is no folder", "name the folder that holds the graphs")
@@ -53,7 +53,7 @@ def make(
 
 
 def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[Forecast]) -> list[StepPart]:
-    """The factor of each part of a step that the graded rows ask for."""
+    """Fit the factor of each part of a step to the graded rows."""
     members = [
         (group, member, rows[member.index], forecasts[member.index])
         for group in groups
@@ -77,7 +77,7 @@ def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[
 
 
 def text(report: ValidationReport) -> str:
-    """The summary, the parts where they were asked for, and the peaks where rows have some."""
+    """Return the summary as text, with the parts if they were requested and the peaks if rows have some."""
     lines = [scores.summary(report.rows, report.forecasts)]
     if report.parts:
         lines.append(residuals.parts_table(report.parts))

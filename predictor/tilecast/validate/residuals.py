@@ -1,8 +1,8 @@
-"""Where forecasts err: the ratio of forecast and measured step by every input, and the factor of each part of a step.
+"""Residuals of forecasts: the ratio of forecast to measured step by every input, and a factor for each part of a step.
 
-A bin's ratio is the median over its rows; its standard error takes the source as the unit. The factor of a part is by
-how much the measured steps say that its seconds should grow, everything else and the source's own effect held equal
-(`mixed`): 1 where nothing is missing.
+The ratio of a bin is the median over its rows; its standard error takes the source as the unit. The factor of a part is
+the factor on its seconds that fits the measured steps best, with all other parts and an effect of each source held
+equal (`mixed`). It is 1 if the part is forecast well.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "once per step": ("step_ms",),
     "optimizer": ("optimizer.efficiency",),
 }
-"""Each part of a step, and the constants that scale it; a section means all that stand in it."""
+"""Parts of a step and the constants that scale each; the name of a section means all constants in it."""
 FALLING = ("optimizer",)
 """Parts whose seconds fall as their constants grow."""
 SPAN = 1.08
-"""By how much constants move to find how a step depends on them."""
+"""Factor by which constants are moved to find how a step depends on them."""
 LEAST_ROWS, LEAST_SOURCES = 10, 2
-"""Rows and sources of a bin that says something."""
+"""Least rows and sources of a bin for it to be marked as off."""
 TOLERANCE = 0.08
-"""A bin that is further off is marked."""
+"""Distance of a bin's ratio from 1 beyond which the bin is marked as off."""
 
 
 def source_of(row: Row) -> str:
-    """Who measured a row: MLPerf by round and submitter; collections of several frameworks by framework."""
+    """Return who measured a row; MLPerf is split by round and submitter, some collections by framework."""
     source, path = row.get("source", ""), row.get("url_or_repo_path", "")
     if submitter := re.match(r"mlcommons/training_results_(v[\d.]+):([^/]+)", path):
         return f"MLPerf {submitter[1]} {submitter[2]}"
@@ -49,11 +49,11 @@ def source_of(row: Row) -> str:
 
 
 _OF_SEVERAL = ("/DeepLearningExamples", "/DLPerf")
-"""Sources that run several frameworks in many versions each."""
+"""Ends of the names of sources that run several frameworks in many versions each."""
 
 
 def framework_of(row: Row) -> str:
-    """The framework as the row states it, without its version where the source runs many."""
+    """Return the framework as the row states it, without the version if the source runs many versions."""
     name = row.get("framework", "")
     return re.split(r"[ 0-9]", name)[0] if row.get("source", "").endswith(_OF_SEVERAL) else name
 
@@ -78,7 +78,7 @@ COVARIATES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("framework", framework_of),
     ("GPU", lambda row: row["gpu"].split("(")[0].strip()),
 )
-"""Every input that residuals are shown against."""
+"""Inputs that residuals are shown against, and the function that returns a row's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,16 @@ class Bin:
     sources: int
     ratio: float
     error: float
-    """Standard error of the ratio's logarithm, the source as the unit; NaN with one source."""
+    """Standard error of the ratio's logarithm with the source as the unit; NaN with one source."""
 
     @property
     def is_off(self) -> bool:
-        """Whether enough rows say that the forecast is off."""
+        """Whether the bin has enough rows and sources, and its ratio is further than `TOLERANCE` from 1."""
         return self.rows >= LEAST_ROWS and self.sources >= LEAST_SOURCES and abs(self.ratio - 1) > TOLERANCE
 
 
 def bins(key: Callable[[Row], str], rows: Sequence[Row], ratio: Floats) -> list[Bin]:
-    """The rows by the value of an input, numbers in their order."""
+    """Return the rows grouped by the value of an input; numbers come first, in ascending order."""
     values = np.array([key(row) for row in rows])
     sources = np.array([source_of(row) for row in rows])
     items = []
@@ -115,7 +115,7 @@ def bins(key: Callable[[Row], str], rows: Sequence[Row], ratio: Floats) -> list[
 
 
 def table(rows: Sequence[Row], ratio: Floats) -> str:
-    """The ratio of forecast and measured step by every input; bins that are off are marked."""
+    """Return the ratio of forecast to measured step by every input as text; bins that are off are marked."""
     lines = ["forecast / measured      rows sources   ratio  +-"]
     for name, key in COVARIATES:
         for item in bins(key, rows, ratio):
@@ -129,7 +129,7 @@ def table(rows: Sequence[Row], ratio: Floats) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """A part of a step: its mean share, and the factor that the measured steps ask for, with its standard error."""
+    """Part of a step: its mean share of the step, and the factor fitted to measured steps with its standard error."""
 
     name: str
     share: float
@@ -138,15 +138,17 @@ class StepPart:
 
     @property
     def is_off(self) -> bool:
-        """Whether the factor lies outside of 0.9 to 1.1 by more than two standard errors of 1."""
+        """Whether the factor is outside of 0.9 to 1.1 and more than two standard errors from 1."""
         return abs(self.factor - 1) > max(0.1, 2 * self.error)
 
 
 def shares(price: Callable[[Mapping[str, float]], Floats], step_s: Floats) -> Floats:
-    """The share of each of `PARTS` in every step, (n, parts): by how much the step's logarithm grows with the part's.
+    """Return the share of each of `PARTS` in every step, (n, parts).
+
+    A share is the growth of the step's logarithm per growth of the part's logarithm.
 
     Args:
-        price: the steps in seconds with some constants, by their paths, at other values, (n,).
+        price: returns the steps in seconds, (n,), with some constants at other values, given by their paths.
         step_s: the steps with all constants as they are, (n,).
     """
     sign = np.array([-1.0 if name in FALLING else 1.0 for name in PARTS])
@@ -159,10 +161,10 @@ def slopes(
     places: Iterable[Sequence[str]],
     table: Mapping[str, Any] | None = None,
 ) -> Floats:
-    """By how much the logarithm of every step grows with that of constants, (n, groups of constants).
+    """Return the derivative of the logarithm of every step by that of constants, (n, groups of constants).
 
     Args:
-        price: the steps in seconds with some constants, by their paths, at other values, (n,).
+        price: returns the steps in seconds, (n,), with some constants at other values, given by their paths.
         step_s: the steps with all constants as they are, (n,).
         places: the paths of the constants of each group, which move together.
         table: the constants as they are; the fitted ones if absent.
@@ -172,7 +174,7 @@ def slopes(
 
 
 def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[StepPart]:
-    """The factor of each part of a step that the rows ask for, where enough of them contain it."""
+    """Fit the factor of each part of a step to the rows, for parts with a mean share of more than 0.2 %."""
     sources = [source_of(row) for row in rows]
     held = share.mean(axis=0) > 0.002
     effects = mixed.solve(
@@ -188,7 +190,7 @@ def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[StepPart]:
 
 
 def parts_table(parts: Sequence[StepPart]) -> str:
-    """The parts as text."""
+    """Return the parts as text."""
     lines = ["part of a step       share  factor  +-"]
     for part in parts:
         mark = "  off" if part.is_off else ""
@@ -197,5 +199,5 @@ def parts_table(parts: Sequence[StepPart]) -> str:
 
 
 def ratio_of(predicted: Floats, measured: Floats) -> Floats:
-    """Forecast over measured, (n,)."""
+    """Return forecast over measured, (n,)."""
     return np.asarray(1.0 + calibration.relative_error(predicted, measured))

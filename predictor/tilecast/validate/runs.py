@@ -1,4 +1,8 @@
-"""Forecasts of measured training steps: one row out per row in."""
+"""Forecasts of measured training steps, one for each row of a runs table.
+
+`prepare` turns rows into groups that share a workload and a pool, `forecast_prepared` prices them; `forecast` does
+both. A row often leaves parts of its plan open; `meant` says which of the possible plans it is taken to mean.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +33,23 @@ COLUMNS = (
     "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
     *(f"{part}_s" for part in PARTS), "reason",
 )  # fmt: skip
-"""The columns of the rows file, in order."""
+"""Columns of the file that `write_rows` writes, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is predicted for one row; everything but `reason` is None when the row is refused."""
+    """Forecast of one row; everything but `reason` is None if the row is refused."""
 
     seconds: float | None = None
     left_out_s: float | None = None
-    """The step with constants fitted without the row's source."""
+    """Step in seconds with constants fitted without the row's source."""
     lower_s: float | None = None
     upper_s: float | None = None
     fits: bool | None = None
     memory_bytes: float | None = None
     parts: dict[str, float] | None = None
     hidden_s: float | None = None
-    """Collectives that computation hides."""
+    """Seconds of collectives that computation hides."""
     reason: str = ""
     roofline_s: float | None = None
     model_flops: float | None = None
@@ -54,7 +58,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One input row: its index, its rows of the plan table, and whether those stand in order of preference."""
+    """One input row: its index, its rows of the plan table, and whether these are in order of preference."""
 
     index: int
     rows: slice
@@ -63,7 +67,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Rows that share a workload and a pool: one plan table, and which of its rows belong to which input row."""
+    """Input rows that share a workload and a pool, with one plan table; `members` says which of its rows are whose."""
 
     workload: Workload
     pool: Pool
@@ -74,10 +78,13 @@ class RunGroup:
 
 
 def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[RunGroup], dict[int, str]]:
-    """Everything about the rows that does not depend on fitted constants, and the refused rows' reasons.
+    """Prepare everything about the rows that does not depend on fitted constants.
+
+    Returns:
+        Groups of rows, and the codes of the reasons of refused rows by their indices.
 
     Raises:
-        SpecError: a graph that a row names is damaged, or of another model.
+        SpecError: a graph that a row names is damaged or contradicts what the row states.
     """
     refused: dict[int, str] = {}
     alike: dict[str, list[tuple[int, RunCase, Plans]]] = defaultdict(list)
@@ -109,17 +116,20 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Run
 
 
 def _key(case: RunCase) -> str:
-    """What cases share that one graph and one set of kernel times serves. A trace is told by its identity."""
+    """Return a key that is equal for cases which can share one graph and one set of kernel times.
+
+    Traces are compared by identity.
+    """
     model = case.workload.model
     plain = replace(case.workload, model=replace(model, trace=None))
     return repr((plain, case.pool, id(model.trace)))
 
 
 def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | None = None) -> list[Forecast]:
-    """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table.
+    """Forecast all rows, in order; rows that share a workload and a pool are priced as one plan table.
 
     Raises:
-        SpecError: a graph that a row names is damaged, or of another model.
+        SpecError: a graph that a row names is damaged or contradicts what the row states.
     """
     return forecast_prepared(rows, *prepare(rows, graphs), track)
 
@@ -127,7 +137,7 @@ def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | Non
 def forecast_prepared(
     rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = untracked
 ) -> list[Forecast]:
-    """The same of rows that `prepare` has prepared."""
+    """Forecast all rows, in order, from the groups and reasons that `prepare` returned for them."""
     forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
     unseen = left_out()
     for group in track(groups, "groups of runs"):
@@ -144,14 +154,16 @@ def forecast_prepared(
 
 @cache
 def left_out() -> Mapping[str, Constants]:
-    """Constants for every source (`residuals.source_of`) whose rows move them: those that are fitted without it
-    (`tilecast_fit.step`)."""
+    """Return the constants fitted without a source (`tilecast_fit.step`), by source as `residuals.source_of` names it.
+
+    Sources whose rows do not move the constants are absent.
+    """
     tables = shipped.table("tilecast.validate", "left_out.toml")
     return {name: constants.with_values(moved) for name, moved in tables.items()}
 
 
 def price(group: RunGroup, fitted: Constants | None = None) -> Priced:
-    """The plan table of a group, priced."""
+    """Price the plan table of a group, with `fitted` in place of the shipped constants if given."""
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
 
@@ -159,8 +171,11 @@ _FULL = CHECKPOINTING.index("full")
 
 
 def chosen(priced: Priced, member: GroupMember) -> int:
-    """The plan that a row means among those it leaves open: the first or the fastest that fits, or the leanest if
-    none does."""
+    """Return the index of the plan that a row is taken to mean among those that it leaves open.
+
+    It is the first plan that fits if they are in order of preference, else the fastest that fits. If none fits, it is
+    the plan that needs the least memory.
+    """
     rows, start = member.rows, int(member.rows.start)
     fits = priced.fits[rows]
     if not fits.any():
@@ -172,21 +187,24 @@ def chosen(priced: Priced, member: GroupMember) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """What a row means: a plan of the table, with a `share` of its layers as another plan has them."""
+    """Plan that a row is taken to mean: plan `row` of the table, with a `share` of its layers as in plan `other`."""
 
     row: int
     other: int
     share: float
 
     def of(self, column: Floats) -> float:
-        """The value of a column (n,) that is a sum over layers."""
+        """Return the value of a column (n,) of the plan table that is a sum over layers."""
         return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
 
 
 def meant(workload: Workload, priced: Priced, member: GroupMember) -> Meant:
-    """The plan that a row means. One that does not say what it recomputes, and does not fit without recomputation, runs
-    as many layers again as its memory asks where its framework can tell layers apart (Megatron-LM, megatron/training/
-    arguments.py: --recompute-num-layers; PyTorch's checkpoint_wrapper wraps any module)."""
+    """Return the plan that a row is taken to mean.
+
+    A row that does not state its recomputation, and does not fit without it, recomputes only as many layers as its
+    memory requires, if its framework can choose layers (Megatron-LM, megatron/training/arguments.py:
+    --recompute-num-layers; PyTorch's checkpoint_wrapper wraps any module).
+    """
     row = chosen(priced, member)
     plans, framework = priced.plans, workload.framework
     table = np.arange(member.rows.start, member.rows.stop)
@@ -203,17 +221,21 @@ def meant(workload: Workload, priced: Priced, member: GroupMember) -> Meant:
 
 
 def _is_stated(case: RunCase) -> bool:
-    """Whether the row says how the work is split, so that only recomputation and the like are open."""
+    """Return whether the row states how the work is split, so that only recomputation and the like are open."""
     stated = case.stated
     micro = stated["micro_batch"] or stated["gradient_accumulation"]
     return bool(stated["data"] and stated["tensor"] and stated["pipeline"] and micro)
 
 
 def _plans(case: RunCase) -> Plans:
-    """The stated plan with what it leaves open, or every plan that agrees with what is stated."""
+    """Return the plans that a row may mean: variants of a stated plan, or every plan that agrees with what is stated.
+
+    Raises:
+        UnreadRow: the stated plan is impossible, or no plan agrees.
+    """
     if _is_stated(case):
         return _complete(case)
-    anyhow = replace(case.workload, framework=None)  # what ran is not held against what the framework runs today
+    anyhow = replace(case.workload, framework=None)  # the run may use abilities that the framework lacks today
     table = search.enumerate_plans(anyhow, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
     if not len(table):
         raise UnreadRow("no-plan")
@@ -227,9 +249,13 @@ def _plans(case: RunCase) -> Plans:
 
 
 def _usual_expert_parallelism(case: RunCase) -> int:
-    """As many ranks of a node, or of its NVLink domain, as divide both the experts and the data-parallel ranks; all
-    ranks for what is cut by rows, and where weights are sharded: whole experts are not gathered (NeMo AutoModel,
-    components/moe/parallelizer.py: only what expert parallelism leaves together is sharded)."""
+    """Return the usual degree of expert parallelism for a row that does not state it.
+
+    It is the largest number of ranks of a node, or of its NVLink domain, that divides both the experts and the
+    data-parallel ranks. With sharded weights (ZeRO stage 3) ranks of all nodes count, because whole experts are not
+    gathered (NeMo AutoModel, components/moe/parallelizer.py: only what expert parallelism leaves together is sharded).
+    Models whose tables are cut by rows use all data-parallel ranks.
+    """
     if models.spreads_rows(case.workload.model):
         return case.stated["data"] or 1
     experts = int(case.workload.model.extra.get("experts", 1))
@@ -240,11 +266,15 @@ def _usual_expert_parallelism(case: RunCase) -> int:
 
 
 _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
-"""(recomputation mode, sequence parallelism) in the order in which people turn to them."""
+"""Pairs of recomputation mode and sequence parallelism, in the order in which users try them."""
 
 
 def _complete(case: RunCase) -> Plans:
-    """The stated degrees with each recomputation mode that the row allows; the first that fits is meant."""
+    """Return the stated degrees with each recomputation mode that the row allows, in order of preference.
+
+    Raises:
+        UnreadRow: the degrees contradict the batch or the layers.
+    """
     stated = case.stated
     per_rank = case.workload.global_batch // (stated["data"] or 1)
     micro = stated["micro_batch"] or max(1, per_rank // (stated["gradient_accumulation"] or 1))
@@ -289,7 +319,7 @@ def _one(workload: Workload, pool: Pool, priced: Priced, member: GroupMember) ->
 
 
 def model_flops(workload: Workload) -> float:
-    """FLOPs of a step as the model needs them, recomputation not counted, over all GPUs."""
+    """Return the FLOPs that the model needs for a step, over all GPUs and without recomputation."""
     one = np.ones(1, dtype=np.int64)
     graph = models.build(workload, Shards(one, one, one, one, one * 0))
     table, repeats = _operators(graph)
@@ -297,7 +327,7 @@ def model_flops(workload: Workload) -> float:
 
 
 def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
-    """The baseline of a perfect machine: every operator at the peak of compute or memory, nothing else."""
+    """Return the step on a perfect machine in seconds: every operator at the peak of compute or memory, nothing else."""
     shards = Shards(*(np.array([value]) for value in (plan.micro_batch, plan.tensor, plan.context, plan.expert, 0)))
     graph = models.build(workload, shards)
     table, repeats = _operators(graph)
@@ -307,16 +337,16 @@ def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
 
 
 def _operators(graph: Graph) -> tuple[KernelTable, Floats]:
-    """The kernels of a graph of one shard and how often each runs, (N,)."""
+    """Return the kernels of a graph of one shard and how often each runs, (N,)."""
     ops = [(op, op.count * block.repeat) for block in graph.blocks for op in block.ops]
     return KernelTable.concatenate([op.table for op, _ in ops]), np.array([count for _, count in ops])
 
 
 def read_table(path: Path) -> list[Row]:
-    """The rows of a runs table.
+    """Return the rows of a runs table.
 
     Raises:
-        SpecError: the file cannot be read, or is not such a table.
+        SpecError: the file cannot be read, or lacks the columns of a runs table.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as handle:
@@ -330,7 +360,11 @@ def read_table(path: Path) -> list[Row]:
 
 
 def write_rows(path: Path, rows: Sequence[Row], forecasts: Sequence[Forecast]) -> None:
-    """One line per input row, in order; a refused row has its reason and nothing else."""
+    """Write one line per input row, in order; a refused row has its id and its reason only.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
     try:
         with path.open("w", newline="", encoding="utf-8") as handle:
             writer = csv.writer(handle)

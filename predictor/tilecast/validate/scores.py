@@ -1,5 +1,7 @@
-"""How far forecasts are off the measured steps: by GPU, precision, family and scale, beside baselines; the ranking of
-plans; what the ranges hold."""
+"""Errors of forecasts against measured steps, by GPU, precision, family and scale, beside those of baselines.
+
+`summary` is the whole text; it also has the ranking of plans, the coverage of the ranges and the refused rows.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +20,30 @@ from tilecast.validate.runs import Forecast
 
 
 def is_graded(row: Row) -> bool:
-    """Whether a row is of grade A or B, or of none, and has a measured step time."""
+    """Return whether a row has a measured step time and grade A or B, or its table has no grades."""
     return row.get("trust", "A") in ("A", "B") and measured_s(row) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Rows of grade A and B with a measured step time and a forecast, as arrays."""
+    """Graded rows with a measured step time and a forecast; arrays are over these rows, times are in seconds."""
 
     rows: tuple[Row, ...]
     measured_s: Floats
     predicted_s: Floats
     cautious_s: Floats
-    """The step on a slow host, which decides among plans that tie."""
+    """Step on a slow host, which decides between plans with tied forecasts."""
     left_out_s: Floats
     roofline_s: Floats
     one_mfu_s: Floats
     covered: npt.NDArray[np.bool_]
     fits: npt.NDArray[np.bool_]
     graded: int
-    """Rows of grade A and B with a measured step time, predicted or not."""
+    """Number of graded rows with a measured step time, predicted or not."""
 
 
 def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
-    """Hold the forecasts against the measured step times of the rows of grade A and B, or of all if none is graded."""
+    """Compare forecasts with the measured step times of the graded rows (`is_graded`)."""
     graded = [
         (row, item, seconds)
         for row, item in zip(rows, forecasts, strict=True)
@@ -69,7 +71,7 @@ def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
 
 
 def measured_s(row: Row) -> float | None:
-    """The measured step in seconds; None where the column holds no positive number."""
+    """Return the measured step in seconds, or None if the column holds no positive number."""
     try:
         seconds = float(row.get("step_time_s_derived", ""))
     except ValueError:
@@ -78,7 +80,7 @@ def measured_s(row: Row) -> float | None:
 
 
 def _one_mfu(rows: Sequence[Row], flops: Floats, gpus: Floats, measured: Floats) -> Floats:
-    """The baseline of one utilisation per GPU and precision, fitted to these very rows (median)."""
+    """Return the steps of a baseline with one utilisation per GPU and precision: the median over these very rows."""
     rate = flops / gpus / measured
     keys = np.array([f"{row['gpu']}|{row['precision']}" for row in rows])
     fitted = np.zeros(len(rows))
@@ -92,7 +94,7 @@ def _absolute(predicted: Floats, measured: Floats) -> Floats:
 
 
 def macro(errors: Floats, rows: Sequence[Row]) -> float:
-    """Mean inside each split_group, then over the groups."""
+    """Return the mean over split groups of the mean inside each; NaN without rows."""
     groups: dict[str, list[float]] = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
         groups[row.get("split_group", "")].append(float(error))
@@ -100,7 +102,7 @@ def macro(errors: Floats, rows: Sequence[Row]) -> float:
 
 
 def scale_of(row: Row) -> str:
-    """The bin of a row's GPU count."""
+    """Return the range that a row's GPU count falls into."""
     return calibration.scale(integer(row, "n_gpus") or 1)
 
 
@@ -114,7 +116,7 @@ BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """The errors of some rows, as shares: ours, and the macro errors of the baselines."""
+    """Relative errors of a subset of the rows, and the macro errors of the baselines on it."""
 
     name: str
     rows: int
@@ -128,7 +130,7 @@ class Stratum:
 
 
 def strata(scored: Scored) -> list[Stratum]:
-    """All rows, then those of every GPU, precision, family and scale."""
+    """Return the stratum of all rows, then one for every GPU, precision, family and scale."""
     everything = np.ones(len(scored.measured_s), dtype=bool)
     items = [_stratum("all", scored, everything)]
     for name, key in BINS:
@@ -149,7 +151,7 @@ def _stratum(name: str, scored: Scored, mask: npt.NDArray[np.bool_]) -> Stratum:
 
 
 def counted(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) -> list[str]:
-    """How many rows were predicted, why others were refused, and how many count; a line each."""
+    """Return lines of text about how many rows were predicted, why others were refused, and how many are graded."""
     predicted = sum(item.seconds is not None for item in forecasts)
     lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
     reasons = Counter(item.reason for item in forecasts if item.reason)
@@ -161,7 +163,7 @@ def counted(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) 
 
 
 def ranked(scored: Scored) -> str:
-    """How plans are ranked; empty where no group has enough of them."""
+    """Return a line of text about the ranking of plans; empty if no group has enough plans."""
     tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
     if not count:
         return ""
@@ -171,7 +173,7 @@ def ranked(scored: Scored) -> str:
 
 
 def held(scored: Scored) -> list[str]:
-    """The error with sources left out, what the ranges hold, and what was called too large; a line each."""
+    """Return lines of text: the error with sources left out, the coverage of ranges, and the share called too large."""
     aside = macro(_absolute(scored.left_out_s, scored.measured_s), scored.rows)
     return [
         f"macro error with each source left out of the fit of the step's constants: {aside:.1%}",
@@ -181,12 +183,12 @@ def held(scored: Scored) -> list[str]:
 
 
 def ratio(scored: Scored) -> Floats:
-    """Forecast over measured, (rows,)."""
+    """Return forecast over measured, (rows,)."""
     return residuals.ratio_of(scored.predicted_s, scored.measured_s)
 
 
 def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
-    """Error by GPU, precision, family and scale beside the baselines, ranking, coverage and refusals."""
+    """Return as text the errors by GPU, precision, family and scale, baselines, ranking, coverage and refusals."""
     scored = score(rows, forecasts)
     lines = counted(rows, forecasts, scored)
     if not len(scored.measured_s):
@@ -226,9 +228,12 @@ _PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activat
 def ranking(
     rows: Sequence[Row], predicted_s: Floats, measured_s: Floats, cautious_s: Floats | None = None
 ) -> tuple[float, float, int]:
-    """Kendall's tau over pairs measured more than 5 % apart (a predicted tie scores 0) and the regret of the plan
-    predicted fastest (the mean over equal ones), or, with `cautious_s`, of the one that is least by these among those
-    that tie with it; both averaged over groups of at least four distinct plans."""
+    """Return Kendall's tau, the top-1 regret and the number of groups, over groups of at least four distinct plans.
+
+    Tau is over pairs measured more than 5 % apart; a predicted tie scores 0. The regret is that of the plan predicted
+    fastest (the mean over equal ones). With `cautious_s` it is that of the plan with the least of these among the plans
+    that tie with the fastest. Both are averaged over groups.
+    """
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         groups[tuple(row.get(name, "") for name in _RANKED_BY)].append(index)

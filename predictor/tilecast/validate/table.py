@@ -1,4 +1,4 @@
-"""Rows of measured training runs as workloads, plans and pools.
+"""Reading of rows of measured training runs into workloads, plans and pools; `read` is the entry.
 
 Only the description of a run is read: never its metric, its measured value, another predictor's column, or a
 time, throughput or utilisation that its notes may mention.
@@ -33,13 +33,13 @@ from tilecast.validate.networks import pool_of
 
 @dataclass(frozen=True, slots=True)
 class RunCase:
-    """A row as the predictor sees it. Degrees that the row leaves open are None."""
+    """Row of a runs table as the predictor sees it."""
 
     workload: Workload
     pool: Pool
     gpus: int
     stated: Mapping[str, int | None]
-    """Columns of `Plans` that the row fixes; None where it is silent."""
+    """Columns of `Plans` that the row states; None for those that it leaves open."""
 
 
 _PRECISION: Mapping[str, Precision] = {
@@ -52,16 +52,18 @@ _OPTIMIZER: tuple[tuple[str, Optimizer], ...] = (
     ("rmsprop", "momentum"), ("sgd", "momentum"), ("momentum", "momentum"), ("nag", "momentum"),
     ("adagrad", "momentum"),
 )  # fmt: skip
-"""First match of the published word; SGD runs with momentum but for embedding tables, and RMSprop and Adagrad hold one
-moment too."""
+"""Words that sources use for an optimizer, and what each means; the first match is used.
+
+SGD runs with momentum, except for embedding tables. RMSprop and Adagrad store one moment too.
+"""
 
 
 def read(row: Row, graphs: Graphs | None = None) -> RunCase:
-    """The case a row describes, its model taken from a folder of graphs where that has one.
+    """Return the case that a row describes; its model comes from the folder of graphs if that has one for it.
 
     Raises:
-        UnreadRow: the row cannot be expressed, with the reason's code.
-        SpecError: the graph that the row names is damaged, or of another model.
+        UnreadRow: the row cannot be expressed; the error has the reason's code.
+        SpecError: the graph that the row names is damaged or contradicts what the row states.
     """
     try:
         name = row["gpu"].split("(")[0].strip()
@@ -106,12 +108,15 @@ def read(row: Row, graphs: Graphs | None = None) -> RunCase:
 
 
 ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
-"""What is meant where a table does not state the variant."""
+"""Variant of a GPU that is assumed if a table does not state it."""
 
 
 def _gpus(row: Row) -> int | None:
-    """GPUs that a run used: those stated, but of LitGPT no more than its global batch has micro-batches, since its
-    files say how many devices they use, whatever the machine has (config_hub/finetune, `devices`)."""
+    """Return the number of GPUs that a run used, or None if it is not stated.
+
+    LitGPT uses no more GPUs than its global batch has micro-batches: its files set the number of devices, whatever the
+    machine has (config_hub/finetune, `devices`).
+    """
     gpus, micro, batch = (integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
     if not (gpus and micro and batch and framework(row) == "litgpt"):
         return gpus
@@ -134,7 +139,7 @@ _ATTENTION: Mapping[str, Attention] = {"1": "flash", "1.0": "flash", "0": "eager
 
 
 _UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b")
-"""Versions of PyTorch without fused attention, which came with 2.0."""
+"""Versions of PyTorch before 2.0, which brought fused attention."""
 
 
 def _attention(row: Row) -> Attention:
@@ -143,7 +148,7 @@ def _attention(row: Row) -> Attention:
 
 
 def execution(row: Row) -> Execution:
-    """How a row's kernels were launched: as it states, or as its framework's name says."""
+    """Return how a row's kernels were launched, as the row states it or else as its framework implies."""
     compiled: Execution = "xla" if framework(row) in _BY_XLA else "compiled"
     stated = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
     if stated is not None:
@@ -158,22 +163,30 @@ _BY_XLA = ("tensorflow", "jax")
 
 
 _FUSED_LOSS = ("composer",)
-"""Words in a framework's name that mean a hand-written loss: llm-foundry's default is flash-attn's cross-entropy."""
+"""Words in a framework's name that mean a fused loss: llm-foundry's default is flash-attn's cross-entropy."""
 _EAGER_LOSS = re.compile(r"\btorchtitan \+ torchao 0\.(?:\d|10)\b")
-"""torchtitan of that time, which leaves the loss out of compilation (train.py: "compiling loss function causes CUDA
-errors, turning off for now"; since the spring of 2025 components/loss.py compiles it)."""
+"""Versions of torchtitan that leave the loss out of compilation.
+
+train.py said: "compiling loss function causes CUDA errors, turning off for now". Since the spring of 2025
+components/loss.py compiles it.
+"""
 _FUSED_LOSS_NOTE = "cross-entropy fusion"
-"""What notes say where Megatron's option of that name is on."""
+"""Words in the notes of runs with Megatron's option of that name."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
-"""Frameworks whose own kernels, which a table's 0 means, fuse bias, activation, dropout, mask and softmax."""
+"""Words in the names of frameworks whose own kernels fuse bias, activation, dropout, mask and softmax.
+
+Tables may state 0 for `fused_kernels` where such kernels ran.
+"""
 
 
 _CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
 _CONTIGUOUS = re.compile(r"\b(?:nchw|contiguous)\b")
 _USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "oneflow", "apex amp, dali")
-"""Frameworks in which images of 16 bits are channels last: TensorFlow's layout optimizer puts them so, the scripts of
-MXNet, of OneFlow (OneFlow-Benchmark: channel_last), of MLPerf and of NVIDIA's classifiers in PyTorch
-(ConvNets/configs.yml) ask for it. PyTorch keeps what it is given, and is commonly given NCHW."""
+"""Words in the names of frameworks in which images of 16 bits are stored channels last.
+
+TensorFlow's layout optimizer converts them. The scripts of MXNet, OneFlow (OneFlow-Benchmark: channel_last), MLPerf and
+NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) request it. PyTorch keeps the format of its input, commonly NCHW.
+"""
 
 
 def _memory_format(row: Row) -> MemoryFormat:
@@ -196,14 +209,20 @@ def _fused_kernels(row: Row) -> bool:
 
 
 _FUSED_BUILD = re.compile(r"\bmxnet\b.*\bngc\b")
-"""Builds whose own kernels are hand-written ones, whatever a table says of the framework: NVIDIA's MXNet takes sums and
-ReLU along with its norms (DeepLearningExamples, MxNet/Classification/RN50v1.5: fuse-bn-relu, fuse-bn-add-relu)."""
+"""Builds that have fused kernels of their own, whatever a table states.
+
+NVIDIA's MXNet fuses sums and ReLU with its norms (DeepLearningExamples, MxNet/Classification/RN50v1.5: fuse-bn-relu,
+fuse-bn-add-relu).
+"""
 
 
 def framework(row: Row) -> Framework | None:
-    """What ran a row; None where its text names none that is known. MLPerf's references for large language models are
-    NeMo's (mlcommons/training, large_language_model_pretraining/nemo), and submissions keep to them; those of Stable
-    Diffusion train by NeMo as well (mlcommons/training_results, stable_diffusion, main.py)."""
+    """Return the framework that ran a row, or None if its text names none that is known.
+
+    MLPerf's references for large language models are NeMo's (mlcommons/training,
+    large_language_model_pretraining/nemo), and submissions follow them. Those of Stable Diffusion train with NeMo as
+    well (mlcommons/training_results, stable_diffusion, main.py).
+    """
     words = row.get("framework", "").lower()
     if "mlperf" in words and row.get("family") in ("decoder", "diffusion"):
         return "nemo"
@@ -213,8 +232,10 @@ def framework(row: Row) -> Framework | None:
 
 
 _APEX = re.compile(r"\b(?:bert|transformer-?xl)")
-"""Models that NVIDIA's examples train in PyTorch with Apex at level O2: FP16 weights with FP32 masters, as a job holds
-that names no framework (DeepLearningExamples, PyTorch/LanguageModeling, BERT run_squad.py and Transformer-XL train.py).
+"""Models that NVIDIA's examples train in PyTorch with Apex at level O2.
+
+That level stores FP16 weights with FP32 masters, like a job that names no framework (DeepLearningExamples,
+PyTorch/LanguageModeling, BERT run_squad.py and Transformer-XL train.py).
 """
 
 
@@ -230,11 +251,14 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("libai", "oneflow"), ("mxnet", "mxnet"), ("mindspore", "mindspore"), ("eager", None), ("pytorch", "ddp"),
     ("torchvision", "ddp"),
 )  # fmt: skip
-"""First match of a published word, and what it means; what is measured in one process has no framework."""
+"""Words that sources use for a framework, and what each means; the first match is used.
+
+None means no framework: such runs are measured in one process.
+"""
 
 
 _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
-"""What notes say of a run whose gradients are reduced at the end."""
+"""Words in the notes of runs that reduce their gradients only after the backward pass, without overlap."""
 
 
 def _lora_rank(row: Row, notes: str) -> int:
@@ -285,20 +309,24 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
 
 
 def _spreads_optimizer(row: Row) -> bool:
-    """Whether a run's optimizer is distributed: it says so, or is MLPerf's of Stable Diffusion (NeMo's
-    distributed_fused_adam; mlcommons/training_results, stable_diffusion, main.py)."""
+    """Return whether a run's optimizer is distributed.
+
+    The row says so, or is MLPerf's Stable Diffusion (NeMo's distributed_fused_adam; mlcommons/training_results,
+    stable_diffusion, main.py).
+    """
     is_diffusion = row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
     return is_diffusion or "distributed optimizer" in row.get("optimizer", "")
 
 
 _CHUNK = 2
-"""Layers of a chunk of an interleaved pipeline where a recipe of NeMo's does not say (collections/llm/recipes: one to
-four)."""
+"""Layers per chunk of an interleaved pipeline if a NeMo recipe does not state it (collections/llm/recipes: 1 to 4)."""
 
 
 def _virtual_stages(row: Row, model: Model, stages: int) -> int:
-    """The chunks of a stage that a row states; NeMo's recipes interleave every pipeline unless they say that they do
-    not."""
+    """Return the number of chunks per pipeline stage that a row states.
+
+    NeMo's recipes interleave every pipeline unless the notes say otherwise.
+    """
     notes = row.get("notes", "")
     if (stated := noted(r"\bVP ?(\d+)", notes)) or "VP n/a" in notes or stages == 1 or framework(row) != "nemo":
         return stated or 1

@@ -1,12 +1,14 @@
-"""What one measured run of a model is worth for its runs elsewhere: forecasts of rows of a source and model, each
-corrected by one other row of them (`tilecast.transfer`).
+"""Test of transfer: how much one measured run of a model improves the forecasts of its runs elsewhere.
 
-Three kinds of pairs are told apart: rows on another GPU; on the same GPU in another number; and as many of the same GPU
-with another plan. Every forecast is made with constants fitted without the source. Beside the raw and the corrected one
-stand three scalings of the measured step: by the ratio of the two forecasts, which is the raw forecast times all that
-the run was off; by peak FLOP/s; and by memory bandwidth, both for the model FLOPs of a GPU. An error is the mean over
-what a row is forecast from, then over the rows of a split group, then over groups; so is a share of steps in a range.
-Intervals hold 90 % of what resampling the sources gives.
+Each row of a source and model is forecast with a correction from one other row of the same source and model
+(`tilecast.transfer`). There are three kinds of pairs: on another GPU; on another number of the same GPU; and on the
+same GPUs with another plan. Every forecast uses constants fitted without the source.
+
+Beside the raw and the corrected forecast there are three scalings of the measured step: by the ratio of the two raw
+forecasts, which corrects by the whole error of the run; by peak FLOP/s; and by memory bandwidth, both per model FLOP of
+a GPU. An error is the mean over the rows that a row is forecast from, then over the rows of a split group, then over
+groups. The share of steps in a range is averaged likewise. Intervals are the middle 90 % over resamplings of the
+sources.
 """
 
 from __future__ import annotations
@@ -28,31 +30,35 @@ from tilecast.validate.cells import Row
 
 KINDS = ("other GPU", "other count", "other plan")
 MOST_SEEN = 12
-"""Rows of each kind that a row is forecast from, chosen by a rule on their ids: tables that try every plan have
-hundreds."""
+"""Largest number of rows of each kind that a row is forecast from, chosen by a hash of their ids.
+
+Tables that try every plan have hundreds.
+"""
 DRAWS = 1000
+"""Resamplings of the sources for an interval."""
 ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
+"""Ways to forecast a row from another: two forecasts and three scalings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Graded rows that were forecast. Arrays are (R,)."""
+    """R graded rows with forecasts; arrays are (R,)."""
 
     measured: curves.MeasuredRuns
     table: tuple[str, ...]
     source: tuple[str, ...]
     group: tuple[str, ...]
-    """Split group, and its table."""
+    """Table and split group of each row."""
     model: tuple[tuple[str, ...], ...]
-    """What rows have alike that a run of one may correct the forecast of another."""
+    """Key that is equal for rows of which one may correct the forecast of another."""
     places: tuple[Place, ...]
     plans: tuple[Plan, ...]
     flops: Floats
-    """Model FLOPs of a step on each GPU."""
+    """Model FLOPs of a step per GPU."""
     peak: Floats
-    """FLOP/s."""
+    """Peak FLOP/s of the GPU at the row's precision."""
     bandwidth: Floats
-    """Bytes per second."""
+    """Memory bandwidth of the GPU, in bytes per second."""
 
     @property
     def predicted_s(self) -> Floats:
@@ -69,11 +75,11 @@ class Subjects:
 
     @property
     def usual(self) -> Floats:
-        """The share of jobs like each that deviate little."""
+        """Share of the jobs of each row's model family that deviate little."""
         return np.array([usual(place.family) for place in self.places])
 
     def kind_of(self, seen: int, asked: int) -> str | None:
-        """Which of `KINDS` a pair of rows is; None of two runs of one plan on one GPU."""
+        """Return which of `KINDS` a pair of rows is; None if both run the same plan on the same GPU."""
         if self.places[seen].gpu != self.places[asked].gpu:
             return "other GPU"
         one, other = self.plans[seen], self.plans[asked]
@@ -87,11 +93,11 @@ _TABLE = "table"
 
 
 def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
-    """The graded rows of runs tables with their forecasts.
+    """Read runs tables and forecast their graded rows.
 
     Args:
-        paths: of the tables.
-        track: sees the groups of rows.
+        paths: paths of the tables.
+        track: shows progress over the groups of rows.
 
     Raises:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
@@ -121,7 +127,7 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
 
 
 def pairs(subjects: Subjects) -> dict[str, tuple[Ints, Ints]]:
-    """Of each kind that there is, the indices of rows that were seen and of those that are asked for, (P,) each."""
+    """Return the pairs of each kind: indices of the rows seen and of the rows to forecast from them, (P,) each."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, model in enumerate(subjects.model):
         alike[model].append(index)
@@ -141,21 +147,21 @@ def pairs(subjects: Subjects) -> dict[str, tuple[Ints, Ints]]:
 
 @dataclass(frozen=True, slots=True)
 class PairErrors:
-    """Pairs of a kind with what each way of forecasting makes of them, (P,) each."""
+    """Errors of P pairs of a kind; arrays are (P,). Row `asked` is forecast from row `seen`."""
 
     kind: str
     seen: Ints
     asked: Ints
     errors: Mapping[str, Floats]
-    """Absolute relative errors, by one of `ESTIMATES`."""
+    """Absolute relative errors by `ESTIMATES`."""
     width: Floats
-    """What the half-width of the range is multiplied by, because of the run."""
+    """Factor on the half-width of the range that follows from the run."""
     covered: tuple[Floats, Floats]
-    """Whether the raw and the corrected range hold the measured step."""
+    """1 if the measured step is inside the range, else 0; for the raw and the corrected range."""
 
 
 def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
-    """Which of the levels of deviations the rows of each pair have in common, (5, P)."""
+    """Return which of the five levels of deviations (`tilecast.transfer.LEVELS`) the rows of each pair share, (5, P)."""
     return np.concatenate(
         [
             alike(
@@ -172,8 +178,14 @@ def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
 def corrections(
     shared: Mask, deviation: Floats, share: Floats, known: Mapping[str, float] | None = None
 ) -> tuple[Floats, Floats]:
-    """Ratio and width of each pair, (P,) each, from one run whose deviation is (P,), of jobs of which a `share`, (P,),
-    deviates little."""
+    """Return the correction's ratio and width for each pair, (P,) each, from one run each.
+
+    Args:
+        shared: the levels of deviations that both rows of a pair share, (5, P).
+        deviation: log(predicted / observed) of the run, (P,).
+        share: share of the jobs of the model family that deviate little, (P,).
+        known: deviations to use in place of `tilecast.transfer.deviations()`.
+    """
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)
     both = corrected(known or deviations(), share, itself, shared[..., None, None], deviation[:, None], once)
@@ -183,7 +195,7 @@ def corrections(
 def held(
     subjects: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None
 ) -> PairErrors:
-    """Forecast the rows that are asked for, each by one run that was seen."""
+    """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
     ratio, width = corrections(shared(subjects, seen, asked), subjects.deviation[seen], subjects.usual[asked], known)
     raw, measured = subjects.predicted_s, subjects.observed_s
     work = measured[seen] * subjects.flops[asked] / np.maximum(subjects.flops[seen], 1.0)
@@ -211,7 +223,7 @@ def held(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What the pairs of a kind say over the groups of one table, or of all. Errors and shares are macro means."""
+    """Summary of the pairs of a kind over one table, or over all; errors and shares are means as in `Macro`."""
 
     kind: str
     table: str
@@ -219,20 +231,20 @@ class Line:
     groups: int
     sources: int
     errors: Mapping[str, float]
-    """By one of `ESTIMATES`."""
+    """Absolute relative errors by `ESTIMATES`."""
     gain: float
-    """The corrected error over the raw one."""
+    """Corrected error over the raw one."""
     interval: tuple[float, float]
-    """Of the gain, when sources are drawn anew."""
+    """90 % interval of the gain over resamplings of the sources."""
     width: float
     covered: tuple[float, float]
     width_interval: tuple[float, float]
     covered_interval: tuple[float, float]
-    """Of what the corrected range covers."""
+    """90 % interval of the coverage of the corrected range."""
 
 
 def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
-    """The pairs of a table's rows, or of all, in one line."""
+    """Summarise the pairs of one table's rows, or of all rows if `table` is empty."""
     rows = np.array([not table or subjects.table[row] == table for row in item.asked])
     asked = item.asked[rows]
     mean = Macro.of(asked, subjects)
@@ -264,18 +276,18 @@ def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
 
 @dataclass(frozen=True, slots=True)
 class Macro:
-    """Means of pairs over what a row is forecast from, over the rows of a group, and over groups."""
+    """Mean of a column of pairs: over the pairs of a row, then over the rows of a group, then over groups."""
 
     sources: tuple[str, ...]
     groups: tuple[str, ...]
     weight: Floats
-    """Of each pair among those of its row, (P,)."""
+    """Weight of each pair among those of its row, (P,)."""
     place: Ints
-    """Cell of each pair's row: a group's rows of one source, (P,)."""
+    """Cell of each pair's row, (P,); a cell is the rows of one source in one group."""
     cells: Ints
     """Group and source of each cell, (2, C)."""
     size: Floats
-    """Rows of each cell, (C,)."""
+    """Number of rows in each cell, (C,)."""
 
     @classmethod
     def of(cls, asked: Ints, subjects: Subjects) -> Macro:
@@ -289,12 +301,12 @@ class Macro:
         )  # fmt: skip
 
     def drawn(self, rng: np.random.Generator) -> Floats:
-        """How often each source is drawn when as many are drawn as there are, (sources,)."""
+        """Draw as many sources as there are, with replacement, and return how often each was drawn, (sources,)."""
         count = len(self.sources)
         return np.bincount(rng.integers(count, size=count), minlength=count).astype(float)
 
     def __call__(self, column: Floats, drawn: Floats | None = None) -> float:
-        """The mean of a column (P,), sources counting as often as they were drawn."""
+        """Return the mean of a column (P,); each source counts as often as it was drawn."""
         times = np.ones(len(self.sources)) if drawn is None else drawn
         total = np.bincount(self.place, self.weight * column, len(self.size))
         group, source = self.cells
@@ -305,7 +317,7 @@ class Macro:
 
 
 def report(subjects: Subjects) -> str:
-    """Every kind of pairs over all tables, and over each."""
+    """Return as text a line for every kind of pairs over all tables, and one for each table if there are several."""
     tables = sorted(set(subjects.table))
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
     for kind, (seen, asked) in pairs(subjects).items():
@@ -329,9 +341,12 @@ _COLUMNS: tuple[tuple[str, Callable[[Line], str]], ...] = (
     ("range", lambda item: f"{item.width:6.2f}x"),
     ("90 %", lambda item: f"{item.width_interval[0]:6.2f}-{item.width_interval[1]:.2f}"),
 )
-"""The table's columns. `gain` is the corrected error over the raw one, `in range` the share of the steps that the raw
-and the corrected range hold, `range` how wide the latter is against the former. `90 %` is the interval of what stands
-before it (of the corrected range, where there are two) when sources are drawn anew."""
+"""Columns of the report.
+
+`gain` is the corrected error over the raw one, `in range` the share of the steps inside the raw and the corrected
+range, `range` the width of the corrected range over the raw one. `90 %` is the interval of the column before it (for
+the corrected range, if that column has two values) over resamplings of the sources.
+"""
 _WIDTHS = (7, 7, 8, 10, 10, 10, 10, 10, 6, 11, 13, 12, 7, 11)
 _TITLES = f"{'a run on':<22}" + "".join(f"{name:>{width}}" for (name, _), width in zip(_COLUMNS, _WIDTHS, strict=True))
 
