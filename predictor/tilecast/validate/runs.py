@@ -327,7 +327,7 @@ def model_flops(workload: Workload) -> float:
 
 
 def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
-    """Return the step on a perfect machine in seconds: every operator at the peak of compute or memory, nothing else."""
+    """Return the seconds of a step on a perfect machine: every operator at the peak of compute or memory."""
     shards = Shards(*(np.array([value]) for value in (plan.micro_batch, plan.tensor, plan.context, plan.expert, 0)))
     graph = models.build(workload, shards)
     table, repeats = _operators(graph)

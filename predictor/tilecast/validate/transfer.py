@@ -161,7 +161,7 @@ class PairErrors:
 
 
 def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
-    """Return which of the five levels of deviations (`tilecast.transfer.LEVELS`) the rows of each pair share, (5, P)."""
+    """Return which levels of deviations (`tilecast.transfer.LEVELS`) the rows of each pair share, (5, P)."""
     return np.concatenate(
         [
             alike(
