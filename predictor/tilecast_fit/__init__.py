@@ -1,5 +1,7 @@
-"""Fits the utilization model of `tilecast.kernels` to measured tables and exports it to ONNX.
+"""Fitting of the utilization model of `tilecast.kernels` to measured tables, and its export to ONNX.
 
-`python -m tilecast_fit fit` trains and writes the file, `python -m tilecast_fit card` measures it and writes
-its model card. Needs the `fit` extra (JAX, optax, onnx); never part of the wheel.
+`python -m tilecast_fit fit` trains the model and writes the file; `python -m tilecast_fit card` measures its errors and
+writes its model card. The package needs the `fit` extra (JAX, optax, onnx) and is not part of the wheel. Other modules
+fit the constants of links (`links`) and of training steps (`step`), trace models (`graphs`) and measure kernels
+(`collect`).
 """

@@ -44,7 +44,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     given = _arguments().parse_args()
     environment.apply(os.environ)
     if given.command == "collect":

@@ -1,4 +1,7 @@
-"""The model card: what the shipped model was trained on and how far off it is, seen and unseen."""
+"""Model card of the utilization model: its training data, and its errors on seen and unseen shapes and GPUs.
+
+`write` is the entry. The errors on unseen data are those of models trained without some of the data (`TRIALS`).
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ COVERAGE = (
      "not measured by kernel: efficiency fitted to whole steps"),
     ("routing of experts", "gemm, softmax, elementwise", "not measured by itself"),
 )  # fmt: skip
-"""Operations of a training step, the kind of kernel that prices each, and what that kind was measured on."""
+"""Operations of a training step, the kind of kernel that prices each, and the measurements of that kind."""
 FEWEST = 5
-"""Cells of a table with fewer rows are left out."""
+"""Least number of measured rows for a line of the card."""
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Chosen: TypeAlias = Callable[[MeasuredKernels], Mask]
@@ -55,7 +58,7 @@ Chosen: TypeAlias = Callable[[MeasuredKernels], Mask]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A model that was trained without something, and the rows that it is asked about."""
+    """Model that is trained without a part of the data, for an estimate of errors on unseen data."""
 
     title: str
     note: str
@@ -85,14 +88,14 @@ TRIALS = (
 
 
 def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> None:
-    """Train what the card compares with, ask all models, and write the card.
+    """Train the models of the trials, predict with all models, and write the card.
 
     Args:
         data: folder with `kernels/` and `neusight/`.
         output: Markdown file to write.
-        work: folder for the models of the trials; those already there are used as they are.
+        work: folder for the models of the trials; models that exist there are used as they are.
         effort: factor on the training steps of those models.
-        seed: of everything random.
+        seed: seed of everything random.
 
     Raises:
         SpecError: a table or the shipped model cannot be read.

@@ -1,4 +1,4 @@
-"""Bandwidth ceilings of the kinds without a network, fitted one parameter at a time over small grids."""
+"""Fitting of bandwidth ceilings of the kinds without a network, one parameter at a time over small grids."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ GRID: Mapping[str, tuple[float, ...]] = {
 ROWWISE = ("row_cycles", "sm_bytes_per_clock", "reuse_share")
 """Parameters that only kinds with rows have."""
 EXTRA_PASSES: Mapping[str, float] = {"softmax": 1.0, "layernorm": 0.5, "rmsnorm": 0.5, "cross_entropy": 1.0}
-"""Further reads of a row over the least traffic: PyTorch's wide softmax reads a row for its maximum, its sum and its
-result and writes once; a norm reads for the statistics and again for the result."""
+"""Reads of a row beyond the least traffic, as a factor on that traffic.
+
+PyTorch's wide softmax reads a row for its maximum, its sum and its result, and writes it once. A norm reads a row for
+the statistics and again for the result.
+"""
 RESIDENT_ROW_BYTES: Mapping[str, float] = {"softmax": 8192.0}
-"""Rows up to this size stay in registers (PyTorch's warp softmax: 1,024 FP32 elements read and written)."""
+"""Largest row in bytes that stays in registers (PyTorch's warp softmax: 1,024 FP32 elements read and written)."""
 SWEEPS = 4
+"""Passes over all parameters in a fit."""
 ROWS = 6000
-"""Samples of a case that a fit looks at."""
+"""Largest number of samples of a case that a fit uses."""
 
 UNMEASURED = Spread(seen=0.4, unseen=0.4)
 DEFAULTS: Mapping[str, Ceiling] = {
@@ -44,11 +48,11 @@ DEFAULTS: Mapping[str, Ceiling] = {
         ("cross_entropy backward", 0.7), ("embedding", 0.7), ("embedding backward", 0.4),
     )
 }  # fmt: skip
-"""Where each fit starts, and what stands in where nothing was measured: shares like those of the measured kinds."""
+"""Start of each fit, and the ceiling of cases without measurements: their shares are like those of measured kinds."""
 
 
 def fit(samples: Mapping[str, Samples]) -> dict[str, Ceiling]:
-    """A ceiling for every case of the bandwidth-bound kinds, fitted where there are samples."""
+    """Return a ceiling for every case of the bandwidth-bound kinds, fitted if there are samples of it."""
     values = dict(DEFAULTS)
     for part in samples.values():
         for case in sorted(set(part.case) & set(DEFAULTS)):
@@ -57,7 +61,7 @@ def fit(samples: Mapping[str, Samples]) -> dict[str, Ceiling]:
 
 
 def shown(rows: Samples, ceiling: Ceiling) -> Floats:
-    """What the harness would show for those kernels under that ceiling, seconds, shape (N,)."""
+    """Return the durations that the harness would show for the samples under a ceiling, in seconds, (N,)."""
     result = np.zeros(len(rows))
     for name in sorted(set(rows.gpu)):
         here = rows.gpu == name
@@ -73,7 +77,7 @@ def _fit_one(rows: Samples, start: Ceiling) -> Ceiling:
     rng = np.random.default_rng(0)
     few = rows.take(np.sort(rng.choice(len(rows), ROWS, replace=False))) if len(rows) > ROWS else rows
     known, few = few, few.take(few.general) if few.general.any() else few
-    # A GPU counts by the root of its samples, so that the largest table does not decide alone.
+    # A GPU counts by the square root of its samples' weight, so that the largest table does not decide alone.
     share = few.weight / np.sqrt([few.weight[few.gpu == name].sum() for name in few.gpu])
     best = start
     error = float(share @ _miss(few, best))
@@ -89,7 +93,10 @@ def _fit_one(rows: Samples, start: Ceiling) -> Ceiling:
 
 
 def _corrected(rows: Samples, ceiling: Ceiling) -> Ceiling:
-    """The same ceiling with a factor on the share of DRAM bandwidth for every die with enough samples."""
+    """Return the ceiling with a fitted factor on the share of DRAM bandwidth for every die with enough samples.
+
+    The factor is 1 for dies with fewer than `DIE_ROWS` samples.
+    """
     factors: dict[str, float] = {}
     for name in sorted(set(rows.die)):
         part = rows.take(rows.die == name)

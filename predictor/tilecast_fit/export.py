@@ -1,8 +1,8 @@
-"""Trained networks and ceilings as one ONNX file that describes itself.
+"""Export of trained networks and ceilings to one ONNX file that describes itself.
 
-The concave half of the units, min(z, 0) = -max(-z, 0), is written as ordinary ReLUs by turning signs: the
-columns that lead into those units and the rows that lead out of them are negated. Standardisation is folded
-into the weights, and every bias of a (die, case) pair is one row of a table.
+The concave half of the units, min(z, 0) = -max(-z, 0), is written as ordinary ReLUs with flipped signs: the columns
+that lead into those units and the rows that lead out of them are negated. Standardisation is folded into the weights.
+Each row of a bias table has the biases of one (die, case) pair.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _folded(net: Trained) -> dict[str, Floats]:
 
 
 def _nodes(kind: str, net: Trained) -> list[onnx.NodeProto]:
-    """The operators of one network; every name has its kind in front."""
+    """Return the operators of one network; every name has its kind as prefix."""
     made: list[onnx.NodeProto] = []
 
     def node(op: str, *names: str, **attributes: Any) -> None:
@@ -74,7 +74,7 @@ def _nodes(kind: str, net: Trained) -> list[onnx.NodeProto]:
 
 
 def _tower(node: Callable[..., None]) -> None:
-    """What a refined family adds, behind the totals of a kernel and of its doubled ones."""
+    """Add the operators of a refined family, which follow the totals of a kernel and of its doubles."""
     node("Gather", "totals", "first", "base", axis=0)
     node("Gather", "totals", "others", "doubles", axis=0)
     node("ReduceMin", "doubles", "grown", axes=[0], keepdims=0)
@@ -109,8 +109,8 @@ def write(
     Args:
         path: file to create or replace.
         networks: trained networks by kind.
-        description: what the file says of itself; must name the same kinds, those of `shipped_kinds` too.
-        shipped_kinds: kinds whose networks are copied from the model that ships.
+        description: description that is stored in the file; must name the same kinds, including `shipped_kinds`.
+        shipped_kinds: kinds whose networks are copied from the shipped model.
     """
     nodes, weights, inputs, outputs = [], [], [], []
     for kind, net in networks.items():

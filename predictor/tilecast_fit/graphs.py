@@ -1,7 +1,7 @@
-"""Graphs of the models of a runs table, as `tilecast trace` would write them, built by their names in timm.
+"""Tracing of the models of a runs table, by their names in timm, into graphs as `tilecast trace` writes them.
 
-Every model is traced in a process of its own, within bounds of time and memory, so that one that fails leaves the
-others alone. Needs timm, and torch with it: the extra `vision`.
+Every model is traced in a process of its own with limits of time and memory, so that one failure does not affect the
+others. Needs timm and torch: the extra `vision`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tilecast.validate import runs
 from tilecast.validate.graphs import GraphName, graph_of
 
 LONGEST_REASON = 4000
-"""Bytes that fit into a pipe nobody reads yet."""
+"""Largest message of a process in bytes; it must fit into a pipe that is not read yet."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m tilecast_fit graphs`."""
+    """Add the options of `python -m tilecast_fit graphs` to a parser."""
     parser.add_argument("tables", nargs="+", type=Path, metavar="RUNS.csv")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="a graph that is there stays")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each process, by the clock")
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trace what is missing, print one line per model that failed, and how many graphs there are."""
+    """Trace models without a graph, print one line per failed model and the number of graphs, and return 0."""
     rows = [row for path in options.tables for row in runs.read_table(path)]
     models = sorted({graph for row in rows if (graph := graph_of(row)) is not None}, key=lambda one: one.file)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 def trace_all(
     models: Sequence[GraphName], folder: Path, seconds: float, memory_bytes: int, jobs: int = 1
 ) -> dict[GraphName, str]:
-    """Trace every model whose graph is not in the folder; returns why others have none.
+    """Trace every model whose graph is not in the folder, and return the reasons of those that failed.
 
     Raises:
         SpecError: torch or timm is missing.
@@ -60,7 +60,7 @@ def trace_all(
     except ImportError as error:
         raise SpecError("graphs", f"needs {error.name}", "run `pip install 'tilecast[vision]'`") from None
     torch.set_num_threads(1)
-    # What tracing imports on its first use is imported once, before processes part.
+    # The first trace imports more modules; do so once, before the processes are forked.
     torch_export.trace_of(lambda: (torch.nn.Linear(2, 2), (torch.zeros(2, 2),)), "linear")
     waiting = [model for model in models if not (folder / model.file).exists()][::-1]
     running: list[_Child] = []
@@ -78,7 +78,7 @@ def trace_all(
 
 @dataclass(slots=True)
 class _Child:
-    """A process that traces one model, and the end of a pipe from which to read what went wrong in it."""
+    """Process that traces one model, with the read end of a pipe for the reason of its failure."""
 
     model: GraphName
     process: int
@@ -90,7 +90,7 @@ class _Child:
 
     @classmethod
     def start(cls, model: GraphName, folder: Path, seconds: float, memory_bytes: int) -> _Child:
-        """Part a process from this one."""
+        """Fork a process that traces a model into `folder`."""
         sys.stdout.flush()
         pipe, writer = os.pipe()
         process = os.fork()
@@ -104,7 +104,7 @@ class _Child:
         return cls(model, process, pipe, seconds, time.monotonic())
 
     def is_over(self) -> bool:
-        """Whether the process has ended; one that is late is ended."""
+        """Return whether the process has ended; kill it once it runs longer than `seconds`."""
         if not self.is_late and time.monotonic() > self.started_s + self.seconds:
             os.kill(self.process, signal.SIGKILL)
             self.is_late = True
@@ -114,7 +114,7 @@ class _Child:
         return bool(done)
 
     def reason(self) -> str:
-        """Why there is no graph; nothing where there is one."""
+        """Return why there is no graph, or empty text if there is one; call it once, after the process has ended."""
         with os.fdopen(self.pipe, encoding="utf-8", errors="replace") as pipe:
             text = pipe.read()
         if self.is_late:

@@ -2,8 +2,9 @@
 
     python -m tilecast_fit links --data DIR [--leave-out 4]
 
-The table is nccl-tests' times inside one node (ai-dynamo/aiconfigurator, `collectives/aiconfigurator/nccl.csv`).
-`--leave-out` keeps the rows of that many GPUs for the errors it prints; nothing fitted to them is where it starts.
+The table has times of nccl-tests inside one node (ai-dynamo/aiconfigurator, `collectives/aiconfigurator/nccl.csv`).
+With `--leave-out` the rows of that many GPUs are not fitted and the printed errors are theirs. The start of the fit
+does not depend on them either.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ LINKS: Mapping[str, str] = {
     "NVIDIA H100 80GB HBM3": "nvlink4",
     "NVIDIA H200": "nvlink4",
 }
-"""The link behind each GPU of the table. The L40S host had no path between sockets and is left out."""
+"""Link of each GPU in the table; the L40S is left out, because its host had no path between sockets."""
 LARGE_BYTES = 2**20
+"""Least size of a large buffer; errors of large and small ones are printed apart."""
 NETWORK = "ethernet-100"
-"""A network for the formulas to have; no row of the table uses one."""
+"""Network passed to the formulas, which need one; no row of the table uses it."""
 
 
 def start(name: str) -> Link:
-    """The link with the constants of NCCL's own cost model (nccl, src/graph/tuning.cc), which no row of the table has
-    touched; what that model does not have begins at a plain guess."""
+    """Return the link with the constants from which its fit starts, none of them fitted to the table.
+
+    They are those of NCCL's own cost model (nccl, src/graph/tuning.cc); constants that it does not have start at a
+    plain guess.
+    """
     link = find_link(name)
     protocols = {
         "ll": Protocol(6.6e-6, 0.6e-6, 0.25),
@@ -47,7 +52,7 @@ def start(name: str) -> Link:
 
 
 def read(path: Path, link: str) -> Measurements:
-    """The rows of a link's GPUs.
+    """Read the rows of the GPUs that have a link.
 
     Raises:
         SpecError: the table cannot be read.
@@ -67,7 +72,7 @@ def read(path: Path, link: str) -> Measurements:
 
 
 def report(data: Path, leave_out: int) -> None:
-    """Fit every link of the table and print its constants and errors, of the rows that were left out if any."""
+    """Fit every link of the table and print its constants and errors, on the rows left out if there are any."""
     network = find_link(NETWORK)
     for name in sorted(set(LINKS.values())):
         measured = read(data / "collectives" / "aiconfigurator" / "nccl.csv", name)

@@ -1,28 +1,27 @@
-"""The monotone network in JAX: training, and its weights as plain matrices.
+"""Monotone network in JAX: its training (`train`), and prediction with the trained weights in NumPy (`predict`).
 
     h = act(x W1 + b1[context])                      act: half of the units max(z, 0), half min(z, 0)
     v = h W2 + x S2 + b2[context]                    one value per algorithm and bottleneck
     log2 cycles = min over algorithms of max over bottlenecks of v, + b3[context]
 
-x are the columns of `tilecast.kernels.features` less their means; all weights are non-negative. The last line is
-how kernels behave: a library has several algorithms (tiles, splits) and takes the fastest, and each is held up
-by its slowest resource. Minima and maxima of sums with non-negative weights never fall when a column grows, and
-can take any such shape (Sill, Monotonic Networks, NIPS 1997; the two activations: Runje & Shankaranarayana,
-ICML 2023). The weights into a unit sum to `steepest` at most, so doubling a dimension hardly more than doubles
-the time: utilization does not fall with size, which keeps the network on course beyond the shapes it was trained
-on.
+x are the columns of `tilecast.kernels.features` less their means; all weights are non-negative. The last line models
+kernels: a library has several algorithms (tiles, splits) and uses the fastest one, and each algorithm is bound by its
+slowest resource. Minima and maxima of sums with non-negative weights never fall as a column grows, and can approximate
+any such function (Sill, Monotonic Networks, NIPS 1997; the two activations: Runje & Shankaranarayana, ICML 2023). The
+weights into a unit sum to at most `steepest`, so doubling a dimension hardly more than doubles the time. Utilization
+then does not fall with size, which keeps the network plausible beyond the shapes of its training.
 
-A refined family adds what no monotone function can say, the quirks of a library's choices:
+A refined family adds a term for the irregular choices of a library, which no monotone function can express:
 
     log2 cycles(x) = v(x) + sigmoid(tower(x, details)) · U(x)
     U(x) = min over dimensions d of v(x with d doubled) - v(x)
 
-with U clipped to [0, `LARGEST_SHARE`]. The share is at least zero for the doubled kernel and at most U for the
-kernel itself, so doubling still never lowers the time, whatever the tower says.
+with U clipped to [0, `LARGEST_SHARE`]. The term is at least zero for the doubled kernel and at most U for the kernel
+itself, so doubling still never lowers the time, whatever the tower returns.
 
-The context is a case plus a GPU's die; in training a share of the samples has the die hidden, which teaches
-the general law. Early in training soft minima and maxima let every algorithm learn; they harden as the
-temperature falls.
+The context is a case and a GPU's die. In training a share of the samples has the die hidden, so that the network also
+learns the general law of all dies. Early in training soft minima and maxima let every algorithm learn; they harden as
+the temperature falls.
 """
 
 from __future__ import annotations
@@ -44,32 +43,38 @@ ALGORITHMS = 16
 BOTTLENECKS = 8
 BATCH = 1024
 SCALE = 4.0
-"""Common scale of the columns and the result, in units of log2: keeps the numbers near one."""
+"""Common scale of the columns and the result, in units of log2, which keeps the numbers near one."""
 TEMPERATURE = 0.1
 """Softness at the start of training, in units of `SCALE` · log2 cycles."""
 LEARNING_RATE = 4e-3
 LEAST_SPREAD = 0.02
+"""Least standard deviation of a column that the network uses."""
 SILENT = 1e9
-"""Scale of a column that varies less: it standardises to nothing."""
+"""Scale of a column that varies less, so that it standardises to almost zero."""
 HIDDEN_DIE_SHARE = 0.15
+"""Share of the samples whose die is hidden in training."""
 HUBER = 0.04
-"""Relative error below which the loss turns from absolute to squared."""
+"""Relative error below which the loss is squared instead of absolute."""
 COMMON = 100
-"""Samples from which a case shapes the network for itself. Of a rarer one (attention's backward pass: a few shapes of
-one GPU) only the scale is learned, and its dependence on the shape is that of its family."""
+"""Least number of samples for a case to have biases of its own in the layers `SHAPING`.
+
+For a rarer case (attention's backward pass: a few shapes of one GPU) only the scale is learned; its dependence on the
+shape is that of its family.
+"""
 SHAPING = ("1", "2")
+"""Layers that determine the dependence on the shape."""
 TOWER_WIDTH = 64
 TOWER_DECAY = 0.1
 TOWER_START = -1.0
 LARGEST_SHARE = 0.5
 """Most that the tower may add, in log2 of the time."""
 MARGIN = 1e-4
-"""What is kept back of the growth, in log2 of the time, so that rounding cannot break the law."""
+"""Margin by which the tower's room is reduced, in log2 of the time, so that rounding cannot break monotonicity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trained network with what its inputs mean; `weights` are the parameters after the absolute value."""
+    """Trained network with the meaning of its inputs; `weights` has the monotone matrices as non-negative values."""
 
     names: tuple[str, ...]
     mean: Floats
@@ -86,14 +91,16 @@ class Trained:
 
     @property
     def layers(self) -> dict[str, int]:
-        """The layers that have a bias for every context, with their sizes."""
+        """Layers that have a bias for every context, with their sizes."""
         return layers(self.details)
 
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """How columns and details enter the tower: clipped to what was seen, less their means, in standard deviations.
-    All (D + E,)."""
+    """Standardisation of columns and details for the tower; arrays are (D + E,).
+
+    Values are clipped to the range seen in training, then reduced by the mean and divided by the standard deviation.
+    """
 
     mean: Floats
     scale: Floats
@@ -102,25 +109,25 @@ class Standard:
 
     @classmethod
     def of(cls, values: Floats) -> Standard:
-        """The standard of (N, D + E) samples."""
+        """Return the standardisation of samples (N, D + E)."""
         spread = values.std(axis=0)
         scale = np.where(spread > LEAST_SPREAD, spread, SILENT)
         return cls(values.mean(axis=0), scale, values.min(axis=0), values.max(axis=0))
 
     def __call__(self, values: Floats) -> Floats:
-        """Those values as the tower takes them."""
+        """Return values (..., D + E) as the tower takes them."""
         result: Floats = (np.clip(values, self.low, self.high) - self.mean) / self.scale
         return result
 
 
 def layers(details: int) -> dict[str, int]:
-    """The layers that have a bias for every context, with their sizes, for a network with that many details."""
+    """Return the layers that have a bias for every context, with their sizes, for a network with `details` details."""
     own = {"1": WIDTH, "2": ALGORITHMS * BOTTLENECKS, "3": 1}
     return own | ({"t1": TOWER_WIDTH, "t2": TOWER_WIDTH, "t3": 1} if details else {})
 
 
 def initial(seed: int, inputs: int, details: int, cases: int, dies: int) -> Parameters:
-    """Random weights for that many columns, details, cases and dies."""
+    """Return random weights for the given numbers of columns, details, cases and dies."""
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, cols: int) -> jax.Array:
@@ -148,7 +155,10 @@ def initial(seed: int, inputs: int, details: int, cases: int, dies: int) -> Para
 
 
 def weights(p: Parameters, steepest: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The non-negative matrices W1, W2 and S2. Their columns sum to one at most, W2's and S2's to `steepest`."""
+    """Return the non-negative matrices W1, W2 and S2.
+
+    The columns of W1 sum to at most one, those of W2 and S2 together to at most `steepest`.
+    """
     w1, w2, s2 = jnp.abs(p["w1"]), jnp.abs(p["w2"]), jnp.abs(p["s2"])
     total = jnp.maximum((w2.sum(axis=0) + s2.sum(axis=0)) / steepest, 1.0)
     return w1 / jnp.maximum(w1.sum(axis=0), 1.0), w2 / total, s2 / total
@@ -168,8 +178,16 @@ def _bias(p: Parameters, layer: str, case: jax.Array, die: jax.Array) -> jax.Arr
 def monotone(
     p: Parameters, x: jax.Array, case: jax.Array, die: jax.Array, softness: jax.Array, steepest: float
 ) -> jax.Array:
-    """The monotone part on standardised columns (..., N, D), case and die indexes (N,); die 0 is none in particular.
-    `softness` is the temperature of the minima and maxima. Shape (..., N)."""
+    """Return log2 cycles of the monotone part, (..., N).
+
+    Args:
+        p: parameters.
+        x: standardised columns, (..., N, D).
+        case: indexes of the cases, (N,).
+        die: indexes of the dies, (N,); 0 is no die in particular.
+        softness: temperature of the minima and maxima.
+        steepest: largest sum of the weights into a unit.
+    """
     w1, w2, s2 = weights(p, steepest)
     v = _act(x @ w1 + _bias(p, "1", case, die)) @ w2 + x @ s2 + _bias(p, "2", case, die)
     v = v.reshape(*v.shape[:-1], ALGORITHMS, BOTTLENECKS)
@@ -180,7 +198,11 @@ def monotone(
 def log2_cycles(
     p: Parameters, x: jax.Array, z: jax.Array, case: jax.Array, die: jax.Array, softness: jax.Array, steepest: float
 ) -> jax.Array:
-    """The network on standardised columns (1 + J, N, D), the tower's inputs (N, D + E), case and die indexes (N,)."""
+    """Return log2 cycles of the whole network, (N,).
+
+    `x` (1 + J, N, D) are the standardised columns of the kernels and of their doubles, `z` (N, D + E) the tower's
+    inputs; the other arguments are those of `monotone`. Without doubles there is no tower.
+    """
     base = monotone(p, x[0], case, die, softness, steepest)
     if x.shape[0] == 1:
         return base
@@ -200,7 +222,7 @@ def _loss(p: Parameters, batch: dict[str, jax.Array], softness: jax.Array, steep
 
 
 def _plain(p: Parameters, steepest: float) -> dict[str, Floats]:
-    """The parameters as arrays, the monotone matrices after the absolute value."""
+    """Return the parameters as arrays, with the monotone matrices as `weights` returns them."""
     matrices = zip(("w1", "w2", "s2"), weights(p, steepest), strict=True)
     return {name: np.asarray(value, np.float64) for name, value in (*p.items(), *matrices)}
 
@@ -214,12 +236,12 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
         samples: N measured kernels.
         steps: optimizer steps of `BATCH` samples.
         steepest: largest exponent with which time may grow with a dimension.
-        seed: of the weights, the batches and the hidden dies.
-        report: called now and then with the number of steps done.
+        seed: seed of the weights, the batches and the hidden dies.
+        report: called every 200 steps with the number of steps done since the last call.
     """
     mean = samples.columns.mean(axis=0)
     spread = samples.columns.std(axis=0)
-    # A column that the data never varies (the batch of tensor-core GEMMs) teaches nothing and must not speak.
+    # Nothing can be learned from a column that never varies (the batch of tensor-core GEMMs); silence it.
     scale = np.where(spread > LEAST_SPREAD, SCALE, SILENT)
     x = ((samples.stacked() - mean) / scale).astype(np.float32)
     tower = Standard.of(samples.all_inputs())
@@ -268,7 +290,7 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
 
 
 def biases(net: Trained, layer: str) -> Floats:
-    """The bias of a layer for every context, die by die and case by case, shape (dies · cases, size)."""
+    """Return the bias of a layer for every context, ordered by die and then by case, (dies · cases, size)."""
     w = net.weights
     share = np.tile(w["common"], (len(net.dies), 1)) if layer in SHAPING else 1.0
     own = np.repeat(w[f"die{layer}"], len(net.cases), axis=0) + share * w[f"pair{layer}"]
@@ -278,7 +300,10 @@ def biases(net: Trained, layer: str) -> Floats:
 
 
 def predict(net: Trained, samples: Samples, context: Ints) -> Floats:
-    """log2 cycles of N kernels by the trained weights in float64, shape (N,)."""
+    """Return log2 cycles of N kernels, computed with the trained weights in float64, (N,).
+
+    `context` (N,) is the index of the die times the number of cases plus the index of the case.
+    """
     w = net.weights
     x = (samples.stacked() - net.mean) / net.scale
     z = x @ w["w1"] + biases(net, "1")[context]

@@ -1,4 +1,7 @@
-"""Measured tables as training samples: columns, context and duration per kernel of each kind."""
+"""Training samples from measured tables: columns, context and duration of each kernel, by family of kernels.
+
+`SOURCES` has the tables of the shipped model; `gather` reads them.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from tilecast.validate.kernel_table import MeasuredKernels
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """A file of the data folder and how much of it is used.
+    """File of the data folder, and which of its rows are used.
 
-    `limit` bounds the rows taken (a seeded subset); `weight` is what one row counts in the loss, so that
-    a small table of a rare kind is not drowned by a large one.
+    `limit` bounds the number of rows (a seeded subset). `weight` is the weight of a row in the loss, so that a small
+    table of a rare kind still counts beside a large one.
     """
 
     file: str
@@ -32,28 +35,37 @@ class SampleTable:
     limit: int | None = None
     weight: float = 1.0
     variants: tuple[str, ...] = ()
-    """Only rows whose kernel's name contains one of these words; empty takes all."""
+    """Words of which the name of a row's kernel must contain one; empty takes all rows."""
     without: tuple[str, ...] = ()
-    """No rows whose kernel's name contains one of these: encoder kernels on Hopper that take twice as long as
-    FlashAttention-3's and cuDNN's for the same shapes."""
+    """Words that the name of a row's kernel must not contain.
+
+    They exclude encoder kernels on Hopper that take twice as long as those of FlashAttention-3 and cuDNN for the same
+    shapes.
+    """
     except_on: tuple[tuple[str, str], ...] = ()
-    """No rows of these ops on these GPUs."""
+    """Pairs of op and GPU whose rows are not used."""
     precisions: tuple[str, ...] = ()
-    """Only rows in one of these; empty takes all."""
+    """Precisions of the rows that are used; empty takes all."""
     general: bool = True
-    """Whether the general law learns from it, or only the GPU that was measured: Aceso's norms are Apex's of 2021."""
+    """Whether the general law learns from it, or only the measured GPU: Aceso's norms are Apex's of 2021."""
     protocol: bool = False
     """Whether NeuSight's protocol trains on this file."""
 
 
 THROTTLED_W = 80.0
-"""Cards up to this power (P4, T4, L4) change their clock with their temperature: the same product takes up to four
-times longer in one of NeuSight's campaigns than in the other. Their products teach their own biases only."""
+"""Power in watts up to which cards (P4, T4, L4) change their clock with their temperature.
+
+The same product takes up to four times longer in one of NeuSight's campaigns than in the other. Only their own biases
+are learned from products on these cards.
+"""
 CLEAR_OF_HARNESS = 1.15
-"""A row teaches something only if it took this much longer than its harness's shortest time."""
+"""Least ratio of a row's time to the shortest time of its harness for the row to be used."""
 P4_LINEAR = (("linear", "Tesla P4"),)
-"""NeuSight's two campaigns see the linear layers of P4 at a fifth and at four fifths of the peak; in the models of
-the same data set they run at half of it. Without the faster campaign the law of the other products stands."""
+"""Rows that are left out of the faster of NeuSight's two campaigns.
+
+The campaigns measured the linear layers of P4 at a fifth and at four fifths of the peak; in the models of the same data
+set they run at half of it. Without the faster campaign they follow the law of the other products.
+"""
 FUSED = ("cudnn", "liger", "torch_compile", "megatron-fused", "pytorch")
 SOURCES: tuple[SampleTable, ...] = (
     SampleTable("kernels/aiconfigurator/gemm_bf16.csv.gz", "Apache-2.0"),
@@ -87,15 +99,21 @@ SOURCES: tuple[SampleTable, ...] = (
     SampleTable("kernels/cudnn_frontend/norm.csv", "MIT", variants=FUSED),
     SampleTable("kernels/liger/elementwise.csv", "BSD-2-Clause", variants=FUSED),
 )
-"""What the shipped model is trained on. Tables whose times hold a framework's own overheads (XLA's matmul table)
-or single best shapes (ml-engineering) are validated against, not trained on."""
+"""Tables that the shipped model is trained on.
+
+Tables whose times include a framework's own overheads (XLA's matmul table), or only the best shapes (ml-engineering),
+serve for validation and not for training.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """N measured kernels of one family. `columns` is (N, D), `larger` the same with J dimensions doubled (N, J, D),
-    `details` (N, E), the rest (N,); `added_s` and `least_s` are the harness's. Times are those of the kernel that is
-    priced: where a slower one ran, divided by how much slower it is."""
+    """N measured kernels of one family.
+
+    `columns` is (N, D), `larger` (N, J, D) the columns with one of J dimensions doubled, `details` (N, E); all others
+    are (N,). `added_s` and `least_s` are those of the harness. If a slower kernel ran than the one that is priced, its
+    times are divided by the ratio of the two.
+    """
 
     columns: Floats
     larger: npt.NDArray[np.float32]
@@ -113,45 +131,45 @@ class Samples:
     least_s: Floats
     weight: Floats
     general: npt.NDArray[np.bool_]
-    """Whether the general law learns from it too."""
+    """Whether the general law learns from the sample too."""
     fold: Ints
 
     def __len__(self) -> int:
         return len(self.measured_s)
 
     def stacked(self) -> Floats:
-        """The columns of the kernels and of their doubles, (1 + J, N, D)."""
+        """Return the columns of the kernels and of their doubles, (1 + J, N, D)."""
         return np.concatenate([self.columns[None], np.moveaxis(self.larger, 1, 0)])
 
     def all_inputs(self) -> Floats:
-        """Columns and details side by side, (N, D + E)."""
+        """Return columns and details side by side, (N, D + E)."""
         return np.concatenate([self.columns, self.details], axis=1)
 
     def take(self, rows: npt.NDArray[np.bool_] | Ints) -> Samples:
-        """The chosen rows."""
+        """Return the samples of the chosen rows, given as a mask or as indices."""
         chosen = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
         return replace(self, **chosen)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Samples]) -> Samples:
-        """All rows of all parts, which share their columns."""
+        """Return all samples of the parts, whose columns must be the same."""
         names = [f.name for f in fields(cls) if f.name != "names"]
         joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return replace(parts[0], **joined)
 
 
 DIE_ROWS = 40
-"""Samples that a die needs before it has a correction or a width of its own."""
+"""Least number of samples for a die to have a correction or a width of its own."""
 
 
 def off(ratio: Floats) -> Floats:
-    """How far off a ratio is, alike in both directions: 2 and 1/2 are both off by 1."""
+    """Return how far off a ratio is, the same in both directions: 2 and 1/2 are both off by 1."""
     result: Floats = np.maximum(ratio, 1.0 / ratio) - 1.0
     return result
 
 
 def by_die(die: npt.NDArray[np.object_], errors: Floats) -> dict[str, float]:
-    """The 90 % quantile of the errors of every die with enough samples."""
+    """Return the 90 % quantile of the errors of every die with enough samples."""
     counts = {name: int((die == name).sum()) for name in sorted(set(die))}
     return {name: float(np.quantile(errors[die == name], 0.9)) for name, n in counts.items() if n >= DIE_ROWS}
 
@@ -159,13 +177,13 @@ def by_die(die: npt.NDArray[np.object_], errors: Floats) -> dict[str, float]:
 def gather(
     data: Path, sources: Iterable[SampleTable], leave_out: Sequence[str] = (), seed: int = 0
 ) -> dict[str, Samples]:
-    """Samples by family of kernels from the files of the data folder.
+    """Return samples by family of kernels from the files of the data folder.
 
     Args:
         data: folder that holds `kernels/` and `neusight/`.
-        sources: files to read; one that is absent is an error.
+        sources: files to read; all must exist.
         leave_out: names of GPUs whose rows are dropped.
-        seed: of the subsets that limits take.
+        seed: seed of the subsets that limits take.
 
     Raises:
         SpecError: a file is missing or no table, or a GPU to leave out is unknown.

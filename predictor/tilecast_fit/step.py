@@ -2,17 +2,19 @@
 
     python -m tilecast_fit.step --data DIR [--graphs DIR] [-o constants.toml] [--left-out left_out.toml]
 
-All tables share one set of constants, keyed by who runs the kernels, never by source. A forecast is linear in the
-logarithm of a constant near its value, with the share of the part that it scales as slope; so each round solves
+All tables share one set of constants, keyed by how kernels are executed, never by source. The logarithm of a forecast
+is close to linear in the logarithm of a constant; its slope is the share of the part that the constant scales. So each
+round solves
 
     ln(measured / forecast) = sum over constants of share x ln(factor) + effect of the source + noise
 
-as a mixed model (`tilecast.validate.mixed`) in which every constant is drawn to its physical value (`PRIORS`), every
-source has an effect of its own, the groups of a table count alike, and outliers count less; then it moves the
-constants, at most by `REACH`, and prices anew. A constant that few rows contain stays where physics puts it.
+as a mixed model (`tilecast.validate.mixed`). Every constant is drawn to its physical value (`PRIORS`), every source has
+an effect of its own, all sources count the same, and outliers count less. Then the round moves the constants by at most
+`REACH` and prices again. A constant that few rows contain stays near its physical value.
 
-`--left-out` writes, for every source, the constants that the same model finds in the last round without the rows of
-that source. `tilecast validate runs` prices its rows with these, to show what a forecast of a new source is worth.
+`--left-out` writes for every source the constants that the model of the last round gives without the rows of that
+source. `tilecast validate runs` prices the rows of the source with them, to show the error of forecasts for a source
+that was not fitted.
 """
 
 from __future__ import annotations
@@ -40,27 +42,29 @@ from tilecast.validate.graphs import Graphs
 from tilecast.validate.runs import RunGroup
 
 TABLES = ("e2e/*.csv", "second/e2e/*.csv")
-"""The tables that take part, below the folder of the data; rows of `timm.csv` by the graphs of their models
-(`tilecast_fit.graphs`)."""
+"""Patterns of the tables to fit, below the data folder; rows of `timm.csv` need graphs (`tilecast_fit.graphs`)."""
 WEIGHTS: Mapping[str, float] = {"vtrain_dev.csv": 0.4, "neusight_dev.csv": 0.3, "timm.csv": 0.4}
-"""What a table counts where it is less than one: tables of one source."""
+"""Weights of the tables with rows of one source only; all others have weight 1."""
 _TABLE = "table"
 MOST_ROWS = 24
-"""Rows of one source that take part, chosen by a rule on their ids."""
+"""Largest number of rows of one source that are fitted, chosen by a hash of their ids."""
 MORE_ROWS: Mapping[str, int] = {"timm.csv": 72}
-"""The same for tables of one source and many families of models."""
+"""Largest number of rows for tables of one source with many families of models."""
 OUTLIER = 0.8
-"""Rows further off than this logarithm say that something is missing, not that a constant is off."""
+"""Error, as a logarithm, beyond which a row is not fitted: it lacks something that no constant can correct."""
 REACH = 1.33
-"""Most that a constant moves in a round."""
+"""Largest factor by which a constant moves in a round."""
 MOVED = 0.01
-"""Least change, as a logarithm, for which a constant without a source is written."""
+"""Least change, as a logarithm, for a constant fitted without a source to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """A constant before any run was seen: where it stands, all places moving together; its physical value; how far from
-    that it may well be, as a standard deviation of the logarithm; and its bounds."""
+    """Prior of a constant.
+
+    `places` are its paths in the file, which move together, `value` its physical value, `spread` the standard deviation
+    of its logarithm around that value, `low` and `high` its bounds.
+    """
 
     places: tuple[str, ...]
     value: float
@@ -74,14 +78,14 @@ def _both(path: str) -> tuple[str, ...]:
 
 
 PRIORS: tuple[Prior, ...] = (
-    # Kernels alone run at the clocks of short bursts, and with what they read in the caches.
+    # Kernels measured alone run at the clocks of short bursts, with their inputs in the caches.
     Prior(("factor.matrix",), 1.04, 0.02, 0.9, 1.25),
     Prior(("factor.attention",), 1.05, 0.05, 0.8, 1.8),
     Prior(("factor.convolution",), 1.08, 0.03, 0.8, 1.5),
     Prior(("implicit.convolution",), 1.15, 0.06, 0.8, 2.0),
     Prior(("attention.flash1.times.any.forward",), 1.3, 0.2, 1.0, 2.5),
     Prior(("attention.flash1.times.any.backward",), 1.3, 0.2, 1.0, 2.5),
-    # What a framework copies and adds beside the operators of its model.
+    # Frameworks copy and add tensors beside the operators of the model.
     Prior(("memory.eager",), 1.25, 0.04, 0.9, 2.5),
     Prior(("memory.listed",), 1.0, 0.02, 0.9, 1.5),
     Prior(("memory.fused",), 1.02, 0.12, 0.8, 2.5),
@@ -98,7 +102,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior(("overlap.expert_share",), 0.3, 0.5, 0.02, 0.9),
     Prior(("scale.jitter",), 0.012, 0.4, 0.002, 0.05),
     Prior(("scale.uneven_jitter",), 0.03, 0.4, 0.002, 0.15),
-    # The host: Python, operator by operator; C++ for the rest.
+    # The host launches operators one by one from Python, or from C++ in the other modes.
     Prior(("launch_us.eager.forward",), 50.0, 0.08, 4.0, 120.0),
     Prior(("launch_us.eager.backward",), 60.0, 0.08, 3.0, 120.0),
     Prior(_both("launch_us.graph"), 10.0, 0.5, 1.0, 60.0),
@@ -114,8 +118,11 @@ PRIORS: tuple[Prior, ...] = (
     Prior(("gradient_us.xla",), 50.0, 0.3, 5.0, 400.0),
     Prior(("optimizer.efficiency",), 0.65, 0.07, 0.3, 0.95),
 )
-"""Every fitted constant by its paths in the file. Spreads are narrow where the tables disagree: wide ones bring the
-second collection 0.3 points and cost vTrain, timm and the first collection 2, 4 and 0.5."""
+"""Priors of all fitted constants.
+
+Spreads are narrow where the tables disagree: wide ones lower the error of the second collection by 0.3 points, and
+raise those of vTrain, timm and the first collection by 2, 4 and 0.5.
+"""
 
 LEFT_OUT_TITLE = """# Constants of a step that are fitted without the rows of a source.
 # Written by `python -m tilecast_fit.step --left-out`; read by `tilecast validate runs`."""
@@ -123,18 +130,20 @@ LEFT_OUT_TITLE = """# Constants of a step that are fitted without the rows of a 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Rows that take part: groups for pricing, and of each row, in the order of the groups' members, what was measured
-    and its source."""
+    """Rows that are fitted: groups for pricing, and columns over the rows in the order of the groups' members."""
 
     groups: tuple[RunGroup, ...]
     measured_s: Floats
     source: tuple[str, ...]
     weight: Floats
-    """How much each row counts: tables as `WEIGHTS` says, the split groups of a table alike, 1 on average."""
+    """Weight of each row, 1 on average: by table as in `WEIGHTS`, the same for all split groups of a table."""
 
     @classmethod
     def of(cls, paths: Sequence[Path], graphs: Graphs | None = None) -> Sample:
-        """Rows of grade A and B, at most `MOST_ROWS` of each source; models whose rows name them from `graphs`."""
+        """Read the rows of grade A and B, at most `MOST_ROWS` of each source (see `MORE_ROWS`).
+
+        Models come from `graphs` if it has one for a row.
+        """
         rows: list[Row] = [{**row, _TABLE: path.name} for path in paths for row in runs.read_table(path)]
         rows = [row for row in rows if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")]
         of_source: dict[str, list[Row]] = defaultdict(list)
@@ -156,7 +165,7 @@ class Sample:
         return cls(tuple(groups), measured, sources, weight / weight.mean())
 
     def steps(self, fitted: Constants) -> Floats:
-        """The forecast of every row with these constants, in seconds."""
+        """Return the forecast of every row with these constants, in seconds."""
         steps = []
         for group in self.groups:
             priced = runs.price(group, fitted)
@@ -166,20 +175,22 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The linear model at some constants: how far off they are, what is left unexplained from the priors, and the share
-    of each constant."""
+    """Linear model of the forecasts' errors around one set of constants."""
 
     off: Floats
     """Logarithm of measured over forecast seconds of each row."""
     left: Floats
+    """`off` as it would be with every constant at the value of its prior."""
     shares: Floats
+    """Slope of the logarithm of each step by that of each constant, (n, constants)."""
     mask: npt.NDArray[np.bool_]
+    """Rows that are no outliers."""
     source: tuple[str, ...]
     weight: Floats
 
     @classmethod
     def at(cls, table: Mapping[str, Any], sample: Sample) -> Round:
-        """The model at a table of constants."""
+        """Return the model around a table of constants."""
 
         def price(moved: Mapping[str, float]) -> Floats:
             return sample.steps(constants.with_values(moved, table))
@@ -191,7 +202,7 @@ class Round:
         return cls(off, off + shares @ already, shares, np.abs(off) < OUTLIER, sample.source, sample.weight)
 
     def solve(self, without: str = "") -> Floats:
-        """The constants that the rows ask for, (constants,); `without` names a source that is left out."""
+        """Return the constants that fit the rows best, (constants,); `without` names a source to leave out."""
         source = np.array(self.source)
         rows = self.mask & (source != without)
         names = [str(name) for name in source[rows]]
@@ -201,12 +212,14 @@ class Round:
 
 
 SHRUNKEN = (0.3,)
-"""Variance between sources against that within, as the fit assumes it: a larger one lets the sources' own effects
-explain what constants should."""
+"""Ratio of the variance between sources to the variance within them that the fit assumes.
+
+With a larger one the sources' own effects explain what constants should explain.
+"""
 
 
 def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3) -> tuple[dict[str, Any], Round]:
-    """The table with every constant of `PRIORS` where the rows ask for it, and the model of the last round."""
+    """Return the table with every constant of `PRIORS` fitted to the rows, and the model around the result."""
     best: dict[str, Any] = deepcopy(dict(table))
     model = Round.at(best, sample)
     for turn in range(rounds):
@@ -221,7 +234,7 @@ def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3) -> tuple[dict
 
 
 def left_out(table: Mapping[str, Any], model: Round) -> dict[str, dict[str, float]]:
-    """For every source the constants that differ when its rows are left out of the fit: path and value."""
+    """Return for every source the paths and values of the constants that change if its rows are left out."""
     every = model.solve()
     values: dict[str, dict[str, float]] = {}
     for name in sorted(set(model.source)):
@@ -254,7 +267,7 @@ def _set(table: dict[str, Any], path: str, value: float) -> None:
 
 
 def rewritten(text: str, table: Mapping[str, Any]) -> str:
-    """The constants file with the table's values and the file's own comments."""
+    """Return the text of the constants file with the table's values; its comments are kept."""
     here: Any = table
     lines = []
     for line in text.splitlines():
@@ -277,7 +290,7 @@ def _written(value: Any) -> str:
 
 
 def main() -> None:
-    """Fit and write the files."""
+    """Fit the constants and write the files."""
     parser = argparse.ArgumentParser(prog="python -m tilecast_fit.step", description="Fit the constants of a step.")
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds e2e/ and second/")
     parser.add_argument("--graphs", type=Path, help="graphs of models, as `python -m tilecast_fit graphs` writes them")

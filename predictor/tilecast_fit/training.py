@@ -1,4 +1,4 @@
-"""From a data folder to a model file."""
+"""Training of the whole utilization model, from a data folder to a model file; `fit` is the entry."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from tilecast_fit.samples import SOURCES, Samples, by_die, gather, off
 
 VERSION = "0.3.0"
 STEPS = {"gemm_tensor": 30_000, "gemm_simt": 24_000, "attention": 30_000, "conv_simt": 15_000, "rows": 12_000}
-"""Training steps by family of kernels; a family that is not here has formulas."""
+"""Training steps by family of kernels; other families have formulas."""
 STEEPEST = {"gemm_tensor": 1.6}
-"""Largest exponent with which time may grow: free enough to leave the L2 where the samples reach far beyond it."""
+"""Largest exponent with which time may grow, for families whose samples reach far beyond the L2.
+
+It must be large enough for the drop in speed when data leaves the L2.
+"""
 STEEPEST_ELSEWHERE = 1.05
-"""The same where samples are small and forecasts large: utilization hardly falls with size."""
+"""Largest exponent for families with small samples, whose forecasts are larger: utilization hardly falls with size."""
 CASE_SAMPLES = 500
-"""Row-wise cases with fewer samples are left to the formulas."""
+"""Least number of samples for a row-wise case to be in the network; the others use formulas."""
 SEEN_MARGIN = 1.1
-"""Factor from the errors on the samples of training to those on other shapes of the same kind."""
+"""Factor from the errors on training samples to the errors on other shapes of the same kind."""
 REGULAR = "simt"
+"""Case of regular products without tensor cores."""
 REACH = 1.0
 """Octaves of work by which regular products may fall short of irregular ones and still be a case of their own."""
 UNSEEN_MARGIN = 2.0
@@ -35,7 +39,7 @@ UNSEEN_MARGIN = 2.0
 
 
 def shown(samples: Samples, net: network.Trained, *, hide_die: bool = False) -> Floats:
-    """Durations that the harness would show for those samples, seconds, shape (N,)."""
+    """Return the durations that the harness would show for the samples, in seconds, (N,)."""
     case = np.array([net.cases.index(text) for text in samples.case])
     die = np.array([0 if hide_die else net.dies.index(name) for name in samples.die])
     cycles = network.predict(net, samples, die * len(net.cases) + case)
@@ -44,7 +48,7 @@ def shown(samples: Samples, net: network.Trained, *, hide_die: bool = False) -> 
 
 
 def spreads(samples: Samples, net: network.Trained) -> dict[str, Spread]:
-    """Half-widths that cover 90 % of the samples of each case, with the die shown and hidden."""
+    """Return the half-widths that cover 90 % of the samples of each case, with the die shown and hidden."""
     shown_s, hidden_s = shown(samples, net), shown(samples, net, hide_die=True)
     deviations = {}
     for text in net.cases:
@@ -62,7 +66,7 @@ def spreads(samples: Samples, net: network.Trained) -> dict[str, Spread]:
 def describe(
     networks: dict[str, network.Trained], samples: dict[str, Samples], fitted: dict[str, Ceiling]
 ) -> Description:
-    """What the file says of itself."""
+    """Return the description that is stored in the model file."""
     return Description(
         format=FORMAT,
         version=VERSION,
@@ -87,13 +91,13 @@ def fit(
     Args:
         data: folder with `kernels/` and `neusight/`.
         output: ONNX file to write.
-        protocol: `neusight` trains on its kernels_train alone.
+        protocol: `neusight` trains on NeuSight's kernels_train alone.
         leave_out: names of GPUs whose rows are not used.
-        hold_out: fold of five of the shapes that is not used.
+        hold_out: which of five folds of the shapes is not used.
         effort: factor on the training steps.
-        seed: of everything random.
-        only: families of kernels and cases of ceilings that are fitted; the rest is taken from the model that ships.
-            Empty fits all.
+        seed: seed of everything random.
+        only: families of kernels and cases of ceilings to fit; the rest is taken from the shipped model. Empty fits
+            all.
 
     Raises:
         SpecError: a table is missing, or a GPU or a name of `only` is unknown.
@@ -143,7 +147,7 @@ def _require_known(only: Sequence[str]) -> None:
 
 
 def _plenty(samples: Samples, family: str) -> Samples:
-    """The samples of the cases that have enough of them for a network of their own."""
+    """Return the samples of a family that its network is trained on: those of cases with enough samples."""
     if family == "gemm_simt":
         return _pooled(samples)
     if family != "rows":
@@ -153,8 +157,10 @@ def _plenty(samples: Samples, family: str) -> Samples:
 
 
 def _pooled(samples: Samples) -> Samples:
-    """The samples with regular products among the irregular ones, unless they reach as far: small regular products
-    alone teach nothing of large ones."""
+    """Return the samples with regular products merged into the irregular case, unless they are about as large.
+
+    Nothing about large products can be learned from small regular ones alone.
+    """
     compute = samples.columns[:, samples.names.index("compute_cycles")]
     regular = samples.case == REGULAR
     if regular.any() and not regular.all():

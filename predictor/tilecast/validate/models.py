@@ -38,10 +38,10 @@ def model_of(row: Row) -> Model:
 def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, float]:
     """Return the expected size of the largest of `drawn` images, and the largest possible size.
 
-    All ranks wait for the largest image. Short sides are drawn from `least` to `most`. The long side is 4/3 of the short
-    one, or 3/2 if many images are drawn (COCO's images are 640 x 480 and 640 x 427). Detectors bound the long side at
-    5/3 of the longest short side: 1333 pixels for 800. All sides are padded to multiples of 32. The result is empty for
-    models without an image width.
+    All ranks wait for the largest image. Short sides are drawn from `least` to `most`. The long side is 4/3 of the
+    short one, or 3/2 if many images are drawn (COCO's images are 640 x 480 and 640 x 427). Detectors bound the long
+    side at 5/3 of the longest short side: 1333 pixels for 800. All sides are padded to multiples of 32. The result is
+    empty for models without an image width.
     """
     if "image_width" not in model.extra:
         return {}

@@ -1,17 +1,17 @@
-"""Measures kernels on one GPU and writes them as tables that `tilecast validate kernels` reads.
+"""Measurement of kernels on one GPU into tables that `tilecast validate kernels` reads.
 
-Runs as `python -m tilecast_fit collect`, or alone as `python -m collect` beside this folder on a GPU node: it imports
-nothing but the standard library and, once it measures, PyTorch with CUDA. So its imports are relative.
+It runs as `python -m tilecast_fit collect`, or alone as `python -m collect` from the folder above it on a GPU node. It
+imports only the standard library and, once it measures, PyTorch with CUDA; therefore its imports are relative.
 
-A seeded plan draws shapes log-uniformly and interleaves the kinds, so that a run which its budget cuts off is
-balanced. A duration is the median of repeated bursts between two CUDA events. Before a burst the L2 is filled
-with other data, and the GPU is kept busy until the host has queued the whole burst, so that no launch of the
-host is timed; the calls of a burst rotate over buffers that hold more than twice the L2. All data is random. Rows
-reach their file as they are measured; what a GPU or a PyTorch cannot do is skipped and counted.
+A seeded plan draws shapes log-uniformly and interleaves the kinds, so that a run stays balanced when its budget ends.
+A duration is the median of repeated bursts between two CUDA events. Before a burst the L2 is filled with other data,
+and the GPU is kept busy until the host has queued the whole burst, so that no launch by the host is timed. The calls of
+a burst rotate over buffers larger than twice the L2. All data is random. Rows are written as they are measured; cases
+that the GPU or PyTorch cannot run are skipped and counted.
 
-`cases` draws the plan, `tables` writes what was measured, `device` measures. The plan, the budget, the tables and the
-choice of bursts are tested. `Device` and `LAUNCHERS`, all that touches PyTorch, have never run on a GPU: compare the
-first table of a new machine with one you trust.
+`cases` draws the plan, `device` measures, `tables` writes the results. The plan, the budget, the tables and the choice
+of bursts are tested. `Device` and `LAUNCHERS`, which use PyTorch, have never run on a GPU: compare the first table of a
+new machine with one you trust.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .tables import CollectError, Tables, Tally, collect
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Return the parser of the command's arguments."""
     parser = argparse.ArgumentParser(prog="collect", description="Measure kernels on one GPU into CSV tables.")
     parser.add_argument("-o", "--output", type=Path, default=Path("measured"), help="new folder for the tables")
     parser.add_argument("--budget-minutes", type=float, default=60.0, help="stop after that long (default: 60)")
@@ -42,7 +42,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run the command on parsed arguments; returns the exit status."""
+    """Run the command on parsed arguments and return the exit status."""
     try:
         if not 0 < given.budget_minutes < math.inf:
             raise CollectError(f"--budget-minutes: {given.budget_minutes:g} measures nothing; give a positive number")
@@ -73,5 +73,5 @@ def run(given: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run the command on the arguments of the process."""
+    """Run the command on the arguments of the process and return the exit status."""
     return run(arguments().parse_args())

@@ -1,4 +1,4 @@
-"""`python -m collect`, beside this folder."""
+"""Entry of `python -m collect`, run from the folder above this one."""
 
 import sys
 

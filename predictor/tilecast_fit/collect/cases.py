@@ -1,4 +1,7 @@
-"""The kernels that are measured: kinds, their strata and sizes, and the seeded plan over them."""
+"""Kernels to measure: the kinds with their strata and sizes, and the seeded plan over them.
+
+`KINDS` has all kinds, `plan` draws cases of them.
+"""
 
 from __future__ import annotations
 
@@ -16,44 +19,44 @@ Sizes = Mapping[str, int]
 
 
 DIRECTION = "pass"
-"""Column that tells a forward pass from a backward one."""
+"""Column that says whether a row is a forward or a backward pass."""
 
 
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 LARGEST_BYTES = 4e9
-"""Least traffic of the largest kernel that is drawn."""
+"""Largest traffic of a kernel that is drawn, counted as in `KernelKind.moved_bytes`."""
 
 
 LARGEST_FLOPS: Mapping[str, float] = {"fp32": 2e12, "tf32": 1e13, "fp16": 1e13, "bf16": 1e13, "fp8": 1e13}
-"""Work of the largest kernel that is drawn: half a second on the slowest GPU of interest."""
+"""Largest FLOPs of a kernel that is drawn, by dtype: half a second on the slowest GPU of interest."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelKind:
-    """A kind of kernel, measured into the table `<name>.csv`."""
+    """Kind of kernel, measured into the table `<name>.csv`."""
 
     name: str
     share: int
-    """How many of its cases one round of the plan holds."""
+    """Number of its cases in one round of the plan."""
     columns: tuple[str, ...]
     """Columns of its table between `gpu` and `latency_us`."""
     strata: tuple[Words, ...]
-    """What the draws cycle through: dtype, op, pass and other words."""
+    """Combinations of dtype, op, pass and other words that the draws cycle through."""
     sizes: Callable[[Random, Words], Sizes]
     moved_bytes: Callable[[Words, Sizes], int]
     """Least traffic of one call: every input read once, every output written once."""
     flops: Callable[[Words, Sizes], float] = lambda words, sizes: 0.0
     labels: tuple[str, ...] = ()
-    """Columns of its table behind `latency_us`."""
+    """Columns of its table after `latency_us`."""
     swept: str = ""
-    """Where the table keeps one size as `x_value` and the others as `config_json`: the name of the one."""
+    """Name of the size that the table has as `x_value`, with the others in `config_json`; empty for other tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """One kernel to measure."""
+    """Kernel to measure."""
 
     kind: KernelKind
     words: Words
@@ -64,12 +67,12 @@ class KernelCase:
         return self.kind.moved_bytes(self.words, self.sizes)
 
     def fits(self) -> bool:
-        """Whether it is within the largest traffic and work that are measured."""
+        """Return whether the kernel is within the largest traffic and FLOPs that are measured."""
         flops = self.kind.flops(self.words, self.sizes)
         return self.moved_bytes <= LARGEST_BYTES and flops <= LARGEST_FLOPS[self.words["dtype"]]
 
     def cells(self) -> dict[str, str | int]:
-        """The values of its row that are known before it is measured, by column."""
+        """Return the cells of its row that are known before it is measured, by column."""
         cells: dict[str, str | int] = {**self.words, **self.sizes, "bytes": self.moved_bytes}
         if swept := self.kind.swept:
             others = {name: size for name, size in self.sizes.items() if name != swept}
@@ -82,7 +85,7 @@ class KernelCase:
 
 
 def log_uniform(rng: Random, low: int, high: int, step: int = 1) -> int:
-    """A multiple of `step` in [low, high] whose logarithm is uniform; both ends are multiples of it."""
+    """Draw a multiple of `step` in [low, high] with a uniform logarithm; both ends must be multiples of `step`."""
     value = math.exp(rng.uniform(math.log(low), math.log(high)))
     return min(max(round(value / step) * step, low), high)
 
@@ -95,7 +98,7 @@ def _gemm_sizes(rng: Random, words: Words) -> Sizes:
     if words["form"] == "batched":
         sides = {name: log_uniform(rng, 16, 4096, 8) for name in "mnk"}
         return {**sides, "batch": log_uniform(rng, 2, 1024)}
-    # The three products of a linear layer: its output, the gradients of its input and of its weight.
+    # A linear layer has three products: its output, the gradient of its input and the gradient of its weight.
     tokens, wide, deep = log_uniform(rng, 1, 65536), log_uniform(rng, 64, 65536, 16), log_uniform(rng, 64, 65536, 16)
     roles = {"output": (tokens, wide, deep), "input-gradient": (tokens, wide, deep)}
     m, n, k = roles.get(words["form"], (wide, deep, tokens))
@@ -122,13 +125,13 @@ GEMM_FORMS: tuple[Words, ...] = (
 
 
 FP8_FORM: Words = {"dtype": "fp8", **GEMM_FORMS[0], "kernel": "torch scaled_mm (fast accumulation)"}
-"""The one layout of FP8 matrix units, accumulated as training frameworks do forward."""
+"""FP8 product in the only layout that FP8 matrix units take, accumulated as in forward passes of frameworks."""
 
 
 def _attention_sizes(rng: Random, words: Words) -> Sizes:
     kv_heads, queries_per_key = log_uniform(rng, 1, 32), rng.choice((1, 1, 1, 2, 4, 8))
     seq_q = log_uniform(rng, 16, 32768, 8)
-    # PyTorch aligns a causal mask to the first key, so only square ones mean the same everywhere.
+    # PyTorch aligns a causal mask to the first key, so only square masks mean the same in all implementations.
     square = words["causal"] == "1" or rng.random() < 0.5
     return {
         "batch": log_uniform(rng, 1, 64), "heads": kv_heads * queries_per_key, "kv_heads": kv_heads,
@@ -147,7 +150,7 @@ def _attention_bytes(words: Words, sizes: Sizes) -> int:
 
 
 def _attention_flops(words: Words, sizes: Sizes) -> float:
-    # Two products forward, five backward (FlashAttention-2, arXiv 2307.08691, section 3); causal ones are square.
+    # Two products forward, five backward (FlashAttention-2, arXiv 2307.08691, section 3); causal cases are square.
     visible = (sizes["seq_kv"] + 1) / 2 if words["causal"] == "1" else sizes["seq_kv"]
     scores = sizes["batch"] * sizes["heads"] * sizes["seq_q"] * visible * sizes["head_dim"]
     return scores * (10.0 if words[DIRECTION] == "bwd" else 4.0)
@@ -162,6 +165,7 @@ def _rowwise_bytes(words: Words, sizes: Sizes) -> int:
 
 
 POINTWISE_INPUTS: Mapping[str, int] = {"add": 2, "mul": 2, "gelu": 1, "relu": 1, "copy": 1}
+"""Tensors that an element-wise op reads."""
 
 
 def _pointwise_bytes(words: Words, sizes: Sizes) -> int:
@@ -218,7 +222,7 @@ def _conv_flops(words: Words, sizes: Sizes) -> float:
 
 
 OPTIMIZER_TENSORS: Mapping[str, int] = {"sgd": 3, "momentum": 5, "adam": 7, "adamw": 7}
-"""Reads and writes per parameter: itself, its gradient and the moments."""
+"""Reads and writes per parameter: of the parameter, its gradient and its moments."""
 
 
 def _optimizer_sizes(rng: Random, words: Words) -> Sizes:
@@ -304,12 +308,15 @@ KINDS: Mapping[str, KernelKind] = {
         ),
     )
 }  # fmt: skip
-"""Every kind that is measured. `impl` is `composite` where PyTorch runs several kernels for what a fused
-implementation does in one; an optimizer's `rows` are its tensors, `cols` the elements of each."""
+"""All kinds that are measured, by name.
+
+`impl` is `composite` if PyTorch runs several kernels where a fused implementation runs one. An optimizer's `rows` are
+its tensors, its `cols` the elements of each.
+"""
 
 
 def draw(kind: KernelKind, seed: int) -> Iterator[KernelCase]:
-    """Cases of one kind without end: its strata in turn, shuffled anew each time round, with fresh sizes."""
+    """Yield cases of one kind without end: all its strata per round, shuffled anew each round, with fresh sizes."""
     rng = Random(f"{seed}/{kind.name}")  # noqa: S311 shapes are no secret
     strata = list(kind.strata)
     while True:
@@ -322,9 +329,9 @@ def draw(kind: KernelKind, seed: int) -> Iterator[KernelCase]:
 
 
 def plan(names: Sequence[str], seed: int) -> Iterator[KernelCase]:
-    """Cases of those kinds without end, interleaved: each kind has its share of every round, evenly spread.
+    """Yield cases of the named kinds without end, interleaved; each kind has its share of every round, evenly spread.
 
-    The cases of a kind do not depend on which others are measured.
+    The cases of a kind do not depend on which other kinds are measured.
     """
     kinds = [KINDS[name] for name in names]
     turns = sorted(((turn + 0.5) / kind.share, kind.name) for kind in kinds for turn in range(kind.share))

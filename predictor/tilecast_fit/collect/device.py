@@ -1,6 +1,6 @@
-"""The GPU, through PyTorch: the only module here that touches it.
+"""Timing of kernels on the GPU with PyTorch; the only module of the package that uses the GPU.
 
-None of it has ever run on a GPU in this project: compare the first table of a new machine with one you trust.
+It has never run on a GPU in this project: compare the first table of a new machine with one you trust.
 """
 
 from __future__ import annotations
@@ -16,37 +16,41 @@ from .cases import DIRECTION, POINTWISE_INPUTS, KernelCase, Sizes, Words
 from .tables import CollectError, Environment, SkippedError, Timing
 
 BURST_S = 4e-3
-"""Length that a burst aims at: long against the half microsecond that an event resolves."""
+"""Target length of a burst, in seconds: long compared to the half microsecond that an event resolves."""
 MOST_CALLS = 40
-"""Calls of the longest burst; a GPU queues about a thousand kernels, and one call may be ten of them."""
+"""Most calls in a burst; a GPU queues about a thousand kernels, and one call may be ten of them."""
 REPEATS_S = 0.5
-"""Time spent on the bursts of one kernel, within 3 to 15 of them."""
+"""Time spent on the bursts of one kernel, in seconds; there are 3 to 15 of them."""
 FIRST_SLEEP_CYCLES = 3_000_000
-"""How long the GPU first waits for the host, about two milliseconds, before `settled` doubles it."""
+"""Cycles that the GPU first sleeps while the host queues a burst: about two milliseconds. `settled` doubles it."""
 SLEEP_DOUBLINGS = 7
+"""Number of sleeps that `settled` tries."""
 MEMORY_SHARE = 0.8
-"""Share of the free device memory that the traffic of one call may fill."""
+"""Largest share of the free device memory that the traffic of one call may fill."""
 
 
 def bursts(first_s: float) -> tuple[int, int]:
-    """(calls of a burst, bursts) for a kernel whose first call took that long."""
+    """Return the calls per burst and the number of bursts for a kernel whose first call took `first_s` seconds."""
     calls = min(max(round(BURST_S / first_s), 1), MOST_CALLS)
     return calls, min(max(round(REPEATS_S / (calls * first_s)), 3), 15)
 
 
 def rotation(calls: int, moved_bytes: int, l2_bytes: int) -> int:
-    """Sets of buffers that a burst rotates over: each call its own, until they hold more than twice the L2."""
+    """Return the number of buffer sets that a burst rotates over: one per call, or enough to exceed twice the L2."""
     return min(calls, 2 * l2_bytes // moved_bytes + 2)
 
 
 def settled(burst: Callable[[int], tuple[float, bool]]) -> float:
-    """Seconds of a burst that was queued whole before the GPU began it.
+    """Return the seconds of one call in a burst that was queued completely before the GPU began it.
+
+    The burst is repeated with twice the sleep until this succeeds.
 
     Args:
-        burst: sleeping cycles -> (seconds of one call, whether the GPU began before the host was done).
+        burst: takes the cycles to sleep; returns the seconds of one call and whether the GPU began before the host had
+            queued all calls.
 
     Raises:
-        SkippedError: even the longest sleep is too short: the call waits for the GPU.
+        SkippedError: even the longest sleep is too short, because the call waits for the GPU.
     """
     for doubling in range(SLEEP_DOUBLINGS):
         seconds, early = burst(FIRST_SLEEP_CYCLES << doubling)
@@ -58,15 +62,15 @@ def settled(burst: Callable[[int], tuple[float, bool]]) -> float:
 LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
     "fp32": (0, 0), "fp16": (5, 3), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9),
 }  # fmt: skip
-"""Compute capability from which a dtype has units of its own; PyTorch would emulate it or ignore the wish before."""
+"""Least compute capability with units for a dtype; on older GPUs PyTorch emulates the dtype or ignores the request."""
 
 
 LEAST_PYTORCH: Mapping[str, tuple[int, int]] = {"rms_norm": (2, 9)}
-"""PyTorch version from which an op is one kernel."""
+"""First PyTorch version in which an op is one kernel."""
 
 
 def missing(case: KernelCase, capability: tuple[int, int], pytorch: str) -> str:
-    """Why a GPU of that capability or a PyTorch of that version cannot run a case; empty where it can."""
+    """Return why a GPU of this compute capability or this PyTorch version cannot run a case; empty if it can."""
     if capability < LEAST_CAPABILITY[case.words["dtype"]]:
         return f"no {case.words['dtype']} units"
     version = tuple(int(part) for part in re.findall(r"\d+", pytorch)[:2])
@@ -75,12 +79,13 @@ def missing(case: KernelCase, capability: tuple[int, int], pytorch: str) -> str:
 
 
 def driver_version(text: str) -> str:
-    """The version in the text of /proc/driver/nvidia/version; empty where there is none."""
+    """Return the version in the text of /proc/driver/nvidia/version, or empty text if there is none."""
     match = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
     return match[0] if match else ""
 
 
 Call = Callable[[], Any]
+"""Function without arguments that launches the kernel once."""
 
 
 def _tensor(torch: ModuleType, dtype: str, *shape: int, learns: bool = False) -> Any:
@@ -93,7 +98,7 @@ def _indices(torch: ModuleType, high: int, *shape: int) -> Any:
 
 
 def _direction(torch: ModuleType, forward: Call, inputs: Sequence[Any], backward: bool) -> Call:
-    """The forward pass, or the backward pass alone of one that runs now."""
+    """Return the forward pass, or else run it once now and return its backward pass alone."""
     if not backward:
         return forward
     output = forward()
@@ -208,11 +213,11 @@ LAUNCHERS: Mapping[str, Callable[[ModuleType, Words, Sizes], Call]] = {
     "gemm": _gemm, "attention": _attention, "norm": _norm, "elementwise": _elementwise,
     "cross_entropy": _cross_entropy, "embedding": _embedding, "conv2d": _conv2d, "optimizer": _optimizer,
 }  # fmt: skip
-"""By kind: random buffers on the GPU, and the call on them that is timed."""
+"""Functions by kind that fill random buffers on the GPU and return the call on them that is timed."""
 
 
 class Device:
-    """The GPU, through PyTorch: a `Measure`."""
+    """Current CUDA device in PyTorch, as a `Measure`."""
 
     def __init__(self) -> None:
         """Open the current CUDA device.
@@ -247,12 +252,12 @@ class Device:
         """Measure one case.
 
         Raises:
-            SkippedError: it does not fit, is not supported, or cannot be timed without the host.
+            SkippedError: the case does not fit, is not supported, or cannot be timed without the host.
             CollectError: CUDA failed in a way that spoils every later kernel.
         """
         if reason := missing(case, self.capability, self.environment.pytorch):
             raise SkippedError(reason)
-        # The error keeps the frames of the failed call, and with them its buffers, until its handler is left.
+        # The error keeps the frames of the failed call, and so its buffers, alive until its handler ends.
         try:
             return self._timing(case)
         except self.torch.cuda.OutOfMemoryError:
@@ -282,17 +287,19 @@ class Device:
         return Timing.of([settled(lambda cycles: self._burst(calls, count, cycles)) for _ in range(repeats)])
 
     def _warm(self, calls: Sequence[Call]) -> None:
-        """Run every call twice: libraries choose their kernels, the allocator gets its blocks."""
+        """Run every call twice, so that libraries choose their kernels and the allocator gets its blocks."""
         for _ in range(2):
             outputs = [call() for call in calls]
             self.torch.cuda.synchronize()
             del outputs
 
     def _burst(self, calls: Sequence[Call], count: int, cycles: int) -> tuple[float, bool]:
-        """`count` calls behind a sleep of that many cycles: seconds of one, and whether the sleep ended too early.
+        """Time `count` calls queued behind a sleep of `cycles` cycles.
 
-        Results are kept for one turn of the rotation, so that outputs rotate as the inputs do. The L2 is filled by
-        reading, for what is written would be written back during the burst.
+        Return the seconds of one call, and whether the sleep ended before all calls were queued.
+
+        Results are kept for one turn of the rotation, so that outputs rotate like the inputs. The L2 is filled by
+        reading, because written data would be written back during the burst.
         """
         cuda = self.torch.cuda
         start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""The tables of a run: what was measured, with which GPU and software, row by row, and what was skipped."""
+"""Tables that a run writes: measured kernels row by row, with GPU and software, and the count of skipped kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .cases import KINDS, KernelCase, KernelKind
 
 
 class CollectError(Exception):
-    """The run cannot start or go on; the message is one line with the remedy."""
+    """Raised if the run cannot start or continue; the message is one line with the remedy."""
 
 
 class SkippedError(Exception):
-    """One kernel cannot be measured here. `reason` is counted, `detail` is shown once per reason."""
+    """Raised if one kernel cannot be measured here; `reason` is counted, `detail` is shown once per reason."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -30,7 +30,7 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one call, over the bursts of a kernel."""
+    """Seconds of one call over the bursts of a kernel."""
 
     median_s: float
     least_s: float
@@ -44,7 +44,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a table was measured with, as its columns say it."""
+    """GPU and software of a measurement, as the columns of a table have them."""
 
     gpu: str
     driver: str
@@ -53,15 +53,16 @@ class Environment:
 
 
 MEASURED = ("n_runs", "latency_min_us", "latency_max_us", "driver", "cuda", "pytorch")
+"""Last columns of every table."""
 
 
 def header(kind: KernelKind) -> list[str]:
-    """The columns of a kind's table."""
+    """Return the columns of a kind's table."""
     return ["source", "gpu", *kind.columns, "latency_us", *kind.labels, *MEASURED]
 
 
 def row(case: KernelCase, timing: Timing, environment: Environment) -> list[str]:
-    """The row of a measured case, in the order of `header`."""
+    """Return the row of a measured case, in the order of `header`."""
     cells = case.cells() | {
         "source": "tilecast", "gpu": environment.gpu, "latency_us": f"{timing.median_s * 1e6:.4f}",
         "n_runs": timing.runs, "latency_min_us": f"{timing.least_s * 1e6:.4f}",
@@ -72,7 +73,7 @@ def row(case: KernelCase, timing: Timing, environment: Environment) -> list[str]
 
 
 class _Echo:
-    """A text stream that repeats every line on another, behind a prefix."""
+    """Text stream that also writes every line to a second stream, after a prefix."""
 
     def __init__(self, file: TextIO, copy: TextIO | None, prefix: str) -> None:
         self.file, self.copy, self.prefix = file, copy, prefix
@@ -87,13 +88,18 @@ class _Echo:
 
 
 class Tables:
-    """The tables of a run: `<kind>.csv` in one folder, started with the first row, flushed with every row."""
+    """Tables of a run: files `<kind>.csv` in one folder, created with the first row and flushed with every row."""
 
     def __init__(self, folder: Path, environment: Environment, copy: TextIO | None = None) -> None:
-        """Args: `copy` gets every line too, as `<kind>.csv:LINE`, for machines that keep a log but no files.
+        """Create the folder for the tables.
+
+        Args:
+            folder: folder of the tables.
+            environment: GPU and software of the run.
+            copy: stream that gets every line too, as `<kind>.csv:LINE`, for machines that keep a log but no files.
 
         Raises:
-            CollectError: the folder holds a table already, or cannot be made.
+            CollectError: the folder has a table already, or cannot be created.
         """
         if names := [name for name in KINDS if (folder / f"{name}.csv").exists()]:
             raise CollectError(f"--output: {folder} has {names[0]}.csv already; name a new folder")
@@ -117,13 +123,13 @@ class Tables:
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has done so far."""
+    """Counts of a run so far."""
 
     measured: Counter[str] = field(default_factory=Counter)
     skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By kind and reason."""
+    """Number of skipped kernels by kind and reason."""
     details: dict[tuple[str, str], str] = field(default_factory=dict)
-    """What PyTorch said the first time."""
+    """Detail of the first skipped kernel, by kind and reason."""
 
     def __str__(self) -> str:
         lines = [f"measured {self.measured.total()}: " + ", ".join(f"{k} {n}" for k, n in self.measured.items())]
@@ -134,28 +140,33 @@ class Tally:
 
 
 class Measure(Protocol):
-    """What turns a case into seconds."""
+    """Function that measures the seconds of a case."""
 
     def __call__(self, case: KernelCase) -> Timing:
-        """Raises `SkippedError` where the case cannot be measured, `CollectError` where no further one can."""
+        """Measure one case.
+
+        Raises:
+            SkippedError: the case cannot be measured.
+            CollectError: neither this nor any later case can be measured.
+        """
 
 
 def collect(
     cases: Iterable[KernelCase], measure: Measure, tables: Tables, tally: Tally, *, budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:  # fmt: skip
-    """Measure cases in order until they end or the budget does; a case that has begun is finished.
+    """Measure cases in order until they or the budget end; a case that has begun is finished.
 
     Args:
-        cases: what to measure.
-        measure: times one case.
-        tables: where rows go.
-        tally: counts what was measured and what was skipped, also when the run breaks off.
-        budget_s: no case begins after that many seconds.
-        clock: seconds since any moment.
+        cases: cases to measure.
+        measure: measures one case.
+        tables: receives the rows.
+        tally: counts measured and skipped cases; it is up to date if the run fails.
+        budget_s: no case begins after this many seconds.
+        clock: returns seconds since a fixed moment.
 
     Raises:
-        CollectError: the device fails; rows written until then are whole.
+        CollectError: the device failed; rows written before are complete.
     """
     begin = clock()
     for number, case in enumerate(cases):
