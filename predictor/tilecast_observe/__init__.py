@@ -1,6 +1,7 @@
-"""What a training script imports so that Tilecast learns how long its step really takes.
+"""Measurement of optimizer steps in a training script, reported to Tilecast's operator and to Prometheus.
 
-Standard library only. Nothing here raises into the training loop, waits for the network, or reads a GPU's queue.
+`StepTimer` is for any training loop, the callbacks are for Hugging Face Trainer and Lightning. The package uses the
+standard library only. In the training loop it never raises, waits for the network, or synchronises with the GPU.
 """
 
 from tilecast_observe.callbacks import LightningCallback, TrainerCallback

@@ -1,4 +1,4 @@
-"""Callbacks for Hugging Face Trainer and Lightning, which are not imported: they call what they find by its name."""
+"""Callbacks for Hugging Face Trainer and Lightning; neither is imported, since both call methods by their names."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 class TrainerCallback:
-    """`Trainer(…, callbacks=[TrainerCallback()])` of Hugging Face transformers."""
+    """Callback for Hugging Face transformers: `Trainer(…, callbacks=[TrainerCallback()])`."""
 
     def __init__(self, timer: StepTimer | None = None) -> None:
         self.timer = timer or StepTimer()
         self._update_ended: Callable[[], None] = _nothing
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The loop begins."""
+        """Start the timer when the training loop begins."""
         self.timer.start()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The weight update begins; DeepSpeed's is none of the optimizer that the trainer calls."""
+        """Begin the part "optimizer", except with DeepSpeed, whose update does not run in the trainer's optimizer."""
         if not (getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None)):
             self._update_ended = self.timer.begin("optimizer")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The weights are updated."""
+        """End the part "optimizer" after the weight update."""
         self._update_ended()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step has ended, gradient accumulation included."""
+        """Count an optimizer step, which includes its gradient accumulation."""
         self._update_ended()
         self.timer.step()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Loaders start anew."""
+        """Leave out the current interval, in which data loaders start for a new epoch."""
         self.timer.skip()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An evaluation has ended."""
+        """Leave out the current interval, in which an evaluation has ended."""
         self.timer.skip()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A checkpoint was written."""
+        """Leave out the current interval, in which a checkpoint was written."""
         self.timer.skip()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The loop has ended."""
+        """Stop the timer when the training loop has ended."""
         self.timer.stop()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Every other event of the trainer, of this version or a later one: nothing is done."""
+        """Return a method that does nothing for every other event of the trainer, of this version or a later one."""
         if name.startswith("on_"):
             return _nothing
         raise AttributeError(name)
 
 
 class LightningCallback:
-    """`Trainer(callbacks=[LightningCallback()])` of Lightning, with automatic optimization."""
+    """Callback for Lightning with automatic optimization: `Trainer(callbacks=[LightningCallback()])`."""
 
     state_key = "tilecast_observe.LightningCallback"
 
@@ -71,29 +71,29 @@ class LightningCallback:
         self._part_ended: Callable[[], None] = _nothing
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The loop begins."""
+        """Start the timer when the training loop begins."""
         self._seen = getattr(trainer, "global_step", 0)
         self.timer.start()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A forward pass begins."""
+        """Begin the part "forward"."""
         self._part_ended = self.timer.begin("forward")
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """The forward pass has ended, and the backward pass begins."""
+        """End the part "forward" and begin the part "backward"."""
         self._part_ended()
         self._part_ended = self.timer.begin("backward")
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """The backward pass has ended."""
+        """End the part "backward"."""
         self._part_ended()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """The weight update begins."""
+        """Begin the part "optimizer"."""
         self._part_ended = self.timer.begin("optimizer")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A batch has ended, and with it an optimizer step unless gradients are still accumulated."""
+        """End the current part, and count an optimizer step unless gradients are still accumulated."""
         self._part_ended()
         now = getattr(trainer, "global_step", self._seen + 1)
         if now != self._seen:
@@ -101,31 +101,31 @@ class LightningCallback:
             self.timer.step()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Loaders start anew."""
+        """Leave out the current interval, in which data loaders start for a new epoch."""
         self.timer.skip()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """A validation has ended."""
+        """Leave out the current interval, in which a validation has ended."""
         self.timer.skip()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """A checkpoint is being written."""
+        """Leave out the current interval, in which a checkpoint is written."""
         self.timer.skip()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The loop has ended."""
+        """Stop the timer when the training loop has ended."""
         self.timer.stop()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The loop was left early."""
+        """Stop the timer when an exception ends the training loop."""
         self.timer.stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing goes into checkpoints."""
+        """Return an empty state: the callback stores nothing in checkpoints."""
         return {}
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Every other hook of the trainer, of this version or a later one: nothing is done."""
+        """Return a method that does nothing for every other hook of the trainer, of this version or a later one."""
         if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
             return _nothing
         raise AttributeError(name)

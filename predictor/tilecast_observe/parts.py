@@ -1,4 +1,4 @@
-"""What a step went to: `StepTimer.loading` and `StepTimer.part`."""
+"""Timing of the parts of a step, for `StepTimer.loading` and `StepTimer.part`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from tilecast_observe.reporter import log, torch_cuda
 Batch = TypeVar("Batch")
 
 INPUT = "input"
+"""Name of the part in which the step waits for data."""
 PARTS = ("forward", "backward", "optimizer", "communication")
-"""What else of a step can be told."""
+"""Names of the other parts of a step."""
 PENDING = 16
-"""Most steps whose events the GPU has not reached; while there are so many, no other one is timed."""
+"""Most timed steps whose events the GPU has not reached; with so many pending, the next step is not timed."""
 MOST_SPANS = 256
-"""Most parts of one step; one that has more is not timed."""
+"""Most spans of one step; timing ends if a step has more."""
 SHARE = 0.005
-"""Most of the training's time that timing itself may take; beyond it steps go by untimed."""
+"""Largest share of the training's time that timing itself may take; beyond it steps are not timed."""
 
 
 @dataclass
 class PartSpan:
-    """A part of a step: an event or a time at either end, and the part around it."""
+    """One run of a part of a step: an event or a time at either end, and the name of the part around it."""
 
     name: str
     outer: str | None
@@ -35,31 +36,31 @@ class PartSpan:
 
 @dataclass
 class TimedStep:
-    """The parts of one step, in the order in which they began."""
+    """Spans of one step, in the order in which they began."""
 
     spans: list[PartSpan] = field(default_factory=list)
     around: list[str] = field(default_factory=list)
-    """Parts that have begun and not ended."""
+    """Names of the parts that have begun and not ended, outermost first."""
 
     def begin(self, name: str, start: Any) -> PartSpan:
-        """A part begins at an event or a time."""
+        """Begin a part at an event or a time."""
         span = PartSpan(name, self.around[-1] if self.around else None, start)
         self.around.append(name)
         self.spans.append(span)
         return span
 
     def end(self, span: PartSpan, end: Any) -> None:
-        """It ends; what began on the host's clock and ended on the GPU's does not."""
+        """End a part, unless it began on the host's clock and ends on the GPU's or vice versa."""
         if isinstance(span.start, float) == isinstance(end, float):
             self.around.remove(span.name)
             span.end = end
 
     def is_passed(self) -> bool:
-        """Whether the GPU is done with all of them."""
+        """Return whether the GPU has passed the ends of all spans."""
         return all(isinstance(span.end, float) or span.end.query() for span in self.spans)
 
     def seconds(self) -> Iterator[tuple[str, float]]:
-        """How long each took, what is a part of its own inside of it taken off."""
+        """Yield part names with seconds; the time of an inner part is subtracted from the part around it."""
         for span in self.spans:
             on_host = isinstance(span.end, float)
             seconds = span.end - span.start if on_host else span.start.elapsed_time(span.end) * 1e-3
@@ -69,23 +70,24 @@ class TimedStep:
 
 
 class PartTimes:
-    """Seconds of a step by what they went to.
+    """Seconds of a step by part.
 
-    Where PyTorch uses a GPU, an event before and one behind a part say so: the host's time that hides behind queued
-    kernels is none of the GPU's. They are asked for once the GPU has passed them, so nothing waits for it, and by the
-    thread that trains, for no other may while a CUDA graph is captured. Elsewhere the host's clock counts. Whole steps
-    are timed, and as many of them as cost little. What fails ends the timing.
+    If PyTorch uses a GPU, CUDA events before and after a part measure it, because the host's time is hidden behind
+    queued kernels. The events are queried once the GPU has passed them, so that nothing waits for the GPU, and by the
+    thread that trains, because no other thread may do so while a CUDA graph is captured. Without a GPU the host's clock
+    measures. A step is timed as a whole or not at all, and only as many steps as keep the cost below `SHARE`. Any
+    failure ends the timing.
 
     Args:
-        clock: seconds, monotonic.
-        is_used: whether anybody asks for the parts; nothing is timed otherwise.
+        clock: returns seconds, monotonic.
+        is_used: whether the parts are reported; otherwise nothing is timed.
     """
 
     def __init__(self, clock: Callable[[], float], *, is_used: bool) -> None:
         self._clock = clock
         self._is_used = is_used
         self._began: float | None = None
-        """When the first part began."""
+        """Time at which the first part began, by the clock."""
         self._spent_s = 0.0
         self._now: TimedStep | None = None
         self._lock = threading.Lock()
@@ -94,7 +96,7 @@ class PartTimes:
         self._steps = 0
 
     def next(self, counts: bool) -> None:
-        """A step begins; it may be timed if it counts. What was timed until now was the whole of the step before."""
+        """Begin a step, which may be timed if it counts; this ends the step before."""
         if not self._is_used:
             return
         ended, self._now = self._now, None
@@ -107,11 +109,11 @@ class PartTimes:
             self._now = TimedStep()
 
     def skip(self) -> None:
-        """What runs until the next step begins is none."""
+        """Discard the current step; nothing is timed until the next step begins."""
         self._now = None
 
     def over(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The loader's batches, the wait for each of them timed; errors are the loader's own."""
+        """Yield the batches of a loader and time the wait for each; the loader's errors are raised unchanged."""
         batches = iter(loader)
         while True:
             end = self.begin(INPUT)
@@ -124,7 +126,7 @@ class PartTimes:
             yield batch
 
     def begin(self, name: str) -> Callable[[], None]:
-        """Note that a part begins; what is returned notes that it ends."""
+        """Begin a part and return a function that ends it."""
         if self._now is not None and len(self._now.spans) >= MOST_SPANS:
             self._give_up("a step has more than %d parts; they are not timed", MOST_SPANS)
         now, start = self._now, self._mark()
@@ -140,14 +142,14 @@ class PartTimes:
         return end
 
     def take(self) -> Mapping[str, float]:
-        """What a step went to in the mean since the last call, from any thread."""
+        """Return the mean seconds of each part over the steps since the last call; any thread may call it."""
         with self._lock:
             seconds, steps = self._seconds, self._steps
             self._seconds, self._steps = {}, 0
         return {name: max(value / steps, 0.0) for name, value in seconds.items()}
 
     def _mark(self) -> Any:
-        """Now, as an event of the GPU where there is one; None where nothing is timed."""
+        """Return the current time as a CUDA event, or as seconds without a GPU; None if the step is not timed."""
         if self._now is None:
             return None
         before = self._clock()

@@ -1,4 +1,4 @@
-"""Where step times go: the operator, by `PUT /observations/{namespace}/{name}`, and Prometheus, by a port or a file."""
+"""Reports of step times: to the operator by `PUT /observations/{namespace}/{name}`, to Prometheus by port or file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from typing import Any
 log = logging.getLogger("tilecast_observe")
 
 LEAST_STEPS = 5
-"""Fewer new steps than this wait for the next report; the last one takes what there is."""
+"""Least number of new steps for a report; the last report has no such limit."""
 TIMEOUT_S = 5.0
+"""Timeout of a request to the operator, in seconds."""
 STOP_S = 2.0
+"""Longest time that `Reporter.stop` waits for the last report, in seconds."""
 TOKEN_FILE = "/var/run/secrets/tilecast/token"  # noqa: S105
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 DRIVER_FILE = "/proc/driver/nvidia/version"
@@ -26,7 +28,7 @@ DRIVER_FILE = "/proc/driver/nvidia/version"
 
 @dataclass(frozen=True)
 class ReporterSettings:
-    """Where reports go, and what they say of the run; the README has the variables."""
+    """Destination of reports, and what they say about the run; the README lists the environment variables."""
 
     url: str = ""
     job: str = ""
@@ -37,11 +39,11 @@ class ReporterSettings:
     metrics_port: int | None = None
     metrics_file: str = ""
     is_reporting: bool = True
-    """Only rank 0 reports."""
+    """Whether this process reports: only rank 0 does."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> ReporterSettings:
-        """The settings of an environment. What cannot be read is told once in the log and left out."""
+        """Return the settings that environment variables give; values that cannot be read are logged and ignored."""
         plan = environment.get("TILECAST_PLAN", "")
         try:
             split = json.loads(plan) if plan else {}
@@ -65,8 +67,7 @@ class ReporterSettings:
 
 @dataclass(frozen=True)
 class Taken:
-    """Steps since the last report: their median and their number, and what a step went to as far as it is timed.
-    Seconds."""
+    """Steps since the last report: their median in seconds, their number, and the mean seconds of each timed part."""
 
     seconds: float
     steps: int
@@ -80,17 +81,18 @@ PART_HELP = {
     "optimizer": "Mean time of a step's weight update.",
     "communication": "Mean time of a step's collectives that nothing hid.",
 }
-"""What Prometheus is told of each part of a step."""
+"""Help texts of Prometheus metrics by part of a step."""
 
 Take = Callable[[int], Taken | None]
+"""Function that takes the least number of new steps and returns what was measured since its last result, or None."""
 
 
 class Reporter:
-    """A thread that asks for new steps, and tells the operator and Prometheus. Nothing it does reaches the caller.
+    """Thread that reports new steps to the operator and to Prometheus; none of its failures reaches the training loop.
 
     Args:
-        settings: where to.
-        take: given the least number of new steps, what was measured of them, or None.
+        settings: destination and contents of the reports.
+        take: returns what was measured since its last result; None if there are fewer new steps than its argument.
         interval_s: seconds between two reports.
     """
 
@@ -107,18 +109,18 @@ class Reporter:
 
     @property
     def is_reporting(self) -> bool:
-        """Whether anybody is told."""
+        """Whether this process reports and has a destination."""
         settings = self._settings
         goes = bool(settings.url and settings.job) or bool(settings.metrics_file) or settings.metrics_port is not None
         return settings.is_reporting and goes
 
     @property
     def metrics_port(self) -> int | None:
-        """The port that serves /metrics, if one does."""
+        """Port that serves /metrics, or None."""
         return None if self._server is None else self._server.server_address[1]
 
     def start(self) -> None:
-        """Begin, once; on ranks other than 0 nothing happens."""
+        """Start the thread and the metrics server; a second call or a call on ranks other than 0 does nothing."""
         if self._thread is not None or not self._settings.is_reporting:
             return
         try:
@@ -130,12 +132,12 @@ class Reporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send what is left and end; waits two seconds at most."""
+        """Send a last report and end the thread; wait for it at most two seconds."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(STOP_S)
         if self._server is not None:
-            # From a thread of its own: `shutdown` waits for the loop, and the training does not.
+            # `shutdown` waits for the server's loop; it runs in a thread of its own so that the training does not wait.
             threading.Thread(target=self._server.shutdown, daemon=True).start()
 
     def _run(self) -> None:
@@ -182,7 +184,7 @@ class Reporter:
             answer.read()
 
     def _exposition(self, steps: Taken, peak: int | None) -> str:
-        """The Prometheus text format, version 0.0.4."""
+        """Return the metrics in the Prometheus text format, version 0.0.4."""
         labels = f'{{namespace="{_escaped(self._settings.namespace)}",trainingjob="{_escaped(self._settings.job)}"}}'
         metrics = [
             ("tilecast_step_seconds", "gauge", "Median optimizer step since the last report.", repr(steps.seconds)),
@@ -221,7 +223,7 @@ class Reporter:
 
 
 def torch_cuda() -> Any:
-    """`torch.cuda` where the training uses it; never imported here."""
+    """Return `torch.cuda` if the training uses it, else None; torch is never imported here."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() and cuda.is_available() else None
@@ -238,7 +240,7 @@ def _gpu_name() -> str | None:
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's kernel module, as it writes it itself."""
+    """Return the version of NVIDIA's kernel module, or None if `DRIVER_FILE` does not state it."""
     words = _text(DRIVER_FILE).split("\n")[0].split()
     return next((word for word in words if word[:1].isdigit() and "." in word), None)
 
@@ -251,7 +253,7 @@ def _text(path: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never half of it."""
+    """Replace a file atomically, so that readers see the old or the new text as a whole."""
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)

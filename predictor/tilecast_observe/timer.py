@@ -1,4 +1,4 @@
-"""`StepTimer`: the time between the ends of optimizer steps, after warm-up, and what it went to."""
+"""`StepTimer`: the time between the ends of optimizer steps, after warm-up, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from typing import Self
 
 READ_S = 600.0
-"""After so long a profile is given up."""
+"""Longest time to read a profile, in seconds."""
 MOST_STEPS = 1024
-"""Most steps between two reports whose median is taken: the latest of them."""
+"""Most steps in the median of a report; it uses the latest ones."""
 
 
 class StepTimer:
-    """Times optimizer steps, and reports their median from a thread of its own.
+    """Timer of optimizer steps, which reports their median from a thread of its own.
 
-    A step lasts from the end of the one before to its own end, data loading included. The host runs ahead of the GPU
-    by a bounded number of kernels only, so that over many steps these intervals are the GPU's.
+    A step lasts from the end of the step before to its own end and includes data loading. The host runs ahead of the
+    GPU by a bounded number of kernels only, so over many steps the host's intervals equal the GPU's.
 
     Use it as a context manager around the training loop and call `step` once per optimizer step. No method raises.
 
     Args:
-        warmup_steps: first steps that do not count: compilation, autotuning, cold caches.
+        warmup_steps: number of first steps that do not count: compilation, autotuning, cold caches.
         interval_s: seconds between two reports.
-        settings: where reports go; from the environment if absent.
-        clock: seconds, monotonic.
+        settings: destination of the reports; read from the environment if absent.
+        clock: returns seconds, monotonic.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StepTimer:
         self._is_reading = threading.Lock()
 
     def step(self) -> None:
-        """An optimizer step has ended."""
+        """Note the end of an optimizer step."""
         now, before = self._clock(), self._mark
         self._mark = now
         if before is not None and self._left:
@@ -81,16 +81,20 @@ class StepTimer:
         self._parts.next(counts=self._left == 0)
 
     def loading(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader, the time that the GPU waits for each of them reported beside the step.
+        """Yield the batches of a loader, and report how long the GPU waits for them in a step.
 
-        `for batch in timer.loading(loader):` instead of `for batch in loader:`. What the loader raises is raised.
+        Write `for batch in timer.loading(loader):` instead of `for batch in loader:`. The loader's errors are raised
+        unchanged.
         """
         return self._parts.over(loader)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What runs inside is a part of the step: "forward", "backward", "optimizer" or "communication". What is a part
-        of its own inside of another counts for itself alone. Any other name times nothing."""
+        """Time the body of a `with` statement as a part of the step.
+
+        Parts are "forward", "backward", "optimizer" and "communication"; with any other name nothing is timed. The time
+        of a part inside another one counts for the inner part only.
+        """
         end = self.begin(name)
         try:
             yield
@@ -98,15 +102,18 @@ class StepTimer:
             end()
 
     def begin(self, name: str) -> Callable[[], None]:
-        """The same where a part begins and ends in different functions: what is returned ends it."""
+        """Begin a part as `part` does, and return a function that ends it, for parts that end in another function."""
         if name not in PARTS:
             log.warning("%r is no part of a step; there are %s", name, ", ".join(PARTS))
             return lambda: None
         return self._parts.begin(name)
 
     def traced(self, profile: Any) -> None:
-        """`torch.profiler.profile(schedule=…, on_trace_ready=timer.traced)`: what a step waits for its collectives is
-        reported from then on. A process of its own reads the trace, one at a time, where rank 0 runs."""
+        """Read from a profile how long a step waits for its collectives, and report it from then on.
+
+        Use it as `torch.profiler.profile(schedule=…, on_trace_ready=timer.traced)`. A separate process on rank 0 reads
+        the trace; while one is read, further profiles are ignored.
+        """
         if not self._is_reporting or self._is_reading.locked():
             return
         try:
@@ -129,19 +136,19 @@ class StepTimer:
             log.warning("the profile is not read: %s", error)
 
     def skip(self) -> None:
-        """What happens until the next step ends is no training: an evaluation, a checkpoint."""
+        """Leave out the time until the next step ends, which is no training: an evaluation, a checkpoint."""
         self._mark = None
         self._parts.skip()
 
     def start(self) -> None:
-        """Begin to report; `with` does it."""
+        """Start reporting; a `with` statement calls this."""
         self._mark = self._clock()
         self._parts.next(counts=self._left == 0)
         if self._reporter is not None:
             self._reporter.start()
 
     def stop(self) -> None:
-        """Report what is left and end; `with` does it. Waits for the last report for two seconds at most."""
+        """Send a last report and end, waiting for it at most two seconds; a `with` statement calls this."""
         if self._reporter is not None:
             self._reporter.stop()
 
@@ -155,7 +162,7 @@ class StepTimer:
         self.stop()
 
     def _take(self, least: int) -> Taken | None:
-        """What was measured since the last call that returned any; None below `least` steps."""
+        """Return what was measured since the last result, or None if there are fewer than `least` new steps."""
         with self._lock:
             if self._count < least:
                 return None
@@ -167,8 +174,12 @@ class StepTimer:
 
 
 def _within(seconds: float, means: Mapping[str, float], exposed: float | None) -> Mapping[str, float]:
-    """The parts of a step of so many seconds, which do not overlap and are no longer than it, given their means and
-    the share of the step in which collectives ran alone."""
+    """Return the seconds of the parts of a step, scaled so that their sum is at most the step.
+
+    `seconds` is the median step, `means` has the mean seconds of the timed parts, and `exposed` is the share of the
+    step in which only collectives ran. Unless "communication" was timed, its seconds follow from that share and are
+    subtracted from "backward", "forward" and "optimizer", in this order.
+    """
     parts = dict(means)
     if exposed is not None and "communication" not in parts:
         left = parts["communication"] = exposed * seconds

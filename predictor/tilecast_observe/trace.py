@@ -1,9 +1,9 @@
-"""What a trace of `torch.profiler` says of communication that nothing hid.
+"""Exposed communication in a trace of `torch.profiler`.
 
     python trace.py TRACE.json
 
-prints the share of the profiled steps. The trainer runs it as a process of its own: a trace may have hundreds of
-megabytes, and to parse them would hold up the thread that trains.
+prints its share of the profiled steps. `StepTimer` runs this file as a process of its own: a trace may have hundreds of
+megabytes, and parsing it would delay the thread that trains.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what runs on the GPU."""
+"""Categories of events that run on the GPU."""
 STEP = "ProfilerStep#"
-"""What the profiler calls the steps of its schedule."""
+"""Prefix of the names that the profiler gives to the steps of its schedule."""
 
 
 def exposed_share(trace: Mapping[str, Any]) -> float | None:
-    """The share of the profiled steps in which kernels of NCCL ran and no other; None where it has no step.
+    """Return the share of the profiled steps in which only NCCL kernels ran, or None if the trace has no step.
 
     Args:
-        trace: as `export_chrome_trace` writes it: complete events ("X") with category, name, begin and duration.
+        trace: document as `export_chrome_trace` writes it: complete events ("X") with category, name, begin and
+            duration.
     """
     steps_us, edges = 0.0, list[tuple[float, int, int]]()
     for event in trace.get("traceEvents", ()):
