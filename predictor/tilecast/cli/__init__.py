@@ -32,13 +32,13 @@ VERBS: Mapping[str, str] = {
     "learning": "what a cluster learnt from measured steps, from whom, and how it forgets",
     "completion": "what bash, zsh or fish need to complete the command line",
 }
-"""Every verb, a module of this package, and what it is for."""
+"""Verbs, which are modules of this package, and the purpose of each."""
 
 _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like every other error of the program."""
+    """Argument parser whose errors are one line, like every other error of the program."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_BAD_INPUT, f"tilecast: {message}; see `{self.prog} --help`\n")
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Streams that take every character, whatever the locale, and go nowhere where the shell closed them."""
+    """Make standard streams accept every character in any locale; open the null device for output that is closed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -79,7 +79,7 @@ def _open_streams() -> None:
 
 
 def parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
-    """The parser of the command line, with the arguments of the verbs that are wanted."""
+    """Return the parser of the command line, with the arguments of the verbs in `names` only."""
     whole = _Parser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")

@@ -12,9 +12,9 @@ from tilecast.spec import SpecError
 
 FILE = "adapter_config.json"
 INSTEAD = "save the adapter anew, or give its base's preset or config.json with --lora-rank R"
-"""What helps where such a file says nothing."""
+"""Remedy in the error about such a file without contents."""
 MAX_RANK = 4096
-"""The most of `spec.training.loraRank`."""
+"""Largest rank, as in `spec.training.loraRank`."""
 _UNPRICED = (
     "use_dora",
     "rank_pattern",
@@ -24,30 +24,32 @@ _UNPRICED = (
     "trainable_token_indices",
     "lora_bias",
 )
-"""Fields that change what a step takes, or holds, and no price: they are told where they are set. What only scales
-(`lora_alpha`, `alpha_pattern`, `use_rslora`) takes nothing."""
+"""Fields that change the time or memory of a step but are not priced; a note names those that are set.
+
+Fields that only scale (`lora_alpha`, `alpha_pattern`, `use_rslora`) cost nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA of a rank beside every dense layer of a preset."""
+    """LoRA of one rank beside every dense layer of a preset."""
 
     base: str
     rank: int
     unpriced: tuple[str, ...]
-    """Fields of the file that the price leaves out."""
+    """Fields that the file sets and that are not priced."""
 
 
 def is_adapter(document: Mapping[str, Any]) -> bool:
-    """Whether a document is an `adapter_config.json`."""
+    """Return whether a document is an `adapter_config.json`."""
     return "peft_type" in document
 
 
 def read(config: Mapping[str, Any], file: str) -> Adapter:
-    """The adapter of a file; `file` is what errors call it.
+    """Read an adapter from the contents of a file; `file` is its name in errors.
 
     Raises:
-        SpecError: it is no LoRA, trains whole layers beside its adapters, or its base is no preset that has adapters.
+        SpecError: the adapter is no LoRA, trains whole layers beside it, or its base is no preset that has adapters.
     """
     kind, rank, whole = (config.get(key) for key in ("peft_type", "r", "modules_to_save"))
     plain = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"
@@ -65,7 +67,11 @@ def read(config: Mapping[str, Any], file: str) -> Adapter:
 
 
 def _base(name: object, field: str, rank: int) -> str:
-    """The preset of that name."""
+    """Return the name of the preset that an adapter's base names.
+
+    Raises:
+        SpecError: there is no such preset, or its family has no adapters.
+    """
     remedy = f"give the base's config.json, or a preset, with --lora-rank {rank}"
     if not isinstance(name, str) or not name:
         problem = "is missing" if not name else f"{shown(name)} is no name of a model"

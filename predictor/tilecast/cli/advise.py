@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _MORE = ("wide", "html")
-"""Formats beside those that the operator shares."""
+"""Formats of the command line alone, beside `FORMATS`, which the operator has too."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -116,12 +116,15 @@ def _noted(advice: Advice, notes: Sequence[str]) -> Advice:
 
 
 _GAIN = 0.05
-"""What another framework of a launcher has to save of the first one's objective to be worth its wrapping."""
+"""Least saving in the objective for which another framework of a launcher replaces the first one."""
 
 
 def _best(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
-    """The advice for the first of the requests that has a recommendation, one that its framework runs if there is one,
-    unless another's is clearly better."""
+    """Return the advice for one of the requests, which differ in their frameworks.
+
+    Advice whose framework executes the recommendation goes before all other. Of the rest the first is chosen, unless a
+    later one has a recommendation that is better by more than `_GAIN` or the first has none.
+    """
     advices = [_advise(request, pools) for request in requests]
     chosen, *others = [advice for advice in advices if _is_run(advice)] or advices
     for other in others:
@@ -133,7 +136,7 @@ def _best(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
 
 
 def _is_run(advice: Advice) -> bool:
-    """Whether the job's framework executes what is recommended, which a stated plan leaves open."""
+    """Return whether the job's framework executes the recommendation, which is not certain for a stated plan."""
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
         return best is not None
@@ -141,7 +144,7 @@ def _is_run(advice: Advice) -> bool:
 
 
 def _value(advice: Advice, offer: Offer) -> float:
-    """What the objective makes least of an offer: its GPUs, or the seconds or the price of a sample."""
+    """Return the value of an offer that the objective minimises: its GPUs, or the seconds or the price per sample."""
     goal = advice.request.goal
     if goal.fewest_gpus:
         return float(offer.gpus)
@@ -150,7 +153,7 @@ def _value(advice: Advice, offer: Offer) -> float:
 
 
 def _manifest(options: argparse.Namespace, source: Source, advice: Advice, candidates: Candidates) -> str:
-    """The manifest with what is advised, and with the command of the launcher that was asked for."""
+    """Return the manifest with the advised fields, and with the command of the launcher if one is requested."""
     if advice.best is None or not options.launch:
         return source.committed(advice, candidates)
     launch = launched.launch(options.launch, _setting(advice.request, advice.best))
@@ -173,7 +176,11 @@ def _baseline(text: str) -> Baseline:
 
 
 def _planned(request: Request, text: str) -> Request:
-    """The request for one plan; what its degrees multiply to is all the GPUs it takes."""
+    """Return the request for one stated plan; the product of its degrees is the number of GPUs.
+
+    Raises:
+        SpecError: the plan cannot be read, or contradicts the constraints on GPUs.
+    """
     plan = Stated.parse(text, "--plan")
     if plan.data is None:
         return replace(request, plan=plan)
@@ -188,10 +195,10 @@ def _planned(request: Request, text: str) -> Request:
 
 
 def kept_to(request: Request, launcher: str) -> tuple[Request, ...]:
-    """The request for each framework that prices what the launcher runs, or for the job's own.
+    """Return the request for each framework that the launcher runs, or for the job's own framework alone.
 
     Raises:
-        SpecError: the launcher cannot run the job, or not by the framework that the job names.
+        SpecError: the launcher cannot run the job, or not with the framework that the job names.
     """
     launched.refuse(launcher, request.workload)
     able, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
@@ -234,7 +241,7 @@ def _text(options: argparse.Namespace, advice: Advice, pools: Sequence[Pool]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Extra:
-    """What a flag asks for beside the advice: as a section for people and under a key for programs."""
+    """Addition to the advice that a flag requests: a section for people, and a document under a key for programs."""
 
     key: str
     title: str
@@ -275,7 +282,11 @@ def _extras(options: argparse.Namespace, advice: Advice, best: Offer) -> list[_E
 
 
 def _that_ran(options: argparse.Namespace, advice: Advice) -> Offer:
-    """The offer that `--measured` is about."""
+    """Return the offer that the seconds of `--measured` belong to.
+
+    Raises:
+        SpecError: the seconds are no step time, or it is open which run took them.
+    """
     if not 0 < options.seconds < 1e9:
         raise SpecError("--measured", f"{options.seconds:g} is no step time", "give seconds, more than 0")
     if options.baseline:

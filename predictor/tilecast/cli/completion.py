@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument of a parser and of the parsers below it."""
+    """Yield the arguments of a parser and of all its subparsers."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
@@ -48,7 +48,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _job(presets: str) -> dict[str, Any]:
-    """A preset or a file, in the words of each shell."""
+    """Return the completion of a preset or a file for each shell."""
     return {
         "bash": "_tilecast_job",
         "zsh": "_tilecast_job",

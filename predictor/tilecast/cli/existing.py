@@ -18,20 +18,20 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A job in the text of a file."""
+    """Job of another kind in the text of a file."""
 
     text: str
     index: int
-    """Of its document in the file."""
+    """Index of the job's document in the file."""
     document: documents.Document
     job: jobs.Job
 
     @classmethod
     def of(cls, text: str, objects: Sequence[documents.Document]) -> Source | None:
-        """The one job of a file; None where it has none.
+        """Return the only job of a file, or None if the file has none.
 
         Raises:
-            SpecError: it has several, or the job is not shaped like its kind.
+            SpecError: the file has several jobs, or the job does not have the shape of its kind.
         """
         places = [index for index, document in enumerate(objects) if jobs.is_job(document)]
         if not places:
@@ -45,7 +45,7 @@ class Source:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The Python program of its own command, with its arguments; empty where it names none."""
+        """Python program in the job's own command, with its arguments; empty if the command names none."""
         return commands.program(self.document, self.job)
 
     def narrowed(
@@ -55,27 +55,29 @@ class Source:
         labels: Iterable[Mapping[str, str]],
         devices: Mapping[str, Sequence[PublishedDevice]] | None,
     ) -> tuple[Request, candidates.Candidates]:
-        """The request with the job's own GPUs as the baseline, and the pools that it may use.
+        """Return the request with the job's own GPUs as the baseline, and the pools that the job may use.
 
         Raises:
             SpecError: the job may use none of the pools that it allows.
         """
-        # A manifest can be given any number of pods, but for kinds and jobs where it takes more than a number.
+        # The advice may change the number of pods, except in jobs where this takes more than changing a number.
         is_placed = not self.job.is_countable
         choice = candidates.candidates(self.job, pools, labels, None, devices, is_placed=is_placed)
         return candidates.request(request, self.job, choice, is_placed=is_placed), choice
 
     def committed(self, advice: Advice, choice: candidates.Candidates, command: str = "") -> str:
-        """The file with the advised fields of the job changed and every other byte as it was. A file with YAML aliases
-        is written out first, so that a change of one place stays in that place.
+        """Return the file with the advised fields of the job changed and every other byte kept.
+
+        YAML aliases in the file are written out first, so that a change in one place does not affect another. Without a
+        recommendation the file is returned unchanged.
 
         Args:
-            advice: what is advised.
+            advice: the advice for the job.
             choice: the pools that the job may use.
-            command: a script for bash that every pod with GPUs shall run; empty leaves the job's own.
+            command: bash script that every pod with GPUs shall run; empty keeps the job's own command.
 
         Raises:
-            SpecError: no pod of the job asks for a GPU, and none can by a runtime that lies elsewhere.
+            SpecError: no pod of the job requests a GPU, and the job has its pod templates itself, not in a runtime.
         """
         if advice.best is None:
             return self.text

@@ -71,20 +71,20 @@ _ANY: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """A TrainingJob, written or put together from flags."""
+    """TrainingJob, either read from a file or built from flags."""
 
     document: Document
     config_maps: Mapping[str, Document] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Fields of the spec that a flag filled, and that flag."""
+    """Paths of fields that flags filled, and the flag for each."""
     source: Source | None = None
-    """The job of another kind that it stands for."""
+    """Job of another kind from which the TrainingJob was derived."""
 
     def request(self) -> Request:
-        """The advice that the job asks for.
+        """Return the request for advice that the job makes.
 
         Raises:
-            SpecError: the job cannot be meant; what a flag said is named by the flag.
+            SpecError: the job is invalid; a field that a flag filled is named by the flag.
         """
         try:
             return training_job.read(self.document, self.config_maps)
@@ -96,15 +96,15 @@ class JobInput:
             raise self.by_flag(error) from None
 
     def by_flag(self, error: SpecError) -> SpecError:
-        """The error by the flag that filled its field; `spec.` may be left out of the field's path."""
+        """Return the error under the flag that filled its field; the field's path may lack the prefix `spec.`."""
         flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
         return error if flag is None else error.at(flag)
 
     def having(self, path: Sequence[str], value: object, flag: str) -> JobInput:
-        """The job with another value in a field of its spec.
+        """Return the job with another value in the field of its spec at `path`; errors will name it by `flag`.
 
         Raises:
-            SpecError: what the field would be part of is no mapping.
+            SpecError: the parent of the field is no mapping.
         """
         document = deepcopy(self.document)
         spec = place = document.get("spec")
@@ -119,7 +119,7 @@ class JobInput:
         return replace(self, document=document, flags={**self.flags, ".".join(("spec", *path)): flag})
 
     def number(self, path: Sequence[str]) -> float | None:
-        """The number in a field of the spec; None if there is none."""
+        """Return the number in a field of the spec, or None if there is none."""
         place: Any = self.document.get("spec")
         for part in path:
             place = place.get(part) if isinstance(place, Mapping) else None
@@ -127,7 +127,7 @@ class JobInput:
 
 
 def job_arguments(parser: argparse.ArgumentParser) -> None:
-    """The job, and what is said of it beside a file."""
+    """Add the arguments that name a job, and the flags that describe it."""
     parser.add_argument(
         "job",
         help=f"a file with a TrainingJob, or with an annotated {listed()}; a Hugging Face "
@@ -160,10 +160,10 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def job(options: argparse.Namespace) -> JobInput:
-    """The job that the arguments describe.
+    """Return the job that the arguments describe.
 
     Raises:
-        SpecError: the file cannot be read or holds no job, or a flag does not suit it.
+        SpecError: the file cannot be read or has no job, or a flag is not valid for it.
     """
     if (held := _in_folder(options.job)) is not None:
         options = argparse.Namespace(**{**vars(options), "job": held})
@@ -185,14 +185,14 @@ def job(options: argparse.Namespace) -> JobInput:
 
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".gguf", ".h5", ".pkl")
-"""Endings of files of weights."""
+"""Endings of the names of files with weights."""
 
 
 def _preset(name: str) -> str:
-    """The preset of that name.
+    """Return the name of the preset that `name` means.
 
     Raises:
-        SpecError: there is none; of a kind of model whose config.json can be read, the message says so.
+        SpecError: there is none; if the config.json of such a model could be read, the remedy says so.
     """
     try:
         return models.preset(name).name
@@ -211,14 +211,14 @@ def _hyphened(name: str) -> str:
 
 
 _READ: Mapping[str, Callable[[str], object]] = {"deadline": seconds, "budget": amount}
-"""How the texts of flags are read that are no plain values."""
+"""Functions that read the texts of flags whose values are not plain."""
 
 
 def onnx(target: str, sequence: int | None) -> Trace:
-    """The graph of an ONNX file, its open dimension at so many tokens.
+    """Return the graph of an ONNX file, with its open dimension set to `sequence` tokens if given.
 
     Raises:
-        SpecError: the sequence is no length, or the file is no graph that can be read.
+        SpecError: `sequence` is no valid length, or the file is no graph that can be read.
     """
     if sequence is not None and not 1 <= sequence <= base.MAX_SEQUENCE:
         raise SpecError("--seq", f"{sequence} is no number of tokens", "give an integer from 1")
@@ -226,11 +226,11 @@ def onnx(target: str, sequence: int | None) -> Trace:
 
 
 _FOLDER = (adapters.FILE, "config.json")
-"""Files that a folder of the Hub stands for, the first that it has."""
+"""Files of a folder as on the Hugging Face Hub that describe its model; the first one that exists is read."""
 
 
 def _in_folder(job: str) -> str | None:
-    """The file of a folder that says what model it holds; None where the job is no folder, or is a preset's name.
+    """Return the path of the file that describes the model in a folder; None if `job` is no folder or names a preset.
 
     Raises:
         SpecError: the folder has no such file, and no preset has its name.
@@ -249,10 +249,12 @@ def _in_folder(job: str) -> str | None:
 
 
 def _adapted(options: argparse.Namespace, config: Document) -> JobInput:
-    """The job of a PEFT adapter: LoRA of its rank on its base; flags win, and what is not priced is told.
+    """Return the job of a PEFT adapter: LoRA of the adapter's rank on its base.
+
+    The flag for the rank takes precedence. A note on standard error says what is priced and what is not.
 
     Raises:
-        SpecError: it is no LoRA on a preset.
+        SpecError: the adapter is no LoRA on a preset.
     """
     adapter = adapters.read(config, options.job)
     notes = []
@@ -311,7 +313,7 @@ def _from_file(options: argparse.Namespace) -> JobInput:
 
 
 def _tell_quantization(name: str, quantization: object) -> None:
-    """Weights that a file quantizes are priced so where a flag asks for it alone."""
+    """Print that the quantization in a file is not priced; weights are priced quantized only if a flag requests it."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     text = f"quantization_config ({method})" if isinstance(method, str) else "quantization_config"
     fp8, others = (
@@ -323,7 +325,7 @@ def _tell_quantization(name: str, quantization: object) -> None:
 
 
 def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
-    """Name, model and ConfigMaps of a job whose graph is in a ConfigMap."""
+    """Return the name, the model and the ConfigMaps of a job whose graph is in a ConfigMap."""
     named = base.object_name(name)
     reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
     return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
@@ -335,7 +337,11 @@ def _bare(
     model: dict[str, Any],
     config_maps: Mapping[str, Document] | None = None,
 ) -> JobInput:
-    """The job of a model and the flags that say how it is trained."""
+    """Return the job of a model and of the flags that say how it is trained.
+
+    Raises:
+        SpecError: `--batch` is missing.
+    """
     if options.batch is None:
         raise SpecError("--batch", "is missing", "say how many samples one optimizer step takes")
     training = {key: value for flag, key in _BARE.items() if (value := getattr(options, flag)) is not None}

@@ -21,7 +21,7 @@ from tilecast.spec import SpecError
 
 RESOURCE = "poollearnings.tilecast.dev"
 UNKNOWN = "(unknown)"
-"""Namespace of runs of unknown origin, that releases before PoolLearnings kept."""
+"""Displayed namespace of runs of unknown origin, which releases before PoolLearnings recorded."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,7 @@ def _runs(text: str, name: str) -> list[Seen]:
 
 
 def _standing(runs: Sequence[Seen], table: Namespaces) -> list[str]:
-    """Whether each run counts, and why not."""
+    """Return for each run "counts", "superseded" or why it is quarantined."""
     standing = [""] * len(runs)
     for namespace, counting in table.runs.items():
         rows = [row for row, one in enumerate(runs) if one.run.namespace == namespace]

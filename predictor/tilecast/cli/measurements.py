@@ -38,7 +38,7 @@ class _RunsFile(ApiModel):
 
 @dataclass(frozen=True, slots=True)
 class StatedRun:
-    """A measured step before its pool was looked up."""
+    """Measured step whose pool is not looked up yet."""
 
     pool: str
     gpus: int
@@ -49,10 +49,10 @@ class StatedRun:
 
 
 def read(texts: Sequence[str]) -> tuple[float | None, list[StatedRun]]:
-    """What the flag's values say: the seconds of one that names no pool, and the steps of those that do.
+    """Read the values of `--measured`: the seconds of a single value without a pool, and the steps that name pools.
 
     Raises:
-        SpecError: a text is neither, or a file is none of measured steps.
+        SpecError: a text is neither, or a file does not contain measured steps.
     """
     seconds: float | None = None
     lines: list[StatedRun] = []
@@ -69,7 +69,7 @@ def read(texts: Sequence[str]) -> tuple[float | None, list[StatedRun]]:
 
 
 def baseline(text: str) -> tuple[str, list[StatedRun]]:
-    """The baseline without its measured step, and that step where one is given."""
+    """Return the text of the baseline without its measured step, and a list with that step, if there is one."""
     head, equals, step = text.rpartition("=")
     if not equals or _STEP.fullmatch(step.strip()) is None or (head.count(":") == 2 and _is_key(head)):
         return text, []
@@ -79,7 +79,7 @@ def baseline(text: str) -> tuple[str, list[StatedRun]]:
 
 
 def _is_key(head: str) -> bool:
-    """Whether what stands before the last equals sign ends in a key of a plan, so that the sign is the plan's own."""
+    """Return whether the text before the last equals sign ends in a key of a plan, so that the sign belongs to it."""
     return re.search(r"[:,][a-z]+$", head) is not None
 
 
@@ -126,7 +126,7 @@ def _file(name: str) -> list[StatedRun]:
 
 
 def resolved(lines: Sequence[StatedRun], pools: Sequence[Pool]) -> list[Measurement]:
-    """The steps with their pools: those that are considered, or the usual nodes of a GPU that they name.
+    """Return the steps with their pools: one of `pools`, or else the usual nodes of a GPU of that name.
 
     Raises:
         SpecError: a name is neither that of a pool nor of a GPU.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def pool_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the job may run."""
+    """Add the arguments that name pools, and the corrections for them."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
@@ -33,14 +33,14 @@ def pool_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 ASSUMED = "assumed"
-"""Layer of what `--gpus` leaves open."""
+"""Layer of the facts that `--gpus` leaves open."""
 
 
 def pools(options: argparse.Namespace) -> Sequence[Pool]:
-    """The pools that the arguments name; nodes that no pool has are told on standard error.
+    """Return the pools that the arguments name; nodes that are in no pool are reported on standard error.
 
     Raises:
-        SpecError: none are named, or what is named cannot be read or holds no GPU.
+        SpecError: no pools are named, or the input cannot be read or has no GPU.
     """
     path = options.calibration
     table = _corrections(path) if path else None
@@ -63,10 +63,10 @@ def _corrections(file: str) -> calibration.Calibration:
 
 
 def nodes_report(options: argparse.Namespace) -> NodesReport:
-    """What a job can use now of the nodes of `--nodes` or `--context`.
+    """Return what a job can use now of the nodes of `--nodes` or `--context`; the result is cached.
 
     Raises:
-        SpecError: neither is given, or it cannot be read.
+        SpecError: neither is given, or the nodes cannot be read.
     """
     return _nodes_report(options.context, options.nodes)
 
@@ -85,7 +85,7 @@ def _nodes_report(context: str | None, file: str | None) -> NodesReport:
 
 
 def pool_notes(options: argparse.Namespace, pools: Sequence[Pool]) -> tuple[str, ...]:
-    """What is assumed of the pools that `pools` named, and what is to be said of their nodes; a sentence each."""
+    """Return notes, a sentence each, on what is assumed about `pools` and on remarks about their nodes."""
     if options.gpus:
         shapes = "; ".join(map(_shape, pools))
         return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",)
@@ -103,7 +103,7 @@ def pool_notes(options: argparse.Namespace, pools: Sequence[Pool]) -> tuple[str,
 
 
 def _shape(pool: Pool) -> str:
-    """The nodes of a pool and what joins them."""
+    """Return a description of a pool's nodes and of the links inside and between them."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
     inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
@@ -114,14 +114,14 @@ def _shape(pool: Pool) -> str:
 
 
 def pool_of_node(options: argparse.Namespace) -> dict[str, str]:
-    """The pool of each node; none where pools are named by `--gpus`."""
+    """Return the name of each node's pool; empty if pools are named by `--gpus`."""
     if options.gpus:
         return {}
     return {node: item.pool.name for item in nodes_report(options).entries for node in item.members}
 
 
 def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
-    """Labels of the nodes that have GPUs; none where pools are named by `--gpus`."""
+    """Return the labels of the nodes that have GPUs; empty if pools are named by `--gpus`."""
     if options.gpus:
         return []
     from tilecast import nodes
@@ -132,13 +132,17 @@ def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
 
 
 def devices(options: argparse.Namespace) -> Mapping[str, Sequence[PublishedDevice]] | None:
-    """Return the devices of ResourceSlices by pool; None where pools are named by `--gpus`."""
+    """Return the devices of ResourceSlices by pool, or None if pools are named by `--gpus`."""
     return None if options.gpus else nodes_report(options).devices
 
 
 @cache
 def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
-    """Nodes and pools as text, and what to call it; standard input is read once."""
+    """Return nodes and pools as text, and the name of their source; the result is cached to read standard input once.
+
+    Raises:
+        SpecError: no source is given, or it cannot be read.
+    """
     if context:
         return _kubectl(context), f"context {context}"
     if file:
@@ -147,7 +151,7 @@ def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
 
 
 def _pools_of(text: str) -> list[Pool]:
-    """Pools from `GPU:N,…`: nodes, network and list price of the instance type that usually has the GPU."""
+    """Return pools from `GPU:N,…`, with the nodes, network and list price of the GPU's usual instance type."""
     pools = [usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
     names = [pool.name for pool in pools]
     if len(set(names)) < len(names):
@@ -156,10 +160,10 @@ def _pools_of(text: str) -> list[Pool]:
 
 
 def usual_pool(gpu: Gpu, count: int) -> Pool:
-    """So many GPUs as the instance type that usually has them holds them.
+    """Return a pool of `count` GPUs in nodes of the GPU's usual instance type.
 
     Raises:
-        SpecError: they do not fill its nodes.
+        SpecError: the GPUs do not fill whole nodes.
     """
     usual = instances.usual_type(gpu)
     whole = usual.gpus if usual else instances.default_gpus_per_node(gpu)
@@ -187,17 +191,17 @@ def _kubectl(context: str) -> str:
     try:
         return kubectl(context, "get", f"{kinds},resourceslices.resource.k8s.io", "-o", "json", remedy=remedy)
     except SpecError as error:
-        # A cluster before Kubernetes 1.34 may serve no ResourceSlices.
+        # Clusters before Kubernetes 1.34 may not serve ResourceSlices.
         if "resource type" not in error.problem or "resourceslices" not in error.problem:
             raise
         return kubectl(context, "get", kinds, "-o", "json", remedy=remedy)
 
 
 def kubectl(context: str | None, *arguments: str, remedy: str) -> str:
-    """What kubectl prints in a context, or in the one it would take.
+    """Run kubectl in a context, or in the current one, and return its standard output.
 
     Raises:
-        SpecError: it cannot be run, or fails.
+        SpecError: kubectl cannot be run, or fails; the error has the given remedy.
     """
     command = ["kubectl", *(["--context", context] if context else []), *arguments]
     try:

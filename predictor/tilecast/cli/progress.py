@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 PATIENCE_S = 2.0
-"""What is done within this shows no bar."""
+"""Seconds after which a bar is shown."""
 
 ItemT = TypeVar("ItemT")
 
 
 def track(items: Sequence[ItemT], what: str) -> Iterator[ItemT]:
-    """The items, one after the other, with a bar on standard error from two seconds on, if somebody looks there."""
+    """Yield the items, and show a bar on standard error after `PATIENCE_S`, if that is a terminal."""
     if not sys.stderr.isatty():
         yield from items
         return

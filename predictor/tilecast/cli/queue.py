@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     horizon = None if options.horizon is None else float(seconds(options.horizon, "--horizon"))
     pools = pool_inputs.pools(options)
     changed = _changed(options.what_if, pools)
-    # Options are priced on the larger of the pools, so that a change of nodes prices nothing anew.
+    # Options are priced on pools with the larger number of nodes, so that --what-if needs no new prices.
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
     given = QueueDocuments.of(listed(options.jobs))
     labels, devices = pool_inputs.node_labels(options), pool_inputs.devices(options)
@@ -80,7 +80,7 @@ def _now(text: str | None) -> datetime:
 def _problem(
     read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held: Mapping[str, int]
 ) -> QueueProblem:  # fmt: skip
-    """The problem; of the GPUs that pods hold, those of the jobs that run are their own."""
+    """Return the problem; GPUs held by pods reduce a pool's capacity, except those of jobs that are planned here."""
     ours = Counter[str]()
     for job in read.jobs:
         if job.is_running and job.present is not None:
@@ -93,7 +93,11 @@ def _problem(
 
 
 def _changed(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, int]:
-    """The nodes that pools would have, by name."""
+    """Return the number of nodes that the pools named by `--what-if` would have.
+
+    Raises:
+        SpecError: a text cannot be read, or takes away more nodes than there are.
+    """
     nodes, nodes_of = {pool.name: pool.max_nodes for pool in pools}, dict[str, int]()
     for text in texts:
         name, _, change = text.rpartition(":")

@@ -28,10 +28,10 @@ _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
 
 
 def listed(name: str) -> list[Document]:
-    """Every document of a file, of standard input (`-`), or of the YAML and JSON files of a folder.
+    """Return all documents of a file, of standard input (`-`), or of the YAML and JSON files of a folder.
 
     Raises:
-        SpecError: nothing can be read, or it holds no document.
+        SpecError: a file cannot be read, or there is no document.
     """
     path = Path(name)
     files = sorted(item for item in path.iterdir() if item.suffix in _ENDINGS) if path.is_dir() else [path]
@@ -46,11 +46,11 @@ _ENDINGS = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True, slots=True)
 class QueueDocuments:
-    """What was given, by what it is for."""
+    """Documents that describe a queue, grouped by their roles."""
 
     jobs: tuple[Document, ...]
     others: Mapping[tuple[str, str], Document]
-    """Runtimes of TrainJobs, and what ResourceClaims are made of, by kind and name."""
+    """All documents by kind and name, for runtimes of TrainJobs and for objects that ResourceClaims refer to."""
     config_maps: Mapping[str, Document]
     priorities: Priorities
     kueue: kueue.Objects
@@ -58,10 +58,10 @@ class QueueDocuments:
 
     @classmethod
     def of(cls, results: Sequence[Document]) -> QueueDocuments:
-        """Documents sorted by kind; a job that a TrainingJob names is that TrainingJob's.
+        """Group documents by kind; a job that a TrainingJob has as its target is planned as that TrainingJob only.
 
         Raises:
-            SpecError: none of them is a job.
+            SpecError: none of the documents is a job.
         """
         by_kind = dict[str, dict[str, Document]]()
         for item in results:
@@ -91,7 +91,7 @@ class QueueDocuments:
         )
 
     def held(self, pool_of: Mapping[str, str]) -> Counter[str]:
-        """GPUs that pods hold of each pool.
+        """Return the number of GPUs that pods hold in each pool.
 
         Args:
             pool_of: the pool of each node.
@@ -115,29 +115,29 @@ def _namespace(document: Document) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadQueue:
-    """The jobs that could be read, why not the others, and the quotas of their queues."""
+    """Jobs that could be read, reasons for the others, and the quotas of their queues."""
 
     jobs: tuple[QueuedJob, ...]
     unplanned: tuple[Unplanned, ...]
     quotas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By pool and queue."""
+    """GPUs by pool and ClusterQueue."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReader:
-    """Reads jobs for a set of pools; equal jobs are priced once."""
+    """Reader of jobs for a set of pools; equal jobs are priced once."""
 
     given: QueueDocuments
     pools: Sequence[Pool]
     labels: Sequence[Mapping[str, str]]
-    """Of every node with GPUs."""
+    """Labels of every node with GPUs."""
     now: datetime
     devices: Mapping[str, Sequence[PublishedDevice]] | None = None
-    """Devices that ResourceSlices publish, by pool; None where no nodes are given."""
+    """Devices that ResourceSlices publish, by pool; None if no nodes are given."""
     _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
 
     def read(self) -> ReadQueue:
-        """Every job that has not ended."""
+        """Return all jobs that have not ended."""
         results, refused, quotas = list[QueuedJob](), list[Unplanned](), dict[str, dict[str, int]]()
         for document, name in zip(self.given.jobs, _names(self.given.jobs), strict=True):
             try:
@@ -207,7 +207,7 @@ class QueueReader:
         return self._priced[key]
 
     def _since(self, time: object) -> float:
-        """Seconds from now to a time, which are negative; 0 where there is none."""
+        """Return the seconds from now to a past time, which are negative; 0 if there is no such time."""
         try:
             at = datetime.fromisoformat(str(time))
         except ValueError:
@@ -215,12 +215,12 @@ class QueueReader:
         return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
 
     def _running(self, document: Document, job: QueuedJob) -> QueuedJob:
-        """The job with what is left of it, by its forecast where it runs."""
+        """Return a running job with what is left of it, by its forecast on the pool where it runs."""
         return running(job, -self._since(value_at(document, ("status", "startTime"))))
 
 
 def _names(given: Sequence[Document]) -> list[str]:
-    """A name for each document, as short as tells it from the others."""
+    """Return the shortest name for each document that is unique: name, namespace and name, or with its kind too."""
     ways = [[_called(item, way) for item in given] for way in range(3)]
     counts = [Counter(names) for names in ways]
     return [

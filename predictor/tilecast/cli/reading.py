@@ -13,7 +13,7 @@ from tilecast.spec import SpecError
 
 
 def seconds(text: str, flag: str = "--deadline") -> int:
-    """Whole seconds of `5400`, `90min`, `36h` or `14d`.
+    """Read a time such as `5400`, `90min`, `36h` or `14d` as whole seconds.
 
     Raises:
         SpecError: the text is something else.
@@ -25,7 +25,7 @@ def seconds(text: str, flag: str = "--deadline") -> int:
 
 
 def amount(text: str) -> dict[str, Any]:
-    """Amount and currency of `5000` or `5000 EUR`.
+    """Read an amount with its currency, such as `5000` or `5000 EUR`; USD if none is given.
 
     Raises:
         SpecError: the text is something else.
@@ -39,7 +39,7 @@ def amount(text: str) -> dict[str, Any]:
 
 
 def pair(flag: str, text: str) -> tuple[str, int]:
-    """Name and count of `NAME:COUNT`.
+    """Read the name and the count of `NAME:COUNT`.
 
     Raises:
         SpecError: the text is something else.
@@ -51,10 +51,10 @@ def pair(flag: str, text: str) -> tuple[str, int]:
 
 
 def read_text(name: str) -> str:
-    """The text of a file, or of standard input where the name is a dash.
+    """Return the text of a file, or of standard input if the name is a dash.
 
     Raises:
-        SpecError: it cannot be read, or is no text.
+        SpecError: the input cannot be read, or is no UTF-8 text.
     """
     try:
         if name == "-" and sys.stdin is None:
@@ -67,16 +67,16 @@ def read_text(name: str) -> str:
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option's name."""
+    """Return the flag of an option's name."""
     return f"--{name.replace('_', '-')}"
 
 
 def is_file(job: str) -> bool:
-    """Whether an argument means a file, there or not."""
+    """Return whether an argument means a file, whether or not the file exists."""
     return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
 
 
 def shown_name(document: Mapping[str, object]) -> str:
-    """The name in a document's metadata; empty where there is none."""
+    """Return the name in a document's metadata, or empty text if there is none."""
     metadata = document.get("metadata")
     return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""

@@ -44,14 +44,14 @@ def _json(value: Any) -> str:
 
 
 def _table(rows: list[Row]) -> list[str]:
-    """Rows under the names of their keys; figures flush right."""
+    """Return lines of a table with the rows' keys as titles; columns of numbers are aligned right."""
     names = list(rows[0]) if rows else []
     right = [name for name in names if all(isinstance(row[name], int | float) for row in rows)]
     return columns(names, [[_cell(row[name]) for name in names] for row in rows], right)
 
 
 def _facts(facts: Row) -> list[str]:
-    """One fact a line; mappings one level deeper."""
+    """Return one line per fact; the entries of mappings are indented."""
     lines = []
     for name, value in facts.items():
         if isinstance(value, Mapping):
@@ -172,7 +172,7 @@ def _pool_row(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
 
 
 def _pool_view(row: Row) -> Row:
-    """A row of pools for people: its nodes and its price in a column each."""
+    """Return a row of pools for people, with its nodes and its price in one column each."""
     shown = {name: value for name, value in row.items() if name not in ("GPUS/NODE", "CURRENCY")}
     if row["NODES"] is not None:
         shown["NODES"] = f"{row['NODES']}x{row['GPUS/NODE']}"
@@ -181,7 +181,7 @@ def _pool_view(row: Row) -> Row:
 
 
 def _usual(pool: Pool) -> Row:
-    """A pool of `--gpus`: what is assumed of it."""
+    """Return what is assumed about a pool of `--gpus`."""
     return {
         "name": pool.name,
         "most nodes": pool.max_nodes,
@@ -199,7 +199,7 @@ def _usual(pool: Pool) -> Row:
 
 
 def _numbers(facts: Mapping[str, str]) -> Row:
-    """Facts of a pool with counts and prices as numbers."""
+    """Return the facts of a pool with counts and prices as numbers."""
     row: Row = {}
     for name, value in facts.items():
         amount, _, currency = value.partition(" ")
@@ -253,7 +253,7 @@ _VIEWS: Mapping[str, Callable[[Row], Row]] = {
     "links": lambda row: row | {"reaches": f"{row['reaches']:.0%}"},
     "pools": _pool_view,
 }
-"""Rows for people, where they are not told as they are."""
+"""Functions that turn rows into rows for people, for lists whose rows need it."""
 _ONE: Mapping[str, Callable[[argparse.Namespace], Row]] = {
     "gpus": _gpu,
     "models": _model,

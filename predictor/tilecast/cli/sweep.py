@@ -81,7 +81,7 @@ def _draw(path: Path, chart: charts.Chart) -> None:
     """Write a picture.
 
     Raises:
-        SpecError: nothing that draws PNG is installed, or the file cannot be written.
+        SpecError: matplotlib, which draws PNG, is not installed, or the file cannot be written.
     """
     try:
         if path.suffix == ".svg":
