@@ -96,7 +96,7 @@ class PartTimes:
         self._steps = 0
 
     def next(self, counts: bool) -> None:
-        """Begin a step, which may be timed if it counts; this ends the step before."""
+        """End the current step and begin the next one, which may be timed if it counts."""
         if not self._is_used:
             return
         ended, self._now = self._now, None

@@ -80,7 +80,7 @@ def _now(text: str | None) -> datetime:
 def _problem(
     read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held: Mapping[str, int]
 ) -> QueueProblem:  # fmt: skip
-    """Return the problem; GPUs held by pods reduce a pool's capacity, except those of jobs that are planned here."""
+    """Return the problem; GPUs held by pods reduce a pool's capacity, except those of running jobs of the queue."""
     ours = Counter[str]()
     for job in read.jobs:
         if job.is_running and job.present is not None:

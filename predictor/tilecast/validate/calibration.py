@@ -26,7 +26,7 @@ from tilecast.validate.table import RunCase, read
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRuns:
-    """R rows of grade A and B with their forecasts; arrays are (R,)."""
+    """R graded rows with their forecasts; arrays are (R,)."""
 
     rows: tuple[Row, ...]
     runs: tuple[Run, ...]
