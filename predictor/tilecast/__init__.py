@@ -1,3 +1,3 @@
-"""Tilecast: forecasts of training steps, from tiles."""
+"""Forecast steps of training jobs from GPU pools, parallel plans and tiles."""
 
 __version__ = "0.2.0"

@@ -1,4 +1,4 @@
-"""`python -m tilecast` is `tilecast`."""
+"""Run the command `tilecast` with `python -m tilecast`."""
 
 import sys
 

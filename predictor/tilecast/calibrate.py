@@ -1,9 +1,11 @@
-"""The constants of a link from measured collectives, and nccl-tests' logs as measurements.
+"""Fit the constants of a link to measured collectives, and read logs of nccl-tests.
 
-The loss is the mean absolute logarithm of predicted over measured, every row alike, with a light pull towards the
-constants that are there. One constant at a time moves over a geometric grid that narrows; afterwards one that explains
-the rows no better than chance (Akaike's criterion) returns to where it was, so that what the log did not measure stays.
-The same rows give the same constants.
+The loss is the mean absolute logarithm of predicted over measured time, with equal weight for every row, plus a light
+pull towards the constants that the link has. One constant at a time moves over a geometric grid, which narrows from
+round to round. Afterwards each constant that explains the rows no better than chance (Akaike's criterion) returns to
+its old value, so that constants which the log did not measure stay. The same rows always give the same constants.
+
+Read `read_log` first, then `calibrate`, which calls `fit`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Measurements(Columns):
-    """Collectives as they were measured: names, whole buffers in bytes, groups, seconds; columns (R,)."""
+    """Measured collectives, one a row: columns of shape (R,).
+
+    A row has the collective's name, the whole buffer in bytes, the group's ranks, and the time in seconds.
+    """
 
     collective: npt.NDArray[np.str_]
     size_bytes: Floats
@@ -44,16 +49,16 @@ class Measurements(Columns):
 
     @classmethod
     def concatenate(cls, parts: Sequence[Measurements]) -> Measurements:
-        """All rows of the parts, in order."""
+        """Return all rows of the parts, in order."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
     def group(self) -> Group:
-        """The groups of the rows."""
+        """Return the groups of ranks of the rows."""
         return Group(self.ranks, self.local, self.node_ranks)
 
 
 def predict(measured: Measurements, intra: Link, inter: Link) -> Floats:
-    """Seconds of every row on those links, (R,)."""
+    """Return the predicted seconds of every row on these links, (R,)."""
     seconds = np.zeros(len(measured))
     for name in np.unique(measured.collective):
         rows = measured.collective == name
@@ -63,7 +68,7 @@ def predict(measured: Measurements, intra: Link, inter: Link) -> Floats:
 
 
 BULK = ("simple", "share")
-"""Bulk data move in the Simple protocol: its share is the whole of `efficiency`."""
+"""Constant that is not fitted: bulk data move in the Simple protocol, so `efficiency` already describes its share."""
 CONSTANTS = (
     "efficiency", "own_share", "peer_s", "reduction_bytes_per_s", "reduction_start_s",
     *(
@@ -71,25 +76,26 @@ CONSTANTS = (
         for name in (*PROTOCOLS, MESSAGE) for part in ("start_s", "hop_s", "share") if (name, part) != BULK
     ),
 )  # fmt: skip
-"""What is fitted: fields of a link, and of its protocols. A constant that is 0 or absent stays so."""
+"""Constants that are fitted: fields of a link and of its protocols. A constant that is 0 or absent stays so."""
 REACH = 8.0
-"""How far a constant moves in the first round, as a factor either way; a round later the root of it."""
+"""Factor by which a constant may move up or down in the first round; each later round takes the root of it."""
 PULL = 0.001
 """Loss of moving one constant by a factor of e."""
 
 
 GAIN = 2.0
-"""By how much a moved constant has to raise the rows' log-likelihood, times two: Akaike's price of a parameter."""
+"""Least gain of a constant that stays moved, as rows times the logarithm of the error's ratio: Akaike's price of a
+parameter."""
 
 
 def fit(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Link:
-    """The link with the constants that fit the rows best; those that the rows do not measure stay.
+    """Return the link with the constants that fit the rows best; constants that the rows do not measure stay.
 
     Args:
         link: where the search starts: the link between GPUs of a node, or the network if it is `per_node`.
         measured: rows that use the link.
-        other: the network, or the link between GPUs of a node; it stays as it is.
-        rounds: how often every constant moves.
+        other: the network, or the link between GPUs of a node; it does not change.
+        rounds: number of times that every constant moves.
     """
 
     def error(tried: Link) -> float:
@@ -100,7 +106,7 @@ def fit(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Lin
         return error(tried) + PULL * sum(abs(math.log(constant(tried, name) / start)) for name, start in begin.items())
 
     def counts(name: str) -> bool:
-        """Whether some row's time goes with the constant."""
+        """Return whether the time of some row depends on the constant."""
         pairs = [(other, one) if link.per_node else (one, other) for one in (link, _scaled(link, name, 1.1))]
         before, after = (predict(measured, *pair) for pair in pairs)
         return bool(np.abs(np.log(after / before)).max() >= FELT * np.log(1.1))
@@ -120,7 +126,10 @@ def fit(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Lin
 
 
 def _unmoved(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
-    """The fitted link with those constants as `link` has them that explain the rows no better than chance."""
+    """Return the fitted link without the changes that explain the rows no better than chance.
+
+    Such constants return to their values in `link`, one after the other.
+    """
     moved = {name for name in CONSTANTS if not np.isclose(_rate(fitted, name), _rate(link, name), rtol=1e-3, atol=0)}
     while moved:
         restored = {name: _scaled(fitted, name, _rate(link, name) / _rate(fitted, name)) for name in sorted(moved)}
@@ -134,13 +143,15 @@ def _unmoved(link: Link, fitted: Link, error: Callable[[Link], float], rows: int
 
 
 def _rate(link: Link, name: str) -> float:
-    """A constant as it is measured: a share as the rate that it makes with the efficiency."""
+    """Return a constant as it is measured: a share is multiplied by the efficiency, which makes it a rate."""
     return constant(link, name) * (link.efficiency if name.endswith(".share") else 1.0)
 
 
 def _scaled(link: Link, name: str, factor: float) -> Link:
-    """The link with one constant times a factor and all rates but its own as they were: the efficiency changes without
-    the rates of other protocols than the bulk one."""
+    """Return the link with one constant multiplied by a factor and the rates of all other constants unchanged.
+
+    A change of the efficiency leaves the rates of all protocols but the bulk one as they are.
+    """
     if name != "efficiency":
         return _with(link, name, constant(link, name) * factor)
     protocols = {
@@ -151,13 +162,13 @@ def _scaled(link: Link, name: str, factor: float) -> Link:
 
 
 FELT = 0.2
-"""Least share of a row's time that goes with a constant for the row to measure it."""
+"""Least share of a row's time that must depend on a constant for the row to measure it."""
 _ROUNDED = 5e-4
-"""What three digits of a constant leave of an error."""
+"""Error that remains because constants have three digits."""
 
 
 def _three_digits(value: float, most: float) -> float:
-    """The value to three digits: the nearest, or the one below where the nearest is more than `most`."""
+    """Round the value to three digits: to the nearest, or down where the nearest is more than `most`."""
     nearest = float(f"{value:.3g}")
     return nearest if nearest <= most else float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value))
 
@@ -167,7 +178,7 @@ def _most_share(link: Link) -> float:
 
 
 def constant(link: Link, name: str) -> float:
-    """A link's value of one of `CONSTANTS`, 0 where it has none."""
+    """Return a link's value of one of `CONSTANTS`, 0 where it has none."""
     part, _, field = name.rpartition(".")
     if not part:
         return float(getattr(link, field))
@@ -183,15 +194,15 @@ def _with(link: Link, name: str, value: float) -> Link:
 
 
 LEAST_US, MOST = 1e-3, 2**53
-"""The shortest time in microseconds that a log may hold, and its largest time and size."""
+"""Shortest time in microseconds that a log may hold, and its largest time in microseconds and size in bytes."""
 
 _PROGRAM = re.compile(rf"({'|'.join(collectives.PROGRAMS)}|[a-z]+)_perf(?![a-z])")
-"""A program of nccl-tests in a command line or a file's name, with whatever stands around it."""
+"""Program of nccl-tests in a command line or a file's name, with any text around it."""
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*\S)?"
 )
-# Before a row may stand what a launcher puts there: mpirun's [1,0]<stdout>:, srun's 0:, pdsh's host:, kubectl's [pod/…]
-# or a time.
+# A launcher may write a prefix before a row: mpirun's [1,0]<stdout>:, srun's 0:, pdsh's host:, kubectl's [pod/…] or a
+# time.
 _ROW = re.compile(
     r"^\s*(?:\[[^\]]*\](?:<\w+>:?)?|[\w.-]+:(?=\s)|\S*\d\d:\d\d:\d\d\S*)?"
     r"\s*(\d+)\s+(\d+)\s+[a-z]\w*\s+\w+\s+-?\d+\s+(\d\S*)\s+(\d\S*)\s+(\d\S*)\s+(\d\S*|N/A)"
@@ -200,21 +211,23 @@ _ROW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What an nccl-tests log holds: out-of-place times, and the GPU that its ranks ran on."""
+    """Content of a log of nccl-tests: out-of-place times, and the GPU that its ranks ran on."""
 
     measured: Measurements
     gpu: str
 
     @property
     def nodes(self) -> int:
-        """Most nodes of any run."""
+        """Largest number of nodes of any run."""
         return int(self.measured.group().nodes.max())
 
 
 def read_log(path: Path) -> Log:
-    """The standard output of nccl-tests (all_reduce_perf and the like), one run or several after each other, with
-    whatever a launcher or NCCL wrote between: `# Rank` lines say who took part, and rows hold size, count, type,
-    operation, root, and time, bandwidths and errors out of place (nccl-tests, src/util.cu).
+    """Read the standard output of nccl-tests (all_reduce_perf and others).
+
+    The file holds one run or several after each other, and may hold lines of a launcher or of NCCL between them. `#
+    Rank` lines name the ranks that took part. Rows hold size, count, type, operation, root, and the time, bandwidths
+    and errors out of place (nccl-tests, src/util.cu).
 
     Raises:
         SpecError: the file cannot be read, is no such log, or holds a collective, a time or a result that is wrong.
@@ -278,8 +291,10 @@ def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[
 
 
 def toml(link: Link, source: str) -> str:
-    """A link as a file of the `LinkFile` schema, its constants in it. Of a link that has another beyond its domain,
-    the file names that one."""
+    """Return a link and its constants as the text of a file of the `LinkFile` schema.
+
+    If another link takes over beyond the link's domain, the file holds the name of that link.
+    """
     facts: dict[str, object] = {
         "name": link.name,
         "kind": link.kind,
@@ -311,7 +326,10 @@ def toml(link: Link, source: str) -> str:
 
 
 def _value(value: object) -> str:
-    """A value as TOML writes it, numbers with twelve digits, so that constants stay within their bounds."""
+    """Return a value as TOML writes it.
+
+    Numbers have twelve digits, so that constants stay within their bounds.
+    """
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):
@@ -321,23 +339,28 @@ def _value(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LinkCalibration:
-    """A fitted link, and mean absolute errors of the rows: as it was, as it is, and when each half of the rows is
-    predicted by a fit to the other half."""
+    """A fitted link, and the mean absolute relative errors of the rows.
+
+    There are three errors: with the old constants, with the fitted ones, and where each half of the rows is predicted
+    by a fit to the other half.
+    """
 
     link: Link
     errors: tuple[tuple[str, int, float, float, float], ...]
-    """Collective and size class, rows, before, after, left out."""
+    """Collective and size class, number of rows, and the errors before the fit, after it, and of rows that were left
+    out."""
 
 
 def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> LinkCalibration:
-    """Fit a link to the rows of a log under a new name. Its 90 % range becomes what the rows show that a fit to the
-    others did not see.
+    """Fit a link to the rows of a log under a new name.
+
+    The 90 % range of the fitted link comes from the errors of rows that the fit did not see.
 
     Args:
-        link: where the constants start: between GPUs of a node, or the network if it is `per_node`.
+        link: where the constants start: the link between GPUs of a node, or the network if it is `per_node`.
         measured: the rows of a log.
-        other: the other of the two, which stays.
-        name: what the fitted link is called.
+        other: the other one of these two links, which does not change.
+        name: name of the fitted link.
     """
 
     def errors(fitted: Link, rows: Measurements) -> Floats:

@@ -1,16 +1,18 @@
-"""What measured steps teach about forecasts: the error, and the correction that follows from many of them.
+"""Learn corrections of forecasts from measured steps.
 
-The logarithm of raw forecast over measurement is the sum of independent deviations, each shared by the runs of one
-group: of the cluster, of a GPU, of a precision and model family on it, of a range of GPU counts, of one workload, and
-of the run alone; and, across all GPUs, of a framework and model family. `calibration.toml` says how large each is.
-Given the runs seen so far, the expected deviation of a new run is the best linear unbiased prediction (Henderson 1975;
-Robinson, Statistical Science 6, 1991): every group is shrunk towards the coarser one that holds it, and towards 0, by
-exactly as much as its runs leave open.
-What a job's own runs teach of it elsewhere is `transfer`'s, and what namespaces of a cluster teach each other that of
-`namespaces`.
+The logarithm of raw forecast over measurement is a sum of independent deviations. The runs of one group share each of
+them: the groups are the cluster, a GPU, a precision and model family on it, a range of GPU counts, and one workload;
+the last deviation is that of the run alone. Across all GPUs, runs of one framework and model family share another.
+`calibration.toml` says how large each deviation is. Given the runs seen so far, the expected deviation of a new run is
+the best linear unbiased prediction (Henderson 1975; Robinson, Statistical Science 6, 1991): each group is shrunk
+towards the coarser one that contains it, and finally towards 0, by exactly as much as its runs leave open.
 
-A group counts only once it has `LEAST` observations, so that nothing moves on one. Runs far from the others are drawn
-in (Huber's weights). Where the newest runs of a pool contradict its older ones, the older ones no longer count.
+A group counts only once it has `LEAST` observations, so that no single one moves a forecast. Runs far from the others
+are moved towards them (Huber's weights). Where the newest runs of a pool contradict its older ones, the older ones no
+longer count.
+
+`Run` is the input and `Calibration` the output; `fit` leads from one to the other through `RunFit`. `transfer` carries
+a job's own runs over to other plans and pools, and `namespaces` shares runs among the namespaces of a cluster.
 """
 
 from __future__ import annotations
@@ -35,38 +37,42 @@ from tilecast.spec import Floats, Ints, Workload
 LEAST = 3
 """Observations that a group needs before it moves a forecast."""
 ENOUGH = 3
-"""Runs of a workload's own group from which a forecast no longer counts as unproven."""
+"""Runs of a workload's own group from which on a forecast counts as proven."""
 MOST = 3.0
-"""A correction beyond this factor is no error of a forecast but another job; it stays at the factor."""
+"""Largest factor of a correction, up or down. A larger error means that another job ran, not that the forecast was
+wrong."""
 HUBER = 2.5
-"""Standard deviations from which a run is drawn in."""
+"""Distance in standard deviations beyond which a run is moved towards the others."""
 COVER = 0.9
 Z = 1.645
-"""Half-width of a normal variable's 90 % range."""
+"""Half-width of a normal variable's 90 % range, in standard deviations."""
 NORMAL = 1.4826
-"""A normal variable's standard deviation over its median absolute one."""
+"""A normal variable's standard deviation over its median absolute deviation."""
 NEWEST = 8
-"""At most so many of a pool's runs are held against the older ones, and at least half as many."""
+"""Newest runs of a pool that are compared with the older ones: at most this many, and at least half as many."""
 DRIFT = 4.0
-"""Standard errors by which the newest runs must lie apart from the older ones to supersede them."""
+"""Standard errors by which the newest runs must differ from the older ones to supersede them."""
 
 
 ValueT = TypeVar("ValueT", Floats, np.float64)
 
 
 def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
-    """The signed relative error, (predicted - observed) / observed: +0.3 is a forecast 30 % too slow. Columns (n,)."""
+    """Return the signed relative error, (predicted - observed) / observed.
+
+    +0.3 means that the forecast is 30 % too slow. Columns have shape (n,).
+    """
     return (predicted - observed) / observed
 
 
 def digest(workload: Workload) -> str:
-    """A short name for everything that a workload's step depends on."""
+    """Return a short name for everything that a workload's step depends on."""
     text = json.dumps(asdict(replace(workload, steps=None)), sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def scale(gpus: int) -> str:
-    """The range that a GPU count falls into."""
+    """Return the name of the range that a GPU count falls into."""
     return next(name for limit, name in SCALES if gpus <= limit)
 
 
@@ -74,12 +80,15 @@ SCALES: tuple[tuple[float, str], ...] = ((1, "1"), (8, "2-8"), (64, "9-64"), (ma
 
 
 Key: TypeAlias = tuple[str, ...]
-"""From coarse to fine: GPU, precision, family, scale, workload. Shorter keys are coarser groups."""
+"""GPU, precision, family, scale and workload, from coarse to fine. A shorter key names a coarser group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One job that ran: what it was, and its step in seconds as forecast, uncorrected, and as measured (a median)."""
+    """One job that ran: its properties, and its step in seconds as forecast, uncorrected, and as measured.
+
+    The measured step is a median of `observations` reports.
+    """
 
     pool: str
     gpu: str
@@ -91,9 +100,9 @@ class Run:
     observed_s: float
     observations: int = 1
     framework: str = ""
-    """As `framework_of` names it; empty where that is not known, and then the run shares nothing by it."""
+    """Name by `framework_of`; empty where it is not known, and then the run shares no deviation by framework."""
     namespace: str = ""
-    """Whose run it is."""
+    """Namespace that the job ran in."""
 
     @property
     def deviation(self) -> float:
@@ -102,73 +111,78 @@ class Run:
 
 
 LEVELS: tuple[tuple[str, int], ...] = (("cluster", 0), ("gpu", 1), ("kind", 3), ("scale", 4), ("workload", 5))
-"""The deviation that the runs of a group share, and how much of a key names the group."""
+"""Levels of deviations that the runs of a group share, and how many parts of a key name the group."""
 
 
 SOFTWARE = "software"
-"""The deviation that runs of one framework and model family share over all GPUs, crossed with those of `LEVELS`."""
+"""Level of the deviation that runs of one framework and model family share over all GPUs, across the groups of
+`LEVELS`."""
 
 
 def framework_of(workload: Workload) -> str:
-    """What the runs of a workload's framework have in common, where it names none too."""
+    """Return the name of a workload's framework, "none" where it has none."""
     return workload.framework or "none"
 
 
 def group(run: Run) -> Key:
-    """The finest group of a run."""
+    """Return the finest group of a run."""
     return (run.gpu, run.precision, run.family, run.scale, run.workload)
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What is known of one group. A forecast times `ratio` is the calibrated one."""
+    """Correction of one group: a forecast times `ratio` is the calibrated forecast."""
 
     group: Key = ()
     ratio: float = 1.0
     width: float = 1.0
     """Factor on the half-width, as a logarithm, of the range that is given without any run."""
     runs: int = 0
-    """Runs of the cluster that the ratio rests on, all groups together."""
+    """Runs of the cluster that the ratio is learned from, over all groups."""
     own: int = 0
-    """Those of the group itself that are a reason to be sure: all of the asker's namespace and of trusted ones. Of the
-    others those of namespaces that agree, without the one of them that has most: nobody is sure by one alone."""
+    """Runs of this group that count as confirmation: all of the reader's namespace and of trusted ones, and of the
+    others those of namespaces that agree, without the namespace among these that has most runs, so that no single one
+    confirms alone."""
     observations: int = 0
     """Reports of the group's own runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Corrections by group; a group without one takes that of the next coarser. Without any, forecasts stay."""
+    """Corrections by group.
+
+    A group without a correction uses that of the next coarser group. Without any, forecasts do not change.
+    """
 
     corrections: tuple[Correction, ...] = ()
     software: tuple[Correction, ...] = ()
-    """By framework and model family, on every GPU, beside the other."""
+    """Corrections by framework and model family on every GPU, which multiply the others."""
 
     @property
     def runs(self) -> int:
-        """Runs that the corrections rest on."""
+        """Number of runs that the corrections are learned from."""
         return max((item.runs for item in self.corrections), default=0)
 
     def at(self, key: Key) -> Correction:
-        """What applies to a group."""
+        """Return the correction that applies to a group."""
         return _finest(self._by_group(), key)
 
     def _by_group(self) -> dict[Key, Correction]:
         return {item.group: item for item in self.corrections}
 
     def of(self, gpu: str, workload: Workload, gpus: int) -> Correction:
-        """What applies to a workload on so many GPUs of a kind."""
+        """Return the correction of a workload on `gpus` GPUs of a kind."""
         if not self.corrections:
             return Correction()
         correction = self.at((gpu, workload.precision, workload.model.family, scale(gpus), digest(workload)))
         return replace(correction, ratio=correction.ratio * self.crossed(framework_of(workload), workload.model.family))
 
     def crossed(self, framework: str, family: str) -> float:
-        """The ratio of a framework and family, which the others are multiplied by."""
+        """Return the ratio of a framework and family, which multiplies the ratio of the group."""
         return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
     def columns(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
-        """Ratio and width for each GPU count, (n,) each."""
+        """Return ratio and width for each GPU count, (n,) each."""
         ratio, width = np.ones(len(gpus)), np.ones(len(gpus))
         if self.corrections:
             named = digest(workload)
@@ -181,7 +195,11 @@ class Calibration:
         return ratio, width
 
     def differs(self, other: Calibration, tolerance: float = 0.01) -> bool:
-        """Whether a forecast or its range would change by more than the tolerance, or runs became twice as many."""
+        """Return whether a forecast or its range would change by more than the tolerance.
+
+        The tolerance of widths is five times as large. Calibrations also differ where a group's runs have doubled, or
+        where its own runs are `ENOUGH` in only one of them.
+        """
         if self is other:
             return False
         names = {item.group for item in (*self.software, *other.software)}
@@ -192,7 +210,7 @@ class Calibration:
 
 
 def _finest(by_group: Mapping[Key, Correction], key: Key) -> Correction:
-    """What applies to a group: its own correction, or that of the next coarser which has one."""
+    """Return the correction of a group, or of the next coarser group that has one."""
     return next((by_group[key[:depth]] for _, depth in reversed(LEVELS) if key[:depth] in by_group), Correction())
 
 
@@ -208,28 +226,28 @@ def _differ(one: Correction, two: Correction, tolerance: float) -> bool:
 
 @cache
 def deviations() -> Mapping[str, float]:
-    """The standard deviations that ship with Tilecast."""
+    """Return the standard deviations that ship with Tilecast."""
     return {name: float(value) for name, value in shipped.table("tilecast", "calibration.toml")["deviation"].items()}
 
 
 def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibration:
-    """The correction of every group that has a run, and of those that hold it; all runs count fully.
+    """Return the corrections of all groups that have runs, and of the coarser groups around them; all runs count fully.
 
     Args:
-        runs: oldest first; those that `drifted` supersedes are left aside.
-        known: other deviations than `deviations()`.
+        runs: oldest first; those that `drifted` supersedes are left out.
+        known: deviations to use instead of `deviations()`.
     """
     return RunFit.of(current(runs), known or deviations()).calibration()
 
 
 def left_out(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Floats:
-    """The signed relative error of every current run under a calibration that has not seen it, (n,)."""
+    """Return the signed relative error of every current run under a calibration that has not seen it, (n,)."""
     error: Floats = np.expm1(RunFit.of(current(runs), known or deviations()).left_out())
     return error
 
 
 def current(runs: Iterable[Run]) -> list[Run]:
-    """The runs that still count: of a pool that drifted, only those since."""
+    """Return the runs that still count: of a pool that drifted, only those since then."""
     by_pool: dict[str, list[Run]] = {}
     for run in runs:
         by_pool.setdefault(run.pool, []).append(run)
@@ -241,11 +259,11 @@ def current(runs: Iterable[Run]) -> list[Run]:
 
 
 def drifted(runs: Sequence[Run]) -> int | None:
-    """The index of the run with which a pool's errors began to differ from before; None where they did not.
+    """Return the index of the run at which a pool's errors began to differ; None where they did not.
 
-    The newest runs, of any count from half of `NEWEST` to `NEWEST`, are held against those before: medians, and the
-    median absolute deviation as the spread. Of several counts that tell them apart the one counts that leaves the least
-    absolute deviation.
+    The newest runs, any number from half of `NEWEST` to `NEWEST`, are compared with those before. The comparison uses
+    medians, and the median absolute deviation as the spread. Among several numbers that tell them apart, the one that
+    leaves the least absolute deviation counts.
     """
     deviation = np.array([run.deviation for run in runs])
     floor = deviations()["report"]
@@ -260,7 +278,11 @@ def drifted(runs: Sequence[Run]) -> int | None:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median of a window of reports without those further than five median absolute deviations from it."""
+    """Return the median of a window of reports after outliers are removed.
+
+    Outliers are more than five standard deviations away from the median. The standard deviation comes from the median
+    absolute one, and is at least 1 % of the median.
+    """
     middle = statistics.median(values)
     away = [abs(value - middle) for value in values]
     reach = 5 * max(NORMAL * statistics.median(away), 0.01 * middle)
@@ -268,7 +290,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def _mad(residuals: Floats) -> float:
-    """A standard deviation from the median absolute one."""
+    """Return the standard deviation that follows from the median absolute one."""
     return NORMAL * float(np.median(np.abs(residuals)))
 
 
@@ -278,7 +300,7 @@ _Effect: TypeAlias = tuple[str, Key]
 
 @dataclass(frozen=True)
 class RunFit:
-    """Runs that count fully, with their inverse covariance, and what others teach."""
+    """Runs that count fully, with their inverse covariance, and what is learned from the runs of others."""
 
     runs: tuple[Run, ...]
     known: Mapping[str, float]
@@ -288,27 +310,27 @@ class RunFit:
     members: Mapping[_Effect, int]
     """Runs of every group."""
     index: Mapping[Hashable, int]
-    """Columns of the effects that runs share or others teach."""
+    """Columns of the effects that runs share or that others have observed."""
     mean: Floats
-    """What others teach of the effects, in their standard deviations, (m,)."""
+    """Mean of the effects as learned from others, in their standard deviations, (m,)."""
     covariance: Floats
-    """What they leave open of them, (m, m)."""
+    """Covariance of the effects that others leave open, (m, m)."""
     shares: Floats
-    """How much of each of the effects is in a run's deviation, (n, m)."""
+    """Share of each of the effects in a run's deviation, (n, m)."""
     noise: Floats
-    """Covariance of what else there is, (n, n)."""
+    """Covariance of all other parts of the deviations, (n, n)."""
     inverse: Floats
-    """Of the covariance of the deviations, (n, n)."""
+    """Inverse of the covariance of the deviations, (n, n)."""
     deviation: Floats
-    """Of the runs, less what others expect, (n,)."""
+    """Deviations of the runs, minus the part that others expect, (n,)."""
     drawn: Floats
-    """The same, outliers drawn in, (n,)."""
+    """`deviation` with outliers moved towards the other runs, (n,)."""
     taught: Consensus | None = None
-    """What others teach of the effects."""
+    """Effects as learned from others."""
 
     @classmethod
     def of(cls, runs: Sequence[Run], known: Mapping[str, float]) -> RunFit:
-        """Some runs, of which nobody teaches anything else."""
+        """Return a fit of these runs alone, without anything learned from others."""
         counts: Counter[_Effect] = Counter()
         for run in runs:
             for effect in _effects(run):
@@ -341,7 +363,7 @@ class RunFit:
         )
 
     def after(self, taught: Consensus, others: tuple[RunFit, ...]) -> RunFit:
-        """The same runs, of which nobody taught anything yet, after what others teach."""
+        """Return the fit of the same runs, given the consensus of others; the fit itself must have used none."""
         index = {name: column for column, name in enumerate(dict.fromkeys((*taught.index, *self.index)))}
         shares = np.zeros((len(self.runs), len(index)))
         shares[:, [index[name] for name in self.index]] = self.shares
@@ -361,15 +383,15 @@ class RunFit:
 
     @cached_property
     def party(self) -> Party:
-        """The runs as others see them."""
+        """The runs as a party of a consensus."""
         return Party.of(tuple(self.index), self.shares, self.noise, self.drawn)
 
     def left_out(self) -> Floats:
-        """Each run's deviation less what the others expect, (n,)."""
+        """Return each run's deviation minus the one that the other runs predict, (n,)."""
         return _apart(self.inverse, self.drawn, self.deviation)[0]
 
     def calibration(self) -> Calibration:
-        """The correction of every group that was observed often enough."""
+        """Return the correction of every group that was observed often enough."""
         counts, members, most = Counter(self.counts), Counter(self.members), Counter[_Effect]()
         for one, is_apart in zip(self.others, self.taught.apart if self.taught else (), strict=True):
             counts.update({effect: count for effect, count in one.counts.items() if effect[0] in _SHARED})
@@ -391,7 +413,7 @@ class RunFit:
         )
 
     def _expected(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
-        """What forecasts of groups are multiplied by, and the half-widths of their ranges, (k,) each."""
+        """Return the factors on forecasts of groups, and the half-widths of their ranges, (k,) each."""
         if not effects:
             return np.ones(0), np.ones(0)
         asked = np.zeros((len(self.index), len(effects)))
@@ -420,9 +442,12 @@ class RunFit:
 
     @cached_property
     def _spread(self) -> float:
-        """How much wider than assumed runs really lie: one's own, or without any the median of the others' but the
-        least: the errors' 90 % quantile in units of the assumed one, weighed against as many runs that lie as assumed
-        as it takes to know a quantile."""
+        """Factor by which the spread of runs exceeds the assumed one.
+
+        It is the 90 % quantile of the errors in units of the assumed one. It is weighed against 1 / (1 - `COVER`) runs
+        that spread as assumed, the number it takes to know a quantile. Without own runs it is the median of the others'
+        factors, the smallest left out.
+        """
         if not self.counts:
             is_apart = self.taught.apart if self.taught else ()
             fits = [one for one, alone in zip(self.others, is_apart, strict=True) if one.counts and not alone]
@@ -436,17 +461,17 @@ class RunFit:
 
 
 _SHARED = ("cluster", "gpu", "kind", SOFTWARE)
-"""Deviations that others share; those of finer groups are of one's own runs."""
+"""Levels of deviations that others share; deviations of finer groups belong to one's own runs."""
 _ALL = (*(name for name, _ in LEVELS), SOFTWARE)
 
 
 def _groups(key: Key) -> list[_Effect]:
-    """The group of a key and those that hold it."""
+    """Return the group of a key and all coarser groups that contain it."""
     return [(name, key[:depth]) for name, depth in LEVELS if depth <= len(key)]
 
 
 def _effects(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
-    """The deviations that a run has in common with others."""
+    """Return the deviations that a run has in common with others."""
     software: list[_Effect] = [(SOFTWARE, (run.framework, run.family))] if run.framework else []
     return [effect for effect in (*_groups(group(run)), *software) if effect[0] in levels]
 
@@ -456,8 +481,10 @@ def _by_group(effect: _Effect) -> Key:
 
 
 def _noise(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
-    """Covariance of what runs do not share with others: deviations of their own, of finer groups, and of groups that
-    were observed too rarely, (n, n)."""
+    """Return the covariance of the parts of deviations that runs do not share with others, (n, n).
+
+    These parts belong to the run itself, to finer groups, and to groups that were observed too rarely.
+    """
     own = np.array([known["run"] ** 2 + known["report"] ** 2 / run.observations for run in runs])
     for row, run in enumerate(runs):
         own[row] += sum(known[name] ** 2 for name, key in _effects(run) if counts[name, key] < LEAST)
@@ -472,7 +499,7 @@ def _noise(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Eff
 
 
 def _drawn(inverse: Floats, deviation: Floats) -> Floats:
-    """Deviations of runs, those far from what the others expect drawn in, (n,)."""
+    """Return the deviations of runs, (n,), with those far from what the others predict moved towards it."""
     drawn = deviation
     for _ in range(5):
         apart, spread = _apart(inverse, drawn, deviation)
@@ -481,8 +508,10 @@ def _drawn(inverse: Floats, deviation: Floats) -> Floats:
 
 
 def _apart(inverse: Floats, drawn: Floats, deviation: Floats) -> tuple[Floats, Floats]:
-    """How far each run lies from what the others expect of it, and how far it may (Rasmussen and Williams 2006,
-    equations 5.10 to 5.12), (n,)."""
+    """Return how far each run is from what the others predict for it, and the standard deviation of that, (n,) each.
+
+    See Rasmussen and Williams 2006, equations 5.10 to 5.12.
+    """
     precision = np.diag(inverse)
     expected = drawn - (inverse @ drawn) / precision
     return deviation - expected, 1 / np.sqrt(precision)

@@ -1,12 +1,15 @@
-"""What several parties that need not be honest teach of effects that they share, each with a bounded pull.
+"""Estimate effects that several parties share and have measured, with a bound on the pull of each party.
 
-Effects are independent standard normal variables u, (m,). A party has seen y = Z u + e of them. Together they would
-give the posterior mean u = sum of pulls, one a party, g = Z' R^-1 (y - Z u). Here every party may differ from the
-others by a shift s of its own that costs `limit` times its length: the robust estimate with which parties of honest
-noise agree, and in which no pull is longer than the limit (Huber's function on parties, as an infimal convolution). The
-whole is convex with modulus 1, so that what one party says, however much and whatever it is, moves the estimate of l'u
-by at most `limit` times the length of l. A shift of that cost is one of variance nu = length / limit, which is how it
-is found: the variances are those under which every pull is within the limit (iteratively reweighed least squares).
+Parties need not be honest. Effects are independent standard normal variables u, (m,). A party has measured y = Z u + e
+of them. Without a bound, the posterior mean would be the sum of one pull per party, g = Z' R^-1 (y - Z u). Here every
+party may differ from the others by its own shift s, which costs `limit` times its length. This is the robust estimate
+on which parties with honest noise agree, and in which no pull is longer than the limit (Huber's function on parties, as
+an infimal convolution). The whole problem is convex with modulus 1, so one party, whatever and however much it reports,
+moves the estimate of l'u by at most `limit` times the length of l. A shift of that cost is equivalent to one of
+variance nu = length / limit. The search finds the variances under which every pull is within the limit (iteratively
+reweighted least squares).
+
+`agree` is the entry point.
 """
 
 from __future__ import annotations
@@ -22,36 +25,37 @@ ROUNDS = 300
 CLOSE = 1e-6
 """Change of the estimate below which it is final, in standard deviations of an effect."""
 TIGHT = 1e-4
-"""What a pull may be longer than the limit, relative to it."""
+"""Relative excess of a pull over the limit that is accepted."""
 SMALL = 0.01
-"""The shift from which the search for a party's begins, at least: it grows and falls by factors."""
+"""Least variance of a shift at which the search for it begins. The search multiplies it by factors, so it must not be
+0."""
 APART = 2.5
-"""How much of what a party saw is its own shift, in limits of a pull, where it says something else than all."""
+"""Root mean square of a party's own shift, in limits of a pull, from which the party disagrees with the others."""
 SLIGHT = 1e-3
-"""Information about a direction that is left aside, in units of what is known of it beforehand."""
+"""Information about a direction that is ignored, in units of what is known of it beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """What one party saw, along directions in which it saw something."""
+    """Measurements of one party, along the directions in which it has measured something."""
 
     names: tuple[Hashable, ...]
-    """The effects, (k,)."""
+    """Names of the effects, (k,)."""
     directions: Floats
-    """Orthonormal, (r, k)."""
+    """Orthonormal directions, (r, k)."""
     information: Floats
-    """Along each of them: the inverse of the variance with which it was seen, (r,)."""
+    """Information along each direction: the inverse of the variance of the measurement, (r,)."""
     seen: Floats
-    """What was seen along them times the root of the information, (r,)."""
+    """Measurement along each direction times the root of the information, (r,)."""
 
     @classmethod
     def of(cls, names: Sequence[Hashable], effects: Floats, noise: Floats, deviation: Floats) -> Party:
-        """A party that saw a deviation.
+        """Return a party from the deviations that it has measured.
 
         Args:
             names: of the effects, (k,).
-            effects: how much of each a run has, (n, k).
-            noise: covariance of what else there is in the deviations, (n, n).
+            effects: share of each effect in a run, (n, k).
+            noise: covariance of all other parts of the deviations, (n, n).
             deviation: of the runs, (n,).
         """
         root = np.linalg.cholesky(noise)
@@ -62,11 +66,16 @@ class Party:
         return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
 
     def pull(self, mean: Floats, shift: float) -> float:
-        """Length of the party's pull where its effects are (k,) and its own shift has a variance."""
+        """Return the length of the party's pull.
+
+        Args:
+            mean: of the party's effects, (k,).
+            shift: variance of the party's own shift.
+        """
         return float(np.linalg.norm(self._pull(mean, shift)))
 
     def unexplained(self, mean: Floats, shift: float) -> float:
-        """The root mean square of the party's own shift over what it saw, each by its information."""
+        """Return the root mean square of the party's own shift along its directions, weighted by information."""
         if not len(self.information):
             return 0.0
         own = shift * self._pull(mean, shift)
@@ -79,7 +88,7 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Consensus:
-    """What the parties teach: mean and covariance of the effects, (m,) and (m, m)."""
+    """Estimate of all parties together: mean and covariance of the effects, (m,) and (m, m)."""
 
     index: Mapping[Hashable, int]
     mean: Floats
@@ -88,7 +97,7 @@ class Consensus:
     """Variance of each party's own shift in units of the effects'; 0 where its pull is within the limit, (p,)."""
     parties: tuple[Party, ...] = ()
     apart: tuple[bool, ...] = ()
-    """Whether each party says something else than all together, by more than its pull may say, (p,)."""
+    """Whether each party disagrees with all others by more than its bounded pull can express, (p,)."""
 
     @property
     def bounded(self) -> Sequence[bool]:
@@ -96,21 +105,24 @@ class Consensus:
         return [shift > SMALL for shift in self.shifts.tolist()]
 
     def of(self, count: int) -> tuple[Floats, Floats]:
-        """Mean and covariance of these effects and of others after them, `count` in all, (m,) and (m, m)."""
+        """Return mean and covariance of these effects and of unknown ones after them, (m,) and (m, m).
+
+        `count` is m, the number of all effects.
+        """
         mean, covariance, known = np.zeros(count), np.eye(count), len(self.mean)
         mean[:known], covariance[:known, :known] = self.mean, self.covariance
         return mean, covariance
 
     def unconfirmed(self, covariance: Floats, targets: Floats) -> Floats:
-        """How much more would be left open of some targets without the parties that lie apart, and without the one
-        other party that each target rests on most, (k,).
+        """Return the variance to add to some targets because it is explained by parties that do not confirm it, (k,).
 
-        What may not move an estimate is no reason to be sure of it. Neither is what one party alone says, which has
-        much information and no pull where it says what everybody expects.
+        These are the parties that disagree with the others (`apart`) and, for each target, the one other party that
+        explains most of it. A party that may not move an estimate is no reason to be sure of it. Neither is a single
+        party, which has much information and no pull where it reports what everybody expects.
 
         Args:
-            covariance: what all that is known leaves open of the effects, (m, m).
-            targets: covariance of the effects with each target by the same, (m, k).
+            covariance: of the effects, given all measurements, (m, m).
+            targets: covariance of the effects with each target, given the same, (m, k).
         """
         apart = [number for number, is_apart in enumerate(self.apart) if is_apart]
         more = np.zeros(targets.shape[1])
@@ -127,9 +139,12 @@ class Consensus:
         return more + most
 
     def _taken(self, numbers: Sequence[int], covariance: Floats, targets: Floats) -> tuple[Floats, Floats, Floats]:
-        """The parts of Woodbury's identity by which some parties' information, r directions in all, is taken out:
-        covariances of the directions with the targets, (r, k), and of the effects with them, (m, r), and what is to be
-        inverted, (r, r)."""
+        """Return the parts of Woodbury's identity that remove the information of some parties, r directions in all.
+
+        Returns:
+            Covariances of the directions with the targets, (r, k), and of the effects with the directions, (m, r), and
+            the matrix to invert, (r, r).
+        """
         sizes = [len(self.parties[number].information) for number in numbers]
         directions = np.zeros((sum(sizes), len(covariance)))
         variance, row = np.zeros(sum(sizes)), 0
@@ -144,13 +159,13 @@ class Consensus:
 
 
 def agree(parties: Sequence[Party], limit: float, own: Party | None = None, start: Floats | None = None) -> Consensus:
-    """What the parties teach together to one that has seen something itself.
+    """Return what the parties together say about the effects, to a reader that has measured something itself.
 
     Args:
         parties: each with a pull of at most the limit, (p,).
-        limit: of the length of a pull, once one's own say counts too.
-        own: one's own, which is bounded by nothing and is no part of what is returned.
-        start: shifts of a similar question, from which the search for them begins, (p,).
+        limit: largest length of a pull, given that the reader's own measurements count too.
+        own: the reader's measurements, which nothing bounds and which are not part of the result.
+        start: shifts of a similar question, at which the search begins, (p,).
     """
     everyone = (*parties, *((own,) if own is not None and parties else ()))
     index = {name: number for number, name in enumerate(dict.fromkeys(n for one in everyone for n in one.names))}
@@ -186,8 +201,10 @@ def _solved(precision: Floats, seen: Floats) -> Floats:
 
 
 def _normal(parties: Sequence[Party], columns: Sequence[Ints], shifts: Floats, count: int) -> tuple[Floats, Floats]:
-    """Inverse covariance of the effects and what was seen in their units, (m, m) and (m,); a party's effects stand in
-    its columns, (k,)."""
+    """Return the normal equations of the effects: the inverse covariance, (m, m), and its product with the mean, (m,).
+
+    `columns` says which of the m columns the effects of each party have, (k,).
+    """
     precision, seen = np.eye(count), np.zeros(count)
     for one, own, shift in zip(parties, columns, shifts, strict=True):
         left = 1.0 / (1.0 + shift * one.information)

@@ -1,9 +1,10 @@
-"""What the runs of a cluster teach that several namespaces share.
+"""Learn corrections from runs that the namespaces of a cluster share.
 
-A namespace follows its own runs, and those of namespaces that it may trust, as `calibration` says. Every other
-namespace has a bounded say (`consensus`): whatever its runs are, and however many, they move no forecast of anybody
-else by more than `SHARE`; forecasts move further only as far as several namespaces agree. What counts of a namespace's
-runs (observations of a group, runs drawn in, older runs contradicted, runs in doubt) is decided by its runs alone.
+A namespace follows its own runs and those of trusted namespaces, as `calibration` describes. The influence of every
+other namespace is bounded (`consensus`): its runs, whatever and however many they are, move no forecast of another
+namespace by more than `SHARE`. Forecasts move further only as far as several namespaces agree. Which of a namespace's
+runs count (observations of a group, outliers, older runs that newer ones contradict, doubtful runs) is decided by its
+own runs alone.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from tilecast.consensus import Consensus, agree
 from tilecast.spec import Floats
 
 JUMP = 1.5
-"""A run further than this factor from those before it is a question, until another job answers it."""
+"""Factor of deviation from earlier runs beyond which a run is in doubt, until another job confirms it."""
 ALIKE = 1.25
-"""Two jobs within this factor say the same."""
+"""Factor within which two jobs agree."""
 CONFIRMED = 2
-"""Jobs that have to say the same of a jump."""
+"""Jobs that must agree on a jump."""
 SHARE = 0.1
-"""What one namespace moves the forecasts of others by, at most."""
+"""Largest relative change of other namespaces' forecasts by one namespace."""
 
 
 class Namespaces:
-    """The runs of a cluster that namespaces share.
+    """Runs of a cluster that namespaces share.
 
     Args:
         runs: oldest first.
-        trusted: namespaces whose runs count fully for everybody.
-        before: an earlier state, from which is taken what has not changed.
+        trusted: namespaces whose runs count fully for every namespace.
+        before: an earlier state, from which unchanged parts are reused.
     """
 
     def __init__(self, runs: Iterable[Run], trusted: Collection[str] = (), before: Namespaces | None = None) -> None:
@@ -43,7 +44,7 @@ class Namespaces:
         for run in runs:
             of_namespace.setdefault(run.namespace, []).append(run)
         self.runs = {name: tuple(current(sound(members))) for name, members in of_namespace.items()}
-        """Those that count, by namespace."""
+        """Runs that count, by namespace."""
         self._trusted = tuple(name for name in self.runs if name in trusted)
         self._alone: dict[str, RunFit] = {
             name: before._alone[name]
@@ -58,16 +59,16 @@ class Namespaces:
 
     @cached_property
     def bounded(self) -> frozenset[str]:
-        """The namespaces whose say in the forecasts of others is at its bound."""
+        """Namespaces whose influence on the forecasts of others is at its bound."""
         bounded = zip(self._alone, self._consensus.bounded, strict=True)
         return frozenset(name for name, is_bounded in bounded if is_bounded)
 
     def fit(self, namespace: str | None = None) -> Calibration:
-        """What holds for the jobs of a namespace; None is one without runs."""
+        """Return the corrections for the jobs of a namespace; None means a namespace without runs."""
         return self._fit(namespace).calibration()
 
     def left_out(self, namespace: str) -> Floats:
-        """The signed relative errors of a namespace's runs that count under what all others teach, (n,)."""
+        """Return the signed relative errors of a namespace's current runs, each predicted from all other runs, (n,)."""
         error: Floats = np.expm1(self._fit(namespace).left_out())
         return error[: len(self.runs[namespace])]
 
@@ -99,15 +100,17 @@ class Namespaces:
 
 
 def sound(runs: Sequence[Run]) -> list[Run]:
-    """A namespace's runs that are not in `doubt`."""
+    """Return a namespace's runs that are not in doubt (`doubts`)."""
     return [run for run, why in zip(runs, doubts(runs), strict=True) if not why]
 
 
 def doubts(runs: Sequence[Run]) -> list[str]:
-    """Why each of a namespace's runs, oldest first, is not learnt from; empty where it is.
+    """Return for each of a namespace's runs, oldest first, why nothing is learned from it; empty where it counts.
 
-    `Absurd` is further from its forecast than any correction goes. `Unconfirmed` is further than `JUMP` from the median
-    of the runs of its pool before it, with no other job there that says the same since.
+    An `Absurd` run deviates from its forecast by more than any correction can. An `Unconfirmed` run deviates by more
+    than `JUMP` from the median of the earlier runs of its pool, and fewer than `CONFIRMED` runs there, itself included,
+    agree on that. A pool's first `NEWEST // 2` runs are neither checked nor asked, and only its newest `NEWEST` runs
+    are checked.
     """
     deviation = np.array([run.deviation for run in runs])
     reasons = ["Absurd" if abs(one) > math.log(MOST) else "" for one in deviation]

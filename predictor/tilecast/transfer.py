@@ -1,14 +1,18 @@
-"""What a job's own measured runs teach about its forecasts on every other GPU, count and plan.
+"""Correct the forecasts of a job on every GPU, count and plan from measured runs of the same job.
 
-The logarithm of raw forecast over measurement, less what the cluster's other runs explain (`calibration`), is a sum of
-deviations that runs of one job share: of the job wherever it runs; of how its plan cuts the model; of that and of what
-is computed; of the GPU's architecture; of one and the same setting; and of the run alone. `calibration.toml` says how
-large each is. They cross: runs on two GPUs share what their plans have alike, runs of two plans what their GPUs have.
-What is expected of a setting is the best linear unbiased prediction c' K^-1 d (Henderson 1975; Robinson, Statistical
-Science 6, 1991), so a run moves its own job everywhere, by as much as what the two share deserves, and no other job.
+The logarithm of raw forecast over measurement, without what the cluster's other runs explain (`calibration`), is a sum
+of deviations that runs of one job share: of the job wherever it runs; of how its plan splits the model; of that and of
+what is computed; of the GPU's architecture; of exactly the same setting; and of the run alone. `calibration.toml` says
+how large each is. They cross: runs on two GPUs share what their plans have in common, runs of two plans what their GPUs
+have in common. The expected deviation of a setting is the best linear unbiased prediction c' K^-1 d (Henderson 1975;
+Robinson, Statistical Science 6, 1991). So a run moves the forecasts of its own job everywhere, by as much as the two
+settings share, and those of no other job.
 
-A run that tells what its collectives or its update took has a deviation for each of them, and what is left of its step
-another: what a step waits for its links is carried by what it exchanges, what its update takes by the update.
+A run that reports the time of its collectives or its update has a separate deviation for each of them, and another for
+the rest of its step: the wait for links is carried over to the exchanges of other plans, the time of the update to
+their updates.
+
+`JobRuns.columns` is the entry point; `compared` and `carried` deal with the parts of steps.
 """
 
 from __future__ import annotations
@@ -26,20 +30,23 @@ from tilecast import shipped
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MOST = 3.0
-"""A correction beyond this factor is no error of a forecast but another job; it stays at the factor."""
+"""Largest factor of a correction, up or down. A larger error means that another job ran, not that the forecast was
+wrong."""
 BOUND = 0.1
-"""What a run of another workload under the job's name moves its forecasts by, at most, whatever it says."""
+"""Largest relative change of a job's forecasts where all its runs are of other workloads under the job's name."""
 LEVELS = ("job", "split", "shape", "architecture", "setting")
-"""The deviations that runs of one job share, as `alike` has them."""
+"""Deviations that runs of one job share, in the order of `alike`."""
 TOGETHER = "together"
 APART = ("communication", "optimizer")
-"""Parts of a step that are corrected on their own where a run tells them; all others go together."""
+"""Parts of a step that are corrected on their own where a run reports them; all others are corrected together."""
 LINKS = (False, True, None)
-"""Plans that exchange inside a node, across nodes, and pipelines, whose stages wait for more than links."""
+"""Kinds of plans: those that exchange inside a node, those that do so across nodes, and pipelines, whose stages wait
+for more than links."""
 MOST_EXPOSED = 100.0
-"""The same bound for the ratio of exposed communication, which may have been forecast to take next to nothing."""
+"""Value of `MOST` for the ratio of exposed communication, whose forecast may be close to zero."""
 SPLIT = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
-"""What of a plan says how it cuts the model; the rest says how many copies there are, and of how many samples."""
+"""Columns of a plan that say how it splits the model; the others say how many copies there are, and of how many
+samples."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 WHOLE = tuple(item.name for item in fields(Plans))
 """Every column of a plan."""
@@ -47,7 +54,7 @@ WHOLE = tuple(item.name for item in fields(Plans))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A GPU and what a job computes there, as far as a deviation of its forecast may go with it."""
+    """A GPU and what a job computes there, as far as deviations of its forecast may depend on it."""
 
     gpu: str
     architecture: str
@@ -55,19 +62,21 @@ class Place:
     sequence_length: int
     global_batch: int
     family: str
-    """Of the model; it says how many jobs are forecast well (`usual`)."""
+    """Family of the model; it determines the share of jobs that are forecast well (`usual`)."""
 
     @classmethod
     def of(cls, gpu: str, architecture: str, workload: Workload) -> Place:
-        """That of a workload on a GPU."""
+        """Return the place of a workload on a GPU."""
         shape = (workload.precision, workload.sequence_length, workload.global_batch)
         return cls(gpu, architecture, *shape, workload.model.family)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredParts:
-    """Seconds of a measured step by what they went to, None where its run does not tell. They do not overlap: a pass
-    includes the collectives that it waits for, unless they are told as communication."""
+    """Seconds of the parts of a measured step, None where its run does not report one.
+
+    Parts do not overlap: a pass includes the collectives that it waits for, unless they are reported as communication.
+    """
 
     input_s: float | None = None
     """Waiting for the data loader."""
@@ -75,24 +84,27 @@ class MeasuredParts:
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None
-    """Collectives that nothing hid."""
+    """Collectives that computation did not hide."""
 
     @property
     def values(self) -> tuple[float | None, ...]:
-        """All of them, in order."""
+        """All parts, in order."""
         return self.input_s, self.forward_s, self.backward_s, self.optimizer_s, self.communication_s
 
     @property
     def sum_s(self) -> float:
-        """What is told, together."""
+        """Sum of the reported parts."""
         return sum(one or 0.0 for one in self.values)
 
     def times(self, factor: float) -> MeasuredParts:
-        """The same of a step so many times as long."""
+        """Return the parts of a step that is `factor` times as long."""
         return MeasuredParts(*(None if one is None else one * factor for one in self.values))
 
     def moved(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
-        """These parts moved towards newer ones by a weight; each that only one of them tells is as it says."""
+        """Return these parts moved towards newer ones by a weight.
+
+        A part that only one of the two reports keeps the value reported.
+        """
         both = zip(self.values, newer.values, strict=True)
         return MeasuredParts(
             *(new if old is None else old if new is None else old + weight * (new - old) for old, new in both)
@@ -100,13 +112,13 @@ class MeasuredParts:
 
     @property
     def apart_s(self) -> dict[str, float]:
-        """Those of `APART` that are told."""
+        """Reported parts that `APART` lists."""
         known = zip(APART, (self.communication_s, self.optimizer_s), strict=True)
         return {name: value for name, value in known if value is not None}
 
 
 UNTOLD = MeasuredParts()
-"""Of a run that tells its step alone."""
+"""Parts of a run that reports only its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +128,27 @@ class JobRun:
     place: Place
     plan: Plan
     deviation: float
-    """log(predicted / observed), of the forecast as it is without the job's own runs."""
+    """log(predicted / observed), for the forecast without the job's own runs."""
     reports: int = 1
-    """Medians of steps that the measurement is the median of."""
+    """Number of medians of steps that the measurement is the median of."""
     waited_s: float = 0.0
-    """Seconds of a step that the run waited for its data loader, which no other GPU makes shorter."""
+    """Seconds of a step that the run waited for its data loader, which no other GPU shortens."""
     parts: tuple[tuple[str, float], ...] = ()
-    """Where the run tells parts, their deviations and that of the rest, by `compared`."""
+    """Deviations of the reported parts and of the rest, from `compared`; empty where the run reports none."""
     parts_elsewhere: tuple[tuple[str, float], ...] = ()
-    """The same, communication taken for a part of the rest."""
+    """Value of `parts` with communication as a part of the rest."""
     gpus_per_node: int = 1
     fields: tuple[str, ...] = WHOLE
-    """Columns of its plan that are known; in the others any plan may be as it was."""
+    """Columns of its plan that are known; in the others, every plan counts as equal."""
     is_relative: bool = False
-    """Whether it is of another workload under the job's name; what goes with its plan or shape tells nothing then."""
+    """Whether it is of another workload under the job's name; then the deviations of its plan or shape are ignored."""
 
     def deviations(self, is_across: bool | None) -> tuple[float, ...]:
-        """Of what goes together and of each of `APART`, as plans inside of a node go by them, across nodes, or as
-        pipelines (None). What is not told deviates as the rest, and so does the wait for other links."""
+        """Return the deviations of the parts corrected together and of each of `APART`, for one kind of plans.
+
+        `is_across` is False for plans inside a node, True for plans across nodes, None for pipelines (`LINKS`). A part
+        that is not reported deviates like the rest, and so does the wait for links of another kind.
+        """
         is_alike = is_across == (self.plan.gpus > self.gpus_per_node)
         parts = dict(self.parts if is_alike else self.parts_elsewhere)
         together = parts.get(TOGETHER, self.deviation)
@@ -143,15 +158,17 @@ class JobRun:
 def compared(
     expected_s: Mapping[str, float], exchanged_s: float, spent_s: float, apart_s: Mapping[str, float]
 ) -> tuple[tuple[str, float], ...]:
-    """The deviation of what of a step goes together, and those of the parts that were measured on their own; `carried`
-    by their inverse exponentials the forecast is the measured step. What is exposed of collectives counts beside all of
-    them, hidden ones included: where all was to be hidden, a run that waits says how much of it is not, and no ratio.
+    """Return the deviations of the parts of a step that were measured on their own, and that of the rest.
+
+    The forecast that `carried` corrects by their inverse exponentials is the measured step. Exposed communication is
+    compared after the time of all collectives, hidden ones included, is added to it. So a run that waits although
+    everything was to be hidden shows which share is not hidden, and gives no infinite ratio.
 
     Args:
         expected_s: the parts of the forecast.
-        exchanged_s: seconds of all collectives by the same forecast, those that computation hides included.
-        spent_s: what the measured step took.
-        apart_s: which of that went to some of `APART`, less than all, each forecast to take some time.
+        exchanged_s: seconds of all collectives by the same forecast, hidden ones included.
+        spent_s: seconds of the measured step.
+        apart_s: seconds of it that some of `APART` took, less than all, each with a forecast of some time.
     """
     rest_s = sum(expected_s.values()) - sum(expected_s[name] for name in apart_s)
     together = rest_s / (spent_s - sum(apart_s.values()))
@@ -163,8 +180,11 @@ def compared(
 
 
 def carried(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> dict[str, Floats]:
-    """The parts of steps, (n,) each, times the ratios of `JobRuns.columns`, (3, n), no step longer or shorter by more
-    than `MOST`; `hidden_s` are the seconds of collectives that computation hides, (n,)."""
+    """Return the parts of steps, (n,) each, times the ratios of `JobRuns.columns`, (3, n).
+
+    No step becomes longer or shorter by more than `MOST`. `hidden_s` are the seconds of collectives that computation
+    hides, (n,).
+    """
     together, exposed, update = ratios
     parts = {name: value * together for name, value in parts_s.items()}
     exchanged = parts_s["communication"] + hidden_s
@@ -176,7 +196,7 @@ def carried(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> 
 
 
 def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
-    """Which of the deviations, a row for each of `LEVELS`, a run shares with each of the plans at a place, (5, n)."""
+    """Return which deviations a run shares with each of the plans at a place: a row for each of `LEVELS`, (5, n)."""
     seen, ran = own.place, Plans.of(own.plan)
     shape = (seen.precision, seen.sequence_length) == (place.precision, place.sequence_length)
     every = np.ones(len(plans), dtype=bool)
@@ -190,36 +210,39 @@ def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
 
 @cache
 def deviations() -> Mapping[str, float]:
-    """The standard deviations that ship with Tilecast, what multiplies the variances of the two kinds of jobs, and
-    `narrowing`."""
+    """Return the standard deviations that ship with Tilecast, by name.
+
+    The mapping also has the factors on the variances of the two kinds of jobs, and `narrowing`.
+    """
     table = shipped.table("tilecast", "calibration.toml")["job"]
     return {name: float(value) for name, value in table.items() if name != "usual"}
 
 
 @cache
 def usual(family: str) -> float:
-    """The share of the jobs of a model family that deviate little."""
+    """Return the share of the jobs of a model family that deviate little."""
     shares = shipped.table("tilecast", "calibration.toml")["job"]["usual"]
     return float(shares.get(family, shares["other"]))
 
 
 @dataclass(frozen=True, slots=True)
 class JobRuns:
-    """The runs of one job, and what they make of its forecasts; without any, forecasts stay as they are."""
+    """Runs of one job, and the corrections that follow from them; without any, forecasts do not change."""
 
     runs: tuple[JobRun, ...] = ()
 
     def columns(
         self, place: Place, plans: Plans, gpus_per_node: int, known: Mapping[str, float] | None = None
     ) -> tuple[Floats, Floats]:
-        """What parts of the steps of plans are multiplied by, (3, n): those that go together, then `APART`; and what
-        the half-width of the steps' ranges is, (n,).
+        """Return the factors on parts of the steps of plans, (3, n), and on the half-width of their ranges, (n,).
+
+        The first row of the factors is for the parts that are corrected together, the others are for `APART`.
 
         Args:
             place: the GPU, and what is computed there.
             plans: the plans, (n,).
             gpus_per_node: of the nodes there.
-            known: other figures than `deviations()`.
+            known: figures to use instead of `deviations()`.
         """
         if not self.runs:
             return np.ones((1 + len(APART), len(plans))), np.ones(len(plans))
@@ -244,17 +267,20 @@ class JobRuns:
         return np.where(plans.pipeline > 1, pipelines, np.where(plans.gpus > gpus_per_node, across, inside)), width
 
     def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
-        """How long the steps of plans wait for the data loader of each node, as the runs did by the sample, (n,)."""
+        """Return the seconds that steps of plans wait for the data loader of each node, (n,).
+
+        They are proportional to the samples that a node loads, at the mean rate of the runs.
+        """
         each = [one.waited_s / node_samples(Plans.of(one.plan), one.gpus_per_node)[0] for one in self.runs]
         return float(np.mean(each)) * node_samples(plans, gpus_per_node)
 
     def _alike(self, place: Place, plans: Plans) -> Mask:
-        """What each run shares with each of the plans at a place, (5, k, n)."""
+        """Return the deviations that each run shares with each of the plans at a place, (5, k, n)."""
         return np.stack([alike(one, place, plans) for one in self.runs], axis=1)
 
 
 def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
-    """Samples of a step that each node loads, (n,)."""
+    """Return the samples of a step that each node loads, (n,)."""
     samples = plans.data * plans.micro_batch * plans.gradient_accumulation
     return np.asarray(samples / np.ceil(plans.gpus / gpus_per_node))
 
@@ -262,19 +288,18 @@ def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
 def corrected(
     known: Mapping[str, float], usual: Floats | float, among: Mask, shared: Mask, deviation: Floats, reports: Ints
 ) -> tuple[Floats, Floats]:
-    """What steps are multiplied by, and what the half-width of their ranges is, (…, n) each. Leading axes are as many
-    jobs.
+    """Return the factors on steps, and on the half-width of their ranges, (…, n) each.
 
-    Deviations of some jobs are small and of others large: a job is of one kind or of the other, in which all that its
-    runs share has another variance, and both predictions count by how likely the runs are under them. Ranges are
-    those of the mean variance, so that they depend on which runs there are and not on what they say. No ratio is
-    bounded.
+    Leading axes are different jobs. A job is of one of two kinds, with small or with large deviations, and the variance
+    of all that its runs share differs between the kinds. The two predictions are weighted by how likely the runs are
+    under each. Ranges use the mean variance, so that they depend on which runs there are and not on their measurements.
+    Ratios are not bounded here.
 
     Args:
-        known: figures as `deviations` has them.
+        known: figures as in `deviations`.
         usual: the share of jobs like these that deviate little, (…,).
         among: which of `LEVELS` the runs share with each other, (5, …, k, k).
-        shared: which they share with what is asked for, (5, …, k, n).
+        shared: which of them the runs share with the settings to correct, (5, …, k, n).
         deviation: of the runs, (…, k).
         reports: of the runs, (…, k).
     """
