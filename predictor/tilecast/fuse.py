@@ -1,10 +1,10 @@
-"""Fusion passes: what a compiler, hand-written kernels or a library make of the operators that an eager framework runs.
+"""Fusion passes: what compilers, hand-written kernels or libraries make of the operators of an eager framework.
 
-A family writes down every operator of eager execution and, beside those that some pass changes, what the pass
-leaves in their place: `Op.unless` names the pass that removes an operator, `Op.only` the pass that brings it.
-`passes` says which passes a workload has, `apply` runs them over a graph. Two passes reach further than the list of
-operators: `attention` also decides what is kept for the backward pass, so the block is built for it, and
-`optimizer` is about the weight update, which `tilecast.step` prices.
+A model family lists every operator of eager execution and, beside those that some pass changes, the operators that the
+pass leaves in their place: `Op.unless` names the pass that removes an operator, `Op.only` the pass that adds it.
+`passes` says which passes a workload has, `apply` runs them over a graph. Two passes change more than the list of
+operators: `attention` also decides what is kept for the backward pass, so the block is built for it, and `optimizer` is
+about the weight update, which `tilecast.step` prices.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tilecast.spec import Execution, PassName, Workload
 
 
 class FusionPass(NamedTuple):
-    """What a pass does, and who runs it besides frameworks (`frameworks.Framework.fuses`)."""
+    """A pass, and who runs it besides frameworks (`frameworks.Framework.fuses`)."""
 
     purpose: str
     executions: tuple[Execution, ...] = ()
     is_hand_written: bool = False
-    """Whether a job with kernels written by hand has it."""
+    """Whether a job with hand-written kernels has it."""
 
 
 _COMPILERS: tuple[Execution, ...] = ("compiled", "xla")
@@ -44,8 +44,11 @@ PASSES: dict[PassName, FusionPass] = {
 
 
 def passes(workload: Workload) -> frozenset[PassName]:
-    """The passes that run over a workload's graph: those of its execution, of its framework, of hand-written kernels,
-    and of the attention and the optimizer that it chose."""
+    """Return the passes that run over a workload's graph.
+
+    They come from its execution, its framework, its hand-written kernels, and the attention and optimizer that it
+    chose.
+    """
     cells = frameworks.of(workload)
     chosen = cells.fuses | {name for name, one in PASSES.items() if workload.execution in one.executions}
     if not workload.compiled_loss:
@@ -63,12 +66,12 @@ def passes(workload: Workload) -> frozenset[PassName]:
 
 
 def remains(op: Op, names: frozenset[PassName]) -> bool:
-    """Whether an operator is there after these passes."""
+    """Return whether an operator exists after these passes."""
     return op.unless not in names and (op.only is None or op.only in names)
 
 
 def apply(graph: Graph, names: frozenset[PassName]) -> Graph:
-    """The graph after these passes: the operators that remain, in order."""
+    """Return the graph after these passes: the operators that remain, in order."""
 
     def fused(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
         return tuple(replace(block, ops=tuple(op for op in block.ops if remains(op, names))) for block in blocks)

@@ -1,11 +1,11 @@
-"""The operators one rank runs, with FLOPs and bytes that follow from their shapes.
+"""Operators that one rank runs, with FLOPs and bytes that follow from their shapes.
 
-A model is a short list of blocks (embedding, layer, head …), each repeated some number of times. A block
-holds operators, and every dimension of an operator is a column over the distinct shards of the plan
-table, shape (S,), so that thousands of plans are described at once.
+A model is a short list of blocks (embedding, layer, head …), each repeated some number of times. A block has operators,
+and every dimension of an operator is a column over the distinct shards of the plan table, shape (S,), so that one graph
+describes thousands of plans.
 
-`KINDS` is the whole vocabulary of kernels. Each kind names its dimensions in order and gives two
-formulas over them; `tilecast.kernels` turns a `KernelTable` of any mixture of kinds into seconds.
+`KINDS` lists all kinds of kernels. Each kind names its dimensions in order and gives two formulas over them;
+`tilecast.kernels` turns a `KernelTable` of any mixture of kinds into seconds.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Dims: TypeAlias = Mapping[str, Floats]
 class Kind:
     """A kind of kernel: the names of its dimensions, and FLOPs and DRAM bytes as functions of them.
 
-    `flops(d)` counts a multiply-add as two; `bytes(d, element)` is the least DRAM traffic, every input read
-    once and every output written once, where `element` is the bytes of one element, shape (n,). `optional` dimensions
-    are zero where a table does not state them.
+    `flops(d)` counts a multiply-add as two. `bytes(d, element)` is the least DRAM traffic: every input is read once and
+    every output written once; `element` is the bytes of one element, shape (n,). `optional` dimensions are zero where a
+    table does not state them.
     """
 
     name: str
@@ -41,7 +41,8 @@ class Kind:
 
 def _attention_flops(d: Dims) -> Floats:
     # Two products of 2·s_q·s_kv·head_dim each forward, five backward (FlashAttention-2, arXiv 2307.08691, sec. 3).
-    # A causal mask leaves the queries, the last of the sequence, their own prefix: s_kv - (s_q - 1) / 2 keys each.
+    # With a causal mask each query, at the end of the sequence, sees its own prefix: s_kv - (s_q - 1) / 2 keys on
+    # average.
     queries = np.minimum(d["seq_q"], d["seq_kv"])
     visible = np.where(d["causal"] > 0, d["seq_kv"] - (queries - 1) / 2, d["seq_kv"])
     forward = 4.0 * d["batch"] * d["heads"] * d["seq_q"] * visible * d["head_dim"]
@@ -57,8 +58,11 @@ def _attention_bytes(d: Dims, element: Floats) -> Floats:
 
 
 def gemm_output_bytes(d: Dims, element: Floats | float) -> Floats:
-    """Bytes of DRAM traffic of each output of a product, (n,): written once; where it is added to an FP32 buffer, read
-    and written. The 16 bits that an FP8 product writes count like its operands, as one byte, and so does the rest."""
+    """Return the bytes of DRAM traffic of each output of a product, (n,).
+
+    An output is written once; where it is added to an FP32 buffer, it is read and written. The 16 bits that an FP8
+    product writes count as one byte, like its operands, and so do the bytes of such a buffer.
+    """
     added = np.minimum(8.0, 4.0 * np.asarray(element))
     return np.asarray(np.where(d["accumulated"] > 0, added, element))
 
@@ -87,7 +91,10 @@ _CONV = (
 
 
 def _rowwise(name: str, forward_flops: float, backward_flops: float, forward: float, backward: float) -> Kind:
-    """A reduction along rows: FLOPs and elements moved per element, forward and backward."""
+    """Return the kind of a reduction along rows.
+
+    The four numbers are FLOPs and elements moved per element, forward and backward.
+    """
 
     def flops(d: Dims) -> Floats:
         return d["rows"] * d["cols"] * np.where(d["backward"] > 0, backward_flops, forward_flops)
@@ -138,9 +145,9 @@ KINDS: Mapping[str, Kind] = {
 """Every kind of kernel. A `gemm` with a `batch` is a batched product or the grouped product of experts; where
 `accumulated` is 1 it adds to an FP32 output, as the gradient of a weight does over micro-batches. `conv.direction` is 0
 forward, 1 gradient of the input, 2 gradient of the weight; `direct_conv` is a grouped convolution that a library has
-only for the CUDA cores; `read_bytes` and `written_bytes` of `elementwise` are per element, so mixed dtypes and byte
-masks are exact, and where `drawn` is 1 each element takes a random number (dropout).
-`attention` is a fused (flash) kernel; unfused attention is two batched `gemm` and a `softmax`."""
+only for the CUDA cores. `read_bytes` and `written_bytes` of `elementwise` are per element, so mixed dtypes and byte
+masks are exact, and where `drawn` is 1 each element takes a random number (dropout). `attention` is a fused (flash)
+kernel; unfused attention is two batched `gemm` and a `softmax`."""
 
 KIND_NAMES: tuple[str, ...] = tuple(KINDS)
 WIDTH = max(len(kind.dims) for kind in KINDS.values())
@@ -149,8 +156,11 @@ WIDTH = max(len(kind.dims) for kind in KINDS.values())
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """N kernels of any kinds. `kind` indexes `KIND_NAMES`, `precision` indexes `PRECISIONS`, both (N,);
-    `dims` is (N, WIDTH), in the order of each kind's `dims`, unused columns zero."""
+    """N kernels of any kinds.
+
+    `kind` indexes `KIND_NAMES` and `precision` indexes `PRECISIONS`, both (N,). `dims` is (N, WIDTH), in the order of
+    each kind's `dims`, with zeros in unused columns.
+    """
 
     kind: npt.NDArray[np.int8]
     precision: npt.NDArray[np.int8]
@@ -160,7 +170,7 @@ class KernelTable:
         return len(self.kind)
 
     def groups(self) -> Sequence[tuple[Kind, npt.NDArray[np.intp], Dims]]:
-        """(kind, rows, dims of those rows) for every kind present."""
+        """Return (kind, rows, dims of those rows) for every kind present."""
         groups = []
         for code, name in enumerate(KIND_NAMES):
             rows = np.flatnonzero(self.kind == code)
@@ -176,14 +186,14 @@ class KernelTable:
         return np.array([ELEMENT_BYTES[name] for name in PRECISIONS])[self.precision]
 
     def flops(self) -> Floats:
-        """Floating-point operations of each kernel, shape (N,)."""
+        """Return the floating-point operations of each kernel, shape (N,)."""
         result = np.zeros(len(self))
         for kind, rows, dims in self.groups():
             result[rows] = kind.flops(dims)
         return result
 
     def bytes(self) -> Floats:
-        """Least DRAM traffic of each kernel in bytes, shape (N,)."""
+        """Return the least DRAM traffic of each kernel in bytes, shape (N,)."""
         result = np.zeros(len(self))
         for kind, rows, dims in self.groups():
             result[rows] = kind.bytes(dims, self.element_bytes[rows])
@@ -191,7 +201,7 @@ class KernelTable:
 
     @classmethod
     def of(cls, kind: str, precision: str, **dims: npt.ArrayLike) -> KernelTable:
-        """Kernels of one kind and precision; the dimensions broadcast against each other.
+        """Return kernels of one kind and precision; the dimensions broadcast against each other.
 
         Raises:
             KeyError: a dimension is missing, or unknown to the kind.
@@ -210,7 +220,7 @@ class KernelTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[KernelTable]) -> KernelTable:
-        """All kernels of all tables, in order."""
+        """Return all kernels of all tables, in order."""
         return cls(
             np.concatenate([table.kind for table in tables]),
             np.concatenate([table.precision for table in tables]),
@@ -218,10 +228,10 @@ class KernelTable:
         )
 
     def distinct(self) -> tuple[KernelTable, npt.NDArray[np.intp]]:
-        """The distinct kernels, and for every row of this table its index among them."""
+        """Return the distinct kernels, and for every row of this table its index among them."""
         width = max(len(KINDS[KIND_NAMES[code]].dims) for code in np.flatnonzero(np.bincount(self.kind)))
         key = np.column_stack([self.kind * float(len(PRECISIONS)) + self.precision, self.dims[:, :width] + 0.0])
-        # Rows are found by a hash of their bits and then compared, since sorting a number is faster than a row.
+        # Equal rows are found by a hash of their bits and then compared, since numbers sort faster than rows.
         hashes = np.concatenate([_hashes(key[start : start + _CHUNK]) for start in range(0, len(key), _CHUNK)])
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         if not np.array_equal(key[first[inverse]], key):
@@ -229,12 +239,12 @@ class KernelTable:
         return self.take(first), inverse.ravel()
 
     def take(self, rows: npt.NDArray[np.intp]) -> KernelTable:
-        """The chosen rows, in the order given."""
+        """Return the chosen rows, in the order given."""
         return KernelTable(self.kind[rows], self.precision[rows], self.dims[rows])
 
 
 def _hashes(rows: Floats) -> npt.NDArray[np.uint64]:
-    """A number for each row, equal for equal rows, (N,)."""
+    """Return a number for each row, equal for equal rows, (N,)."""
     bits = rows.view(np.uint64)
     mixed = (bits ^ (bits >> np.uint64(29))) * _MIX[: rows.shape[1]]
     hashes: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(32))).sum(axis=1)
@@ -255,24 +265,24 @@ class Op:
     table: KernelTable
     phase: Phase = "forward"
     count: float = 1.0
-    """How often one block runs it."""
+    """Number of times that one block runs it."""
     launches: Floats | float = 1.0
     """CUDA kernels that an eager framework launches for it, (S,) or one number."""
     selective: bool = False
     """Whether selective recomputation runs it again in the backward pass (the attention core)."""
     unless: PassName | None = None
-    """The fusion pass that removes it."""
+    """Fusion pass that removes it."""
     only: PassName | None = None
-    """The fusion pass without which it does not exist."""
+    """Fusion pass without which it does not exist."""
 
 
 MOST_OPERATORS = 12_000
-"""Operators of a model, all unlike each other: the largest published one has 4,851 (the U-Net of Stable Diffusion XL),
-and layers that repeat count once."""
+"""Most distinct operators of a model: the largest published one has 4,851 (the U-Net of Stable Diffusion XL), and
+layers that repeat count once."""
 
 
 def check_operators(count: int) -> None:
-    """Refuse a model of too many distinct operators.
+    """Refuse a model with too many distinct operators.
 
     Raises:
         SearchTooLargeError: it has more than `MOST_OPERATORS`.
@@ -302,15 +312,15 @@ class Transfer:
     phase: Phase = "forward"
     count: float = 1.0
     fanout: float = 1.0
-    """Ranks that one and the same datum of an all-to-all goes to (the experts of a token)."""
+    """Ranks that one datum of an all-to-all goes to (the experts of a token)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """A part of the model that repeats. All columns are per repetition and per rank, shape (S,).
 
-    `activation_bytes` has one column per recomputation mode (`spec.CHECKPOINTING`), shape (3, S): what stays
-    alive from a forward pass to its backward pass for one micro-batch.
+    `activation_bytes` has one column per recomputation mode (`spec.CHECKPOINTING`), shape (3, S): what stays alive from
+    a forward pass to its backward pass for one micro-batch.
     """
 
     name: str
@@ -322,27 +332,30 @@ class Block:
     expert_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that expert parallelism spreads, so fewer ranks hold a copy."""
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Scratch alive only while the block runs (logits, unfused scores)."""
+    """Scratch memory that is alive only while the block runs (logits, unfused scores)."""
     copied_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """The largest weight that is written in another type right before its product, and gone after it, (S,)."""
+    """Bytes of the largest weight that is copied in another type right before its product and freed after it, (S,)."""
     workspace_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """What a library takes while one of its kernels runs, as the allocator sees it, (S,)."""
+    """Bytes that a library takes while one of its kernels runs, as the allocator sees it, (S,)."""
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
     positions: tuple[int, ...] = ()
-    """Where among the layers its repetitions stand, counted from 0; empty: one after the other, after the blocks
-    before it."""
+    """Positions of its repetitions among the layers, counted from 0; empty where they follow each other and the blocks
+    before."""
     table_parameters: Floats = field(default_factory=lambda: np.zeros(1))
-    """Parameters beside `parameters`, in FP32, of which a step reads and updates the rows of its samples alone: the
-    block's operators hold that traffic, and no gradient of the whole exists."""
+    """Parameters in FP32, beside `parameters`, of which a step reads and updates only the rows of its samples: the
+    block's operators include that traffic, and no gradient of the whole table exists."""
     remembered_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """What it reads of earlier layers besides its input (a decoder layer the output of the encoder)."""
+    """Bytes that it reads of earlier layers besides its input (a decoder layer reads the output of the encoder)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Layers that are cut by cost and not by count: the share of the costliest of 1, 2, … pipeline stages, and the
-    largest shares of the parameters and of the activations that one of them holds, each (most stages,)."""
+    """Shares of pipeline stages where layers are cut by cost and not by count.
+
+    Each column has an entry for 1, 2, … stages, (most stages,): the share of the costliest stage, and the largest
+    shares of the parameters and of the activations that one stage holds.
+    """
 
     cost: Floats
     parameters: Floats
@@ -354,9 +367,8 @@ class Graph:
     """A model under S distinct shards: blocks before the layers, the layers, and blocks after them.
 
     Pipeline stages split `layers` evenly, or as `stages` says; `first` blocks run on the first stage, `last` blocks on
-    the last.
-    `boundary_bytes` is what one rank sends the next stage per micro-batch, (S,): every tensor-parallel rank sends its
-    part of the activations (arXiv 2104.04473, section 4.1).
+    the last. `boundary_bytes` is what one rank sends the next stage per micro-batch, (S,): every tensor-parallel rank
+    sends its part of the activations (arXiv 2104.04473, section 4.1).
     """
 
     first: tuple[Block, ...]
@@ -373,7 +385,7 @@ class Graph:
         return self.first + self.layers + self.last
 
     def sequence(self) -> tuple[Block, ...]:
-        """Every repetition of every block, in the order in which a sample passes them."""
+        """Return every repetition of every block, in the order in which a sample passes them."""
         placed, end = [], 0
         for block in self.layers:
             positions = block.positions or range(end, end + block.repeat)
@@ -383,7 +395,7 @@ class Graph:
         return (*_repeated(self.first), *(block for _, block in placed), *_repeated(self.last))
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
-        """The distinct kernels of all operators, and per operator (in block order) its rows, each (S,)."""
+        """Return the distinct kernels of all operators, and per operator (in block order) its rows, each (S,)."""
         ops = [op for block in self.blocks for op in block.ops]
         distinct, inverse = KernelTable.concatenate([op.table for op in ops]).distinct()
         ends = np.cumsum([len(op.table) for op in ops])
@@ -396,7 +408,7 @@ def _repeated(blocks: Sequence[Block]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The distinct (micro-batch, tensor, context, expert, sequence-parallel) shares of a plan table, each (S,)."""
+    """Distinct (micro-batch, tensor, context, expert, sequence-parallel) shares of a plan table, each (S,)."""
 
     micro_batch: Ints
     tensor: Ints

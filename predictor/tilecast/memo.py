@@ -1,4 +1,4 @@
-"""The last results of a pure function whose arguments can be compared but not hashed."""
+"""Caches for results of pure functions whose arguments can be compared but not hashed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Memo(Generic[Key, Value]):
-    """Results by equality of their keys; the one that was not asked for longest goes first."""
+    """Results by equality of their keys; the least recently used one is dropped first."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -20,7 +20,7 @@ class Memo(Generic[Key, Value]):
         _MEMOS.append(self)
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The result for the key, made where it is not at hand."""
+        """Return the result for the key; call `make` where it is not stored."""
         if (stored := self.find(lambda other: other == key)) is not None:
             return stored
         value = make()
@@ -28,7 +28,7 @@ class Memo(Generic[Key, Value]):
         return value
 
     def find(self, matches: Callable[[Key], bool]) -> Value | None:
-        """The result whose key matches, the latest first."""
+        """Return the result whose key matches, the latest first."""
         with self._lock:
             items = list(self._entries)
         for entry in reversed(items):
@@ -39,25 +39,25 @@ class Memo(Generic[Key, Value]):
         return None
 
     def put(self, key: Key, value: Value) -> None:
-        """Keep a result."""
+        """Store a result."""
         with self._lock:
             self._entries = [*self._entries, (key, value)][-self._size :]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all results."""
         with self._lock:
             self._entries = []
 
 
 class Later(Generic[Value]):
-    """A value that is made when it is first asked for."""
+    """A value that is made when it is first needed."""
 
     def __init__(self, make: Callable[[], Value]) -> None:
         self._make: Callable[[], Value] | None = make
         self._value: Value | None = None
 
     def __call__(self) -> Value:
-        """The value; threads that ask at once may make it twice."""
+        """Return the value; threads that call at once may make it twice."""
         if (make := self._make) is not None:
             self._value = make()
             self._make = None
@@ -68,6 +68,6 @@ _MEMOS: list[Memo[Any, Any]] = []
 
 
 def forget() -> None:
-    """Empty every memo, as in a process that has answered nothing yet."""
+    """Empty every memo, as in a new process."""
     for one in _MEMOS:
         one.clear()

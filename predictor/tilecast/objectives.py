@@ -1,4 +1,4 @@
-"""Objectives, one record each: what is made least, what it needs to know, and the words for it."""
+"""Objectives, one record each: what is minimised, what it requires, and the words for it."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveRecord:
-    """What is best, and all that follows from it."""
+    """An objective, and all properties that depend on it."""
 
     name: str
     summary: str
-    """What is best, as schemas tell it."""
+    """Description of the best plan, for schemas."""
     best: str
-    """What reasons call the recommendation."""
+    """Word for the recommendation, in reasons."""
     other: str
-    """And the others."""
+    """Word for the other plans, in reasons."""
     minimises: Literal["seconds", "price"] = "seconds"
-    """Of two plans with as many GPUs as the objective lets them have."""
+    """Quantity to minimise among plans with equally many GPUs."""
     fewest_gpus: bool = False
-    """Whether the number of GPUs counts before that."""
+    """Whether the number of GPUs is minimised first."""
     is_whole_run: bool = False
-    """Whether it is about the run, whose length has to be known, and not about a step."""
+    """Whether it is about the whole run, whose length must be known, and not about a step."""
     needs_price: bool = False
     bound: Literal["", "deadlineSeconds", "budget"] = ""
-    """The field of the job that bounds the plans; no other objective has a use for it."""
+    """Field of the job that bounds the plans; no other objective uses that field."""
     missed: str = ""
-    """The code of what is beyond that bound."""
+    """Code of plans that exceed that bound."""
 
     @property
     def is_price(self) -> bool:
-        """Whether a price is made least, rather than a time."""
+        """Whether it minimises a price, rather than a time."""
         return self.minimises == "price"
 
     @property
     def saves_gpus(self) -> bool:
-        """Whether a slower step on less of a GPU can be better."""
+        """Whether a slower step on a part of a GPU can be better."""
         return self.is_price or self.fewest_gpus
 
 
@@ -59,15 +59,15 @@ OBJECTIVES: dict[str, ObjectiveRecord] = {
         ),
     )
 }  # fmt: skip
-"""Every objective by the name that jobs and `--objective` give it."""
+"""Every objective by its name in jobs and in `--objective`."""
 
 if TYPE_CHECKING:
     Objective: TypeAlias = str
 else:
     Objective = Literal[tuple(OBJECTIVES)]
-    """What documents accept."""
+    """Names that documents accept."""
 
 
 def bounded_by(bound: str) -> list[str]:
-    """The objectives that a field of the job bounds."""
+    """Return the objectives that a field of the job bounds."""
     return [name for name, record in OBJECTIVES.items() if record.bound == bound]

@@ -1,4 +1,4 @@
-"""The columns of a plan, once: what each is called in tables, documents and flags, and how people read it."""
+"""Columns of a plan, in one place: their names in tables, documents and flags, and their descriptions."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
-    """A column of `spec.Plans`, a field of `spec.Plan`."""
+    """A column of `spec.Plans`, which is a field of `spec.Plan`."""
 
     name: str
     key: str
-    """Its key in documents: camelCase, without the unit words of the code."""
+    """Key in documents: camelCase, without the unit words of the code."""
     description: str
-    """What it counts or says, as schemas tell it."""
+    """Meaning of the value, for schemas."""
     detail: str = ""
-    """What schemas add to that for a plan that is whole."""
+    """Text that schemas add to the description for a complete plan."""
     flag: str = ""
-    """What people write for it, `tp` in `tp=2`; empty for what follows from the rest."""
+    """Key that users write for it, `tp` in `tp=2`; empty for a column that follows from the others."""
     words: str = ""
-    """What sentences call it."""
+    """Name in sentences."""
     example: str = ""
-    """How the short form of a plan shows it, and what that means."""
+    """Example of it in the short form of a plan; `legend` explains the example."""
     legend: str = ""
     least: int = 1
     most: int = 2**20
     off: int | str | bool | None = None
-    """Its value in a whole plan that leaves it out, where it can be open; None for one that is never open."""
+    """Value in a complete plan that leaves it out, where the column can be open; None for one that is never open."""
 
 
 PLAN_COLUMNS: Mapping[str, PlanColumn] = {
@@ -77,7 +77,7 @@ PLAN_COLUMNS: Mapping[str, PlanColumn] = {
         ),
     )
 }  # fmt: skip
-"""Every column by its name, in the order in which people read them."""
+"""Every column by its name, in the order of tables."""
 
 BY_FLAG: Mapping[str, PlanColumn] = {column.flag: column for column in PLAN_COLUMNS.values() if column.flag}
-"""The columns that people state, by what they write."""
+"""Columns that users can state, by the key that they write."""

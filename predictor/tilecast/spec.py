@@ -1,10 +1,10 @@
-"""What is trained and how it is split: the nouns every other room shares.
+"""Models, workloads and plans: what is trained, and how it is split over GPUs.
 
-Three values live here. A `Model` holds the dimensions of an architecture, a `Workload` says how it
-is trained, and `Plans` is a table of ways to split that work over GPUs. A plan table is columns: every
-formula of the house takes and returns one number per row, and a single plan is a table of one row.
+A `Model` has the dimensions of an architecture, a `Workload` says how it is trained, and `Plans` is a table of ways to
+split that work over GPUs. A plan table consists of columns: every formula of the predictor takes and returns one number
+per row, and a single plan is a table of one row.
 
-Symbols, used alike in every docstring of the house:
+All docstrings of the predictor use these symbols:
 
     b micro-batch   s sequence length   h hidden   a heads   k key/value heads   f MLP width
     V vocabulary    L layers            t tensor   p pipeline   d data   c context   e expert
@@ -35,35 +35,35 @@ ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf
 
 Checkpointing = Literal["none", "selective", "full"]
 CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
-"""What is thrown away in the forward pass and computed again in the backward pass; the index is the
-code in `Plans.checkpointing`."""
+"""Activations that the forward pass drops and the backward pass computes again; the index is the code in
+`Plans.checkpointing`."""
 
 Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 Offload = Literal["none", "optimizer", "parameters"]
-"""What lives in the memory of the host: nothing, the optimizer's states and its update (ZeRO-Offload, arXiv
-2101.06840), or the parameters too (ZeRO-Infinity, arXiv 2104.07857)."""
+"""States in the memory of the host: none, the optimizer's states with their update (ZeRO-Offload, arXiv 2101.06840), or
+the parameters too (ZeRO-Infinity, arXiv 2104.07857)."""
 Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
 EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
 Attention = Literal["auto", "flash", "eager"]
 MemoryFormat = Literal["contiguous", "channelsLast"]
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
-"""How images lie in memory, in PyTorch's words: channel by channel (NCHW) or pixel by pixel (NHWC)."""
+"""Layout of images in memory, in PyTorch's words: channel by channel (NCHW) or pixel by pixel (NHWC)."""
 GradientSync = Literal["allReduce", "parameterServer"]
 GRADIENT_SYNCS: tuple[GradientSync, ...] = get_args(GradientSync)
-"""How replicas sum gradients: among themselves, or by servers of their own on the network."""
+"""Ways in which replicas sum gradients: among themselves, or by separate servers on the network."""
 ServerUpdates = Literal["synchronous", "asynchronous"]
 SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
 """Whether a parameter server waits for the gradients of all replicas, or for none."""
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-"""What frozen weights of layers are held in beside 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
+"""Type of frozen weights of layers, other than 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
     "accelerate", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow", "mxnet",
     "mindspore",
 ]  # fmt: skip
-"""What runs the training; `frameworks.toml` says which plans each of them executes, and what it holds."""
+"""Framework that runs the training; `frameworks.toml` says which plans each one executes, and what it holds."""
 
 
 PassName: TypeAlias = str
@@ -71,8 +71,11 @@ PassName: TypeAlias = str
 
 
 class SpecError(ValueError):
-    """Something the user wrote cannot be meant. `field` is its path, `problem` what is wrong with it
-    and `remedy` what to write instead; the message is the three on one line."""
+    """An input of the user that is invalid.
+
+    `field` is its path, `problem` what is wrong with it and `remedy` what to write instead; the message is the three on
+    one line.
+    """
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
@@ -89,11 +92,14 @@ class SpecError(ValueError):
 
 
 class SearchTooLargeError(SpecError):
-    """A job asks for a search that is larger than any may be. Counts alone tell: every machine answers alike."""
+    """A job needs a larger search than allowed.
+
+    The decision depends on counts alone, so that every machine gives the same answer.
+    """
 
     @classmethod
     def of(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
-        """Return the error for so many of something where a limit allows fewer."""
+        """Return the error for `number` of something where a limit allows fewer."""
         return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
 
 
@@ -120,23 +126,23 @@ class Model:
     tied_embeddings: bool = True
     dropout: bool = False
     extra: Mapping[str, float] = field(default_factory=dict)
-    """Dimensions only one family has (experts, top_k, image size …), named in that family's file."""
+    """Dimensions that only one family has (experts, top_k, image size …), with the names of that family's file."""
     trace: Trace | None = None
-    """The operators of a model of family "traced", which has no dimensions of its own."""
+    """Operators of a model of family "traced", which has no dimensions of its own."""
     pattern: tuple[str, ...] = ()
-    """What each layer of a hybrid is made of; `tilecast.models.hybrid` has the words."""
+    """Composition of each layer of a hybrid model; `tilecast.models.hybrid` explains the words."""
     towers: tuple[Model, ...] = ()
-    """Networks of their own whose output the model reads, trained with it: an encoder of images or of sound."""
+    """Separate networks whose output the model reads, trained with it: an encoder of images or of sound."""
     notes: tuple[str, ...] = ()
-    """Sentences on what is assumed of the model, or left out of its price."""
+    """Sentences about assumptions on the model, or parts of it that are not priced."""
     auto: str | None = None
-    """What follows Transformers' `AutoModel` in the name of the class that returns the loss; empty where none does,
-    None where that of its family does."""
+    """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty where no class does,
+    None where the class of its family does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One training job, whatever it will run on."""
+    """One training job, independent of where it runs."""
 
     model: Model
     sequence_length: int
@@ -151,44 +157,44 @@ class Workload:
     attention: Attention = "auto"
     execution: Execution = "eager"
     memory_format: MemoryFormat = "contiguous"
-    """How images and weights of convolutions are laid out; compilers choose for themselves."""
+    """Layout of images and of weights of convolutions; compilers choose for themselves."""
     input_samples_per_s: float | None = None
-    """Samples that the input pipeline of each node delivers every second; None leaves it out of the step."""
+    """Samples that the input pipeline of each node delivers per second; None leaves it out of the step."""
     steps: int | None = None
     fused_kernels: bool = False
-    """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even
-    where the framework launches eagerly."""
+    """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even where the
+    framework launches eagerly."""
     fused_loss: bool = False
     """Whether a hand-written loss reads the logits in place, as those of flash-attn and Apex do."""
     compiled_loss: bool = True
-    """Whether compilation covers the loss."""
+    """Whether compilation includes the loss."""
     fused_optimizer: bool = True
     """Whether the weight update is one kernel per parameter group, rather than one per arithmetic step."""
     offload: Offload = "none"
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
     frozen_bits: int = 16
-    """Bits of a frozen weight of the layers under LoRA: 16, or 4 in NF4 (QLoRA, arXiv 2305.14314, section 3) beside
-    scales, which the framework says (`frameworks.Framework.quantized_bits`)."""
+    """Bits of a frozen weight of the layers under LoRA: 16, or 4 in NF4 (QLoRA, arXiv 2305.14314, section 3) with
+    scales, whose bits depend on the framework (`frameworks.Framework.quantized_bits`)."""
     framework: Framework | None = None
-    """Limits the plans to what it executes; None leaves all that any framework does."""
+    """Framework that limits the plans to those it executes; None allows the plans of any framework."""
     overlap: bool = True
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
     bucket_mib: int | None = None
     """Size of the buckets in which gradients are reduced, in MiB; None takes the framework's."""
     gradient_sync: GradientSync = "allReduce"
     parameter_servers: int | None = None
-    """How many servers sum gradients, each on a node of its own; None is one for each node of the replicas."""
+    """Number of servers that sum gradients, each on a node of its own; None means one for each node of the replicas."""
     server_updates: ServerUpdates = "synchronous"
 
     @property
     def is_mixed(self) -> bool:
-        """Whether weights are held in 16 bits, with FP32 masters beside them."""
+        """Whether the precision is 16 bit or FP8, so that training mixes it with FP32."""
         return self.precision in ("fp16", "bf16", "fp8")
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a weight as it is held, and of a gradient."""
+        """Bytes of a weight and of a gradient in the precision of the layers: 2 in mixed precision, else 4."""
         return 2.0 if self.is_mixed else 4.0
 
     @property
@@ -198,13 +204,13 @@ class Workload:
 
     @property
     def samples_are_tokens(self) -> bool:
-        """Whether throughput is told in tokens; models without a sequence count samples."""
+        """Whether throughput is reported in tokens; models without a sequence count samples."""
         return self.sequence_length > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One row of `Plans`, for people: the degrees, in Megatron's words."""
+    """One row of `Plans` in readable form: the degrees, in Megatron's words."""
 
     data: int = 1
     tensor: int = 1
@@ -223,7 +229,7 @@ class Plan:
         return self.data * self.tensor * self.pipeline * self.context
 
     def __str__(self) -> str:
-        """The short form of tables: `fsdp16,tp2,sp,mb1,ac-sel`."""
+        """Return the short form that tables use: `fsdp16,tp2,sp,mb1,ac-sel`."""
         sharded = {3: "fsdp", 2: "zero2-dp", 1: "zero1-dp", 0: "dp"}[self.zero_stage]
         parts = [f"{sharded}{self.data}"] if self.data > 1 or self.zero_stage or self.gpus == 1 else []
         for label, degree in (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert)):
@@ -241,8 +247,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What somebody says of a plan. Degrees that are not said are 1, data parallelism takes the GPUs that remain, and
-    the other columns stay open."""
+    """A plan as a user states it.
+
+    Degrees that are not stated are 1, data parallelism takes the GPUs that remain, and the other columns stay open.
+    """
 
     data: int | None = None
     tensor: int = 1
@@ -257,12 +265,14 @@ class Stated:
 
     @classmethod
     def parse(cls, text: str, field: str) -> Stated:
-        """The plan that `tp=2,dp=8,zero=1,mb=1,ac=full` states, or `zero1-dp8,tp2,mb1,ac-full` as tables print it, or a
-        mixture; `field` is what errors call it. However it is written, one with a micro-batch is whole, as tables print
-        it, and what it leaves out is off; without one what it leaves out stays open, as `zero=auto` says of one column.
+        """Parse a plan such as `tp=2,dp=8,zero=1,mb=1,ac=full`, or `zero1-dp8,tp2,mb1,ac-full` as tables print it.
+
+        The two forms can be mixed. A plan with a micro-batch is complete, as tables print it, and the columns that it
+        leaves out are off. In a plan without a micro-batch they stay open, as `zero=auto` says for one column. `field`
+        is the name of the plan in errors.
 
         Raises:
-            SpecError: a key is unknown or twice there, or a value is no count.
+            SpecError: a key is unknown or given twice, or a value is no count.
         """
         items = [part.strip() for part in text.lower().split(",")]
         pairs = [pair for item in items for pair in (_written(item) if "=" in item else _printed(item, field))]
@@ -282,19 +292,19 @@ class Stated:
 
 
 _OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.items() if column.off is not None}
-"""What a whole plan leaves out."""
+"""Values of the columns that a complete plan leaves out."""
 _PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d+)|ac-(sel|full)|(sp)")
 """A part of the short form of a plan."""
 
 
 def _written(item: str) -> list[tuple[str, str]]:
-    """Key and value of `tp=2`; `fsdp=8` says two things."""
+    """Return key and value of `tp=2`; `fsdp=8` gives two pairs."""
     key, _, value = (part.strip() for part in item.partition("="))
     return [("dp", value), ("zero", "3")] if key == "fsdp" else [(key, value)]
 
 
 def _printed(item: str, field: str) -> list[tuple[str, str]]:
-    """The same of a part of the short form."""
+    """Return keys and values of a part of the short form."""
     part = _PRINTED.fullmatch(item)
     if part is None:
         raise SpecError(
@@ -328,7 +338,7 @@ class Columns:
     """Columns of one length, or groups of such columns."""
 
     def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> Self:
-        """The chosen rows, in the order given."""
+        """Return the chosen rows, in the order given."""
         values = [getattr(self, name) for name in self.__dataclass_fields__]
         if isinstance(rows, slice):
             return type(self)(*[value.take(rows) if isinstance(value, Columns) else value[rows] for value in values])
@@ -338,8 +348,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """The distinct rows of some columns. A formula over them is priced on `first`, one row of each, shape (k,),
-    and spread to all rows by `index`, the place of each row among them, shape (n,)."""
+    """Distinct rows of some columns.
+
+    A formula is evaluated on `first`, one row of each kind, shape (k,), and its results are spread to all rows by
+    `index`, the place of each row among them, shape (n,).
+    """
 
     first: Rows
     index: Rows
@@ -349,10 +362,10 @@ class Distinct:
 
 
 def distinct(*columns: Ints) -> Distinct:
-    """The distinct rows of integer columns of shape (n,), in the order of their values.
+    """Return the distinct rows of integer columns of shape (n,), in the order of their values.
 
-    Neighbours that are alike count once, and rows are told apart by one number each, into which a column enters as a
-    digit; no sort is needed.
+    Equal neighbours count once, and each row is identified by one number, in which every column is a digit. So the rows
+    need no sort.
     """
     rows, heads = len(columns[0]), _heads(columns)
     if not rows:
@@ -376,13 +389,13 @@ def distinct(*columns: Ints) -> Distinct:
 
 
 def runs(*columns: Ints) -> Distinct:
-    """As `distinct`, but only neighbours that are alike count once: the rows are in the order of the table."""
+    """Return the rows of integer columns where only equal neighbours count once, in the order of the table."""
     heads = _heads(columns)
     return Distinct(heads, np.repeat(np.arange(len(heads)), np.diff(heads, append=len(columns[0]))))
 
 
 def _heads(columns: Sequence[Ints]) -> Rows:
-    """The rows of integer columns of shape (n,) that are unlike the row before."""
+    """Return the rows of integer columns of shape (n,) that differ from the row before."""
     differs = np.zeros(len(columns[0]), bool)
     differs[:1] = True
     for column in columns:
@@ -391,11 +404,11 @@ def _heads(columns: Sequence[Ints]) -> Rows:
 
 
 _ROOM = 1 << 14
-"""Numbers that it is always worth keeping a table of."""
+"""Number of codes up to which a table of all of them is always used, instead of a sort."""
 
 
 def _renumbered(code: Rows, size: int) -> tuple[Rows, int]:
-    """Codes below `size` as 0, 1, 2, … in the same order, and how many there are."""
+    """Return codes below `size` renumbered as 0, 1, 2, … in the same order, and their number."""
     if size > max(_ROOM, 8 * len(code)):
         values, index = np.unique(code, return_inverse=True)
         return index.reshape(-1), len(values)
@@ -410,8 +423,7 @@ class Plans(Columns):
     """A table of plans as integer columns, each of shape (n,).
 
     `expert` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core); `checkpointing` holds
-    indexes into `CHECKPOINTING`; `gradient_accumulation` is the number of micro-batches per rank and
-    optimizer step.
+    indexes into `CHECKPOINTING`; `gradient_accumulation` is the number of micro-batches per rank and optimizer step.
     """
 
     data: Ints
@@ -430,7 +442,7 @@ class Plans(Columns):
         return len(self.data)
 
     def alike(self, *columns: Ints) -> Distinct:
-        """Neighbours that are alike in all but ZeRO stage and virtual stages, and in other columns (n,) besides."""
+        """Return neighbours that are equal in all but ZeRO stage and virtual stages, and in further columns, (n,)."""
         names = (item.name for item in fields(self) if item.name not in ("zero_stage", "virtual_stages"))
         return runs(*(getattr(self, name) for name in names), *columns)
 
@@ -450,7 +462,7 @@ class Plans(Columns):
         return np.maximum(self.replicas * self.tensor / self.expert, 1.0)
 
     def row(self, index: int) -> Plan:
-        """One row as a `Plan`."""
+        """Return one row as a `Plan`."""
         values = {column.name: int(getattr(self, column.name)[index]) for column in fields(self)}
         code = values.pop("checkpointing")
         parallel = bool(values.pop("sequence_parallel"))
@@ -461,7 +473,7 @@ class Plans(Columns):
 
     @classmethod
     def of(cls, *plans: Plan) -> Plans:
-        """The table whose rows are these plans."""
+        """Return the table whose rows are these plans."""
 
         def column(name: str) -> Ints:
             values = [getattr(plan, name) for plan in plans]
@@ -473,7 +485,7 @@ class Plans(Columns):
 
     @classmethod
     def concatenate(cls, tables: list[Plans]) -> Plans:
-        """All rows of all tables, in order."""
+        """Return all rows of all tables, in order."""
         if len(tables) == 1:
             return tables[0]
         return cls(*(np.concatenate([getattr(table, item.name) for table in tables]) for item in fields(cls)))

@@ -1,6 +1,6 @@
-"""A traced model: the operators that a program ran on one batch, with the shapes of every tensor.
+"""Traced models: the operators that a program ran on one batch, with the shapes of every tensor.
 
-What an ONNX file or `torch.export` says is reduced to these two values; `tilecast.models.traced` turns them into a
+An ONNX file or a program of `torch.export` is reduced to these two classes; `tilecast.models.traced` turns them into a
 graph of kernels for any micro-batch.
 """
 
@@ -15,8 +15,11 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TraceOperator:
-    """One operator. `kind` is a key of `tilecast.models.traced.OPERATORS`; inputs and outputs name tensors, "" where
-    an optional one is left out."""
+    """One operator.
+
+    `kind` is a key of `tilecast.models.traced.OPERATORS`; inputs and outputs name tensors, "" where an optional one is
+    left out.
+    """
 
     kind: str
     inputs: tuple[str, ...]
@@ -29,7 +32,7 @@ class Trace:
     """Operators in the order they ran, on `batch` samples of `sequence` tokens (1 where samples are not tokens).
 
     `shapes` has every tensor: the samples that come in (`inputs`), the trained `parameters`, and what operators read
-    and write. Traces compare by identity, so that what is derived from one is derived once.
+    and write. Traces compare by identity, so that values derived from one are derived once.
     """
 
     batch: int
