@@ -1,7 +1,7 @@
-"""Where the time of one plan goes: its operators, what they exchange, and how close to the machine they come.
+"""Break down the time of one plan: its operators, its exchanges, and how close to the machine's peak they come.
 
-Nothing is priced here that `step` does not price: operators, transfers and parts of the step are taken apart, and what
-`step` only knows as a sum (the synchronisation of gradients) is what the other lines leave of it.
+This module prices nothing that `step` does not price: it takes operators, transfers and parts of the step apart. What
+`step` knows only as a sum (the synchronisation of gradients) is the remainder that the other lines leave of it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class PricedOperator:
-    """One operator of the model on one rank, equal ones of several blocks together. Seconds and counts are those of one
-    micro-batch through every stage."""
+    """One operator of the model on one rank; equal ones of several blocks are counted together.
+
+    Seconds and counts are those of one micro-batch through every stage.
+    """
 
     name: str
     phase: Phase
@@ -34,19 +36,19 @@ class PricedOperator:
     precision: str
     dims: Mapping[str, float]
     runs: float
-    """How often it runs, repetitions of its block and recomputation counted."""
+    """Number of runs, with repetitions of its block and recomputation."""
     seconds: float
-    """Of all its runs together."""
+    """Seconds of all its runs together."""
     flops: float
-    """Of one run."""
+    """FLOPs of one run."""
     moved_bytes: float
     """Least memory traffic of one run."""
     roofline_s: float
-    """The least time of one run that the GPU's peaks allow."""
+    """Least time of one run that the GPU's peaks allow."""
     kernel_s: float
     """Forecast of one run alone; `seconds` is runs times this times all corrections."""
     corrections: Mapping[str, float]
-    """What a run in a step is against the kernel alone, by the name of the constant."""
+    """Factors from the kernel alone to a run in a step, by the name of the constant."""
     bound: Bound
     tile: tuple[int, int]
     tiles: int
@@ -65,8 +67,10 @@ class PricedOperator:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Data that ranks exchange inside layers or between stages, per micro-batch. Seconds are those on the wire, before
-    anything hides."""
+    """Data that ranks exchange inside layers or between stages, per micro-batch.
+
+    Seconds are those on the wire, before computation hides any of them.
+    """
 
     name: str
     collective: str
@@ -76,9 +80,9 @@ class Exchange:
     """The whole buffer of one rank."""
     runs: float
     seconds: float
-    """Of all its runs together."""
+    """Seconds of all its runs together."""
     exposed: float
-    """The share that nothing hides."""
+    """Share that computation does not hide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,57 +93,58 @@ class Sync:
     server_updates: ServerUpdates | None
     """None without servers."""
     servers: int
-    """0 without servers."""
+    """Number of parameter servers; 0 without servers."""
     seconds: float
-    """Of all gradients of a step on the wire, before anything hides."""
+    """Seconds of all gradients of a step on the wire, before computation hides any of them."""
     step_s: float
     """Forecast of the step with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """How a step's compute and communication are made of what one micro-batch takes. Seconds.
+    """Parts of one micro-batch that make up a step's compute and communication, in seconds.
 
     compute = (stage_s x micro-batches x waited + contended_s) x correction, and
     communication = (exchanged_s x micro-batches x waited + gradients_s) x correction.
     """
 
     stage_s: float
-    """A micro-batch's operators and copies on the fullest stage."""
+    """Operators and copies of a micro-batch on the fullest stage."""
     exchanged_s: float
-    """What a micro-batch exchanges there, and with the next stage, that nothing hides."""
+    """Exchanges of a micro-batch on that stage and with the next stage that computation does not hide."""
     contended_s: float
-    """How much longer kernels take beside gradients."""
+    """Extra time of kernels that run beside the synchronisation of gradients."""
     gradients_s: float
-    """The synchronisation of gradients and weights that nothing hides, and weights that are waited for."""
+    """Synchronisation of gradients and weights that computation does not hide, and waiting for weights."""
     waited: float
-    """The slowest rank against their mean."""
+    """Time of the slowest rank over the mean of all."""
     correction: float
-    """What runs seen on the cluster multiply the step by."""
+    """Factor on the step that is learned from runs on the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One plan on one pool, taken apart."""
+    """Breakdown of one plan on one pool."""
 
     gpu: Gpu
     precision: str
     plan: Plan
     operators: tuple[PricedOperator, ...]
-    """The costliest first."""
+    """Operators, the costliest first."""
     exchanges: tuple[Exchange, ...]
     gradient_bytes: float
-    """Bytes of one rank's gradients on the wire; 0 where nobody holds a copy."""
+    """Bytes of one rank's gradients on the wire; 0 where no other rank holds the same weights."""
     gathers: int
-    """How often a micro-batch gathers weights; those that are gathered once a step, when updated, do not count."""
+    """Number of times that a micro-batch gathers weights; those gathered once a step, after the update, do not
+    count."""
     gathered_bytes: float
     """Bytes of the weights that it gathers each time; 0 where it gathers none."""
     syncs: tuple[Sync, ...]
-    """How replicas may sum gradients, the job's own way first; empty where nobody sums whole gradients."""
+    """Ways in which replicas can sum gradients, the job's own way first; empty where no rank sums whole gradients."""
     model_flops: float
-    """Of one optimizer step over all ranks, without what is computed again."""
+    """FLOPs of one optimizer step over all ranks, without recomputation."""
     mfu: float
-    """Model FLOPs utilization: those over what the peaks of all GPUs do in a step."""
+    """Model FLOPs utilization: `model_flops` over what the peaks of all GPUs allow in a step."""
     copied_s: float
     """Seconds of a micro-batch in which weights and gradients are copied and summed beside the operators."""
     sums: Sums
@@ -151,12 +156,12 @@ class Explanation:
 
     @property
     def balance(self) -> float:
-        """FLOP per byte from which the GPU's peak rather than its memory bounds a kernel."""
+        """FLOP per byte from which on the GPU's peak rather than its memory bounds a kernel."""
         return self.gpu.peak(self.precision) / self.gpu.memory_bandwidth_bytes_per_s
 
 
 def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explanation:
-    """A plan on a pool, taken apart; `step_s` is its forecast.
+    """Break down a plan on a pool; `step_s` is its forecast.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -213,7 +218,7 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 
 
 def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Sync, ...]:
-    """The plan with its gradients summed in each way."""
+    """Return the plan's forecasts with each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
@@ -235,7 +240,11 @@ def _in_order(graph: Graph) -> list[tuple[Block, Op]]:
 
 
 def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> float:
-    """How often a micro-batch runs an operator: twice what the backward pass computes again, or a share of it."""
+    """Return how often a micro-batch runs an operator, recomputation included.
+
+    An operator that the backward pass computes again runs twice. Where only a share of it is computed again, it counts
+    as one run and that share.
+    """
     if op.phase == "backward" or not workload.training or not any(block is layer for layer in graph.layers):
         return 1
     shares = {"full": 1.0, "selective": blocks.recomputed_share(workload)(op), "none": 0.0}
@@ -290,7 +299,7 @@ def _operators(
 
 
 _NEARLY = 1 - 1e-9
-"""Rounding of two roads to one roofline."""
+"""Tolerance for the rounding of two computations of the same roofline."""
 
 
 def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Exchange, ...]:

@@ -1,16 +1,17 @@
-"""Bytes on the fullest GPU of a plan, itemised: does it fit, and by how much.
+"""Itemised memory of the fullest GPU of a plan, in bytes: whether it fits, and by how much.
 
 Static bytes per parameter follow ZeRO (arXiv 1910.02054, section 3 and 5) and what the framework holds
-(`tilecast.frameworks`): weights and gradients, and the optimizer's master weights and moments; stage 1 spreads the
-optimizer over the data-parallel ranks, stage 2 the gradients too, stage 3 the weights. Embedding tables
-that are updated row by row have no gradients, and their weights and moments are in FP32. Activations are those of the
-graph (arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages.
+(`tilecast.frameworks`): weights and gradients, and the optimizer's master weights and moments. Stage 1 spreads the
+optimizer over the data-parallel ranks, stage 2 the gradients too, stage 3 the weights. Embedding tables that are
+updated row by row have no gradients, and their weights and moments are in FP32. Activations are those of the graph
+(arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages. Where images differ in
+size, a job is billed at its largest batch.
 
-Where images differ in size, a job is billed at its largest batch.
-
-Three figures are measured of a run, and the bill answers for each: what tensors take (`Footprint.allocated`, PyTorch's
-max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
+Three figures of a run can be measured, and the bill forecasts each: the bytes of tensors (`Footprint.allocated`,
+PyTorch's max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
 (`device`, nvidia-smi).
+
+`Footprint` is the bill. `footprint` computes it; `Bills` does so for many plans at once.
 """
 
 from __future__ import annotations
@@ -30,27 +31,30 @@ from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload
 Figure = Literal["allocated", "reserved", "device"]
 
 BUFFER_BYTES = 10 * 2**20
-"""What NCCL allocates for one direction of a channel: 4 MiB for the simple protocol, and what LL and LL128 need
+"""Bytes that NCCL allocates for one direction of a channel: 4 MiB for the Simple protocol, plus those of LL and LL128
 (NVIDIA/nccl, issue 1685)."""
 CHANNEL_BUFFERS = 3
-"""Buffers of a channel of a collective: its ring's, and both ways of its tree."""
+"""Buffers of a channel of a collective: one for its ring, and one for each direction of its tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """How many channels NCCL opens: for the collectives of a communicator, and for each peer of an all-to-all."""
+    """Numbers of channels that NCCL opens: for collectives of a communicator, and for each peer of an all-to-all."""
 
     collective: int
     peer: int
 
     @property
     def communicator_bytes(self) -> float:
-        """Buffers of a parallel dimension that communicates."""
+        """Bytes of the buffers of a parallel dimension that communicates."""
         return float(self.collective * CHANNEL_BUFFERS * BUFFER_BYTES)
 
     @property
     def peer_bytes(self) -> float:
-        """Buffers of each peer of a node in an all-to-all; those of other nodes share the buffers of the network."""
+        """Bytes of the buffers of each peer of a node in an all-to-all.
+
+        Peers on other nodes share the buffers of the network.
+        """
         return float(self.peer * BUFFER_BYTES)
 
 
@@ -58,33 +62,36 @@ _CHANNELS: tuple[tuple[str, Channels], ...] = (
     ("pcie", Channels(2, 2)), ("nvlink2", Channels(8, 6)), ("nvlink3-400", Channels(16, 16)),
     ("nvlink4-400", Channels(16, 16)), ("nvlink", Channels(24, 32)),
 )  # fmt: skip
-"""By the first beginning that a GPU's link has, the last for others. NCCL's logs: 2 over PCIe, 16 on H800 (NVIDIA/nccl,
-issue 892), 24 and 32 on A100 and H100 (issue 1685); on V100 as many as DLPerf's Wide & Deep takes on 2 to 8 of them."""
+"""Channels by prefix of the name of a GPU's link: the first match counts, and the last entry is the default. From
+NCCL's logs: 2 over PCIe, 16 on H800 (NVIDIA/nccl, issue 892), 24 and 32 on A100 and H100 (issue 1685). On V100 they are
+fitted to the memory of DLPerf's Wide & Deep on 2 to 8 GPUs."""
 _MOST_PEERS = 7
-"""Other GPUs of a node."""
+"""Most other GPUs of a node."""
 THREAD_BYTES = 2048
-"""What a CUDA context reserves for each thread that the GPU can hold: a stack of 1 KiB (cudaLimitStackSize) and as much
-for what kernels spill."""
+"""Bytes that a CUDA context reserves for each thread that the GPU can hold: a stack of 1 KiB (cudaLimitStackSize), and
+as much for what kernels spill."""
 _THREADS: Mapping[float, int] = {7.5: 1024, 8.6: 1536, 8.9: 1536, 12.0: 1536}
 """Resident threads of a multiprocessor by compute capability, 2048 for others (CUDA C++ Programming Guide, table of
 technical specifications)."""
 FRAGMENTATION = 0.02
-"""Share of the dynamic bytes that a caching allocator cannot use, even after it gave its cache back."""
+"""Share of the dynamic bytes that a caching allocator cannot use, even after it has released its cache."""
 CACHED = 0.2
-"""Share of the dynamic bytes that a caching allocator holds besides while the GPU has room: blocks whose sizes do not
-come again (PyTorch, CUDA semantics: memory management; freed only when an allocation fails). Read off SimuMax's runs of
-Megatron-LM, whose logs tell both."""
+"""Share of the dynamic bytes that a caching allocator also holds while the GPU has room: blocks whose sizes do not
+recur (PyTorch, CUDA semantics: memory management; freed only when an allocation fails). From SimuMax's runs of
+Megatron-LM, whose logs show both figures."""
 VARIED = 1.0
-"""The same share where images differ in size from batch to batch: the cache keeps blocks of many sizes, up to what the
-GPU has. Read off FlagPerf's detectors on 40 GB, which all but fill the GPU."""
+"""Value of `CACHED` where images differ in size from batch to batch: the cache keeps blocks of many sizes, up to the
+memory of the GPU. From FlagPerf's detectors on 40 GB, which almost fill the GPU."""
 _MOMENTS: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Tensors of a weight's shape that an optimizer keeps, each in FP32 or, where weights are in 16 bit alone, in those."""
+"""Tensors of a weight's shape that an optimizer keeps, each in FP32, or in 16 bit where weights are in 16 bit alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the fullest rank of each plan, every column (n,). `total`, what the plan cannot do without, is the sum
-    of all but `cached`."""
+    """Bytes of the fullest rank of each plan, every column (n,).
+
+    `total`, without which the plan cannot run, is the sum of all columns but `cached`.
+    """
 
     parameters: Floats
     gradients: Floats
@@ -92,24 +99,24 @@ class Footprint:
     activations: Floats
     working: Floats
     buffers: Floats
-    """What a framework holds to communicate, and unused gradients."""
+    """Buffers that a framework holds to communicate, and unused gradients."""
     fragmentation: Floats
     context: Floats
     """Libraries and communicators, outside the allocator."""
     cached: Floats
-    """What the allocator holds besides while the GPU has room: blocks that do not fit again, and workspaces."""
+    """Bytes that the allocator also holds while the GPU has room: blocks that do not fit again, and workspaces."""
     error: float
     """Half the width of the range, as a share of the bill (`Framework.memory_error`)."""
 
     @property
     def allocated(self) -> Floats:
-        """What tensors take."""
+        """Bytes of all tensors."""
         states = self.parameters + self.gradients + self.optimizer
         return states + self.activations + self.working + self.buffers
 
     @property
     def least(self) -> Floats:
-        """What the allocator cannot do without."""
+        """Bytes without which the allocator cannot do."""
         return self.allocated + self.fragmentation
 
     @property
@@ -118,69 +125,72 @@ class Footprint:
 
     @property
     def reserved(self) -> Floats:
-        """What an allocator with room holds."""
+        """Bytes that an allocator with room holds."""
         return self.least + self.cached
 
     @property
     def device(self) -> Floats:
-        """What the device reports of a run with room, but for the stacks of its context (`stack_bytes`)."""
+        """Bytes that the device reports for a run with room, without the stacks of its context (`stack_bytes`)."""
         return self.reserved + self.context
 
     @property
     def lower(self) -> Floats:
-        """The lower end of the range of what a run takes."""
+        """Lower end of the range of the memory of a run."""
         return self.total * (1.0 - self.error)
 
     @property
     def upper(self) -> Floats:
-        """The upper end: no plan whose upper end fits needs its allocator to give anything back."""
+        """Upper end of that range. A plan whose upper end fits does not need its allocator to release anything."""
         return upper_bytes(self.device, self.error)
 
     def spans(self, figure: Figure) -> tuple[Floats, Floats]:
-        """The range of one of the three figures, both ends (n,): from what the plan cannot do without to what an
-        allocator with room holds, each with the bill's error."""
+        """Return both ends of the range of one of the three figures, (n,) each.
+
+        The range goes from what the plan cannot do without to what an allocator with room holds, each with the bill's
+        error.
+        """
         least = {"allocated": self.allocated, "reserved": self.least, "device": self.total}
         return least[figure] * (1.0 - self.error), getattr(self, figure) * (1.0 + self.error)
 
     def items(self, row: int) -> dict[str, float]:
-        """One plan's bill, in bytes: the lines that sum to its total."""
+        """Return one plan's bill, in bytes: the lines that sum to its total."""
         names = (item.name for item in fields(self) if item.name not in ("cached", "error"))
         return {name: float(getattr(self, name)[row]) for name in names}
 
 
 def upper_bytes(device: Floats, error: float) -> Floats:
-    """The upper end of the range of what a device reports of a run, with such an error of the bill."""
+    """Return the upper end of the range of what a device reports for a run, given the error of the bill."""
     return device * (1.0 + error)
 
 
 def usable_bytes(gpu: Gpu) -> float:
-    """What is left of a GPU to a job: its memory less what the driver keeps, and the stacks of a context."""
+    """Return the bytes of a GPU that a job can use: its memory without the driver's part and a context's stacks."""
     return gpu.memory_bytes * 0.985 - stack_bytes(gpu)
 
 
 def stack_bytes(gpu: Gpu) -> float:
-    """What a CUDA context reserves for the threads of a GPU; a slice has its share."""
+    """Return the bytes that a CUDA context reserves for the threads of a GPU; a slice has its share."""
     return THREAD_BYTES * _THREADS.get(gpu.compute_capability, 2048) * gpu.sm_count
 
 
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
-"""Parallel dimensions with a communicator of their own."""
+"""Parallel dimensions with their own communicator."""
 
 
 def channels(gpu: Gpu | None) -> Channels:
-    """The channels of a GPU's communicators; of the fastest kind where it is not said which GPU."""
+    """Return the channels of a GPU's communicators; without a GPU, those of the fastest kind."""
     link = gpu.intra_link if gpu else ""
     return next((channels for beginning, channels in _CHANNELS if link.startswith(beginning)), _CHANNELS[-1][1])
 
 
 def context_bytes(workload: Workload, plans: Plans, gpu: Gpu | None) -> Floats:
-    """Libraries and communicators of each plan, (n,)."""
+    """Return the bytes of libraries and communicators of each plan, (n,)."""
     groups = np.sum([getattr(plans, name) > 1 for name in _DEGREES], axis=0, dtype=float)
     return _context(workload, groups, plans.expert, gpu)
 
 
 def shared_context_bytes(workload: Workload, plans: Plans, gpu: Gpu) -> float:
-    """Libraries and communicators of a job whose layers follow any of these plans."""
+    """Return the bytes of libraries and communicators of a job whose layers follow any of these plans."""
     groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _DEGREES)
     return float(_context(workload, np.array(float(groups)), plans.expert.max(), gpu))
 
@@ -192,34 +202,38 @@ def _context(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu | None)
 
 
 def footprint(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None = None) -> Footprint:
-    """The bill of each plan's fullest rank on a GPU, whose link says what communicators take."""
+    """Return the bill of each plan's fullest rank on a GPU, whose link determines the memory of communicators."""
     return Bills.of(workload, sharded, plans, gpu).rows(slice(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Bills:
-    """The bills of a plan table but for what is each plan's own. Plans share most of their bytes, so each formula is
-    evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
+    """The bills of a plan table, without the parts that differ from plan to plan.
+
+    Plans share most of their bytes, so each formula is evaluated once for every distinct row of the columns it reads.
+    `rows` combines the results for each plan.
+    """
 
     workload: Workload
     error: float
     cached_share: float
     plans: Plans
     alike: Distinct
-    """Neighbours alike in all but ZeRO stage and virtual stages. All else is of the table of their firsts."""
+    """Neighbours that are equal in all but ZeRO stage and virtual stages. All other fields are for the first rows of
+    these."""
     degrees: Distinct
-    """Rows alike in degrees."""
+    """Rows with equal degrees."""
     states: _States
-    """Weights, gradients and optimizer states of those at ZeRO stage 0, then at stages 1, 2 and 3."""
+    """Weights, gradients and optimizer states of these rows at ZeRO stage 0, then at stages 1, 2 and 3."""
     context: Floats
-    """Of each of those rows, what libraries and communicators take."""
+    """Bytes of libraries and communicators of each of these rows."""
     activations: Distinct
-    """Rows alike in shard, recomputation and pipeline: those share what a micro-batch keeps."""
+    """Rows with equal shard, recomputation and pipeline: these share what a micro-batch keeps."""
     micro: _Micro
 
     @classmethod
     def of(cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> Bills:
-        """What the plans of a table share."""
+        """Return the parts of the bills that the plans of a table share."""
         workload, sharded = _at_largest(workload, sharded, plans)
         framework = frameworks.of(workload)
         alike = plans.alike()
@@ -237,18 +251,18 @@ class Bills:
         return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
 
     def on(self, gpu: Gpu) -> Bills:
-        """The bills on another GPU that holds weights alike (`reads_either`)."""
+        """Return the bills on another GPU that holds weights in the same way (`reads_either`)."""
         plans = self.plans.take(self.alike.first[self.degrees.first])
         return replace(self, context=context_bytes(self.workload, plans, gpu))
 
     def context_of(self, rows: slice | Rows) -> Floats:
-        """What libraries and communicators of these rows of the table take, (n,)."""
+        """Return the bytes of libraries and communicators of these rows of the table, (n,)."""
         return self.context[self.degrees.index[self.alike.index[rows]]]
 
     def rows(self, rows: slice | Rows) -> Footprint:
-        """The bills of these rows of the table."""
+        """Return the bills of these rows of the table."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
-        stage = np.clip(plans.zero_stage, 0, 3)  # tables may state any number
+        stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
         states = self.states.take(stage * len(self.degrees) + self.degrees.index[place])
         micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
@@ -259,8 +273,8 @@ class Bills:
             interleaved = np.where(plans.virtual_stages > 1, 1 + (stages - 1) / (stages * plans.virtual_stages), 1.0)
             in_flight = np.minimum(plans.gradient_accumulation, stages) * interleaved
             activations = np.maximum(micro.early * in_flight, micro.late)
-        # The update runs when the activations are gone, and takes their place.
-        # What the head kept is gone when the gradient of the last layer is reduced.
+        # The update runs after the activations are freed, and takes their place. The head's activations are freed when
+        # the gradient of the last layer is reduced.
         reducing = micro.layer_working + states.reduced - micro.head
         passes = np.maximum(np.maximum(micro.layer_working, micro.head_working), reducing) + states.gathered
         working = np.maximum(passes, states.update - activations)
@@ -280,8 +294,10 @@ class Bills:
 
 
 def _at_largest(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Workload, Sharded]:
-    """The job over its largest images where their size varies: a step is as long as its average batch, and needs the
-    memory of its largest one."""
+    """Return the job with its largest images, where the size of images varies.
+
+    A step is as long as its average batch, and needs the memory of its largest one.
+    """
     extra = workload.model.extra
     if "largest_image" not in extra:
         return workload, sharded
@@ -300,7 +316,7 @@ class _States(Columns):
     optimizer: Floats
     gathered: Floats
     reduced: Floats
-    """The gradient of a block before it is spread."""
+    """Gradient of a block before it is spread."""
     update: Floats
     """Temporary tensors of the weight update."""
     buffers: Floats
@@ -312,12 +328,12 @@ class _Each:
 
     weight: float
     cast: float
-    """The copy that matrix products read, where it is another one."""
+    """Copy that matrix products read, where it is not the weight itself."""
     gradient: float
     master: float
     moment: float
     update: float
-    """The copy of the gradient that the update reads, where it is another one."""
+    """Copy of the gradient that the update reads, where it is not the gradient itself."""
 
     @classmethod
     def of(cls, workload: Workload, framework: Framework) -> _Each:
@@ -337,7 +353,7 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None)
     each, zero = _Each.of(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
-        """Parameters after ZeRO spread them, from the stage on that spreads this kind of state."""
+        """Return the parameters of a rank, where ZeRO spreads this kind of state from `stage_from` on."""
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
     tables = sharded.stage("table_parameters", plans)
@@ -360,11 +376,11 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None)
         alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
         gradients = np.where(alone, np.minimum(gradients, block * each.gradient), gradients)
         optimizer, update = np.where(alone, 0.0, optimizer), np.where(alone, 0.0, update)
-    # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
+    # A sharded model is gathered block by block, the current one and the next; embedding and head are blocks too.
     layer = _largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
     blocks = np.minimum(block, parameters) + (framework.gathered_blocks - 1) * np.minimum(layer, parameters)
     gathered = np.where(plans.zero_stage >= 3, blocks * sharded.gathered_bytes(workload, plans), 0.0)
-    # Beside a block's whole gradient lies the buffer from which it is reduced, in the type of the shards.
+    # The buffer from which a block's whole gradient is reduced exists beside it, in the type of the shards.
     spreads = workload.training and framework.weights in ("sharded", "pure")
     whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + each.gradient)
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
@@ -375,11 +391,11 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None)
 
 
 def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, gpu: Gpu | None) -> Floats:
-    """Bytes of the weights that a rank holds between steps and during them, (n,)."""
+    """Return the bytes of the weights that a rank holds between steps and during them, (n,)."""
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
     resident = np.where(plans.zero_stage >= 3, own, parameters)
-    # Under ZeRO 2 a framework with shards holds those in FP32 and the whole in 16 bit.
+    # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
     shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
     held = trainable * (shard * each.weight + whole * (each.cast if workload.training else 0.0))
@@ -388,14 +404,16 @@ def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, gp
 
 
 def reads_either(gpu: Gpu) -> bool:
-    """Whether FP8 products read a weight by rows and by columns alike, so that one copy of it is enough."""
+    """Return whether FP8 products read a weight by rows and by columns, so that one copy of it is enough."""
     return gpu.architecture == "blackwell" and gpu.compute_capability < 12
 
 
 def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> float:
-    """What FP8 adds to the bytes of a layer's weight. A copy by columns beside that by rows is what products of Hopper
-    and Ada need; Blackwell's read either (Transformer Engine, pytorch/csrc/extensions/util.cpp:
-    non_tn_fp8_gemm_supported)."""
+    """Return the bytes that FP8 adds to a weight of a layer.
+
+    Products of Hopper and Ada need a copy by columns beside that by rows; those of Blackwell read either (Transformer
+    Engine, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported).
+    """
     if workload.precision != "fp8":
         return 0.0
     either = gpu is not None and reads_either(gpu)
@@ -405,19 +423,23 @@ def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> flo
 
 
 def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, trainable: Floats) -> Floats:
-    """Bytes that a framework holds to reduce gradients and gather weights, and the unused gradients of its weights,
-    (n,); `trainable` is the number of parameters of a rank with gradients."""
+    """Return the bytes of buffers for gradients and weights, and of the unused gradients of weights, (n,).
+
+    A framework holds the buffers to reduce gradients and gather weights. `trainable` is the number of a rank's
+    parameters with gradients.
+    """
     framework = frameworks.of(workload)
     if not workload.training:
         return np.zeros(len(plans))
     bucket = overlap.Caps.of(workload, plans, each.gradient, trainable * each.gradient).rest
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
     buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * each.gradient), 0.0)
-    # Networks of convolutions have none of the library's layers.
+    # Convolutional networks use none of the layers of Transformer Engine that have placeholders.
     is_network = models.recomputes(workload.model) == ("none",)
     if is_network or not (framework.wgrad_placeholders and workload.is_mixed):
         return np.asarray(buckets)
-    # One for each shape of a layer's weights, for good, and that of the output layer while its gradient is computed.
+    # Each shape of a layer's weights has a permanent placeholder; that of the output layer exists while its gradient is
+    # computed.
     graph = sharded.graph
     dense = [item.parameters - item.expert_parameters for item in graph.layers]
     ends = [item.parameters for item in (*graph.first, *graph.last)]
@@ -427,15 +449,18 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
 
 @dataclass(frozen=True, slots=True)
 class _Micro(Columns):
-    """Bytes of one micro-batch, (n,): what the first and the last stage keep of it (all of it, without a pipeline), and
-    scratch."""
+    """Bytes of one micro-batch, (n,).
+
+    `early` and `late` are what the first and the last stage keep of it: without a pipeline, all of it. The others are
+    scratch memory.
+    """
 
     early: Floats
     late: Floats
     layer_working: Floats
     head_working: Floats
     head: Floats
-    """What the last blocks keep."""
+    """Bytes that the last blocks keep."""
     workspace: Floats
 
 
@@ -453,7 +478,7 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     if not workload.training:
         nothing = np.zeros(len(plans))
         return _Micro(nothing, nothing, nothing, 2 * layer_working + copied + head_working + first, nothing, nothing)
-    # The one layer being recomputed is whole again while its backward pass runs.
+    # The layer that is recomputed is whole again while its backward pass runs.
     whole = _largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
     )

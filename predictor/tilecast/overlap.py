@@ -1,16 +1,17 @@
-"""Gradients and weights on the wire beside a pass of computation: a timeline of buckets in closed form.
+"""Overlap of communication of gradients and weights with a pass of computation: a timeline of buckets in closed form.
 
 DistributedDataParallel packs gradients into buckets in the order in which the backward pass makes them, and reduces one
 bucket after the other while the pass goes on (Li et al., VLDB 2020, section 3.2). Here gradients become ready evenly
-over the pass. A first bucket of share f of all bytes takes c0, and n equal ones take c each. Behind a pass of w seconds
+over the pass. A first bucket with a share f of all bytes takes c0, and n equal buckets take c each. Behind a pass of w
+seconds, the time
 
     exposed = max(c, n c - w (1 - f) (1 - 1/n), c0 + n c - w (1 - f))
 
-stays visible. From some bucket on, the network is busy without a gap: the three terms are the timelines in which that
-is the last bucket, the first of the equal ones, or the small one. The end is linear in the number of an equal bucket,
-so no other can be later. Weights gathered before the layers that need them are the same timeline, run backwards, so
-FSDP's prefetch of one block while the one before computes (Zhao et al., VLDB 2023, section 3.3) has the same law with
-f = 0.
+stays visible. From some bucket on, the network is busy without a gap. The three terms are the timelines in which that
+bucket is the last one, the first of the equal ones, or the small first one. The end is linear in the number of that
+bucket among the equal ones, so no other bucket can end later. Weights that are gathered before the layers that need
+them follow the same timeline, run backwards, so FSDP's prefetch of one block during the computation of the one before
+(Zhao et al., VLDB 2023, section 3.3) has the same law with f = 0.
 """
 
 from __future__ import annotations
@@ -26,36 +27,47 @@ MIB = 2.0**20
 
 
 def hides(workload: Workload) -> bool:
-    """Whether gradients are reduced behind the backward pass below ZeRO 3: the job does not say otherwise, and its
-    framework does it."""
+    """Return whether gradients are reduced behind the backward pass below ZeRO 3.
+
+    That is so if the framework does it and the job does not disable it.
+    """
     return workload.overlap and frameworks.of(workload).overlap
 
 
 @dataclass(frozen=True, slots=True)
 class Caps(Columns):
-    """The most bytes of gradients that a bucket holds, (n,)."""
+    """Most bytes of gradients that a bucket holds, (n,)."""
 
     first: Floats
-    """Of the bucket that is reduced first; 0 where it is one like the others."""
+    """Limit of the bucket that is reduced first; 0 where the first bucket is like the others."""
     rest: Floats
-    """Of the others; infinite where one holds everything."""
+    """Limit of the other buckets; infinite where one bucket holds everything."""
 
     @classmethod
     def whole(cls, rows: int) -> Caps:
-        """One bucket for everything, (rows,)."""
+        """Return the limits of one bucket for everything, (rows,)."""
         return cls(np.zeros(rows), np.full(rows, np.inf))
 
     @classmethod
     def sized(cls, workload: Workload, sizes_mib: Floats) -> Caps:
-        """Buckets of stated sizes, (n,), after the framework's first one, if that is smaller."""
+        """Return the limits of buckets of stated sizes, (n,), after the framework's first one, if that is smaller."""
         return cls(np.minimum(frameworks.of(workload).bucket_mib[0], sizes_mib) * MIB, sizes_mib * MIB)
 
     @classmethod
     def of(cls, workload: Workload, plans: Plans, gradient_bytes: float, block_bytes: Floats) -> Caps:
-        """The buckets of a workload's framework, whose gradients have `gradient_bytes` an element. Where the framework
-        has none, a bucket is what a block holds, `block_bytes` (n,). One that hides gradients behind the backward pass
-        has a single bucket for a job that says not to (Megatron-Core, distributed/distributed_data_parallel.py:
-        bucket_size is None without overlap_grad_reduce); one that never does keeps its own."""
+        """Return the limits of the buckets of a workload's framework.
+
+        Where the framework has no buckets, a bucket is what a block holds. A framework that hides gradients behind the
+        backward pass has a single bucket for a job that disables this (Megatron-Core,
+        distributed/distributed_data_parallel.py: bucket_size is None without overlap_grad_reduce). A framework that
+        never hides them keeps its own buckets.
+
+        Args:
+            workload: the job.
+            plans: its plans, (n,).
+            gradient_bytes: bytes of an element of the gradients.
+            block_bytes: bytes of the gradients of a block, (n,).
+        """
         cells, rows = frameworks.of(workload), len(plans)
         if cells.overlap and not workload.overlap:
             return cls.whole(rows)
@@ -70,21 +82,21 @@ class Caps(Columns):
         return cls(np.zeros(rows), block_bytes)
 
     def count(self, size_bytes: Floats) -> Floats:
-        """How many equal buckets so many bytes take, at least one, (n,)."""
+        """Return the number of equal buckets that `size_bytes` take, at least one, (n,)."""
         return np.asarray(np.maximum(np.ceil(size_bytes / np.maximum(self.rest, 1.0)), 1.0))
 
 
 def exposed(
     busy_s: Floats, count: Floats, pass_s: Floats, first_s: Floats | float = 0.0, first_share: Floats | float = 0.0
 ) -> Floats:
-    """Seconds that stay visible behind a pass, (n,).
+    """Return the seconds that stay visible behind a pass, (n,).
 
     Args:
-        busy_s: of `count` equal collectives together.
-        count: how many they are, at least one.
+        busy_s: seconds of all `count` equal collectives together.
+        count: number of these collectives, at least one.
         pass_s: seconds of the pass, over which their data become ready, or are needed, evenly; 0 hides nothing.
-        first_s: of one more collective before them.
-        first_share: its share of all bytes, in [0, 1].
+        first_s: seconds of one more collective before them.
+        first_share: share of that collective in all bytes, in [0, 1].
     """
     each_s, later_s = busy_s / count, pass_s * (1.0 - first_share)
     return np.asarray(np.maximum(np.maximum(each_s, busy_s - later_s * (1 - 1 / count)), first_s + busy_s - later_s))

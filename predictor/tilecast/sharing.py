@@ -1,15 +1,18 @@
-"""Part of a GPU for a job that cannot fill one: a MIG slice, or a GPU shared with others.
+"""Advise a part of a GPU for a job that cannot fill a whole one: a MIG slice, or a GPU shared with other jobs.
 
-A slice is a GPU of its own (`tilecast.hardware.MigProfile`), priced like any other. Two ways share a whole GPU between
-jobs of which each keeps its memory to itself:
+A slice is a GPU of its own (`tilecast.hardware.MigProfile`), priced like any other. There are two ways to share a whole
+GPU between jobs, of which each keeps its memory to itself:
 
-* Time-slicing lets one process compute at a time. k jobs that each keep the GPU busy for a share b of their steps slow
+* With time-slicing one process computes at a time. k jobs that each keep the GPU busy for a share b of their steps slow
   each other down by max(1, k b).
-* The Multi-Process Service (MPS) lets them compute at once. With a k-th of the multiprocessors each
-  (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), and so about a k-th of the bandwidth and the L2, each runs as on a GPU of that
-  size.
+* With the Multi-Process Service (MPS) all compute at once. With a k-th of the multiprocessors each
+  (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), and so about a k-th of the bandwidth and the L2, each job runs as on a GPU of
+  that size.
 
-The slow-down is against the same job on the whole GPU. What a job pays is its slow-down times its share of the GPU.
+The slow-down is relative to the same job on the whole GPU. The cost of a job is its slow-down times its share of the
+GPU.
+
+`consider` is the entry point.
 """
 
 from __future__ import annotations
@@ -30,28 +33,29 @@ from tilecast.spec import Plan, Workload
 Kind = Literal["mig", "mps", "timeSlicing"]
 
 WIDTHS: dict[Kind, float] = {"mig": 0.1, "mps": 0.3, "timeSlicing": 0.3}
-"""What the 90 % range widens by, as a logarithm, in quadrature. No measured step on a slice was at hand, and memory is
+"""Widening of the 90 % range, as a logarithm, in quadrature. No step measured on a slice was available, and memory is
 not divided exactly (7 of 8 slices on an A100 feed 98 of 108 multiprocessors). Neighbours under MPS gain or lose up to
-30 % (Villarrubia et al., arXiv 2604.22430); time-slicing's switches are not modelled and are given the same."""
+30 % (Villarrubia et al., arXiv 2604.22430); the switches of time-slicing are not modelled and get the same width."""
 MOST_SLOWDOWN = 1.25
-"""A job that is slowed down more than this fills so much of a GPU that sharing is no advice where time counts."""
+"""Largest slow-down at which sharing is recommended where time counts; a job with a larger one fills too much of the
+GPU."""
 LEAST_GAIN = 0.8
-"""Where cost counts a job may be slowed down further, if a step costs no more than this share of what it did."""
+"""Largest cost of a step, relative to the whole GPU, at which sharing is recommended where cost counts."""
 MOST_JOBS = 8
-"""Jobs of one kind that are put on one GPU without MIG."""
+"""Most jobs of one kind that share one GPU without MIG."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A job on part of a GPU. Seconds, bytes; `slowdown` is against the whole GPU."""
+    """A job on part of a GPU, in seconds and bytes. `slowdown` is relative to the whole GPU."""
 
     kind: Kind
     profile: str
-    """The MIG profile; empty without one."""
+    """MIG profile; empty without one."""
     jobs: int
-    """How many such jobs one GPU runs at once."""
+    """Number of such jobs that one GPU runs at once."""
     share: float
-    """Of the GPU, what a job takes from others."""
+    """Share of the GPU that the job takes."""
     plan: Plan
     step_s: float
     lower_s: float
@@ -59,49 +63,57 @@ class Share:
     slowdown: float
     memory_bytes: float
     memory_available_bytes: float
-    """Of the slice; of a shared GPU all of it, which the jobs' memory adds up to fill."""
+    """Bytes of the slice; of a shared GPU those of the whole GPU, which all jobs on it fill together."""
     cost_per_1000_steps: float | None
 
     @property
     def resource(self) -> str:
-        """What a pod asks for."""
+        """Resource that a pod requests."""
         return f"nvidia.com/mig-{self.profile}" if self.kind == "mig" else "nvidia.com/gpu"
 
     @property
     def relative_cost(self) -> float:
-        """Cost of a step against the whole GPU."""
+        """Cost of a step relative to the whole GPU."""
         return self.slowdown * self.share
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What part of a pool's GPU a job needs: every way that fits, and the best of them if it is worth while."""
+    """Parts of a pool's GPU that can run a job: every option that fits, and the best one if it is recommended."""
 
     pool: Pool
     whole_s: float
-    """The step on a whole GPU."""
+    """Seconds of the step on a whole GPU."""
     options: tuple[Share, ...]
     best: Share | None
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A job among those that share a GPU by time-slicing: what it keeps, and for what share of its step it computes."""
+    """A job among those that share a GPU by time-slicing.
+
+    `busy` is the share of its step in which it computes.
+    """
 
     memory_bytes: float
     busy: float
 
 
 def together(members: Sequence[Member], gpu: Gpu) -> float | None:
-    """By how much jobs slow each other down that take turns on a GPU: their memory adds up, and so do the shares of
-    time in which they compute. None if they do not fit."""
+    """Return the factor by which jobs that alternate on a GPU slow each other down; None if they do not fit.
+
+    Their memory adds up, and so do the shares of time in which they compute.
+    """
     if sum(member.memory_bytes for member in members) > memory.usable_bytes(gpu):
         return None
     return max(1.0, sum(member.busy for member in members))
 
 
 def consider(workload: Workload, pool: Pool, objective: Objective = "time") -> Sharing | None:
-    """What part of one GPU of the pool the job needs; None if it does not fit one, or the pool's are slices already.
+    """Return the parts of one GPU of the pool that can run the job.
+
+    Returns:
+        None if the job does not fit one GPU, or the pool's GPUs are slices already.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -115,7 +127,7 @@ def consider(workload: Workload, pool: Pool, objective: Objective = "time") -> S
         *_best_of(_turns(workload, pool, whole), objective),
     ]
     worth = [option for option in options if _is_worth(option, objective)]
-    # What is isolated comes first: neighbours on a shared GPU take each other's bandwidth, and its faults.
+    # Isolated options come first: neighbours on a shared GPU take bandwidth from each other, and share faults.
     isolated = [option for option in worth if option.kind == "mig"]
     return Sharing(
         pool=pool,
@@ -145,7 +157,7 @@ class _Run:
 
     @property
     def busy(self) -> float:
-        """The share of the step in which the GPU computes."""
+        """Share of the step in which the GPU computes."""
         parts = self.priced.times.parts(self.row)
         return (parts["compute"] + parts["optimizer"]) / self.step_s
 
@@ -156,7 +168,10 @@ class _Run:
     def share(
         self, kind: Kind, pool: Pool, whole: _Run, jobs: int, share: float, profile: str = "", slower: float = 1.0
     ) -> Share:
-        """The run as part of a GPU; `slower` is what neighbours add. No part is faster than the whole."""
+        """Return the run as part of a GPU.
+
+        `slower` is the slow-down that neighbours add. No part is faster than the whole GPU.
+        """
         step_s = max(self.step_s, whole.step_s) * slower
         upper = uncertainty.interval(self.workload, self.priced, self.row)[1] / self.step_s
         factor = float(np.exp(np.hypot(np.log(upper), WIDTHS[kind])))
@@ -178,7 +193,7 @@ class _Run:
 
 
 def _alone(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _Run | None:
-    """The fastest plan on one device that fits, and keeps no more than so many bytes."""
+    """Return the fastest plan on one device that fits and takes at most `most_bytes`."""
     plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), Limits(gpus=1))
     if not len(plans):
         return None
@@ -196,7 +211,7 @@ def _slices(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
 
 
 def _partitions(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
-    """By MPS: k jobs, each with a k-th of the GPU's multiprocessors."""
+    """Yield the options with MPS: k jobs, each with a k-th of the GPU's multiprocessors."""
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MOST_JOBS + 1):
         run = _alone(workload, pool, _part(pool.gpu, jobs), usable / jobs)
@@ -206,7 +221,7 @@ def _partitions(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
 
 
 def _part(gpu: Gpu, jobs: int) -> Gpu:
-    """What each of so many jobs has of a GPU under MPS: all of the memory, a part of the rest."""
+    """Return the GPU as each of several jobs sees it under MPS: all of the memory, and a part of everything else."""
     sms = gpu.sm_count // jobs
     return replace(
         gpu,
@@ -219,7 +234,7 @@ def _part(gpu: Gpu, jobs: int) -> Gpu:
 
 
 def _turns(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
-    """By time-slicing: k jobs, each with its plan of the whole GPU."""
+    """Yield the options with time-slicing: k jobs, each with its plan on the whole GPU."""
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MOST_JOBS + 1):
         run = _alone(workload, pool, pool.gpu, usable / jobs)
@@ -230,7 +245,7 @@ def _turns(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
 
 
 def _best_of(shares: Iterator[Share], objective: Objective) -> list[Share]:
-    """The number of jobs that is worth while and costs least; else the smallest number."""
+    """Return the recommended number of jobs that costs least; without one, the smallest number."""
     every = list(shares)
     worth = [option for option in every if _is_worth(option, objective)]
     return [min(worth, key=lambda option: option.relative_cost)] if worth else every[:1]
