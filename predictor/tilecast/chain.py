@@ -1,17 +1,20 @@
-"""The cheapest strategy of each link of a chain, under a budget; and the fairest cut of a chain into stages.
+"""Choose the cheapest strategy of each link of a chain under a budget, and cut a chain into stages of even cost.
 
-A link costs what its own strategy costs, and what the change from the link before it costs: a Markov chain. Without a
-budget the cheapest path is Viterbi's. Memory couples all links: it adds up, and the largest working memory of any link
-comes on top. Then the search goes over labels (cost and memory of a beginning, one list for each strategy of its last
-link), as resource-constrained shortest paths do (Irnich and Desaulniers, 2005):
+A link has the cost of its strategy, and the cost of the change from the strategy of the link before: a Markov chain.
+Without a budget, Viterbi's algorithm finds the cheapest path. Memory couples all links: it is summed over them, and the
+largest working memory of any link is added. Then the search goes over labels (cost and memory of the beginning of a
+path, one list for each strategy of its last link), as for resource-constrained shortest paths (Irnich and Desaulniers,
+2005):
 
-* a label that another of the same strategy beats in cost and in memory is dropped: any ending suits both;
-* a label is dropped if it cannot become cheaper than a path that is known. The bound is Lagrange's: for a price
-  μ >= 0 of a byte, cost + μ (memory - budget) over the best ending, never more than the true cost of what fits.
+* a label is dropped if another label with the same strategy beats it in cost and in memory: any ending suits both;
+* a label is dropped if it cannot become cheaper than a known path. The bound is Lagrange's: for a price μ >= 0 of a
+  byte, cost + μ (memory - budget) over the best ending is never more than the true cost of a path that fits.
 
 Both rules keep an optimal path, so the answer is exact. Costs are counted in picoseconds and memory in bytes, as
-integers: sums are exact, and equal beginnings are equal. If more than `MOST_LABELS` are alive at a link, those with the
-least bound stay, and the least bound among the dropped limits how far from the optimum the answer can be.
+integers: sums are exact, and equal beginnings compare as equal. If more than `MOST_LABELS` are alive at a link, those
+with the least bound stay, and the least bound among the dropped ones limits how far from the optimum the answer can be.
+
+`cheapest` and `cut` are the two entry points.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import numpy.typing as npt
 from tilecast.spec import Floats, Ints
 
 MOST_LABELS = 1000
-"""Beginnings that are kept alive at a link; what is exact is so by far fewer."""
+"""Most labels that are kept alive at a link. Exact answers need far fewer."""
 PICO = 1e12
 
 
@@ -33,21 +36,23 @@ class Chain:
     """N links with S strategies each. Seconds and bytes; an infinite cost forbids a strategy."""
 
     cost: Floats
-    """(N, S)."""
+    """Cost of each link with each strategy, (N, S)."""
     change: Floats
-    """Between link i and i + 1, from strategy (row) to strategy (column), (N - 1, S, S)."""
+    """Cost between link i and i + 1, from strategy (row) to strategy (column), (N - 1, S, S)."""
     memory: Floats
-    """What a link holds all the time, (N, S)."""
+    """Bytes that a link holds all the time, (N, S)."""
     working: Floats
-    """What a link holds while it runs, (N, S)."""
+    """Bytes that a link holds while it runs, (N, S)."""
     budget: float
-    """Bytes for all that is held and the largest working memory."""
+    """Bytes for the sum of `memory` and the largest `working` memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A strategy for each link, (N,), its cost in seconds, what it holds in bytes, and a cost below which no path that
-    fits can be: equal to `cost` where the answer is proved."""
+    """A strategy for each link, (N,), with the cost of the path in seconds and its memory in bytes.
+
+    `bound` is a cost below which no path that fits can be. It equals `cost` where the answer is proved optimal.
+    """
 
     strategies: Ints
     cost: float
@@ -56,7 +61,7 @@ class Path:
 
 
 def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
-    """Costs in seconds and memory in bytes of given strategies, (..., N); both of shape (...)."""
+    """Return costs in seconds and memory in bytes of given strategies, (..., N); both have shape (...)."""
     links = np.arange(strategies.shape[-1])
     changes = chain.change[links[:-1], strategies[..., :-1], strategies[..., 1:]].sum(-1)
     held = chain.memory[links, strategies].sum(-1) + chain.working[links, strategies].max(-1)
@@ -64,7 +69,7 @@ def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
 
 
 def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
-    """The cheapest path that fits and costs less than so many seconds; None if there is none."""
+    """Return the cheapest path that fits and costs less than `below` seconds; None if there is none."""
     whole = _Whole.of(chain)
     limit = below * PICO
     best: _Solution | None = None
@@ -128,15 +133,21 @@ class _Whole:
         )
 
     def below(self, cap: int) -> _Whole | None:
-        """The same with no more working memory than that, which leaves the rest of the budget; None if nothing
-        fits."""
+        """Return the chain with no link above `cap` bytes of working memory, and the budget that this leaves.
+
+        None if nothing fits.
+        """
         allowed = self.allowed & (self.working <= cap)
         part = _Whole(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
         lean = np.where(allowed, self.memory, _FORBIDDEN).min(axis=1)
         return part if allowed.any(axis=1).all() and lean.sum() <= part.budget else None
 
     def relaxed(self, byte_price: float) -> tuple[float, _Solution, int]:
-        """Viterbi with a price of a byte instead of a budget: the bound in picoseconds, the path and its bytes."""
+        """Run Viterbi's algorithm with a price of a byte instead of a budget.
+
+        Returns:
+            The bound in picoseconds, the path and its bytes.
+        """
         node = np.where(self.allowed, self.cost + byte_price * self.memory, np.inf)
         value = node[0]
         back = np.zeros(self.cost.shape, np.int64)
@@ -152,16 +163,16 @@ class _Whole:
         return float(value.min()) - byte_price * self.budget, _Solution(path, cost), held
 
     def sums(self, path: Ints) -> tuple[int, int]:
-        """Picoseconds and bytes of a path."""
+        """Return picoseconds and bytes of a path."""
         links = np.arange(len(path))
         cost = self.cost[links, path].sum() + self.change[links[:-1], path[:-1], path[1:]].sum()
         return int(cost), int(self.memory[links, path].sum())
 
     def dual(self) -> tuple[float, float, _Solution]:
-        """The best bound in picoseconds, the price of a byte that gives it, and the cheapest path seen that fits.
+        """Return the best bound in picoseconds, the price of a byte that gives it, and the cheapest path that fits.
 
-        The price moves along the lower hull of (memory, cost): of the two ends around the budget, to the slope between
-        them, until nothing lies below the line.
+        That path is the cheapest among those seen. The price moves along the lower hull of (memory, cost): from the two
+        ends on either side of the budget to the slope of the line between them, until no path is below that line.
         """
         bound, rich, rich_bytes = self.relaxed(0.0)
         if rich_bytes <= self.budget:
@@ -185,7 +196,7 @@ class _Whole:
         return bound, byte_price, self._crossed(rich, lean)
 
     def _crossed(self, rich: _Solution, lean: _Solution) -> _Solution:
-        """The cheapest that fits among one path's beginnings with the other's endings."""
+        """Return the cheapest path that fits among those that join a beginning of one path to an end of the other."""
         best = lean
         for one, other in ((rich, lean), (lean, rich)):
             for link in range(1, len(one.strategies)):
@@ -196,7 +207,11 @@ class _Whole:
         return best
 
     def labels(self, byte_price: float, known: float) -> tuple[_Solution | None, float]:
-        """The cheapest path that fits and costs less than what is known, and a bound on all paths in picoseconds."""
+        """Return the cheapest path that fits and costs less than `known`, and the least bound of the dropped labels.
+
+        Both costs are in picoseconds. The path is None if there is none, and the bound is infinite where no label was
+        dropped.
+        """
         count, width = self.cost.shape
         ending = np.zeros((count, width))
         leanest = np.zeros(count, np.int64)
@@ -205,7 +220,7 @@ class _Whole:
         for link in range(count - 2, -1, -1):
             ending[link] = (self.change[link] + node[link + 1] + ending[link + 1]).min(axis=1)
             leanest[link] = leanest[link + 1] + lean[link + 1]
-        limit = known * (1 + 1e-12) + 2.0  # sums of floats err by less
+        limit = known * (1 + 1e-12) + 2.0  # rounding of sums of floats stays below this
         dropped = np.inf
         chosen, parents = [], []
         strategy = np.flatnonzero(self.allowed[0])
@@ -239,28 +254,29 @@ class _Whole:
 
 
 def _undominated(strategy: Ints, held: Ints, cost: Ints) -> npt.NDArray[np.intp]:
-    """Rows that no other row of the same strategy beats in memory and cost; of equal ones the first."""
+    """Return the rows that no other row of the same strategy beats in memory and cost; the first of equal ones."""
     if not len(cost):
         return np.zeros(0, np.intp)
     order = np.lexsort((cost, held, strategy))
-    # Shifted by strategy, costs fall from group to group, so one running minimum serves all groups.
+    # Costs shifted by strategy fall from group to group, so one running minimum is enough for all groups.
     shifted = cost[order] - strategy[order] * (int(cost.max()) + 1)
     before = np.concatenate([[np.iinfo(np.int64).max], np.minimum.accumulate(shifted)[:-1]])
     return np.sort(order[shifted < before])
 
 
 def cut(cost: Floats, fits: npt.NDArray[np.bool_], stages: int) -> Ints | None:
-    """Where to cut N links into stages so that the costliest costs least: the first link of each stage, (stages,).
+    """Return where to cut N links into stages so that the costliest stage costs least.
 
-    Dynamic programming over the last cut: best(k, i) = min over j < i of max(best(k - 1, j), cost of links j to i).
+    This is dynamic programming over the last cut: best(k, i) = min over j < i of max(best(k - 1, j), cost of links j to
+    i).
 
     Args:
         cost: of each link, (N,).
         fits: whether links from (row) up to and without (column) fit the k-th stage, (stages, N + 1, N + 1).
-        stages: how many there are; each holds a link at least.
+        stages: number of stages; each has at least one link.
 
     Returns:
-        None if no cut fits.
+        The first link of each stage, (stages,); None if no cut fits.
     """
     count = len(cost)
     upto = np.concatenate([[0.0], np.cumsum(cost)])

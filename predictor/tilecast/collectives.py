@@ -1,16 +1,18 @@
 """Time of collective operations among ranks: one pure function per algorithm, on columns.
 
-The law is alpha-beta, once for each of NCCL's protocols (LL, LL128, Simple), of which the fastest counts:
+The law is alpha-beta. It is evaluated for each of NCCL's protocols (LL, LL128, Simple), and the fastest one counts:
 
     start + hops · hop latency + max(bytes / rate inside the node, bytes / rate of the network)
 
-An algorithm says how many hops a message makes one after the other and how many bytes the busiest rank and the
-busiest node send; the link says the rest (`tilecast.hardware.Link`). A collective takes the fastest of its algorithms,
-as NCCL's own cost model chooses (nccl, src/graph/tuning.cc). `size_bytes` is the whole buffer of one rank: of an
-all-gather the gathered output, of a reduce-scatter the input (nccl-tests, doc/PERFORMANCE.md).
+An algorithm determines how many hops a message makes in sequence, and how many bytes the busiest rank and the busiest
+node send. The link determines the rest (`tilecast.hardware.Link`). A collective takes the fastest of its algorithms, as
+NCCL's own cost model chooses (nccl, src/graph/tuning.cc). `size_bytes` is the whole buffer of one rank: the gathered
+output of an all-gather, the input of a reduce-scatter (nccl-tests, doc/PERFORMANCE.md).
 
 Every function takes `size_bytes` and the columns of a `Group`, which broadcast, and returns seconds of that shape:
 infinite where the algorithm cannot run, 0 for a single rank. None raises.
+
+`seconds` is the usual entry point; `COLLECTIVES` lists every collective with its algorithms.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ from tilecast.spec import Floats
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Communication groups as columns: `ranks` in the group, `local` of them in each node, of
-    `node_ranks` ranks that use the node's network at once. Where one NVLink domain spans nodes, a node means all those
-    that it joins, and `joined` says how many they are. Shapes broadcast."""
+    """Communication groups as columns, whose shapes broadcast.
+
+    `ranks` is the number of ranks in the group, `local` the number of them in each node, and `node_ranks` the number of
+    ranks that use the node's network at once. Where one NVLink domain spans nodes, "node" means all nodes that it
+    joins, and `joined` is their number.
+    """
 
     ranks: Floats
     local: Floats
@@ -43,8 +48,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What an algorithm asks of a group: hops in sequence, bytes that the busiest rank sends inside its node
-    (`near`), and bytes that the ranks of the busiest node send into the network (`far`)."""
+    """Load that an algorithm puts on a group: hops in sequence, and bytes on the two kinds of link.
+
+    `near_bytes` are sent by the busiest rank inside its node, `far_bytes` by the ranks of the busiest node into the
+    network.
+    """
 
     near_hops: Floats
     far_hops: Floats
@@ -55,15 +63,19 @@ class _Load:
 
 
 def ring_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Reduce-scatter then all-gather around one ring: 2 (n-1) hops, 2 (n-1)/n S from every rank (Patarasuk and
-    Yuan, JPDC 2009)."""
+    """Return the time of a reduce-scatter and then an all-gather around one ring.
+
+    It takes 2 (n-1) hops, and every rank sends 2 (n-1)/n S (Patarasuk and Yuan, JPDC 2009).
+    """
     return _fastest(_ring(size_bytes, group, intra, passes=2.0), group, intra, inter)
 
 
 def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """A chain inside the node and a double binary tree between nodes (Sanders, Speck and Träff, 2009): 2 log2 N
-    network hops; a node sends half of the buffer up and twice half of it down one tree and half of it up the other,
-    and of two nodes each sends it once."""
+    """Return the time of a chain inside the node and a double binary tree between nodes.
+
+    It takes 2 log2 N network hops (Sanders, Speck and Träff, 2009). A node sends half of the buffer up and twice half
+    of it down one tree, and half of it up the other tree. Each of only two nodes sends the buffer once.
+    """
     load = _Load(
         near_hops=2 * (group.local - 1),
         far_hops=2 * np.log2(np.maximum(group.nodes, 1.0)),
@@ -74,8 +86,11 @@ def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
 
 
 def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Reduce-scatter inside the node, a ring all-reduce of each 1/g of the buffer between nodes, all-gather inside,
-    one after the other (Horovod's hierarchical all-reduce)."""
+    """Return the time of an all-reduce in three phases that do not overlap (Horovod's hierarchical all-reduce).
+
+    The phases are a reduce-scatter inside the node, a ring all-reduce of each 1/g of the buffer between nodes, and an
+    all-gather inside the node.
+    """
     inside = Group(group.local, group.local, group.node_ranks, group.joined)
     near = _ring(size_bytes, inside, intra, passes=2.0)
     nodes = np.maximum(group.nodes, 1.0)
@@ -85,8 +100,10 @@ def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter
 
 
 def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Reduction and multicast in the NVLink switch, and a tree between nodes (NVLS and NVLSTree): a rank sends the
-    buffer once and 1/g of the result; infinite where no switch can reduce."""
+    """Return the time of reduction and multicast in the NVLink switch, and a tree between nodes (NVLS and NVLSTree).
+
+    A rank sends the buffer once and 1/g of the result. The time is infinite where no switch can reduce.
+    """
     if not intra.reduction_bytes_per_s:
         return np.full(np.broadcast(size_bytes, group.ranks, group.local).shape, np.inf)
     simple = inter.protocols["simple"]
@@ -99,13 +116,15 @@ def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
 
 
 def ring_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """All-gather or reduce-scatter around one ring: n-1 hops, (n-1)/n S from every rank."""
+    """Return the time of an all-gather or reduce-scatter around one ring: n-1 hops, (n-1)/n S from every rank."""
     return _fastest(_ring(size_bytes, group, intra, passes=1.0), group, intra, inter)
 
 
 def pat_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """All-gather or reduce-scatter by parallel aggregated trees: log2 n hops; NCCL runs it with one rank per node
-    and in the Simple protocol, at `PAT_SHARE` of the rate."""
+    """Return the time of an all-gather or reduce-scatter by parallel aggregated trees: log2 n hops.
+
+    NCCL runs it with one rank per node and in the Simple protocol, at `PAT_SHARE` of the rate.
+    """
     nil = np.zeros_like(group.ranks)
     wire = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0) / PAT_SHARE
     load = _Load(nil, np.log2(np.maximum(group.ranks, 1.0)), nil, wire)
@@ -114,8 +133,10 @@ def pat_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Fl
 
 
 def flat_all_to_all(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Pairwise exchange: every rank sends 1/n of its buffer to each other one; of the share for other nodes every
-    rank sends its own through the network."""
+    """Return the time of a pairwise exchange: every rank sends 1/n of its buffer to each other one.
+
+    Each rank sends the part for other nodes through the network itself.
+    """
     away = size_bytes * (group.ranks - group.local) / np.maximum(group.ranks, 1.0)
     near = size_bytes * (group.local - 1) / np.maximum(group.ranks, 1.0)
     own = size_bytes * intra.own_share / np.maximum(group.ranks, 1.0)
@@ -128,9 +149,12 @@ def flat_all_to_all(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
 def two_level_all_to_all(
     size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float | Floats = 1.0
 ) -> Floats:
-    """An exchange inside the node that collects what goes to each other node, then one message per node (NCCL's PXN,
-    hierarchical mixtures of experts). Of data that go to `fanout` ranks each, one copy crosses the network per node
-    that holds any of them; with independent ranks that is N (1 - (1 - 1/N)^fanout) of N nodes."""
+    """Return the time of an exchange inside the node and then one message to each other node.
+
+    The exchange inside the node collects the data for each other node (NCCL's PXN, hierarchical mixtures of experts).
+    Where data go to `fanout` ranks each, one copy crosses the network per node that has any of these ranks; with
+    independent ranks that is N (1 - (1 - 1/N)^fanout) of N nodes.
+    """
     nodes = np.maximum(group.nodes, 1.0)
     reached = nodes * (1 - (1 - 1 / nodes) ** fanout)
     away = size_bytes / fanout * reached * (nodes - 1) / nodes
@@ -142,8 +166,10 @@ def two_level_all_to_all(
 
 
 def direct_send(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """One message from a rank to the next, at the pace of the slowest hop of the chain: over the network as soon
-    as the group spans nodes, where every rank of the node sends one at once."""
+    """Return the time of one message from a rank to the next, at the pace of the slowest hop of the chain.
+
+    That hop crosses the network as soon as the group spans nodes, where every rank of the node sends a message at once.
+    """
     far = group.nodes > 1
     one, nil = np.ones_like(group.ranks), np.zeros_like(group.ranks)
     sent = np.broadcast_to(size_bytes, np.broadcast(size_bytes, group.ranks).shape)
@@ -159,17 +185,22 @@ def direct_send(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> F
 def synchronous_parameter_server(
     size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
-    """Every worker pushes its gradient and, once all have, pulls the sum: 2 max(S / B, w S / (q B')) for w workers
-    that send at B and q servers, each on a node of its own with a network of B' (Li et al., OSDI 2014; the bound of
-    Jiang et al., OSDI 2020, for either phase)."""
+    """Return the time in which all workers push their gradients and, once all have, pull the sum.
+
+    It is 2 max(S / B, w S / (q B')) for w workers that send at B and q servers, each on its own node with a network of
+    B' (Li et al., OSDI 2014; the bound of Jiang et al., OSDI 2020, for either phase).
+    """
     return 2 * asynchronous_parameter_server(size_bytes, group, intra, inter, servers)
 
 
 def asynchronous_parameter_server(
     size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
-    """Nobody waits for the others, so pushes of some fill one direction while pulls of others fill the other:
-    max(S / B, w S / (q B')) between two updates of a worker (Jiang et al., OSDI 2020, section 2)."""
+    """Return the time between two updates of a worker where no worker waits for the others.
+
+    Pushes of some workers fill one direction of the network while pulls of others fill the other: max(S / B, w S / (q
+    B')) (Jiang et al., OSDI 2020, section 2).
+    """
     served = size_bytes * group.ranks / servers
     share = _network(group, inter) / inter.bandwidth_bytes_per_s
     far_bytes = np.maximum(size_bytes * group.local, served * share)
@@ -180,20 +211,23 @@ def asynchronous_parameter_server(
 Algorithm = Callable[[Floats, Group, Link, Link], Floats]
 
 Sent = Callable[[Group, Link], tuple[Floats | float, Floats | float]]
-"""Of (group, intra): the shares of the buffer that a rank must send inside its node, and a node into the network."""
+"""From (group, intra) to the shares of the buffer that a rank must send inside its node, and a node into the
+network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An exchange among ranks: its algorithms by name, each of which takes (size_bytes, group, intra, inter) and
-    returns seconds, and what any algorithm has to send."""
+    """An exchange among ranks: its algorithms by name, and the bytes that any algorithm must send.
+
+    Each algorithm takes (size_bytes, group, intra, inter) and returns seconds.
+    """
 
     algorithms: Mapping[str, Algorithm]
     sent: Sent
     program: str = ""
-    """Name of nccl-tests' program that measures it, without `_perf`; empty where none does."""
+    """Name of the program of nccl-tests that measures it, without `_perf`; empty where none does."""
     spellings: tuple[str, ...] = ()
-    """What tables call it besides its name, with or without underscores."""
+    """Other names that tables use for it, with or without underscores."""
 
 
 def _gathered(group: Group, intra: Link) -> tuple[Floats, Floats]:
@@ -237,7 +271,7 @@ COLLECTIVES: dict[str, Collective] = {
         {"asynchronous": asynchronous_parameter_server}, lambda group, intra: (0.0, group.local)
     ),
 }
-"""Every collective by nccl-tests' name, and a parameter server that waits or does not."""
+"""Every collective by the name that nccl-tests uses, and a parameter server that waits for all workers or for none."""
 PROGRAMS: Mapping[str, str] = {item.program: name for name, item in COLLECTIVES.items() if item.program}
 """Collectives by the name of nccl-tests' program, without `_perf`."""
 SPELLINGS: Mapping[str, str] = {
@@ -246,7 +280,7 @@ SPELLINGS: Mapping[str, str] = {
     if item.program
     for text in (name, name.replace("_", ""), *item.spellings)
 }
-"""Collectives as tables write them."""
+"""Collectives by every name that tables use."""
 
 TREE_SHARE = 0.92
 """Share of the rate that a tree reaches (nccl, src/graph/tuning.cc)."""
@@ -255,7 +289,7 @@ PAT_SHARE = 0.75
 
 
 def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """The fastest algorithm of a collective, a key of `COLLECTIVES`."""
+    """Return the time of the fastest algorithm of a collective, a key of `COLLECTIVES`."""
     return _anywhere(
         lambda link: np.minimum.reduce(
             [algorithm(size_bytes, group, link, inter) for algorithm in COLLECTIVES[collective].algorithms.values()]
@@ -266,8 +300,10 @@ def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inte
 
 
 def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float) -> Floats:
-    """An all-to-all of data that go to `fanout` ranks each, of which `size_bytes` counts every copy: the faster of
-    the exchange of all copies and of one copy per node."""
+    """Return the time of an all-to-all of data that go to `fanout` ranks each.
+
+    `size_bytes` counts every copy. The faster one counts: the exchange of all copies, or of one copy per node.
+    """
     return _anywhere(
         lambda link: np.minimum(
             flat_all_to_all(size_bytes, group, link, inter),
@@ -281,22 +317,30 @@ def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout:
 def serve(
     size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats, *, waits: bool
 ) -> Floats:
-    """A parameter server on so many nodes of its own, which waits for all workers before it answers, or for none."""
+    """Return the time of a parameter server on `servers` nodes of its own.
+
+    With `waits` it waits for all workers before it answers, else for none.
+    """
     law = synchronous_parameter_server if waits else asynchronous_parameter_server
     return _anywhere(lambda link: law(size_bytes, group, link, inter, servers), group, intra)
 
 
 def bandwidth_bound(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Seconds that line rates alone ask of any algorithm: of the bytes that a rank must send inside its node, and
-    of those that a node must send into the network."""
+    """Return the seconds that any algorithm needs at line rate.
+
+    They are the larger of two times: for the bytes that a rank must send inside its node, and for those that a node
+    must send into the network.
+    """
     near, away = COLLECTIVES[collective].sent(group, intra)
     bound = np.maximum(near * size_bytes / intra.bandwidth_bytes_per_s, away * size_bytes / _network(group, inter))
     return np.where(group.ranks > 1, bound, 0.0)
 
 
 def _ring(size_bytes: Floats, group: Group, intra: Link, *, passes: float) -> _Load:
-    """Once around all ranks and `passes` times the buffer; the ring enters every node once. A rank also copies or
-    adds the part that is its own."""
+    """Return the load of a ring that passes all ranks and enters every node once, with `passes` times the buffer.
+
+    A rank also copies or adds its own part of the buffer.
+    """
     ranks = np.maximum(group.ranks, 1.0)
     far_hops = np.maximum(group.nodes - 1, 0)
     wire = passes * size_bytes * (ranks - 1) / ranks
@@ -316,13 +360,16 @@ def _fastest(
     overlapped: bool = True,
     protocols: tuple[str, ...] = PROTOCOLS,
 ) -> Floats:
-    """The load in its fastest protocol. Bytes inside the node and in the network move at once, or one after the
-    other; a link without a protocol keeps the whole collective from using it."""
+    """Return the time of the load in its fastest protocol.
+
+    Bytes inside the node and in the network move at once (`overlapped`), or one after the other. A protocol that one of
+    the two links lacks is not available to the collective.
+    """
     near_s = load.near_bytes / (intra.bandwidth_bytes_per_s * intra.efficiency * _share(group, intra))
     far_s = load.far_bytes / (_network(group, inter, scattered=load.scattered) * inter.efficiency)
     near, far = load.near_hops > 0, load.far_hops > 0
     together = np.maximum if overlapped else np.add
-    # A row for each protocol, over all shapes that broadcast.
+    # One row for each protocol, over all shapes that broadcast.
     axes = (1,) * np.broadcast(near_s, far_s, near, far, group.ranks).ndim
     table = _protocol_columns(tuple(link.protocols.get(name, _ABSENT) for link in (intra, inter) for name in protocols))
     starts, hops, shares = table.reshape(3, 2, -1, *axes)
@@ -334,13 +381,16 @@ def _fastest(
 
 @lru_cache
 def _protocol_columns(protocols: tuple[Protocol, ...]) -> Floats:
-    """Start, hop and share of p protocols, (3, p)."""
+    """Return start, hop and share of p protocols, (3, p)."""
     return np.array([(one.start_s, one.hop_s, one.share) for one in protocols]).T.copy()
 
 
 def _share(group: Group, intra: Link) -> Floats | float:
-    """Share of the bandwidth that so many GPUs of a node have. A shared bus (PCIe without a switch per pair) serves
-    n - 1 exchanges at once where n ranks use it, which slows each of them by about the root of that."""
+    """Return the share of the link's bandwidth that each of the group's GPUs in a node has.
+
+    A shared bus (PCIe without a switch per pair) carries n - 1 exchanges at once where n ranks use it, which slows each
+    of them by about the root of that.
+    """
     if intra.wired:
         counts, shares = zip(*intra.wired, strict=True)
         return np.asarray(np.interp(group.local, counts, shares), dtype=float)
@@ -350,9 +400,12 @@ def _share(group: Group, intra: Link) -> Floats | float:
 
 
 def _network(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
-    """Network bandwidth of the group in its node, per direction: its ranks' share of the node's interfaces, of which
-    a GPU drives only its own. In the uplinks of a tier a ring or tree is one node's traffic, a scattered exchange
-    that of every node to those outside."""
+    """Return the network bandwidth of the group in its node, per direction.
+
+    It is the share of the group's ranks in the node's interfaces, of which a GPU drives only its own. In the uplinks of
+    a tier, a ring or tree is the traffic of one node. A scattered exchange is the traffic of every node to those
+    outside.
+    """
     part = np.minimum(group.local / group.node_ranks, group.local * inter.gpu_nics / (inter.nics * group.joined))
     rate = inter.bandwidth_bytes_per_s * group.joined * np.minimum(part, 1.0)
     for tier in inter.tiers:
@@ -364,7 +417,7 @@ def _network(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
 
 
 def _anywhere(price: Callable[[Link], Floats], group: Group, intra: Link) -> Floats:
-    """The price on the link inside the node, or on the one beyond its domain where the group is larger."""
+    """Return the price on the link inside the node, or on the link beyond its domain where the group is larger."""
     if intra.beyond is None:
         return price(intra)
     return np.where(group.local > intra.domain, price(intra.beyond), price(intra))

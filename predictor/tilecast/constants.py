@@ -24,18 +24,18 @@ class FusedAttention:
     times: Mapping[str, Mapping[str, float]]
 
     def runs(self, gpu: Gpu, *, native: bool) -> bool:
-        """Whether it is what a framework runs on that GPU, one with kernels of its own (`native`) or PyTorch's."""
+        """Return whether a framework runs it on this GPU, with its own kernels (`native`) or with PyTorch's."""
         return gpu.compute_capability >= self.least_compute_capability and (native or self.from_pytorch)
 
     def factor(self, gpu: Gpu, phase: str) -> float:
-        """How much longer it takes there than the kernel that the utilization model prices."""
+        """Return its time on this GPU over that of the kernel that the utilization model prices."""
         major = str(int(gpu.compute_capability))
         return self.times.get("any", {}).get(phase, 1.0) * self.times.get(major, {}).get(phase, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """`constants.toml` in SI units."""
+    """Content of `constants.toml` in SI units."""
 
     launch_s: Mapping[str, tuple[float, float]]
     collective_s: Mapping[str, float]
@@ -49,17 +49,18 @@ class Constants:
     irregular: float
     implicit: float
     jitter: float
-    """Relative spread of step times between ranks that are fed samples alike, and between those that are not."""
+    """Relative spread of step times between ranks whose samples are alike; `uneven_jitter` is that for other
+    samples."""
     uneven_jitter: float
     attention: tuple[FusedAttention, ...]
     optimizer_efficiency: float
     memory: Mapping[str, float]
-    """What the seconds of kernels bound by memory are multiplied by on that GPU, by host."""
+    """Factor on the seconds of kernels bound by memory on the GPU of `vector_flop_per_byte`, by host."""
     vector_flop_per_byte: float
-    """FP32 FLOP for a byte of memory of the GPU that `memory` is for."""
+    """FP32 FLOP per byte of memory traffic of the GPU that `memory` is for."""
     vector_exponent: float
     factor: Mapping[str, float]
-    """What the seconds of each of `FACTORS` are multiplied by."""
+    """Factor on the seconds of each of `FACTORS`."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Constants:
@@ -85,7 +86,7 @@ class Constants:
         )
 
     def memory_factor(self, runner: str, gpu: Gpu) -> float:
-        """What the seconds of kernels bound by memory are multiplied by on a GPU."""
+        """Return the factor on the seconds of kernels bound by memory on a GPU."""
         flop_per_byte = gpu.peak("fp32") / gpu.memory_bandwidth_bytes_per_s
         return float(self.memory[runner] * (self.vector_flop_per_byte / flop_per_byte) ** self.vector_exponent)
 
@@ -97,7 +98,7 @@ class Widths:
     communication: float
     host: float
     slow_host: float
-    """How much slower than forecast a slow host is."""
+    """Logarithm of how much slower than forecast a slow host is."""
     kernels: float
     plans: float
     unstated: Mapping[str, float]
@@ -105,13 +106,15 @@ class Widths:
 
 @cache
 def shipped() -> Constants:
-    """The fitted constants that ship with Tilecast."""
+    """Return the fitted constants that ship with Tilecast."""
     return Constants.of(_table())
 
 
 def with_values(moved: Mapping[str, float], table: Mapping[str, Any] | None = None) -> Constants:
-    """The constants of a table, the fitted ones if absent, with some of them, by their dotted paths, at other
-    values."""
+    """Return the constants of a table with other values for some of them, by dotted path.
+
+    Without a table, the fitted constants are used.
+    """
     table = _table() if table is None else deepcopy(dict(table))
     for path, value in moved.items():
         *sections, name = path.split(".")
@@ -123,8 +126,10 @@ def with_values(moved: Mapping[str, float], table: Mapping[str, Any] | None = No
 
 
 def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None = None) -> dict[str, float]:
-    """The constants of a table, the fitted ones if absent, at those dotted paths times a factor, by their paths; a
-    place that is a section means all that stand in it."""
+    """Return the constants at some dotted paths times a factor, by their paths.
+
+    A path to a section means all constants in it. Without a table, the fitted constants are used.
+    """
 
     def under(path: str, value: Any) -> dict[str, float]:
         if not isinstance(value, dict):
@@ -142,14 +147,14 @@ def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None
 
 @cache
 def widths() -> Widths:
-    """The widths of ranges that ship with Tilecast."""
+    """Return the widths of ranges that ship with Tilecast."""
     table = _table()
     return Widths(**table["range"], unstated=table["unstated"])
 
 
 @cache
 def digest() -> str:
-    """SHA-256 of the constants."""
+    """Return the SHA-256 of the constants."""
     return hashlib.sha256(_text().encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""What steps cost."""
+"""Cost of steps."""
 
 from __future__ import annotations
 
 
 def per_1000_steps(hourly: float, step_s: float) -> float:
-    """The cost of 1000 steps of so many seconds each, in the currency of the price of an hour."""
+    """Return the cost of 1000 steps of `step_s` seconds each, in the currency of the price of an hour."""
     return hourly * step_s / 3.6

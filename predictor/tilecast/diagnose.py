@@ -1,9 +1,9 @@
-"""Which line of a forecast is most probably off, once the step was measured.
+"""Find the line of a forecast that is most probably wrong, given the measured step.
 
-Every line has an error of its own, log-normal, of the half-widths that `uncertainty` adds up. If one line alone were
-wrong it would have to take what the measurement leaves for it; the line for which that is fewest of its standard
-errors away is the most probable one (the likeliest of single causes under these priors). What a job's description
-leaves out is a cause of its own, which scales the whole step.
+Every line has an error of its own, log-normal, with the half-widths that `uncertainty` adds up. A line that alone is
+wrong would have to take the time that the measurement leaves for it. The line whose needed time is the fewest of its
+standard errors away is the most probable one (the likeliest of single causes under these priors). Properties that a
+job's description leaves out are a cause of their own, which scales the whole step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _HALF_WIDTH = NormalDist().inv_cdf(0.95)
 PLAUSIBLE = _HALF_WIDTH
 """Standard errors up to which a cause explains a measurement: the ends of its 90 % range."""
 UNSTATED = "unstated"
-"""The cause that is no line: data loading, clocks, memory formats, another job on the node."""
+"""Name of the cause that is no line: data loading, clocks, memory formats, another job on the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One line, if it alone were off."""
+    """One line, if it alone were wrong."""
 
     line: str
     """A part of the breakdown, or `UNSTATED`."""
     forecast_s: float
     needed_s: float
-    """What it would have to take; not above zero where no time of it can explain the measurement."""
+    """Seconds that it would have to take; zero or less where no time of this line can explain the measurement."""
     standard_errors: float
-    """How far that is from the forecast; infinite where it cannot be."""
+    """Distance of these seconds from the forecast; infinite where they are not positive."""
 
     @property
     def is_plausible(self) -> bool:
@@ -65,7 +65,7 @@ class Diagnosis:
 
 
 def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> Diagnosis:
-    """A measured step of a plan on a pool, held against its forecast."""
+    """Compare a measured step of a plan on a pool with its forecast."""
     priced = search.price(workload, Plans.of(plan), pool)
     known, total = constants.widths(), float(priced.step_s[0])
     parts = priced.times.parts(0)

@@ -1,4 +1,4 @@
-"""How the best step of each pool changes with the GPUs it is given."""
+"""Best step of each pool as a function of its number of GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilecast.hardware import Pool
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest plan of a pool on so many GPUs."""
+    """The fastest plan of a pool on some number of GPUs."""
 
     gpus: int
     plan: str
@@ -25,7 +25,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The best of one pool over its GPU counts, ascending; counts without a plan that fits are left out."""
+    """The best plans of one pool over its GPU counts, ascending; counts without a plan that fits are left out."""
 
     pool: str
     currency: str
@@ -33,7 +33,7 @@ class Curve:
 
 
 def curves(request: Request, pools: Sequence[Pool]) -> tuple[Curve, ...]:
-    """A curve for every pool that can run the job, its constraints and objective left aside."""
+    """Return a curve for every pool that can run the job, without the job's constraints and objective."""
     free = replace(request, objective="time", constraints=Constraints(), batches=None, deadline_s=None, budget=None)
     by_pool = (_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
     return tuple(curve for curve in by_pool if curve.points)

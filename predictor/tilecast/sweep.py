@@ -1,4 +1,4 @@
-"""What changes when one number changes: the fields of pools and links that can be turned, and the values to try."""
+"""Sensitivity of the advice to one number: the fields of pools and links that can be varied, and the values to try."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MAX_VALUES = 256
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value to try: a number, or a share of what is there."""
+    """A value to try: a number, or a multiple of the present value."""
 
     number: float
     is_factor: bool = False
 
     def of(self, present: float | None, flag: str) -> float:
-        """The number it means where `present` is there.
+        """Return the number to use in place of `present`.
 
         Raises:
-            SpecError: it is a factor and nothing is there.
+            SpecError: it is a factor and there is no present value.
         """
         if not self.is_factor:
             return self.number
@@ -50,11 +50,13 @@ class Over:
 
     @classmethod
     def parse(cls, text: str, flag: str = "--over") -> Over:
-        """`FIELD=VALUE,…`: numbers, `x0.5` for a share of what is there, `8..512` for every doubling, `8..64..8` for
+        """Parse `FIELD=VALUE,…`.
+
+        A value is a number, `x0.5` for a multiple of the present value, `8..512` for every doubling, or `8..64..8` for
         even steps.
 
         Raises:
-            SpecError: the text is something else, or asks for too many values.
+            SpecError: the text is something else, or requests too many values.
         """
         name, equals, listed = text.partition("=")
         name = name.strip().removeprefix("spec.")
@@ -107,7 +109,7 @@ class PoolNumber:
 
 
 def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") -> list[Pool]:
-    """The pools with another number in a field, a key of `FIELDS`.
+    """Return the pools with another number in a field, a key of `FIELDS`.
 
     Raises:
         SpecError: the number is impossible there.
@@ -132,14 +134,17 @@ def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") 
 
 
 _MOST = 2**20
-"""The most nodes or GPUs of a pool, as of --gpus."""
+"""Most nodes or GPUs of a pool, the same as for --gpus."""
 _LARGEST = 1e6
 _LARGEST_IN = ("GiB", "MiB", "GB/s")
-"""Units of which no GPU or link has `_LARGEST`: a larger number is meant in bytes."""
+"""Units in which no GPU or link has as much as `_LARGEST`: a larger number is meant in bytes."""
 
 
 def _gpus(pool: Pool, count: float) -> Pool:
-    """So many GPUs in nodes of the pool's size, or of the usual one where it is a part of a node."""
+    """Return the pool with `count` GPUs.
+
+    Its nodes keep their size, or have the usual size where the pool is a part of a node.
+    """
     if count < pool.gpus_per_node:
         return replace(pool, gpus_per_node=int(count), max_nodes=1)
     return grown(pool, int(count))
@@ -154,8 +159,10 @@ def _gpu(name: str, unit: str, si: float, is_count: bool = False) -> PoolNumber:
 
 
 def _pace(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolNumber:
-    """A number of the GPU that its arithmetic goes by: all peaks go with it, and the rates named. What power limits
-    under sustained load stays what it was."""
+    """Return the field of a number of the GPU that sets the speed of its arithmetic.
+
+    All peaks scale with it, and so do the rates in `scaled`. The limit of power under sustained load does not change.
+    """
     plain = _gpu(name, unit, si, is_count)
 
     def put(pool: Pool, value: float) -> Pool:
@@ -184,8 +191,11 @@ def _link(side: str, name: str, unit: str, si: float = 1.0) -> PoolNumber:
 
 
 def _latency(side: str) -> PoolNumber:
-    """What a hop of the bulk protocol costs; the other protocols, the switch's reductions, the cost
-    of a peer and the start of a collective change with it."""
+    """Return the field of the latency of a hop of the bulk protocol.
+
+    The latencies of the other protocols, the switch's reductions, the cost of a peer and the start of a collective
+    scale with it.
+    """
 
     def get(pool: Pool) -> float:
         link: Link = getattr(pool, side)
@@ -223,16 +233,16 @@ FIELDS: Mapping[str, PoolNumber] = {
     "link.interNode.bandwidth": _link("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),
     "link.interNode.latency": _latency("inter"),
 }
-"""Every number of a pool that can be turned, by name; those of the job are the fields of its spec."""
+"""Every number of a pool that can be varied, by name; those of the job are the fields of its spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One value and the advice that it leads to."""
+    """One value and the advice for it."""
 
     value: float
     label: str
-    """As it was written: a factor stays one."""
+    """The value as it was written: a factor stays a factor."""
     advice: Advice
 
     @property
@@ -241,11 +251,11 @@ class Row:
 
 
 def per_gpu(offer: Offer) -> float:
-    """Tokens (or samples) per second of one GPU."""
+    """Return tokens (or samples) per second of one GPU."""
     return offer.tokens_per_s / offer.gpus
 
 
 def efficiency(rows: Sequence[Row], offer: Offer) -> float:
-    """Throughput of one GPU against the best that the same pool reaches in any row, in (0, 1]."""
+    """Return the throughput of one GPU relative to the best of the same pool in any row, in (0, 1]."""
     same = (per_gpu(other) for row in rows for other in row.advice.offers if other.pool.name == offer.pool.name)
     return per_gpu(offer) / max(same)

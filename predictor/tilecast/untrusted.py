@@ -1,7 +1,7 @@
-"""JSON that anybody may have written: refused where it is longer or deeper than it may be, before anything walks it.
+"""Read JSON from untrusted sources: it is refused where it is too long or too deep, before any code walks it.
 
-Nesting is what hurts: every `repr`, copy or comparison of a value takes a part of the C stack for each level, and a
-process whose stack is full ends without a word.
+Deep nesting is the danger: every `repr`, copy or comparison of a value uses a part of the C stack for each level, and a
+process whose stack is full ends without a message.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 from tilecast.spec import SpecError
 
 MAX_DEPTH = 64
-"""Nesting of a Node with its managed fields stays below 20, that of a config.json below 10."""
+"""Deepest nesting allowed. A Node with its managed fields stays below 20, a config.json below 10."""
 MAX_BYTES = 4 * 2**20
-"""The API server stores objects of 1.5 MiB."""
+"""Longest text allowed. The API server stores objects of up to 1.5 MiB."""
 
 ValueT = TypeVar("ValueT")
 
 
 class TooDeepError(ValueError):
-    """JSON is nested deeper than allowed."""
+    """JSON that is nested deeper than allowed."""
 
 
 class TooLongError(ValueError):
-    """JSON is longer than allowed."""
+    """JSON that is longer than allowed."""
 
 
 def loads(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
@@ -49,8 +49,8 @@ def json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> di
 
     Args:
         text: the JSON.
-        field: what errors call its place.
-        subject: what they call the text.
+        field: name of its place in errors.
+        subject: name of the text in errors.
         remedy: what to write instead of something that is no mapping.
 
     Raises:
@@ -70,14 +70,17 @@ def json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> di
 
 
 def is_deeper(text: str, levels: int) -> bool:
-    """Return whether a parser of a JSON text could get deeper than so many levels; text that is no JSON may count as
-    deeper than it is."""
+    """Return whether a parser of a JSON text could get deeper than `levels`.
+
+    Text that is no JSON may count as deeper than it is.
+    """
     if text.count("[") + text.count("{") <= levels:
         return False
     marks = text.encode("utf-8", "surrogatepass")
     if b"\\" in marks:
         marks = _ESCAPED.sub(b"", marks)
-    # Only quotes and brackets remain, then only brackets that stand in no string, then level by level fewer.
+    # First only quotes and brackets remain, then only brackets outside strings. Each round then removes the innermost
+    # level.
     brackets = _STRING.sub(b"", marks.translate(_ALIKE, _OTHERS).replace(b'""', b""))
     for left in range(levels, -1, -1):
         if brackets.count(b"[") <= left:
@@ -93,8 +96,10 @@ _OTHERS = bytes(code for code in range(256) if code not in b'"[]{}')
 
 
 def cut(value: ValueT, levels: int = MAX_DEPTH) -> ValueT:
-    """Empty each mapping and list that lies deeper than so many levels of a parsed JSON value, in place, and return the
-    value. The walk goes level by level, without recursion."""
+    """Empty each mapping and list deeper than `levels` in a parsed JSON value, in place, and return the value.
+
+    The walk goes level by level, without recursion.
+    """
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(levels):
         if not level:
