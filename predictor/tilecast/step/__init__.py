@@ -2,11 +2,13 @@
 
     step = compute + communication + bubble + optimizer + launch + input
 
-With m micro-batches per rank and p pipeline stages of which the slowest takes T per micro-batch, a 1F1B
-step takes m T + (sum of all stages - T) / v (Narayanan et al., arXiv 2104.04473): the first term is split
-into computation, launch stalls and exposed communication, the second is the bubble. Gradients
-hide behind the last micro-batch's backward pass, bucket by bucket (`overlap`); what does not hide is communication.
-Eager frameworks launch kernels one by one from the host: a pass takes no less than its launches.
+With m micro-batches per rank and p pipeline stages of which the slowest takes T per micro-batch, a 1F1B step takes m T
++ (sum of all stages - T) / v, where v is the number of virtual stages (Narayanan et al., arXiv 2104.04473). The first
+term is split into computation, launch stalls and exposed communication, the second is the bubble. Gradients hide behind
+the last micro-batch's backward pass, bucket by bucket (`overlap`); the part that does not hide is communication. Eager
+frameworks launch kernels one by one from the host: a pass takes no less than its launches.
+
+`step` prices a table of plans. `Steps` keeps what plans share, for repeated use.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from tilecast.step.weights import (
 from tilecast.transfer import JobRuns, Place, carried, node_samples
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
-"""The parts of a step, in the order of tables."""
+"""Parts of a step, in the order of tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,15 @@ class StepTimes:
     launch: Floats
     input: Floats
     hidden: Floats
-    """Collectives of replicas that computation hides, none of the step's parts."""
+    """Collectives of replicas that computation hides; they are no part of the step."""
     spread: Floats
     """Relative half-width of the kernels' own 90 % range, weighted by time, (n,)."""
     correction: Floats
-    """What the parts were multiplied by because of runs seen on the pool's cluster, and of the job's own, (n,)."""
+    """Factor on the parts that is learned from runs on the pool's cluster and from the job's own, (n,)."""
     carried: Floats
-    """The share of the job's own runs in that factor, (n,)."""
+    """Part of that factor that is learned from the job's own runs, (n,)."""
     width: Floats
-    """Factor on the half-width of the whole step's range, for the same reasons, (n,)."""
+    """Factor on the half-width of the whole step's range that is learned from the same runs, (n,)."""
     least: Floats
     """Seconds of all kernels at the peak of compute or memory, (n,)."""
 
@@ -69,14 +71,17 @@ class StepTimes:
         return self.compute + self.communication + self.bubble + self.optimizer + self.launch + self.input
 
     def corrected(self, ratio: Floats, width: Floats) -> StepTimes:
-        """The same, every part times the ratio, but no step below `least` for that, columns (n,)."""
+        """Return the times with every part multiplied by the ratio, (n,), which lowers no step below `least`."""
         correction = np.maximum(ratio, np.minimum(self.least / self.total, 1.0))
         parts = {name: getattr(self, name) * correction for name in PARTS}
         return replace(self, **parts, hidden=self.hidden * correction, correction=correction, width=width)
 
     def carrying(self, ratios: Floats, width: Floats) -> StepTimes:
-        """The same as the job's own runs correct it: parts times the ratios of `JobRuns.columns`, (3, n), but no step
-        below `least` for that, and the half-width of its range times another, (n,)."""
+        """Return the times with the corrections that are learned from the job's own runs.
+
+        Parts are multiplied by the ratios of `JobRuns.columns`, (3, n), which lower no step below `least`. The
+        half-width of the step's range is multiplied by `width`, (n,).
+        """
         parts, before = carried({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
         ratio = np.sum(list(parts.values()), axis=0) / before
         lift = np.maximum(np.minimum(self.least / before, 1.0) / ratio, 1.0)
@@ -84,15 +89,15 @@ class StepTimes:
         return replace(self, **parts, correction=self.correction * ratio, carried=ratio, width=self.width * width)
 
     def waiting(self, waited_s: Floats) -> StepTimes:
-        """The same, with so many seconds more of waiting for input, (n,)."""
+        """Return the times with `waited_s` more seconds of waiting for input, (n,)."""
         return replace(self, input=self.input + waited_s)
 
     def bounded(self, least_s: Floats) -> StepTimes:
-        """The same, no step below `least_s`, (n,): what is missing is waited for as input."""
+        """Return the times with no step below `least_s`, (n,): the difference is added to the wait for input."""
         return replace(self, input=self.input + np.maximum(least_s - self.total, 0.0))
 
     def parts(self, row: int) -> dict[str, float]:
-        """One plan's breakdown, in seconds; the values sum to `total[row]`."""
+        """Return one plan's breakdown, in seconds; the values sum to `total[row]`."""
         return {name: float(getattr(self, name)[row]) for name in PARTS}
 
 
@@ -104,36 +109,42 @@ def step(
     priced: KernelSeconds,
     fitted: Constants | None = None,
 ) -> StepTimes:
-    """The step of every plan on a pool, corrected as the pool's calibration says. `priced` are the graph's kernels on
-    the pool's GPU."""
+    """Return the step of every plan on a pool, corrected by the pool's calibration.
+
+    `priced` are the graph's kernels on the pool's GPU.
+    """
     return Steps.of(workload, sharded, plans, pool, priced, fitted).rows(slice(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Which plans of a table share what, on nodes of one size and NVLink domains of one size."""
+    """Groups of plans of a table that share parts of a step, on nodes of one size and NVLink domains of one size."""
 
     common: Distinct
-    """Neighbours that are alike in all but ZeRO stage and virtual stages. All else is of the table of their firsts."""
+    """Neighbours that are equal in all but ZeRO stage and virtual stages. All other fields are for the first rows of
+    these."""
     cells: Rows
-    """One row of those alike in shard, recomputation and ranks of a node, which share the passes through a block."""
+    """First rows of groups with equal shard, recomputation and ranks of a node, which share the passes through a
+    block."""
     cell_of_stage: Rows
     stage: Distinct
-    """Rows alike in cell and pipeline, which share a micro-batch."""
+    """Rows with equal cell and pipeline, which share a micro-batch."""
     split: Distinct
-    """Rows alike in all degrees, which share their weights' communication and update."""
+    """Rows with equal degrees, which share their weights' communication and update."""
     split_of_copied: Rows
     copied: Distinct
-    """Rows alike in split and in whether gradients accumulate, which share the copies of their weights."""
+    """Rows with equal split that all accumulate gradients or all do not, which share the copies of their weights."""
     hop: Distinct
-    """Rows alike in shard and degrees, which share what stages hand over."""
+    """Rows with equal shard and degrees, which share what stages send each other."""
     firsts: tuple[tuple[Sharded, Plans], ...]
-    """The tables of the cells, and of the first of each stage, split, copied and hop."""
+    """Tables of the cells, and of the first rows of `stage`, `split`, `copied` and `hop`."""
 
     @classmethod
     def of(cls, sharded: Sharded, plans: Plans, pool: Pool, apart: Sequence[Ints] = ()) -> Alike:
-        """What the plans share on the pool's nodes; `apart` are columns in which plans have to be alike besides, to
-        share what they send."""
+        """Return the groups of these plans on the pool's nodes.
+
+        Plans must also be equal in the columns of `apart` to share what they send.
+        """
         degrees = (plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *apart)
         common = plans.alike(*apart)
         sharded, plans = sharded.take(common.first), plans.take(common.first)
@@ -151,8 +162,11 @@ class Alike:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of a plan table but for what is each plan's own. Plans share most of what a step consists of, so each
-    formula is evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
+    """The steps of a plan table, without the parts that differ from plan to plan.
+
+    Plans share most of the parts of a step, so each formula is evaluated once for every distinct row of the columns it
+    reads. `rows` combines the results for each plan.
+    """
 
     workload: Workload
     graph: Graph
@@ -161,14 +175,14 @@ class Steps:
     alike: Alike
     micro: MicroBatch
     held: Held
-    """Of each split."""
+    """Weights of each split."""
     shared: Shared
     boundary_s: Floats
     copied_s: Floats
-    """Copies and sums of weights and gradients of a micro-batch, of those who share them at each ZeRO stage from 0 to
-    3, (4, k)."""
+    """Seconds in which a micro-batch copies and sums weights and gradients, for each row of `Alike.copied` at each ZeRO
+    stage from 0 to 3, (4, k)."""
     copied_bytes_per_s: float
-    """What those reach of the GPU's memory."""
+    """Memory bandwidth that these copies reach."""
     contention: float
     once_s: Floats
     """Host time once per step, of each split."""
@@ -192,9 +206,19 @@ class Steps:
         caps: overlap.Caps | None = None,
         speed: Floats | None = None,
     ) -> Steps:
-        """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU, `alike` is
-        what `Alike` says of the table, where that is at hand, `caps` the buckets of each of its splits instead of
-        the framework's, and `speed`, (n,), how many times as fast as the pool's the links of each plan are."""
+        """Return the parts of steps that the plans of a table share on a pool.
+
+        Args:
+            workload: the job.
+            sharded: the model under the plans' shards.
+            plans: the table, (n,).
+            pool: where the job runs.
+            priced: the graph's kernels on the pool's GPU.
+            fitted: constants to use instead of those that ship.
+            alike: the groups of the table, where they are known already.
+            caps: the buckets of each of its splits, to use instead of the framework's.
+            speed: how many times as fast as the pool's the links of each plan are, (n,).
+        """
         fitted = fitted or constants.shipped()
         alike = alike or Alike.of(sharded, plans, pool)
 
@@ -226,11 +250,11 @@ class Steps:
         )
 
     def rows(self, rows: slice | Rows) -> StepTimes:
-        """The steps of these rows of the table."""
+        """Return the steps of these rows of the table."""
         plans, alike = self.plans.take(rows), self.alike
         place = alike.common.index[rows]
         if isinstance(rows, slice) and len(place):
-            some: slice | Rows = slice(place[0], place[-1] + 1)  # a run of the table is one of its firsts too
+            some: slice | Rows = slice(place[0], place[-1] + 1)  # consecutive rows have consecutive first rows
             place = place - place[0]
         else:
             some, place = np.unique(place, return_inverse=True)
@@ -270,8 +294,11 @@ class Steps:
         return times.bounded(_delivered_seconds(plans, self.gpus_per_node, self.workload.input_samples_per_s))
 
     def _by_zero_stage(self, some: slice | Rows, micro: MicroBatch, shared: Shared) -> tuple[Floats, ...]:
-        """Computation, exposed communication of replicas, weight update, waiting for input and hidden communication of
-        some of the rows that are common at each ZeRO stage from 0 to 3, whatever their own, (4, n) each."""
+        """Return the parts of a step that depend on the ZeRO stage, at each stage from 0 to 3, (4, n) each.
+
+        These are computation, exposed communication of replicas, weight update, wait for input and hidden
+        communication, for some of the rows of `Alike.common`. The stage of the plans themselves is ignored.
+        """
         workload, alike = self.workload, self.alike
         plans = self.plans.take(alike.common.first[some])
         repeats = plans.gradient_accumulation.astype(float)
@@ -287,7 +314,7 @@ class Steps:
 
 
 def _copied_seconds(workload: Workload, held: Held, plans: Plans, bytes_per_s: float) -> Floats:
-    """Copies of weights and gradients in a micro-batch of those plans at each ZeRO stage from 0 to 3, (4, n)."""
+    """Return the seconds of a micro-batch's copies of weights and gradients at each ZeRO stage from 0 to 3, (4, n)."""
     four = np.tile(np.arange(len(plans)), 4)
     staged = replace(plans.take(four), zero_stage=np.repeat(np.arange(4), len(plans)))
     return copied_seconds(workload, held.take(four), staged, bytes_per_s).reshape(4, -1)
@@ -296,7 +323,10 @@ def _copied_seconds(workload: Workload, held: Held, plans: Plans, bytes_per_s: f
 def bucketed(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, sizes_mib: Sequence[float]
 ) -> Floats:
-    """Seconds of a step of one plan with buckets of each of k sizes, (k,). `sharded` and `plans` have one row."""
+    """Return the seconds of a step of one plan with buckets of each of k sizes, (k,).
+
+    `sharded` and `plans` have one row.
+    """
     rows = np.zeros(len(sizes_mib), np.intp)
     sharded, plans = sharded.take(rows), plans.take(rows)
     alike = Alike.of(sharded, plans, pool, [np.arange(len(rows))])
@@ -308,8 +338,10 @@ def bucketed(
 def hastened(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, speeds: Floats
 ) -> Floats:
-    """Seconds of a step of n plans with links each of k times as fast, in bandwidth as in latency, (n, k): every
-    exchange takes that much less."""
+    """Return the seconds of a step of n plans with links each of k times as fast, (n, k).
+
+    Bandwidth and latency both change, so every exchange takes that much less.
+    """
     rows, place = (axis.ravel() for axis in np.indices((len(plans), len(speeds))))
     sharded, plans = sharded.take(rows), plans.take(rows)
     alike = Alike.of(sharded, plans, pool, [place])
@@ -318,13 +350,15 @@ def hastened(
 
 
 def _input_seconds(graph: Graph, plans: Plans, compute: Floats) -> Floats:
-    """The copy of a batch to the GPU, where it does not hide behind the step (loaders prefetch one)."""
+    """Return the time of the copy of a batch to the GPU that does not hide behind the step (loaders prefetch one)."""
     samples = plans.micro_batch * plans.gradient_accumulation
     host = samples * (graph.host_bytes_per_sample / HOST_BYTES_PER_S)
     return np.maximum(host - compute, 0.0)
 
 
 def _delivered_seconds(plans: Plans, gpus_per_node: int, samples_per_s: float) -> Floats:
-    """Seconds in which the input pipelines of a plan's nodes, each at so many samples a second, deliver the samples of
-    a step, (n,). Loaders work ahead, so this bounds the step and adds nothing else to it."""
+    """Return the seconds in which the input pipelines of a plan's nodes deliver the samples of a step, (n,).
+
+    Each pipeline delivers `samples_per_s`. Loaders work ahead, so this bounds the step and adds nothing else to it.
+    """
     return node_samples(plans, gpus_per_node) / samples_per_s

@@ -16,8 +16,9 @@ from tilecast.models import Sharded
 from tilecast.spec import Floats, Rows, Workload
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
-"""Parts of a step whose seconds the residuals of measured runs are held against: matrix products, fused attention,
-convolutions, exchanges inside layers, gradient synchronisation. Kernels bound by memory have one for each host."""
+"""Parts of a step that the residuals of measured runs are compared with: matrix products, fused attention,
+convolutions, exchanges inside layers, gradient synchronisation. Kernels bound by memory have one factor for each host
+instead."""
 
 
 _COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
@@ -31,7 +32,7 @@ _ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass through a block: GPU seconds, host seconds, columns over shards (S,)."""
+    """One pass through a block: GPU seconds and host seconds, columns over shards (S,)."""
 
     gpu_s: Floats
     host_s: Floats
@@ -55,13 +56,13 @@ class BlockTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelSeconds:
-    """The kernels of a sharded graph on one GPU: what every plan of that GPU shares."""
+    """Kernels of a sharded graph on one GPU, which all plans on that GPU share."""
 
     blocks: tuple[BlockTimes, ...]
     spread: Floats
-    """Time-weighted relative half-width of the kernels' 90 % range, (S,)."""
+    """Relative half-width of the kernels' 90 % range, weighted by time, (S,)."""
     roofline_s: Floats
-    """All kernels of a micro-batch at the peak of compute or memory, (S,)."""
+    """Seconds of all kernels of a micro-batch at the peak of compute or memory, (S,)."""
 
 
 def kernel_seconds(
@@ -71,7 +72,7 @@ def kernel_seconds(
     fitted: Constants | None = None,
     timed: kernels.KernelTimes | None = None,
 ) -> KernelSeconds:
-    """Price all kernels of the graph in one call of the predictor, or take the times that are at hand.
+    """Price all kernels of the graph in one call of the predictor, or from the given times `timed`.
 
     Raises:
         SpecError: the GPU cannot run the workload's precision.
@@ -83,7 +84,7 @@ def kernel_seconds(
     def make() -> tuple[Graph, KernelSeconds]:
         return sharded.graph, _kernel_seconds(alike, sharded.graph, gpu, constants.shipped())
 
-    # The graph is kept beside its times, so that no other is taken for it.
+    # The graph is kept with its times, so that its id is not reused for another graph.
     alike = models.of_any_batch(workload)
     return _PRICED.get((id(sharded.graph), alike, gpu), make)[1]
 
@@ -97,7 +98,7 @@ _KERNELS: Memo[int, tuple[Graph, tuple[KernelTable, list[Rows]]]] = Memo(4)
 def _kernel_seconds(
     workload: Workload, graph: Graph, gpu: Gpu, fitted: Constants, timed: kernels.KernelTimes | None = None
 ) -> KernelSeconds:
-    # The graph is kept beside its kernels, so that those of no other are taken for them.
+    # The graph is kept with its kernels, so that its id is not reused for another graph.
     table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
     times = timed or kernels.seconds(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
@@ -124,22 +125,25 @@ def _kernel_seconds(
 
 
 def host(workload: Workload) -> str:
-    """Who launches the kernels: a key of `launch_us`, `collective_us`, `step_ms` and `gradient_us` in the constants."""
+    """Return what launches the kernels, a key in the constants.
+
+    `launch_us`, `collective_us`, `step_ms` and `gradient_us` have these keys.
+    """
     is_graph = workload.execution == "eager" and frameworks.of(workload).host == "graph"
     return "graph" if is_graph else workload.execution
 
 
 def _kernels_of(workload: Workload) -> str:
-    """Whose kernels move memory: a key of `memory` in the constants."""
+    """Return the source of the kernels that move memory: a key of `memory` in the constants."""
     if workload.execution == "eager" and workload.fused_kernels:
         return "fused"
-    # Traces and convolutional networks, which have no hidden size, hold every operator that runs.
+    # Traces and convolutional networks, which have no hidden size, list every operator that runs.
     is_listed = workload.model.trace is not None or workload.model.hidden == 0
     return "listed" if is_listed and host(workload) == "eager" else host(workload)
 
 
 def recomputed_share(workload: Workload) -> Callable[[Op], float]:
-    """The share of an operator of the forward pass that selective recomputation runs again."""
+    """Return the function that gives the share of a forward operator that selective recomputation runs again."""
     if frameworks.of(workload).selective == "attention":
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
@@ -153,8 +157,11 @@ def operator_seconds(
     rows: Rows,
     fitted: Constants | None = None,
 ) -> Floats:
-    """GPU seconds of an operator in one repetition of its block, (S,): its kernels, `rows` of `times`, as a framework
-    runs them one after the other, no shorter than at the peak of compute or memory."""
+    """Return the GPU seconds of an operator in one repetition of its block, (S,).
+
+    Its kernels, `rows` of `times`, run one after the other as a framework runs them. They take no less than at the peak
+    of compute or memory.
+    """
     seconds = times.seconds[rows] * op.count
     for factor in corrections(workload, op, times, rows, fitted).values():
         seconds = seconds * factor
@@ -168,8 +175,10 @@ def corrections(
     rows: Rows,
     fitted: Constants | None = None,
 ) -> dict[str, Floats]:
-    """What the seconds of an operator's kernels alone are multiplied by in a step, (S,) or (1,), by the name of the
-    constant."""
+    """Return the factors from the seconds of an operator's kernels alone to those in a step, by name of constant.
+
+    Each factor is (S,) or (1,).
+    """
     fitted = fitted or constants.shipped()
     factors: dict[str, Floats] = {}
     if times.irregular[rows].any():
@@ -187,8 +196,10 @@ def corrections(
 
 
 def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
-    """The implementation of fused attention that runs a workload on a GPU, its framework's own or the first that can;
-    None without one."""
+    """Return the implementation of fused attention that runs a workload on a GPU; None without one.
+
+    It is the one that the framework names, or else the first that can run.
+    """
     own = frameworks.of(workload).attention
     if named := next((one for one in fitted.attention if one.name == own), None):
         return named

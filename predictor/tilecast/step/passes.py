@@ -1,4 +1,4 @@
-"""A micro-batch's way through the blocks of every pipeline stage: computation, launch stalls, exchanges in layers."""
+"""Passes of a micro-batch through the blocks of each pipeline stage: computation, launch stalls, exchanges in layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SELECTIVE = CHECKPOINTING.index("selective")
 
 @dataclass(frozen=True, slots=True)
 class Passes(Columns):
-    """A micro-batch's way through some blocks, forward and backward, (n,)."""
+    """Passes of a micro-batch through some blocks, forward and backward, in seconds, (n,)."""
 
     gpu_s: Floats
     stall_s: Floats
@@ -37,12 +37,14 @@ class Passes(Columns):
 
 
 class Exchanges:
-    """What the plans of a table exchange inside layers. Each transfer is priced once, for all blocks that send alike
-    and all plans alike in what they send. Ranks are placed tensor innermost, then context, data; experts fold over
-    tensor and data ranks."""
+    """Exchanges of the plans of a table inside layers.
+
+    Each transfer is priced once for all blocks that send the same, and for all plans that send the same. Ranks are
+    placed with tensor innermost, then context, data; experts fold over tensor and data ranks.
+    """
 
     def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
-        """Price on the pool's links, or on links so many times as fast, (n,)."""
+        """Set up prices on the pool's links, or on links `speed` times as fast, (n,)."""
         degrees = (plans.tensor, plans.context, plans.expert)
         alike = distinct(sharded.index, *degrees, joined(plans.gpus, pool))
         self._index, self._speed, self._pool = alike.index, speed, pool
@@ -51,7 +53,7 @@ class Exchanges:
         self._priced: dict[tuple[str, tuple[Algorithm, ...], float, bytes], Floats] = {}
 
     def seconds(self, transfer: Transfer) -> Floats:
-        """Seconds of one transfer inside a layer, (n,)."""
+        """Return the seconds of one transfer inside a layer, (n,)."""
         laws = (*collectives.COLLECTIVES[transfer.collective].algorithms.values(),)
         alike = (transfer.group, laws, transfer.fanout, transfer.size_bytes.tobytes())
         if alike not in self._priced:
@@ -74,7 +76,7 @@ class Exchanges:
         return seconds
 
     def _group(self, name: str) -> tuple[Rows, Group]:
-        """The rows that have such a group of several ranks, and their groups."""
+        """Return the rows that have such a group of several ranks, and their groups."""
         plans, ranks = self._plans, getattr(self._plans, name)
         rows = np.flatnonzero(ranks > 1)
         inner = plans.tensor if name == "context" else np.ones_like(ranks)
@@ -90,8 +92,10 @@ def block_passes(
     fitted: Constants,
     speed: Floats | float = 1.0,
 ) -> tuple[Passes, Passes, Passes]:
-    """The ways through the blocks before the layers, through all layers, and through the blocks after them; `speed`,
-    (n,), is how many times as fast as the pool's the links of each plan are."""
+    """Return the passes through the blocks before the layers, through all layers, and through the blocks after them.
+
+    `speed`, (n,), is how many times as fast as the pool's the links of each plan are.
+    """
     graph, nil = sharded.graph, np.zeros(len(plans))
     passes, exchanges = [], Exchanges(sharded, plans, pool, speed)
     for blocks in (graph.first, graph.layers, graph.last):
@@ -107,7 +111,7 @@ def block_passes(
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch(Columns):
-    """One micro-batch: the slowest stage (its parts, and the whole), and all stages in sequence, (n,)."""
+    """One micro-batch: the slowest stage (its parts, and the whole), and all stages in sequence, in seconds, (n,)."""
 
     gpu_s: Floats
     stall_s: Floats
@@ -117,13 +121,13 @@ class MicroBatch(Columns):
     all_s: Floats
     spread: Floats
     roofline_s: Floats
-    """All kernels at the peak of compute or memory, the stages in sequence."""
+    """All kernels at the peak of compute or memory, with the stages in sequence."""
 
 
 def micro_batch(
     sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: tuple[Passes, Passes, Passes], cells: Rows
 ) -> MicroBatch:
-    """The stages of each plan, put together from the passes of its cell."""
+    """Return a micro-batch of each plan, combined from the passes of its cell."""
     share = sharded.layer_share(plans)
     first, layers, last = (one.take(cells) for one in passes)
     heavier = first.total_s > last.total_s
@@ -156,7 +160,7 @@ def block_seconds(
     *,
     recomputed: bool,
 ) -> list[Floats]:
-    """GPU seconds, launch stalls, communication, and all seconds of the backward pass of one repetition, (n,) each."""
+    """Return the seconds of one repetition, (n,) each: GPU, launch stalls, communication, and whole backward pass."""
     again = np.zeros(len(plans))
     core = np.zeros(len(plans))
     if recomputed and workload.training:
@@ -183,7 +187,7 @@ def block_seconds(
             backward_host = backward_host + again * transfer.count * call_s
         else:
             backward_host = backward_host + transfer.count * call_s
-    # The host launches kernels and collectives alike: a pass takes no less than all of its launches.
+    # The host launches kernels and collectives: a pass takes no less than all of its launches.
     waits = [
         np.maximum(host - gpu - exchanged[phase], 0.0)
         for phase, host, gpu in (("forward", forward_host, forward_gpu), ("backward", backward_host, backward_gpu))
@@ -197,11 +201,14 @@ def block_seconds(
 
 
 def exposed_share(workload: Workload, transfer: Transfer, fitted: Constants) -> float:
-    """What is left to see of a transfer inside a layer, against the collective alone: tensor parallelism hides it where
-    the framework does, context parallelism behind attention, and experts exchange beside computation. Only gathers and
-    scatters are cut into pieces and pipelined, so an all-reduce, which tensor ranks have without sequence parallelism,
-    hides behind the weight's gradient at most (Megatron-LM, training/arguments.py: tp_comm_overlap needs
-    sequence_parallel; Transformer Engine, module/linear.py: the reduction of the input's gradient is asynchronous)."""
+    """Return the factor from a collective alone to the part of a transfer inside a layer that stays visible.
+
+    Tensor parallelism hides transfers where the framework does, context parallelism hides them behind attention, and
+    experts exchange beside computation. Only gathers and scatters are cut into pieces and pipelined. So an all-reduce,
+    which tensor ranks use without sequence parallelism, hides behind the weight's gradient at most (Megatron-LM,
+    training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer Engine, module/linear.py: the reduction
+    of the input's gradient is asynchronous).
+    """
     hidden, overlap = 0.0, frameworks.of(workload).tensor_overlap
     if transfer.group == "expert":
         hidden = fitted.expert_share
@@ -213,8 +220,10 @@ def exposed_share(workload: Workload, transfer: Transfer, fitted: Constants) -> 
 
 
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
-    """Activations to the next stage and gradients back, per micro-batch and virtual stage, on the critical path of
-    1F1B, (n,)."""
+    """Return the seconds in which activations go to the next stage and gradients come back, (n,).
+
+    They are on the critical path of 1F1B, per micro-batch and virtual stage.
+    """
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
     inner = (plans.tensor * plans.context * plans.data).astype(float)

@@ -1,4 +1,4 @@
-"""What data parallelism exchanges in a step, and how much of it hides behind computation."""
+"""Communication of data parallelism in a step, and the part of it that hides behind computation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from tilecast.step.weights import Held, reshards_weights, update_seconds
 
 @dataclass(frozen=True, slots=True)
 class SyncSeconds(Columns):
-    """What data parallelism exchanges in a step, each collective alone and not hidden, (n,): the first bucket of the
-    gradients summed, and all others, the gradients scattered, the weights gathered, the updated weights gathered."""
+    """Collectives of data parallelism in a step, each alone and not hidden, in seconds, (n,).
+
+    In this order: the sum of the first bucket of gradients, that of all other buckets, the scatter of gradients, the
+    gather of weights, and the gather of updated weights.
+    """
 
     first_s: Floats
     reduce_s: Floats
@@ -29,11 +32,11 @@ class SyncSeconds(Columns):
     gather_s: Floats
     updated_s: Floats
     first_share: Floats
-    """The share of the gradients that the first bucket holds."""
+    """Share of the gradients that the first bucket has."""
     reduced: Floats
-    """How many buckets the others are."""
+    """Number of the other buckets."""
     scattered: Floats
-    """How many buckets are scattered, and gathered once updated."""
+    """Number of buckets that are scattered, and gathered after the update."""
 
 
 def sync_seconds(
@@ -46,18 +49,32 @@ def sync_seconds(
     units: Floats,
     fitted: Constants,
 ) -> SyncSeconds:
-    """Data-parallel collectives over the fullest stage, whose weights are `whole`, (n,): gradients in buckets of at
-    most `caps`, weights of sharded models in so many `units`."""
+    """Return the data-parallel collectives over the fullest stage, (n,).
+
+    Args:
+        workload: the job.
+        sharded: the model under the plans' shards.
+        whole: weights of the fullest stage.
+        plans: the plans, (n,).
+        pool: where the job runs.
+        caps: most bytes of a bucket of gradients.
+        units: number of parts in which the weights of sharded models are gathered.
+        fitted: the constants.
+    """
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans.gpus, pool))]
     if experts.any():
         groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans.gpus, pool)))
     nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
-    # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights in the byte in which they are held.
+    # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte in which they are
+    # held.
     updated = weight - (sharded.layered_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
 
     def run(collective: str, *exchanges: tuple[Sequence[Floats], Sequence[Floats]]) -> Floats:
-        """Seconds of exchanges of one law, (k, n), each of so many bytes of every group in so many parts."""
+        """Return the seconds of exchanges by one collective, (k, n).
+
+        Each exchange has the bytes of every group, and the number of parts in which it sends them.
+        """
         total = np.zeros((len(exchanges), len(plans)))
         for place, (_, group) in enumerate(groups):
             size, count = (np.stack([one[side][place] for one in exchanges]) for side in (0, 1))
@@ -69,7 +86,7 @@ def sync_seconds(
         each = [np.where(size > 0, count, 0.0) for size, count in zip(sizes, counts, strict=True)]
         return np.asarray(np.maximum(np.sum(each, axis=0), 1.0))
 
-    # What one rank holds alone is not exchanged.
+    # Parameters that a rank holds alone are not exchanged.
     held = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
     sums = [parameters * gradient * whole.trainable for parameters in held]
     first = np.minimum(caps.first, sums[0])
@@ -95,7 +112,7 @@ def sync_seconds(
 
 
 def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, pool: Pool) -> Floats:
-    """Seconds of a collective over replicas, (n,); sums of gradients may be the work of a parameter server."""
+    """Return the seconds of a collective over replicas, (n,); a parameter server may sum the gradients."""
     if collective != "all_reduce" or workload.gradient_sync == "allReduce":
         return collectives.seconds(collective, size, group, pool.intra, pool.inter)
     servers = workload.parameter_servers or group.nodes
@@ -105,40 +122,42 @@ def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, 
 
 @dataclass(frozen=True, slots=True)
 class Shared(Columns):
-    """What plans of equal degrees share, (n,): the collectives over their replicas, and the update of a rank's
-    weights."""
+    """Parts of a step that plans of equal degrees share, (n,): collectives over replicas, and the update of weights."""
 
     sync: SyncSeconds
-    """Its seconds are 0 without replicas."""
+    """Collectives over replicas; their seconds are 0 without replicas."""
     units: Floats
-    """Blocks of a stage that are gathered one after the other."""
+    """Number of blocks of a stage that are gathered one after the other."""
     update_s: Floats
-    """The optimizer on all parameters of a stage, and on the rank's own share of them."""
+    """Seconds of the optimizer on all parameters of a stage; `update_own_s` is for the rank's own share of them."""
     update_own_s: Floats
     waited: Floats
-    """The slowest of so many ranks against their mean."""
+    """Time of the slowest rank over the mean of all."""
 
     def hastened(self, speed: Floats | float) -> Shared:
-        """The same with links so many times as fast, (n,)."""
+        """Return the same parts with links `speed` times as fast, (n,)."""
         sync = {name: getattr(self.sync, name) / speed for name in _EXCHANGED}
         return replace(self, sync=replace(self.sync, **sync))
 
 
 _EXCHANGED = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
-"""Seconds of `SyncSeconds`."""
+"""Fields of `SyncSeconds` that are seconds."""
 _LEAST_UNITS = 4
-"""Blocks of a graph without repeated layers, which is gathered, or reduced, in parts of about equal size."""
+"""Least number of parts of about equal size in which a graph is gathered or reduced, even without repeated layers."""
 
 
 def straggle(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
-    """Factor by which all wait for the slowest of the ranks, (n,): the expected largest of so many normal deviates,
-    which spread more where ranks are fed unequal samples."""
+    """Return the factor by which all ranks wait for the slowest one, (n,).
+
+    It is the expected largest of as many normal deviates as there are ranks. They spread more where ranks are fed
+    unequal samples.
+    """
     spread = fitted.jitter if models.feeds_alike(workload.model) else fitted.uneven_jitter
     return np.asarray(1.0 + spread * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
 
 
 def at_stage(zero_stage: int, plans: Plans) -> Plans:
-    """The same plans at that ZeRO stage."""
+    """Return the same plans at another ZeRO stage."""
     return replace(plans, zero_stage=np.full(len(plans), zero_stage))
 
 
@@ -151,8 +170,10 @@ def shared_by_degrees(
     fitted: Constants,
     caps: overlap.Caps | None = None,
 ) -> Shared:
-    """What plans share whose ranks hold those weights; their gradients are reduced in buckets of at most `caps`, or as
-    the framework does."""
+    """Return the parts of a step that plans share whose ranks hold these weights.
+
+    Gradients are reduced in buckets of at most `caps`, or as the framework does.
+    """
     blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_UNITS)
     units = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
     trained, own = held.parameters * held.trainable, held.own * held.trainable
@@ -177,16 +198,20 @@ _FED = 0.147
 
 
 def contention(pool: Pool) -> float:
-    """How much of a GPU's memory bandwidth the link that the product has inside a node can take, against A100 on
-    NVLink, at most the same: a bus that brings little disturbs little. It is no matter of the pool's own links, of
-    which a faster one would otherwise make steps slower whose exchanges wait for another."""
+    """Return the share of a GPU's memory bandwidth that its link inside a node can take, relative to A100 on NVLink.
+
+    The result is at most 1: a slower bus disturbs less. The link is the one that the product has. With the pool's own
+    link, a faster one would make those steps slower whose exchanges wait for another link.
+    """
     link = find_link(pool.gpu.intra_link)
     return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0)
 
 
 def gradient_sync(workload: Workload, plans: Plans, micro: MicroBatch, shared: Shared) -> tuple[Floats, Floats]:
-    """Data-parallel communication of a step that is exposed, and that computation hides, at each ZeRO stage from 0 to
-    3, whatever the plans' own, (4, n)."""
+    """Return exposed and hidden data-parallel communication of a step at each ZeRO stage from 0 to 3, (4, n) each.
+
+    The ZeRO stage of the plans themselves is ignored.
+    """
     repeats, sync = plans.gradient_accumulation, shared.sync
     backward, forward = micro.backward_s, np.maximum(micro.slowest_s - micro.backward_s, 0.0)
     hides = float(overlap.hides(workload))
@@ -195,7 +220,7 @@ def gradient_sync(workload: Workload, plans: Plans, micro: MicroBatch, shared: S
     updated = overlap.exposed(sync.updated_s, sync.scattered, forward * hides)
     both = sync.gather_s + sync.scatter_s
     gathered = overlap.exposed(sync.gather_s, shared.units, forward)
-    # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
+    # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its gradients.
     reshards = reshards_weights(workload, at_stage(2, plans))
     second = repeats * scattered + np.where(reshards, repeats * gathered, updated)
     # The last bucket of gradients, which may hold several blocks, comes after the pass.

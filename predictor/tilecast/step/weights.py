@@ -1,4 +1,4 @@
-"""What the weights of a rank cost: copies and casts, the optimizer's update, the host's work once per step."""
+"""Costs of the weights of a rank: copies and casts, the optimizer's update, the host's work once per step."""
 
 from __future__ import annotations
 
@@ -20,39 +20,44 @@ from tilecast.step.passes import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class Held(Columns):
-    """The weights of a rank, (n,)."""
+    """Weights of a rank, (n,)."""
 
     parameters: Floats
-    """Of its stage."""
+    """Parameters of its stage."""
     own: Floats
-    """Its share of them once ZeRO has spread them."""
+    """Its share of these after ZeRO has spread them."""
     trainable: Floats
-    """The share of either that has gradients."""
+    """Share of either number that has gradients."""
     gathered_bytes: Floats
-    """Bytes of one as ranks gather it."""
+    """Bytes of one parameter as ranks gather it."""
 
     @classmethod
     def of(cls, workload: Workload, sharded: Sharded, plans: Plans) -> Held:
-        """The weights of the fullest rank of each plan."""
+        """Return the weights of the fullest rank of each plan."""
         gathered = sharded.gathered_bytes(workload, plans)
         return cls(*sharded.held_parameters(plans), sharded.trainable_share(plans), gathered)
 
 
 def copied_seconds(workload: Workload, held: Held, plans: Plans, bytes_per_s: float) -> Floats:
-    """Seconds of a micro-batch in which weights and gradients are copied and summed, (n,), at a share of the memory's
-    bandwidth."""
+    """Return the seconds of a micro-batch in which weights and gradients are copied and summed, (n,).
+
+    `bytes_per_s` is the share of the memory's bandwidth that copies reach.
+    """
     return np.asarray(copied_bytes(workload, held, plans) / bytes_per_s)
 
 
 def copied_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
-    """What copies and updates of weights reach of a GPU's memory."""
+    """Return the memory bandwidth of a GPU that copies and updates of weights reach."""
     return gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency
 
 
 def copied_bytes(workload: Workload, held: Held, plans: Plans) -> Floats:
-    """Bytes that every micro-batch moves beside its operators', (n,): casts of weights, conversion and accumulation of
-    gradients (behind the arithmetic of the product that is fused with it; of a rank's own share where it keeps no
-    other), and copies between shards and what is gathered."""
+    """Return the bytes that every micro-batch moves beside those of its operators, (n,).
+
+    These are casts of weights, conversion and accumulation of gradients, and copies between shards and gathered
+    weights. Accumulation that is fused with the product hides behind its arithmetic. A rank that keeps only its own
+    share of the gradients accumulates only that.
+    """
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
     cells, gradient = frameworks.of(workload), frameworks.gradient_bytes(workload)
@@ -63,20 +68,22 @@ def copied_bytes(workload: Workload, held: Held, plans: Plans) -> Floats:
     converted = np.where(plans.zero_stage < 3, 2.0 + gradient if is_widened else 0.0, 0.0)
     summed = 0.0 if fused else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
     sums = np.where(plans.zero_stage >= cells.gradients_stage, held.own * held.trainable, trained) * summed
-    # Out of a gather, which is read and written, for either pass, and into the scatter, which widens on the way.
+    # Copies out of a gather (read and written) for each pass, and into the scatter, which widens on the way.
     gathered = 2 * gathers(workload, plans) * held.gathered_bytes * held.parameters
     scattered = np.where(plans.zero_stage >= 3, workload.weight_bytes + gradient, 0.0)
     return np.asarray((cast + converted + scattered) * trained + sums + gathered)
 
 
 def gathers(workload: Workload, plans: Plans) -> Floats:
-    """How often a micro-batch gathers the weights that ZeRO spreads, (n,): for either pass under ZeRO 3."""
+    """Return how often a micro-batch gathers the weights that ZeRO spreads, (n,): for each pass under ZeRO 3."""
     return np.where(plans.zero_stage >= 3, 2.0, np.where(reshards_weights(workload, plans), 1.0, 0.0))
 
 
 def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
-    """Whether every micro-batch gathers weights that its backward pass spreads again, though no pass spreads them in
-    between, (n,). Pipelines keep them whole (PyTorch, distributed/pipelining/stage.py)."""
+    """Return whether every micro-batch gathers the weights that its backward pass spreads again under ZeRO 2, (n,).
+
+    Between the two passes they stay whole. Pipelines always keep them whole (PyTorch, distributed/pipelining/stage.py).
+    """
     each = frameworks.of(workload).reshards_weights
     return np.asarray((plans.zero_stage == 2) & (plans.pipeline == 1) & each)
 
@@ -84,25 +91,28 @@ def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
 _FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0,
 }  # fmt: skip
-"""Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy, of states in FP32: the
+"""Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy, with states in FP32: the
 weight in and out (8), each moment in and out (8), and for LAMB's two norms weight and update once more (16)."""
 
 
 _STEPWISE_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0,
 }  # fmt: skip
-"""The same where every arithmetic step of the update is a pass of its own over FP32 arrays: 8 bytes to change an array
-in place or to write one from another, 4 for each further one that is read; the gradient's first reading is counted
-with the gradient. Momentum: decay (8), add (8), apply (12). Adam: first moment (8), second moment (8 + 12), its root
-(8), corrected (8), epsilon (8), apply (16); AdamW decays the weight besides (8). LAMB divides moment by root (12)
+"""Bytes per parameter where every arithmetic step of the update is a separate pass over FP32 arrays: 8 bytes to change
+an array in place or to write one from another, 4 for each further one that is read; the first read of the gradient is
+counted with the gradient. Momentum: decay (8), add (8), apply (12). Adam: first moment (8), second moment (8 + 12), its
+root (8), corrected (8), epsilon (8), apply (16); AdamW also decays the weight (8). LAMB divides moment by root (12)
 instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12)."""
 
 
 def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
-    """The weight update: bytes over bandwidth. Gradients are read, in FP32 where the framework casts them first; in
-    FP16 scaled back (read and written), and where their norm is limited read once more and scaled; 16-bit weights are
-    written beside their masters. Where the buckets of replicas are copies, gradients are copied there and back.
-    Offloaded, gradients and weights cross to the host and back, and the host's memory bounds the update."""
+    """Return the seconds of the weight update, (n,): bytes over bandwidth.
+
+    Gradients are read, in FP32 where the framework casts them first. In FP16 they are scaled back (read and written),
+    and where their norm is limited they are read once more and scaled. 16-bit weights are written beside their masters.
+    Where the buckets of replicas are copies, gradients are copied there and back. With offloading, gradients and
+    weights cross to the host and back, and the host's memory bounds the update.
+    """
     parameters, shared = sharded.held_parameters(plans)
     own = np.where(plans.zero_stage >= 1, shared, parameters) * sharded.trainable_share(plans)
     return update_seconds(workload, own, (plans.replicas > 1) & (plans.zero_stage == 0), gpu, fitted)
@@ -111,7 +121,10 @@ def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: G
 def update_seconds(
     workload: Workload, own: Floats, reduced: npt.NDArray[np.bool_], gpu: Gpu, fitted: Constants
 ) -> Floats:
-    """The update of so many trainable parameters, (n,), whose gradients are `reduced` as a whole or not."""
+    """Return the seconds of the update of `own` trainable parameters, (n,).
+
+    `reduced` says whether their gradients are summed over replicas as a whole.
+    """
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(own))
     states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
@@ -129,28 +142,34 @@ def update_seconds(
 
 
 _TENSORS = 300.0
-"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for so many, and for Adam."""
+"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for this number, and for Adam."""
 
 
 _CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12}
-"""Operators of one update of a list of tensors, as `_STEPWISE_OPTIMIZER_BYTES` counts them, and zeroing."""
+"""Operators of one update of a list of tensors, as counted in `_STEPWISE_OPTIMIZER_BYTES`, and zeroing."""
 
 
 _WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
 
 
 def once_seconds(workload: Workload, graph: Graph, fitted: Constants) -> float:
-    """Host time once per step: an eighth of it whatever the model, the rest for each tensor of weights (the optimizer's
-    lists, zeroing, limiting)."""
+    """Return the host time once per step.
+
+    An eighth of it is the same for every model; the rest is for each tensor of weights (the optimizer's lists, zeroing,
+    limiting).
+    """
     calls = _CALLS[workload.optimizer] / _CALLS["adam"]
     share = 0.125 + 0.875 * calls * min(_tensors(graph) / _TENSORS, 4.0) if workload.training else 0.125
     return fitted.step_s[host(workload)] * share
 
 
 def gradient_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Constants) -> Floats:
-    """How long replicas that are fed unequal samples wait for each other once per step, at the gradient of every tensor
-    of weights of a pipeline stage, (n,). Kernels of one's own keep gradients in one buffer, asynchronous servers wait
-    for nobody, and adapters were not measured: none of these waits."""
+    """Return how long replicas wait for each other at the gradients of a step because their samples differ, (n,).
+
+    They wait once per step at the gradient of every tensor of weights of a pipeline stage, if they are fed unequal
+    samples. Hand-written kernels keep gradients in one buffer, asynchronous servers wait for no replica, and adapters
+    were not measured: none of these waits.
+    """
     waits = workload.training and not (workload.fused_kernels or models.feeds_alike(workload.model))
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))
@@ -159,8 +178,11 @@ def gradient_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Con
 
 
 def _tensors(graph: Graph) -> float:
-    """Tensors of weights: an operator with weights has one, or two with a bias. Products of attention that is not fused
-    count too."""
+    """Return the number of tensors of weights.
+
+    An operator with weights has one, or two with a bias: 1.5 on average. Products of attention that is not fused count
+    too.
+    """
     return 1.5 * sum(
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks
@@ -168,16 +190,19 @@ def _tensors(graph: Graph) -> float:
 
 
 HOST_BYTES_PER_S = 10e9
-"""Copies between GPU and host through pinned memory, each GPU's share of a PCIe root."""
+"""Rate of copies between GPU and host through pinned memory: each GPU's share of a PCIe root."""
 
 
 _HOST_MEMORY_BYTES_PER_S = 25e9
-"""What an update on the CPU reads and writes, each GPU's share of a two-socket host. Assumed: no measured run of an
-offloaded optimizer was at hand."""
+"""Rate at which an update on the CPU reads and writes: each GPU's share of a two-socket host. Assumed: no measured run
+of an offloaded optimizer was available."""
 
 
 def fetch_seconds(weights: Held, held: Floats, micro: MicroBatch) -> Floats:
-    """Seconds of a micro-batch in which weights that live on the host, so many a rank, are waited for: they come once
-    for the forward and once for the backward pass, the next block's while this one computes."""
+    """Return the seconds in which a micro-batch waits for weights that live on the host, (n,).
+
+    `held` is the number of these weights per rank. They come once for the forward and once for the backward pass, those
+    of the next block while this one computes.
+    """
     crossing = 2.0 * weights.gathered_bytes * held / HOST_BYTES_PER_S
     return np.maximum(crossing - micro.gpu_s, 0.0)
