@@ -1,10 +1,10 @@
-"""From kernels and a GPU to seconds: roofline, tiles and waves, and a learned utilization.
+"""Durations of kernels on a GPU: roofline, tiles and waves, and a learned utilization.
 
-`seconds` prices a whole `KernelTable` at once: the kinds with a network (`features.family`) go through one
-onnxruntime call, the bandwidth-bound rest through `formulas`. A duration is the kernel's time on
-the GPU including its ramp of a few microseconds, without the CPU's launch, and obeys these laws: never
-NaN; never above the dense peak (after Winograd's reduction); never above DRAM bandwidth once the bytes
-exceed two L2, nor above L2 bandwidth below that; and doubling a dimension never lowers it.
+`seconds` prices a whole `KernelTable` at once: the kinds with a network (`features.family`) go through one onnxruntime
+call, the others, bound by bandwidth, through `formulas`. A duration is the kernel's time on the GPU including its ramp
+of a few microseconds, without the CPU's launch, and obeys these laws: never NaN; never above the dense peak (after
+Winograd's reduction); never above DRAM bandwidth once the bytes exceed two L2, nor above L2 bandwidth below that; and
+doubling a dimension never lowers it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["KernelTimes", "model_info", "seconds"]
 FLAGS = ("accumulated", "causal", "backward", "direction", "drawn", "read_bytes", "written_bytes")
 """Dimensions that may be zero."""
 LARGEST = 2.0**48
-"""No dimension of a kernel is larger; what is, is a typing error."""
+"""Largest possible dimension of a kernel; a larger one is a typing error."""
 EXTRAPOLATION_SPREAD = 1.5
-"""Factor on the spread of a kernel outside the range of shapes that was trained on."""
+"""Factor on the spread of a kernel outside the range of shapes seen in training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class KernelTimes:
     spread: Floats
     """Relative half-width of the 90 % interval, from `seconds / (1 + spread)` to `seconds · (1 + spread)`."""
     roofline_s: Floats
-    """The time that peak FLOP/s and bandwidth alone would allow."""
+    """Seconds that peak FLOP/s and bandwidth alone would allow."""
     irregular: npt.NDArray[np.bool_]
-    """Products on tensor cores with two sides or more that no library is tuned for. No measured table holds such, so
-    they are priced like regular ones."""
+    """Whether a product on tensor cores has two sides or more that no library is tuned for. No measured table has such
+    products, so they are priced like regular ones."""
     implicit: Floats
-    """Of convolutions on tensor cores that are priced as the matrix product they run as, `features.doublings`; 0 for
-    all other kernels."""
+    """Value of `features.doublings` for convolutions on tensor cores that are priced as the matrix product they run as;
+    0 for all other kernels."""
 
     @property
     def utilization(self) -> Floats:
@@ -59,7 +59,7 @@ class KernelTimes:
         return self.roofline_s / self.seconds
 
     def tiling(self) -> tiles.Tiling:
-        """How each kernel is cut into tiles; kinds without tiles report one tile and one wave, (N,) each."""
+        """Return how each kernel is cut into tiles; kinds without tiles report one tile and one wave, (N,) each."""
         columns = np.ones((6, len(self.table)))
         for kind, precision, rows, d in _groups(self.table):
             if kind.name in features.PRODUCTS:
@@ -71,17 +71,17 @@ class KernelTimes:
 
 
 def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded: bool = True) -> KernelTimes:
-    """Durations of all kernels of the table on that GPU, in one batched call of the runtime.
+    """Return the durations of all kernels of the table on a GPU, in one batched call of the runtime.
 
     Args:
         table: N kernels of any kinds and precisions.
         gpu: the GPU; one that was not in the training data is priced by the general law.
         model: a file written by `tilecast_fit`; None takes the one that ships.
-        bounded: whether convolutions of tensor cores are held between parts and wholes of themselves (`_bounded`).
+        bounded: whether the times of convolutions on tensor cores are limited by those of their parts (`_bounded`).
 
     Raises:
-        SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model
-            file is damaged.
+        SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model file is
+            damaged.
     """
     learned = utilization.load(model)
     questions = _Questions(learned, gpu)
@@ -104,7 +104,8 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
             if measured.any():
                 flat.append(rows[measured])
             if not (measured.all() and features.is_flat(d)[0]):
-                # Nobody measured such convolutions on the tensor cores of this GPU: implicit GEMMs.
+                # Such convolutions were not measured on the tensor cores of this GPU: they are priced as implicit
+                # GEMMs.
                 priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
                 implicit[rows] = features.doublings(gpu, precision)
         for text in sorted(set(name.tolist())):
@@ -121,7 +122,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
 
 
 class _Questions:
-    """What the networks are asked on one GPU, by family: all kernels go through one call of the runtime."""
+    """Inputs of the networks on one GPU, by family: all kernels go through one call of the runtime."""
 
     def __init__(self, learned: utilization.Utilization, gpu: Gpu) -> None:
         self.learned, self.gpu, self.fed = learned, gpu, gpu.unlimited()
@@ -130,7 +131,7 @@ class _Questions:
         self.rows: dict[str, list[Rows]] = {}
 
     def add(self, family: str, context: utilization.Context, work: features.Work, precision: str, rows: Rows) -> Floats:
-        """Ask for the kernels of those rows; returns their spreads, (n,).
+        """Add the kernels of these rows and return their spreads, (n,).
 
         Raises:
             SpecError: the model file expects other columns.
@@ -147,7 +148,7 @@ class _Questions:
         return np.asarray(context.spread * np.where(outside, EXTRAPOLATION_SPREAD, 1.0))
 
     def answer(self, total: Floats) -> None:
-        """Write the seconds of every kernel that was asked for into its row of `total`, (N,)."""
+        """Write the seconds of every added kernel into its row of `total`, (N,)."""
         if not self.inputs:
             return
         cycles = self.learned.log2_cycles(
@@ -161,7 +162,7 @@ class _Questions:
 def _by_formula(
     kind: Kind, d: Dims, part: Mask, plain: features.Work, gpu: Gpu, ceiling: utilization.Ceiling
 ) -> Floats:
-    """Seconds of those kernels of a kind that no network prices, (n,)."""
+    """Return the seconds of the kernels of a kind in `part`, which no network prices, (n,)."""
     moved = plain.moved[part]
     if kind.name == "direct_conv":
         return formulas.direct_conv_s(plain.flops[part], moved, gpu, ceiling)
@@ -178,9 +179,12 @@ _DEPTHS = [KINDS["conv"].dims.index(name) for name in ("in_d", "k_d", "out_d")]
 
 
 def _bounded(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
-    """The same times, where those rows, convolutions of one group on a GPU that was measured, take no longer than parts
-    of their batch one after the other (a library may run 2, 4, 8, … such parts, and few batches were measured), and
-    volumes no shorter than one slice of them."""
+    """Return the times with bounds on some convolutions, `rows`, by the times of parts of them.
+
+    These are convolutions of one group on a GPU that was measured. They take no longer than 2, 4, 8, … parts of their
+    batch one after the other, which a library may run instead, since few batches were measured. Volumes take no less
+    than one of their slices.
+    """
 
     def others(rows: Rows, dims: Floats) -> Floats:
         table = replace(times.table.take(rows), dims=dims)
@@ -202,7 +206,7 @@ def _bounded(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
 
 
 def model_info(model: Path | None = None) -> tuple[str, str]:
-    """Version and SHA-256 of the model file that `seconds` uses.
+    """Return version and SHA-256 of the model file that `seconds` uses.
 
     Raises:
         SpecError: the file is damaged.
@@ -212,7 +216,7 @@ def model_info(model: Path | None = None) -> tuple[str, str]:
 
 
 def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
-    """Names of the trained cases that N kernels fall under, shape (N,) of strings.
+    """Return the names of the trained cases of N kernels, shape (N,) of strings.
 
     A case is what changes the code that runs but is no dimension: the units, the mask, the direction.
     """
@@ -236,15 +240,18 @@ def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
 
 
 UNMEASURED_FP8 = 10.0
-"""From this compute capability on no FP8 product was measured alone; they are priced as 16-bit ones of the higher peak.
-Hopper's and Ada's lose more of their peak to power than measured steps of Blackwell do (MLPerf, Megatron-Bridge)."""
+"""Compute capability from which on no FP8 product was measured alone; there they are priced as 16-bit ones of the
+higher peak. Hopper's and Ada's lose more of their peak to power than measured steps of Blackwell do (MLPerf,
+Megatron-Bridge)."""
 DIRECTIONS = ("forward", "input gradient", "weight gradient")
 ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward causal")
 
 
 def _groups(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
-    """The kernels by kind and precision, convolutions in two groups (`is_flat`): (kind, precision, rows,
-    dimensions of those rows)."""
+    """Return the kernels by kind and precision: (kind, precision, rows, dimensions of those rows).
+
+    Convolutions are in two groups (`is_flat`).
+    """
     groups: list[tuple[Kind, str, Rows, Dims]] = []
     for kind, rows, d in table.groups():
         plain = features.is_flat(d) if kind.name == "conv" else np.zeros(len(rows), bool)

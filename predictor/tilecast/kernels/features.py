@@ -1,11 +1,12 @@
-"""What the utilization networks see: dimensionless columns that never fall when a dimension grows, and details.
+"""Inputs of the utilization networks: dimensionless columns that never fall when a dimension grows, and details.
 
-Times are counted in clock cycles of the GPU at hand and sizes in shares of its L2 cache, so that nothing
-names a GPU: a product that keeps the SMs of two GPUs busy for equally many cycles looks the same on both.
-Every column is non-decreasing in every dimension of the kernel, which is half of the proof that predicted
-times are; the other half are the non-negative weights of the network (`utilization`). The details of a product
-(how full its last wave is, how its sides align) may do as they like: what they add is bounded by the growth of
-the rest when a dimension is doubled.
+Times are counted in clock cycles of the GPU and sizes in shares of its L2 cache, so that no column depends on which GPU
+it is: a product that keeps the SMs of two GPUs busy for equally many cycles looks the same on both. Every column is
+non-decreasing in every dimension of the kernel. With the non-negative weights of the network (`utilization`), this
+proves that predicted times are non-decreasing too. The details of a product (how full its last wave is, how its sides
+align) may rise or fall: the amount that they add is bounded by the growth of the rest when a dimension is doubled.
+
+`inputs` is the entry point.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tilecast.memo import Memo
 from tilecast.spec import ELEMENT_BYTES, Floats
 
 WINOGRAD_REDUCTION = 2.0
-"""FLOPs that Winograd saves in a 3 × 3 convolution of stride one: F(2×2, 3×3) needs 2.25 times fewer
-products (Lavin & Gray, arXiv 1509.09308), of which the transforms give some back."""
+"""Factor by which Winograd reduces the FLOPs of a 3 × 3 convolution of stride one: F(2×2, 3×3) needs 2.25 times fewer
+products (Lavin & Gray, arXiv 1509.09308), and the transforms take back a part of the gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class Product:
 
 
 def gemm_product(d: Dims) -> Product:
-    """A GEMM as it is."""
+    """Return a GEMM as a product, unchanged."""
     return Product(d["m"], d["n"], d["k"], d["batch"])
 
 
 def conv_product(d: Dims) -> Product:
-    """A convolution as the implicit GEMM that cuDNN runs (Chetlur et al., arXiv 1410.0759), per direction."""
+    """Return a convolution as the implicit GEMM that cuDNN runs (Chetlur et al., arXiv 1410.0759), per direction."""
     outputs = d["batch"] * d["out_d"] * d["out_h"] * d["out_w"]
     inputs = d["batch"] * d["in_d"] * d["in_h"] * d["in_w"]
     volume = d["k_d"] * d["k_h"] * d["k_w"]
@@ -58,29 +59,32 @@ def conv_product(d: Dims) -> Product:
 
 
 def is_flat(d: Dims) -> npt.NDArray[np.bool_]:
-    """Which convolutions are over images in one group, as those that were measured on tensor cores, (N,) bool."""
+    """Return which convolutions are over images in one group, like those measured on tensor cores, (N,) bool."""
     flat: npt.NDArray[np.bool_] = (d["groups"] == 1) & (d["k_d"] == 1) & (d["in_d"] == 1) & (d["out_d"] == 1)
     return flat
 
 
 PACKED_CHANNELS = 32
-"""Channels of a group below which several groups share a tile, their cross terms computed in vain."""
+"""Channels of a group below which several groups share a tile, so that cross terms are computed in vain."""
 
 
 _USUAL_RATE = 2048.0
-"""FLOPs of a cycle times bytes of an element of a multiprocessor's tensor cores, on GPUs of workstations since Ampere
-in 16 bit."""
+"""Rate of a multiprocessor's tensor cores, in FLOPs per cycle times bytes of an element, on GPUs of workstations since
+Ampere in 16 bit."""
 
 
 def doublings(gpu: Gpu, precision: str) -> float:
-    """How often the rate at which a multiprocessor's tensor cores take bytes doubled over `_USUAL_RATE`: with each
-    doubling the addresses and the loads of an implicit GEMM, which kept their rate, hide less behind its arithmetic."""
+    """Return how often the rate at which a multiprocessor's tensor cores take bytes has doubled over `_USUAL_RATE`.
+
+    With each doubling, the addresses and loads of an implicit GEMM, whose rate stayed the same, hide less behind its
+    arithmetic.
+    """
     rate = gpu.peak(precision) / (gpu.sm_count * gpu.boost_clock_hz) * ELEMENT_BYTES[precision]
     return max(float(np.log2(rate / _USUAL_RATE)), 0.0)
 
 
 def packed_gemm(w: Work) -> Work:
-    """Convolutions as the implicit GEMM of tensor cores, small groups packed into one product.
+    """Return convolutions as the implicit GEMM of tensor cores, with small groups packed into one product.
 
     A packed product has sides of `PACKED_CHANNELS` channels at least and computes cross terms of its groups in vain.
     """
@@ -99,7 +103,7 @@ def packed_gemm(w: Work) -> Work:
 
 
 def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
-    """Which convolutions cuDNN runs by Winograd: FP32, 3 × 3, stride one, one group, shape (N,) bool."""
+    """Return which convolutions cuDNN runs by Winograd: FP32, 3 × 3, stride one, one group, shape (N,) bool."""
     if precision != "fp32":
         return np.zeros(len(d["batch"]), bool)
     square = (d["k_h"] == 3) & (d["k_w"] == 3) & (d["k_d"] == 1) & (d["groups"] == 1)
@@ -109,7 +113,7 @@ def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
 
 
 def attention_product(d: Dims) -> Product:
-    """Fused attention as the thread blocks of FlashAttention-2 see it: query rows × head size per head."""
+    """Return fused attention as the thread blocks of FlashAttention-2 see it: query rows × head size per head."""
     return Product(d["seq_q"], d["head_dim"], d["seq_kv"], d["batch"] * d["heads"])
 
 
@@ -118,15 +122,16 @@ PRODUCTS: Mapping[str, Callable[[Dims], Product]] = {
     "conv": conv_product,
     "attention": attention_product,
 }
-"""Kinds that compute more than they move, and how their dimensions read as a matrix product."""
+"""Kinds that compute more than they move, and the functions that turn their dimensions into a matrix product."""
 ROWWISE = ("softmax", "layernorm", "rmsnorm")
 """Row-wise kinds that a network may refine; a model file without them falls back to `formulas`."""
 
 
 def family(kind: str, precision: str, gpu: Gpu) -> str:
-    """The network that prices a kind of kernel on a GPU; kinds without one are their own family.
+    """Return the network that prices a kind of kernel on a GPU; kinds without one are their own family.
 
-    On tensor cores a convolution is an implicit GEMM and shares its network; in FP32 Winograd sets it apart.
+    On tensor cores a convolution is an implicit GEMM and shares its network; in FP32 it has its own, because of
+    Winograd.
     """
     if kind in ("gemm", "conv"):
         units = tiles.units(precision, gpu)
@@ -135,12 +140,12 @@ def family(kind: str, precision: str, gpu: Gpu) -> str:
 
 
 def _cycles(seconds: Floats, gpu: Gpu) -> Floats:
-    """log2 of one plus that many seconds in clock cycles."""
+    """Return log2 of one plus these seconds in clock cycles."""
     return np.log2(1.0 + seconds * gpu.boost_clock_hz)
 
 
 def _columns(w: Work, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
-    """Names and values of the network's columns: shape (D,) and (N, D)."""
+    """Return names and values of the network's columns: shape (D,) and (N, D)."""
     moved = w.moved
     columns = {
         "dram_cycles": _cycles(moved / gpu.memory_bandwidth_bytes_per_s, gpu),
@@ -169,7 +174,7 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
     right = element * product.batch * product.n * product.k
     left = element * product.batch * product.m * product.k
     if w.kind == "gemm":
-        # A convolution priced as a product reads its input once, however often the product repeats it.
+        # A convolution that is priced as a product reads its input once, however often the product repeats it.
         left, right = np.minimum(left, w.moved), np.minimum(right, w.moved)
     dram = gpu.memory_bandwidth_bytes_per_s
     columns = {
@@ -211,8 +216,10 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
 
 
 def _alignment_waste(w: Work) -> Floats:
-    """How many times the products that tensor cores compute once the channels, or the two sides of a GEMM that lie
-    side by side in memory, are padded to whole words, shape (N,)."""
+    """Return the ratio of products that tensor cores compute with padding to those without, shape (N,).
+
+    The channels, or the two sides of a GEMM that are contiguous in memory, are padded to whole words.
+    """
     d = w.dims
     sides = (d["c_in"] / d["groups"], d["c_out"] / d["groups"]) if w.kind == "conv" else (d["n"], d["k"])
     waste = np.ones(len(w.flops))
@@ -222,7 +229,7 @@ def _alignment_waste(w: Work) -> Floats:
 
 
 def _narrow_flops(w: Work) -> Floats:
-    """FLOPs of convolutions on the channels that do not fill a word, which run without tensor cores, shape (N,)."""
+    """Return the FLOPs of convolutions on channels that do not fill a word, which run without tensor cores, (N,)."""
     if w.kind != "conv":
         return np.zeros(len(w.flops))
     channels = w.dims["c_in"] / w.dims["groups"]
@@ -255,17 +262,17 @@ class Work:
     """Whether they run as the kind they are; a convolution priced as a matrix product is not refined."""
 
     def take(self, part: npt.NDArray[np.bool_]) -> Work:
-        """The chosen kernels."""
+        """Return the chosen kernels."""
         dims = {name: column[part] for name, column in self.dims.items()}
         return replace(self, dims=dims, flops=self.flops[part], moved=self.moved[part])
 
 
 def work(kind: Kind, precision: str, d: Dims) -> Work:
-    """The work of N kernels."""
+    """Return the work of N kernels."""
     element = np.full(len(next(iter(d.values()))), ELEMENT_BYTES[precision])
     flops, moved = kind.flops(d), kind.bytes(d, element)
     if kind.name == "attention":
-        # Queries beyond the keys of a causal mask see nothing; more of them are never less work.
+        # Queries beyond the keys of a causal mask see nothing, but more queries never make the work less.
         flops = np.maximum(flops, kind.flops({**d, "seq_q": np.minimum(d["seq_q"], d["seq_kv"])}))
     if kind.name == "conv":
         flops = flops / np.where(winograd(d, precision), WINOGRAD_REDUCTION, 1.0)
@@ -274,10 +281,10 @@ def work(kind: Kind, precision: str, d: Dims) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a network is asked about N kernels.
+    """Inputs of a network for N kernels.
 
     `columns` is (1 + J, N, D): the kernels themselves, then with each of J dimensions doubled where the family is
-    refined. `details` is (N, E); E is zero where it is not.
+    refined. `details` is (N, E); E is zero for families that are not refined.
     """
 
     names: tuple[str, ...]
@@ -286,7 +293,7 @@ class Inputs:
 
 
 def inputs(family: str, w: Work, gpu: Gpu, precision: str) -> Inputs:
-    """The inputs of a family's network. Kinds that no network prices have no columns."""
+    """Return the inputs of a family's network. Kinds that no network prices have no columns."""
     grown = REFINED.get(family, ())
     if grown and w.exact and w.kind in REFINED_KINDS:
         key = (w.kind, precision, grown, *(column.tobytes() for column in w.dims.values()))
@@ -300,7 +307,7 @@ def inputs(family: str, w: Work, gpu: Gpu, precision: str) -> Inputs:
 
 
 def _grown(w: Work, grown: Sequence[str], precision: str) -> Work:
-    """The kernels, then the same with each of some dimensions doubled."""
+    """Return the kernels, followed by the same ones with each of some dimensions doubled."""
     larger = {
         name: np.concatenate([2.0 * column if name == other else column for other in ("", *grown)])
         for name, column in w.dims.items()
@@ -309,11 +316,11 @@ def _grown(w: Work, grown: Sequence[str], precision: str) -> Work:
 
 
 _ANYWHERE: Memo[tuple[object, ...], tuple[Work, list[Floats]]] = Memo(8)
-"""What the inputs of refined kernels are on every GPU: `_grown` and `_sides`."""
+"""Inputs of refined kernels that are the same on every GPU: `_grown` and `_sides`."""
 
 
 def joined(parts: Sequence[Inputs]) -> Inputs:
-    """The inputs of several groups of kernels of one family, one after the other."""
+    """Return the inputs of several groups of kernels of one family, one after the other."""
     if len(parts) == 1:
         return parts[0]
     columns = np.concatenate([part.columns for part in parts], axis=1)
@@ -321,8 +328,10 @@ def joined(parts: Sequence[Inputs]) -> Inputs:
 
 
 def _sides(d: Dims) -> list[Floats]:
-    """The details of N products that are the same on every GPU, (N,) each: position of every side between two powers
-    of two (as an angle), its alignment, and its odd part."""
+    """Return the details of N products that are the same on every GPU, (N,) each.
+
+    They are the position of every side between two powers of two (as an angle), its alignment, and its odd part.
+    """
     columns = []
     for side in (d["m"], d["n"], d["k"]):
         angle = 2.0 * np.pi * np.log2(side)
@@ -332,8 +341,11 @@ def _sides(d: Dims) -> list[Floats]:
 
 
 def _fills(d: Dims, gpu: Gpu) -> list[Floats]:
-    """The details of N products that a GPU decides, (N,) each: the fill of the last wave and the share of one wave for
-    every candidate tile. Like those of the sides they tell times apart with any sign and in any direction."""
+    """Return the details of N products that depend on the GPU, (N,) each.
+
+    They are the fill of the last wave and the share of one wave, for every candidate tile. Like those of the sides,
+    they may change times with any sign and in any direction.
+    """
     columns = []
     for tile in tiles.CANDIDATES["tensor"]:
         waves = tiles.count(d["m"], d["n"], d["batch"], tile.rows, tile.cols) / gpu.sm_count
@@ -342,14 +354,19 @@ def _fills(d: Dims, gpu: Gpu) -> list[Floats]:
 
 
 def odd_part(side: Floats) -> Floats:
-    """What is left of N sizes once all factors of two are taken out, shape (N,): an odd whole number. A fraction counts
-    by the digits of its mantissa, so that doubling never changes the answer."""
+    """Return N sizes without their factors of two, shape (N,): odd whole numbers.
+
+    For a fraction the digits of its mantissa count, so that doubling never changes the result.
+    """
     whole = np.ldexp(np.frexp(side)[0], MANTISSA_BITS).astype(np.int64)
     return (whole // (whole & -whole)).astype(float)
 
 
 def irregular(d: Dims) -> npt.NDArray[np.bool_]:
-    """Which products have two sides or more that no library is tuned for: no small multiple of a power of two. (N,)."""
+    """Return which products have two sides or more that no library is tuned for, (N,).
+
+    Such a side is no small multiple of a power of two.
+    """
     middle = np.sort(np.stack([odd_part(d[name]) for name in ("m", "n", "k")]), axis=0)[1]
     is_irregular: npt.NDArray[np.bool_] = middle > REGULAR_ODD_PART
     return is_irregular
@@ -366,12 +383,12 @@ MANTISSA_BITS = 53
 REGULAR_ODD_PART = 63
 """Largest odd factor of a regular side: 49 and 63 are tokens of vision models, 43 and 57 gated MLPs."""
 SPILL_SHARES = {"16th": 1 / 16, "8th": 1 / 8, "6th": 1 / 6, "4th": 1 / 4, "half": 1 / 2, "whole": 1.0}
-"""Shares of the L2 beyond which a kernel's bytes may come from DRAM: harnesses and training steps alike use other
-operands in between, which leaves a kernel a part of the cache."""
+"""Shares of the L2 beyond which a kernel's bytes may come from DRAM: both harnesses and training steps use other
+operands in between, which leave a kernel only a part of the cache."""
 HEATED_S = {"300us": 3e-4, "1ms": 1e-3, "3ms": 3e-3, "10ms": 1e-2, "30ms": 3e-2}
-"""Times at the peak beyond which a power-limited card may have left its boost clock: L4 and T4 run FP32 products of a
+"""Times at the peak after which a power-limited card may have left its boost clock: L4 and T4 run FP32 products of a
 few milliseconds at 0.4 and 0.87 of their peak, those of a tenth of a second at 0.25 and 0.45 (NeuSight's tables)."""
 HEAD_PADDING = 32
-"""Fused kernels pad a head to a multiple of this."""
+"""Multiple to which fused kernels pad a head."""
 ATTENTION_TILES: tuple[tuple[int, float], ...] = ((32, np.inf), (64, np.inf), (128, np.inf), (256, np.inf))
-"""Query rows per thread block in attention kernels; a block spans the whole head."""
+"""Query rows and columns per thread block in attention kernels; a block spans the whole head."""

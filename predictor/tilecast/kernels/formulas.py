@@ -1,14 +1,14 @@
-"""Kernels that move bytes and hardly compute: durations from fitted ceilings, no network.
+"""Durations of kernels that move bytes and hardly compute, from fitted ceilings, without a network.
 
     t = ramp + max(traffic / (l2_share · L2), spilled / (dram_share · DRAM), rows · row_cycles · block / (SMs · clock),
                    row bytes / (rate · clock))
 
-Bytes beyond the L2 spill to DRAM: none below one L2, all above two. Row-wise kernels read a row more than
-once; the further passes hit the L2 while the rows in flight, one on every SM, fit into it, and cost traffic
-once they do not. A row costs an SM a number of cycles, and a single SM streams a whole row however many stand by;
-rows of less than a whole `block` of threads share the SM with others. Every term is non-decreasing in every dimension.
-The ceilings are fitted per case (`tilecast_fit`) and hold on all GPUs; the share of DRAM bandwidth is corrected for
-dies seen in training.
+Bytes beyond the L2 spill to DRAM: none below one L2, all above two. Row-wise kernels read a row more than once. The
+further passes hit the L2 while the rows in flight, one on every SM, fit into it, and add traffic once they do not. A
+row costs an SM a number of cycles, and a single SM streams a whole row, however many other SMs are idle; rows of less
+than a whole `block` of threads share the SM with others. Every term is non-decreasing in every dimension. The ceilings
+are fitted per case (`tilecast_fit`) and are the same on all GPUs; the share of DRAM bandwidth is corrected for dies
+seen in training.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ from tilecast.spec import Floats
 
 
 def dram_bytes(moved: Floats, gpu: Gpu) -> Floats:
-    """How many of the bytes go to DRAM: none up to one L2, all from two L2 on, shape (N,)."""
+    """Return how many of the bytes go to DRAM: none up to one L2, all from two L2 on, shape (N,)."""
     return np.clip(2.0 * (moved - gpu.l2_bytes), 0.0, moved)
 
 
 def memory_floor_s(moved: Floats, gpu: Gpu) -> Floats:
-    """Seconds below which no kernel can move that many bytes: L2 bandwidth, and DRAM's beyond two L2."""
+    """Return the least seconds in which any kernel can move these bytes.
+
+    They are those at L2 bandwidth and, beyond two L2, at DRAM bandwidth.
+    """
     beyond = np.where(moved > 2.0 * gpu.l2_bytes, moved / gpu.memory_bandwidth_bytes_per_s, 0.0)
     return np.maximum(moved / gpu.l2_bandwidth_bytes_per_s, beyond)
 
 
 THREADS = 1024.0
-"""The longest block of threads, by the CUDA programming guide: longer rows have an SM to themselves."""
+"""Threads of the longest block, from the CUDA programming guide: longer rows have an SM to themselves."""
 RESIDENT = 16.0
 """Blocks that are resident on an SM of any generation (the same guide's table of compute capabilities)."""
 DIRECT_SHARE = 0.1
 """Share of the FP32 peak at which a library's direct kernels run grouped convolutions, forward and backward together:
-from the rows of timm's table whose grouped layers are channels last (cuDNN 8.3, RTX 3090), where families with 16 to
-72 channels in a group agree within a factor of two."""
+from the rows of timm's table whose grouped layers are channels last (cuDNN 8.3, RTX 3090), where families with 16 to 72
+channels in a group agree within a factor of two."""
 VOLUME_SHARE = 0.64
-"""Rate of convolutions over volumes on the CUDA cores, as a share of that of flat ones, which is what the network was
-trained on: steps of nnU-Net 3D in PyTorch and of 3D U-Net in TensorFlow (DeepLearningExamples, V100, FP32) agree on
-0.57 to 0.6 for one volume and 0.69 for two."""
+"""Rate of convolutions over volumes on the CUDA cores, as a share of that of flat ones, on which the network was
+trained: steps of nnU-Net 3D in PyTorch and of 3D U-Net in TensorFlow (DeepLearningExamples, V100, FP32) agree on 0.57
+to 0.6 for one volume and 0.69 for two."""
 
 
 def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: Ceiling) -> Floats:
-    """Duration of grouped convolutions on the CUDA cores, shape (N,)."""
+    """Return the duration of grouped convolutions on the CUDA cores, shape (N,)."""
     streamed = bandwidth_bound_s(moved, np.zeros(len(moved)), gpu, ceiling)
     return np.maximum(streamed, flops / (DIRECT_SHARE * gpu.peak("fp32")))
 
@@ -55,8 +58,10 @@ def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: Ceiling) -> F
 def bandwidth_bound_s(
     moved: Floats, rows: Floats, gpu: Gpu, ceiling: Ceiling, cols: Floats | float = THREADS
 ) -> Floats:
-    """Duration of kernels that must move `moved` bytes in `rows` rows (0 where there are none) of `cols` elements,
-    shape (N,)."""
+    """Return the duration of kernels that must move `moved` bytes, shape (N,).
+
+    The bytes are in `rows` rows (0 for kernels without rows) of `cols` elements.
+    """
     block = np.clip(cols / THREADS, 1 / RESIDENT, 1.0)
     row_bytes = np.where(rows > 0, moved / np.maximum(rows, 1.0), 0.0)
     missed = np.clip(gpu.sm_count * row_bytes / (ceiling.reuse_share * gpu.l2_bytes), 0.0, 1.0)
@@ -64,7 +69,7 @@ def bandwidth_bound_s(
     traffic = moved * (1.0 + passes)
     dram_share = ceiling.dram_share * ceiling.dies.get(die(gpu), 1.0)
     streamed = dram_share * gpu.memory_bandwidth_bytes_per_s
-    # What memory delivers passes the cache, so that the cache is no slower.
+    # Data from memory pass through the cache, so the cache is no slower.
     cached = traffic / np.maximum(ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s, streamed)
     spilled = dram_bytes(traffic, gpu) / streamed
     each_row = rows * ceiling.row_cycles * block / (gpu.sm_count * gpu.boost_clock_hz)
@@ -76,14 +81,14 @@ def bandwidth_bound_s(
 DRAWING_SM_CYCLES = 0.18
 """Cycles of an SM for one random number. Philox4x32-10 (Salmon et al., SC 2011) spends ten rounds of two wide
 multiplications and the exclusive ors on four numbers, some ten lane cycles of the 64 integer lanes of an SM for each;
-the dropout of Aceso's tables (V100, FP16 and FP32, MIT) takes so much longer than its bytes."""
+the dropout of Aceso's tables (V100, FP16 and FP32, MIT) takes that much longer than its bytes."""
 
 
 def drawing_s(numbers: Floats, gpu: Gpu) -> Floats:
-    """Seconds that drawing so many random numbers adds to a kernel, shape (N,)."""
+    """Return the seconds that drawing random numbers adds to a kernel, shape (N,)."""
     return numbers * DRAWING_SM_CYCLES / (gpu.sm_count * gpu.boost_clock_hz)
 
 
 def rows(d: Dims, moved: Floats) -> Floats:
-    """Rows of the row-wise kinds, zero for the rest, shape (N,)."""
+    """Return the rows of the row-wise kinds, zero for the rest, shape (N,)."""
     return d["rows"] if "rows" in d else np.zeros(len(moved))

@@ -1,11 +1,11 @@
 """Tiles and waves: how a library cuts a matrix product into thread blocks, and how often those fill the GPU.
 
-A product C[m, n] = A[m, k] B[k, n] is cut into tiles of `rows` × `cols` outputs. Each streaming
-multiprocessor (SM) computes one tile at a time, so `T` tiles need `W = ceil(T / SMs)` waves, and the last
-wave may be nearly empty. Where there are fewer tiles than SMs, libraries also cut `k` (split-K).
+A product C[m, n] = A[m, k] B[k, n] is cut into tiles of `rows` × `cols` outputs. Each streaming multiprocessor (SM)
+computes one tile at a time, so `T` tiles need `W = ceil(T / SMs)` waves, and the last wave may be nearly empty. Where
+there are fewer tiles than SMs, libraries also cut `k` (split-K).
 
-The candidates are data (`CANDIDATES`), the choice between them is one explicit cost (`choose`). The
-utilization network does not depend on that choice: it sees the waves of every candidate (`features`).
+The candidates are data (`CANDIDATES`), the choice between them is one explicit cost (`choose`). The utilization network
+does not depend on that choice: it sees the waves of every candidate (`features`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TENSOR_PRECISIONS: tuple[str, ...] = ("tf32", "fp16", "bf16", "fp8")
 class Candidate:
     """A tile shape and the share of the SM's peak that its inner loop reaches with a long `k`.
 
-    A tile of `rows` × `cols` loads rows + cols operands for rows × cols products, so small tiles are
-    bound by shared memory and the L2 cache: `efficiency` grows with the harmonic mean of the sides.
+    A tile of `rows` × `cols` loads rows + cols operands for rows × cols products, so small tiles are bound by shared
+    memory and the L2 cache: `efficiency` grows with the harmonic mean of the sides.
     """
 
     rows: int
@@ -58,8 +58,8 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     ),
 }
 """Tiles that libraries choose from, by the units that run them. `simt`: the tiles found in the kernel names of
-NeuSight's FP32 tables (cuBLAS 12.1), with the efficiencies that reproduce its choices best. `tensor`: the tile menu
-of CUTLASS, which cuBLAS's names also show."""
+NeuSight's FP32 tables (cuBLAS 12.1), with the efficiencies that reproduce its choices best. `tensor`: the tile menu of
+CUTLASS, which cuBLAS's names also show."""
 
 PROLOGUE_K = {"simt": 0.0, "tensor": 192.0}
 """Length of `k` that costs as much as filling the pipeline and writing the tile out."""
@@ -70,14 +70,14 @@ SPLIT_COST = 0.4
 
 
 def units(precision: str, gpu: Gpu) -> str:
-    """Which units run a matrix product: `tensor` or `simt`. FP16 on Pascal has no tensor cores."""
+    """Return which units run a matrix product, `tensor` or `simt`. FP16 on Pascal has no tensor cores."""
     has_tensor_cores = gpu.compute_capability >= 7.0
     return "tensor" if precision in TENSOR_PRECISIONS and has_tensor_cores else "simt"
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How N kernels are cut. All columns are (N,); `fill` is the share of the last wave that has work."""
+    """Tiles of N kernels. All columns are (N,); `fill` is the share of the last wave that has work."""
 
     rows: Floats
     cols: Floats
@@ -88,16 +88,16 @@ class Tiling:
 
 
 def count(m: Floats, n: Floats, batch: Floats, rows: float, cols: float) -> Floats:
-    """Tiles that cover `batch` outputs of m × n, shape (N,)."""
+    """Return the number of tiles that cover `batch` outputs of m × n, shape (N,)."""
     return np.ceil(m / rows) * np.ceil(n / cols) * batch
 
 
 def choose(m: Floats, n: Floats, k: Floats, batch: Floats, gpu: Gpu, kind: str) -> Tiling:
-    """The cheapest candidate and split of `k` for each product, shape (N,) each.
+    """Return the cheapest candidate and split of `k` for each product, shape (N,) each.
 
-    Cost of a candidate in units of one output-row-column-k product per SM:
-    `waves · rows · cols · (k / split + prologue) / efficiency · (1 + SPLIT_COST · (split - 1))`.
-    Ties go to the first candidate of the table, the largest tile.
+    The cost of a candidate, in units of one output-row-column-k product per SM, is `waves · rows · cols · (k / split +
+    prologue) / efficiency · (1 + SPLIT_COST · (split - 1))`. Ties go to the first candidate of the table, the largest
+    tile.
     """
     best = np.full(len(m), np.inf)
     columns = np.ones((6, len(m)))

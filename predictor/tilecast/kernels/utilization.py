@@ -1,15 +1,15 @@
 """The trained model: one ONNX file with a network per kind of kernel and the fitted ceilings of the rest.
 
-This module is the only door to onnxruntime. The file describes itself: its metadata hold, as JSON, the
-columns each network expects (names, order, scaling and the range seen in training), the cases and GPUs it
-was trained on, the bandwidth ceilings of the kinds without a network, and the calibrated spreads. All of it
-is checked when the file is loaded, so a foreign or damaged file is refused before it can answer.
+Only this module uses onnxruntime. The file describes itself. Its metadata contain, as JSON, the columns each network
+expects (names, order, scaling and the range seen in training), the cases and GPUs it was trained on, the bandwidth
+ceilings of the kinds without a network, and the calibrated spreads. All of it is checked when the file is loaded, so a
+foreign or damaged file is refused before it is used.
 
-Each network maps the columns of `features` to log2 of the kernel's duration in clock cycles. Its weights
-on the columns are non-negative and its activations non-decreasing, so a longer column never shortens a
-kernel; what does not depend on the shape (case, GPU) enters as a bias chosen by the context index. A refined
-network adds a share, found from all inputs, of the least that a doubled dimension would add, so that the
-doubled kernel still takes no less. The utilization is the roofline's share of that duration.
+Each network maps the columns of `features` to log2 of the kernel's duration in clock cycles. Its weights on the columns
+are non-negative and its activations non-decreasing, so a larger column never shortens a kernel. What does not depend on
+the shape (case, GPU) enters as a bias chosen by the context index. A refined network adds a share, computed from all
+inputs, of the least increase by a doubled dimension, so that the doubled kernel still takes no less. The utilization is
+the roofline's share of that duration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tilecast.spec import Floats, SpecError
 
 FORMAT = "tilecast-utilization/2"
 MODEL, MODEL_SHA256 = "TILECAST_UTILIZATION_MODEL", "TILECAST_UTILIZATION_MODEL_SHA256"
-"""Environment variables that put another file in the place of the shipped one."""
+"""Environment variables that replace the shipped file by another, and state its digest."""
 REMEDY = "use a file written by `python -m tilecast_fit fit`, or leave the option out for the one that ships"
 
 
@@ -47,7 +47,7 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "fp8 backward full": ("backward full",),
     "fp8 backward causal": ("backward causal",),
 }
-"""Cases that stand in for one that a file was not trained on, nearest first."""
+"""Cases that replace one that a file was not trained on, nearest first."""
 
 
 class _Part(BaseModel):
@@ -63,7 +63,7 @@ class Spread(_Part):
     """By die, where that many samples were measured that it has a width of its own."""
 
     def on(self, gpu: Gpu, measured: bool) -> float:
-        """The half-width on a GPU, whether its die was `measured` or not."""
+        """Return the half-width on a GPU; `measured` says whether its die was."""
         return self.dies.get(die(gpu), self.seen) if measured else self.unseen
 
 
@@ -86,7 +86,7 @@ class TrainedNetwork(_Part):
     details: int = 0
 
     def blank(self) -> Inputs:
-        """The question about one kernel that is none."""
+        """Return the inputs of one empty kernel."""
         return Inputs(self.columns, np.zeros((1 + self.doubled, 1, len(self.columns))), np.zeros((1, self.details)))
 
 
@@ -122,7 +122,7 @@ class Description(_Part):
 
 
 def die(gpu: Gpu) -> str:
-    """What two GPUs must share to run the same kernels equally: the SM's generation and the number of SMs."""
+    """Return what two GPUs must share to run the same kernels equally: the SM's generation and the number of SMs."""
     return f"{gpu.compute_capability:g}x{gpu.sm_count}"
 
 
@@ -144,7 +144,7 @@ class Utilization:
     """An `onnxruntime.InferenceSession`; onnxruntime ships no types."""
 
     def context(self, family: str, case: str, gpu: Gpu) -> Context | None:
-        """How the network of a family knows a case on a GPU; None where formulas price the case.
+        """Return the context of a case on a GPU in the network of a family; None where formulas price the case.
 
         Raises:
             SpecError: the case needs a network and the file has none.
@@ -161,26 +161,26 @@ class Utilization:
         return Context(row * len(cases) + cases.index(name), network.spread[name].on(gpu, seen))
 
     def knows(self, family: str, case: str, gpu: Gpu) -> bool:
-        """Whether the network of a family saw a case on this GPU in training."""
+        """Return whether the network of a family was trained on a case on this GPU."""
         network = self.description.networks.get(family)
         return network is not None and die(gpu) in network.seen.get(case, ())
 
     def ceiling(self, case: str) -> Ceiling:
-        """The fitted ceiling of a case that formulas price."""
+        """Return the fitted ceiling of a case that formulas price."""
         return self.description.ceilings[case]
 
     def log2_cycles(
         self, inputs: Mapping[str, Inputs], contexts: Mapping[str, npt.NDArray[np.int64]]
     ) -> dict[str, Floats]:
-        """log2 of the duration in clock cycles, per family (N,), by one call of the runtime.
+        """Return log2 of the duration in clock cycles, per family (N,), by one call of the runtime.
 
         Args:
-            inputs: for each family what its network is asked.
-            contexts: for each family the context indexes, (N,).
+            inputs: inputs of the network of each family.
+            contexts: context indexes of each family, (N,).
         """
         feed: dict[str, npt.NDArray[Any]] = {}
         for family, network in self.description.networks.items():
-            # The runtime computes every family; one that nobody asks about gets a single row of zeros.
+            # The runtime computes every family; one without inputs gets a single row of zeros.
             asked = inputs.get(family) or network.blank()
             feed[f"{family}_columns"] = np.ascontiguousarray(asked.columns, np.float32)
             feed[f"{family}_context"] = np.asarray(contexts.get(family, np.zeros(1)), np.int64)
@@ -195,18 +195,20 @@ _model, _model_sha256 = "", ""
 
 
 def use_model(path: str, sha256: str = "") -> None:
-    """Take the model of that file instead of the one that ships, and only if it has that digest; either may be empty. A
-    program says so once, where it starts."""
+    """Use the model of a file instead of the one that ships, and only if it has this digest; either may be empty.
+
+    A program calls this once, where it starts.
+    """
     global _model, _model_sha256
     _model, _model_sha256 = path, sha256
 
 
 def load(path: Path | None = None) -> Utilization:
-    """The model of that file; without one, of the file of `use_model`, or the one that ships.
+    """Return the model of a file; without one, that of the file of `use_model`, or the one that ships.
 
     Raises:
-        SpecError: the file cannot be read, is not ONNX, or is not a model of this format, or it is not the one whose
-            digest `use_model` stated.
+        SpecError: the file cannot be read, is not ONNX, or is not a model of this format, or its digest is not the one
+            that `use_model` stated.
     """
     return _load(Path(_model), _model_sha256) if path is None and _model else _load(path, "")
 
@@ -223,8 +225,8 @@ def _load(path: Path | None, sha256: str) -> Utilization:
     if sha256 and digest != sha256:
         problem = f"{name} has SHA-256 {digest[:12]}…, not {sha256[:12]}… as {MODEL_SHA256} states"
         raise SpecError("utilization model", problem, "mount the file that was meant, or state its digest")
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it reports to its maker otherwise; read at import
-    import onnxruntime  # costs a third of a second, so only those who predict pay for it
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # stops onnxruntime's reports to its maker; read at import
+    import onnxruntime  # takes a third of a second, so it is imported only when needed
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
