@@ -434,7 +434,7 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     bucket = overlap.Caps.of(workload, plans, each.gradient, trainable * each.gradient).rest
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
     buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * each.gradient), 0.0)
-    # Convolutional networks use none of the layers of Transformer Engine that have placeholders.
+    # Convolutional networks use none of the library's layers, which have the placeholders.
     is_network = models.recomputes(workload.model) == ("none",)
     if is_network or not (framework.wgrad_placeholders and workload.is_mixed):
         return np.asarray(buckets)

@@ -1,14 +1,17 @@
-"""A strategy for each layer: degrees, ZeRO stage and recomputation where layers, or the room for them, are unlike.
+"""Choose a strategy for each layer: degrees, ZeRO stage and recomputation, where layers or their memory differ.
 
-All layers run on the same GPUs and see the same micro-batches, so a strategy of a layer is a plan without a pipeline,
-and its price is `step`'s and `memory`'s of that block alone. Neighbours pay for each other in two ways:
+All layers run on the same GPUs and see the same micro-batches. So a strategy of a layer is a plan without a pipeline,
+and its price is the one that `step` and `memory` give for that block alone. Neighbours affect each other's cost in two
+ways:
 
-* Between layouts activations move: where the tensor or context degree changes, so that t ranks and then u hold the same
-  samples, the least common multiple of t and u ranks exchange the layer's input forward, its gradient backward.
-* What a layer exchanges among its replicas hides behind its neighbour: its weights are gathered while the layer
-  before runs forward, its gradients are reduced while that layer runs backward. The first layer's hide behind nothing.
+* Between layouts activations move: where the tensor or context degree changes, so that t ranks and then u ranks hold
+  the same samples, the least common multiple of t and u ranks exchange the layer's input forward and its gradient
+  backward.
+* The exchanges of a layer among its replicas hide behind its neighbour: its weights are gathered while the layer before
+  runs forward, its gradients are reduced while that layer runs backward. Those of the first layer hide behind nothing.
 
-`tilecast.chain` finds the best path. A plan that is the same everywhere is a path too, and what it is compared with.
+`tilecast.chain` finds the best path. A plan that is the same everywhere is a path too, and the baseline of the
+comparison. `best` is the entry point.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ DIMENSIONS: Mapping[Dimension, tuple[str, ...]] = {
     "tensor": ("data", "tensor", "context", "sequence_parallel", "micro_batch"),
     "expert": ("expert",),
 }
-"""What may differ from layer to layer, and the columns of `Plans` that it moves. The number of micro-batches never
-does."""
+"""Properties that may differ from layer to layer, and the columns of `Plans` that each one changes. The number of
+micro-batches never differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """The best strategy of each layer on so many GPUs of a pool. Seconds of a step, bytes of a GPU."""
+    """The best strategy of each layer on `gpus` GPUs of a pool, with seconds of a step and bytes of a GPU."""
 
     pool: Pool
     gpus: int
@@ -73,14 +76,14 @@ class PerLayer:
     memory_bytes: float
     memory_available_bytes: float
     uniform: Plan | None
-    """The best plan that is the same everywhere, priced alike; None where none fits."""
+    """Best plan that is the same everywhere, priced in the same way; None where none fits."""
     uniform_s: float | None
     resharding_s: float
     """Seconds of the step in which activations move between layouts."""
     bound_s: float
-    """No choice that fits takes less: within `TIDY` of `step_s` where that is proved."""
+    """Lower bound for every choice that fits: within `TIDY` of `step_s` where that is proved optimal."""
     varies: tuple[Dimension, ...]
-    """What is not the same everywhere."""
+    """Dimensions that are not the same everywhere."""
 
     @property
     def saving(self) -> float | None:
@@ -89,14 +92,16 @@ class PerLayer:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """The frameworks that can vary all that varies."""
+        """Frameworks that can vary all these dimensions."""
         return tuple(name for name, able in search.FRAMEWORKS.items() if set(self.varies) <= set(able.per_layer))
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyChain:
-    """The strategies (S) that one plan may mix, and the chain of the model's blocks (N) under them. `moving` is the
-    part of the changes in which activations move, (N - 1, S, S)."""
+    """Strategies (S) that one plan may mix, and the chain of the model's blocks (N) under them.
+
+    `moving` is the part of the changes in which activations move, (N - 1, S, S).
+    """
 
     plans: Plans
     chain: Chain
@@ -110,14 +115,15 @@ def best(
     limits: Limits = NO_LIMITS,
     vary: tuple[Dimension, ...] | None = None,
 ) -> PerLayer | None:
-    """The best strategy of each layer on exactly so many GPUs; None if nothing fits.
+    """Return the best strategy of each layer on exactly `gpus` GPUs; None if nothing fits.
 
     Args:
         workload: the job.
         pool: where it runs.
-        gpus: how many GPUs of the pool.
+        gpus: number of GPUs of the pool.
         limits: bounds of the strategies, as of plans.
-        vary: what may differ between layers; if absent, what the job's framework varies, and without one all.
+        vary: dimensions that may differ between layers; by default those that the job's framework can vary, or all
+            without a framework.
 
     Raises:
         SpecError: the workload does not train, or offloads; the pool's GPU cannot run its precision.
@@ -164,12 +170,12 @@ def best(
 
 
 MOST_STRATEGIES = 32
-"""Strategies that one plan may mix; of more, those that are fastest everywhere, and the leanest."""
+"""Most strategies that one plan may mix. If there are more, the fastest everywhere and the leanest are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """Every strategy (S) on so many GPUs, and which of them one plan may mix."""
+    """Every strategy (S) on a number of GPUs, and which of them one plan may mix."""
 
     workload: Workload
     pool: Pool
@@ -185,7 +191,7 @@ class Families:
     def of(
         cls, workload: Workload, pool: Pool, gpus: int, limits: Limits, vary: tuple[Dimension, ...] | None
     ) -> Families | None:
-        """None where there is nothing to choose.
+        """Return the strategies of a job; None where there is nothing to choose.
 
         Raises:
             SpecError: as `best`.
@@ -212,20 +218,23 @@ class Families:
         return cls(workload, pool, graph, order, plans, costs, fitted, vary)
 
     def rows(self) -> Iterator[Ints]:
-        """The strategies of each family: those that differ in what may vary, and use the same kinds of groups."""
+        """Yield the strategies of each family.
+
+        A family has equal values in all that may not vary, and uses the same kinds of groups.
+        """
         fixed = [column for dimension in DIMENSIONS if dimension not in self.vary for column in DIMENSIONS[dimension]]
         key = np.column_stack([getattr(self.plans, column) for column in ("gradient_accumulation", *fixed)])
         used = np.column_stack([getattr(self.plans, name) > 1 for name in _COMMUNICATING])
         for value in np.unique(key, axis=0):
             same = (key == value).all(axis=1)
-            # Communicators take memory: every set of dimensions that may have them is a family of its own.
+            # Communicators take memory, so every set of dimensions that may have them is a separate family.
             for may in product((False, True), repeat=len(_COMMUNICATING)):
                 rows = np.flatnonzero(same & ~(used & ~np.array(may)).any(axis=1))
                 if len(rows) and (used[rows].any(axis=0) == may).all():
                     yield rows
 
     def uniform_s(self) -> Floats:
-        """Seconds of each strategy everywhere, whether it fits or not, (S,)."""
+        """Return the seconds of each strategy used everywhere, whether it fits or not, (S,)."""
         workload, plans, costs, order = self.workload, self.plans, self.costs, self.order
         pairs, counts = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_counts=True)
         total = costs.alone_s[order].sum(axis=0) + exposed_seconds(
@@ -238,7 +247,7 @@ class Families:
         return np.asarray(total)
 
     def worthwhile(self, rows: Ints, seconds: Floats) -> Ints:
-        """Those of a family that are worth a place in the chain: the fastest everywhere, and the leanest."""
+        """Return the strategies of a family that enter the chain: the fastest everywhere, and the leanest."""
         if len(rows) <= MOST_STRATEGIES:
             return rows
         fast = rows[np.argsort(seconds[rows], kind="stable")][: MOST_STRATEGIES - 1]
@@ -246,7 +255,7 @@ class Families:
         return np.unique(np.append(fast, rows[held[rows].argmin()]))
 
     def family(self, rows: Ints) -> StrategyChain:
-        """The chain of the model's blocks under these strategies."""
+        """Return the chain of the model's blocks under these strategies."""
         return _family(self.workload, self.plans.take(rows), self.costs.take(rows), self.order, self.pool, self.fitted)
 
 
@@ -254,7 +263,7 @@ _COMMUNICATING = ("data", "tensor", "context", "expert")
 
 
 def cheapest_uniform(one: Chain) -> tuple[int | None, float]:
-    """The cheapest strategy that fits everywhere, and its seconds; None if none does."""
+    """Return the cheapest strategy that fits everywhere, and its seconds; None if none does."""
     seconds = one.cost.sum(axis=0) + np.diagonal(one.change, axis1=1, axis2=2).sum(axis=0)
     held = one.memory.sum(axis=0) + one.working.max(axis=0)
     seconds = np.where(held <= one.budget, seconds, np.inf)
@@ -283,7 +292,7 @@ def _family(
 
 
 def _tied(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) -> Iterator[Chain]:
-    """The chain; where embedding and head share their weights, once for each layout that both may have."""
+    """Yield the chain; where embedding and head share their weights, once for each layout that both may have."""
     model = workload.model
     ends = np.isin(order, [number_of(graph.blocks, block) for block in (*graph.first, *graph.last)])
     if not (model.vocab and model.tied_embeddings and graph.first and graph.last) or "classes" in model.extra:
@@ -296,11 +305,14 @@ def _tied(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) 
 
 
 TIDY = 1e-4
-"""Share of the step that equal strategies standing side by side may cost."""
+"""Share of the step that it may cost to put equal strategies side by side."""
 
 
 def _tidied(one: Chain, order: Ints, used: Ints) -> Ints:
-    """The same strategies, those of each run of equal blocks side by side where that costs next to nothing."""
+    """Return the strategies, with equal ones side by side where that costs almost nothing.
+
+    They are reordered only within each run of equal blocks.
+    """
     most = chain.price(one, used)[0] * (1 + TIDY)
     edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
     for start, end in pairwise(edges):

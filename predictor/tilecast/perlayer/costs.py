@@ -1,4 +1,4 @@
-"""What each block costs under each strategy, alone and behind its neighbour."""
+"""Cost of each block under each strategy, alone and behind its neighbour."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from tilecast.step.blocks import KernelSeconds
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Blocks (K, in the graph's order) under strategies (S), columns (K, S). Seconds of a step where not said
-    otherwise."""
+    """Costs of blocks (K, in the graph's order) under strategies (S), columns (K, S).
+
+    They are seconds of a step unless another unit is given.
+    """
 
     alone_s: Floats
-    """What does not depend on neighbours."""
+    """Cost that does not depend on neighbours."""
     forward_s: Floats
     backward_s: Floats
-    """One micro-batch: what a neighbour's exchanges hide behind."""
+    """Backward pass of one micro-batch; like `forward_s`, a neighbour's exchanges hide behind it."""
     once: tuple[Floats, Floats]
     """Exchanges once a step, behind the forward and behind the backward pass."""
     each: tuple[Floats, Floats]
-    """Exchanges of one micro-batch, likewise."""
+    """Exchanges of one micro-batch, behind the forward and behind the backward pass."""
     moved_bytes: Floats
-    """What a rank holds of the input, and of what else it reads."""
+    """Bytes that a rank holds of the block's input, and of other tensors that it reads."""
     held_bytes: Floats
     working_bytes: Floats
 
     def rooms(self, block: int, *, pairs: bool = False) -> tuple[Floats, Floats]:
-        """The passes of a block, (S,), or as a column, (S, 1)."""
+        """Return the forward and the backward pass of a block, (S,) each; with `pairs` as columns, (S, 1)."""
         forward, backward = self.forward_s[block], self.backward_s[block]
         return (forward[:, None], backward[:, None]) if pairs else (forward, backward)
 
     def take(self, rows: Ints) -> Costs:
-        """The chosen strategies."""
+        """Return the costs under the chosen strategies."""
         return Costs(
             self.alone_s[:, rows], self.forward_s[:, rows], self.backward_s[:, rows],
             (self.once[0][:, rows], self.once[1][:, rows]), (self.each[0][:, rows], self.each[1][:, rows]),
@@ -52,7 +54,10 @@ class Costs:
 def block_costs(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
 ) -> Costs:
-    """Each block of the graph, once, under each plan: `step`'s and `memory`'s prices of a graph of that block alone."""
+    """Return the costs of each block of the graph under each plan.
+
+    They are the prices that `step` and `memory` give for a graph of that block alone, once.
+    """
     graph = sharded.graph
     repeats = plans.gradient_accumulation
     straggle = replicas.straggle(workload, plans, fitted)
@@ -104,9 +109,12 @@ def exposed_seconds(
     pool: Pool,
     fitted: Constants,
 ) -> Floats:
-    """Seconds of a step that a block's exchanges add behind the block before it (none: behind nothing): what does not
-    hide, and what hiding slows down. `rooms` are the passes of the block before, (S,) for the same strategies or (S, 1)
-    for every pair of strategies; the result is of the shape they broadcast to with (S,)."""
+    """Return the seconds of a step that a block's exchanges add behind the block before it.
+
+    They are the part of the exchanges that does not hide, and the slow-down by the part that hides. `rooms` are the
+    passes of the block before: (S,) for the same strategies, (S, 1) for every pair of strategies, None if there is no
+    such block. The result has the shape that they broadcast to with (S,).
+    """
     share = float(overlap.hides(workload))
     slowdown = fitted.slowdown * replicas.contention(pool)
     total = np.zeros(len(plans))
@@ -119,12 +127,13 @@ def exposed_seconds(
 
 
 def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
-    """Seconds of a step in which a block's input, and backward its gradient, move from the layout of the strategy
-    before (row) to its own (column), (S, S).
+    """Return the seconds of a step in which activations move between the layouts of two strategies, (S, S).
 
-    Spread over all ranks they are exchanged where the tensor or context degree changes. Where tensor ranks hold them
-    whole (no sequence parallelism) they are gathered besides: forward on the way in, the gradient backward on the way
-    out."""
+    The rows are the strategies of the block before, the columns those of the block itself. The block's input moves
+    forward, and its gradient backward. Where they are spread over all ranks, they are exchanged if the tensor or
+    context degree changes. Where tensor ranks hold them whole (no sequence parallelism), they are also gathered:
+    forward on the way in, the gradient backward on the way out.
+    """
     count = len(plans)
     before, after = np.repeat(np.arange(count), count), np.tile(np.arange(count), count)
     tensor = plans.tensor.astype(float)
@@ -147,7 +156,7 @@ def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
 
 
 def alone_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
-    """Whether a block is a layer, and the graph of that block once and nothing else."""
+    """Return whether a block is a layer, and the graph of that block once and nothing else."""
     is_layer = number_of(sharded.graph.layers, block) >= 0
     one = (replace(block, repeat=1, positions=()),)
     layers, last = (one, ()) if is_layer else ((), one)
@@ -155,5 +164,5 @@ def alone_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
 
 
 def number_of(blocks: tuple[Block, ...], block: Block) -> int:
-    """The place of this very block; -1 where it is not among them."""
+    """Return the place of exactly this block (by identity); -1 where it is not among them."""
     return next((index for index, other in enumerate(blocks) if other is block), -1)

@@ -1,4 +1,4 @@
-"""A pipeline cut where its stages cost most alike."""
+"""Cut of a pipeline into stages of similar cost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from tilecast.step import blocks, passes, replicas, weights
 
 @dataclass(frozen=True, slots=True)
 class PipelineCut:
-    """A pipeline cut where its stages cost most alike. `layers` counts those of each stage; `even_s` is the step of the
-    cut with equally many layers, `step_s` of this one, both priced alike."""
+    """A pipeline that is cut into stages of similar cost.
+
+    `layers` has the number of layers of each stage. `step_s` is the step with this cut, `even_s` that with equally many
+    layers in each stage, both priced in the same way.
+    """
 
     plan: Plan
     layers: tuple[int, ...]
@@ -27,10 +30,10 @@ class PipelineCut:
 
 
 def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | None:
-    """The cut of a pipeline's layers whose costliest stage costs least, of those that fit.
+    """Return the cut of a pipeline's layers whose costliest stage costs least, among those that fit.
 
-    The first stage holds the embedding and the last one the head, and stage k of p keeps min(m, p - k) of m
-    micro-batches. With T the costliest stage, the step is (m - 1) T + the sum of all, which no cut changes.
+    The first stage has the embedding and the last one the head, and stage k of p keeps min(m, p - k) of m
+    micro-batches. With T the time of the costliest stage, the step is (m - 1) T + the sum of all, which no cut changes.
 
     Returns:
         None where nothing can be cut: one stage, interleaved stages, or nothing that fits.
@@ -46,7 +49,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     depth = len(order) - sum(ends)
 
     def folded(column: Floats) -> Floats:
-        """Of each layer, (L,); that of the ends added to the first and the last."""
+        """Return a column of each layer, (L,); blocks at the ends are added to the first and the last layer."""
         every = column[order]
         layers = every[ends[0] : ends[0] + depth].copy()
         layers[0] += every[: ends[0]].sum()
@@ -81,8 +84,11 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
 
 
 def _blocks(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted: Constants) -> Floats:
-    """Of each block once, (K,): seconds of a micro-batch, and the bytes that weights and their like hold, that a
-    micro-batch keeps, and that the block works with; (4, K)."""
+    """Return costs of each block once, (4, K).
+
+    The rows are seconds of a micro-batch, and the bytes of weights with their gradients and optimizer states, of a
+    micro-batch's activations, and of working memory.
+    """
     plans, whole = Plans.of(plan), Plans.of(replace(plan, pipeline=1))
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
     columns, exchanges = np.zeros((4, len(priced.blocks))), passes.Exchanges(sharded, plans, pool)
