@@ -1,4 +1,4 @@
-"""Passes of a micro-batch through the blocks of each pipeline stage: computation, launch stalls, exchanges in layers."""
+"""Passes of a micro-batch through the blocks of each pipeline stage: computation, launch stalls and exchanges."""
 
 from __future__ import annotations
 
