@@ -41,8 +41,8 @@ class Kind:
 
 def _attention_flops(d: Dims) -> Floats:
     # Two products of 2·s_q·s_kv·head_dim each forward, five backward (FlashAttention-2, arXiv 2307.08691, sec. 3).
-    # With a causal mask each query, at the end of the sequence, sees its own prefix: s_kv - (s_q - 1) / 2 keys on
-    # average.
+    # With a causal mask the queries, last of the sequence, see their own prefixes: on average s_kv - (s_q - 1) / 2
+    # keys.
     queries = np.minimum(d["seq_q"], d["seq_kv"])
     visible = np.where(d["causal"] > 0, d["seq_kv"] - (queries - 1) / 2, d["seq_kv"])
     forward = 4.0 * d["batch"] * d["heads"] * d["seq_q"] * visible * d["head_dim"]

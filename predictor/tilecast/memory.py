@@ -273,8 +273,8 @@ class Bills:
             interleaved = np.where(plans.virtual_stages > 1, 1 + (stages - 1) / (stages * plans.virtual_stages), 1.0)
             in_flight = np.minimum(plans.gradient_accumulation, stages) * interleaved
             activations = np.maximum(micro.early * in_flight, micro.late)
-        # The update runs after the activations are freed, and takes their place. The head's activations are freed when
-        # the gradient of the last layer is reduced.
+        # The update runs after the activations are freed, and takes their place. The head's activations are already
+        # freed when the gradient of the last layer is reduced.
         reducing = micro.layer_working + states.reduced - micro.head
         passes = np.maximum(np.maximum(micro.layer_working, micro.head_working), reducing) + states.gathered
         working = np.maximum(passes, states.update - activations)
@@ -438,8 +438,7 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     is_network = models.recomputes(workload.model) == ("none",)
     if is_network or not (framework.wgrad_placeholders and workload.is_mixed):
         return np.asarray(buckets)
-    # Each shape of a layer's weights has a permanent placeholder; that of the output layer exists while its gradient is
-    # computed.
+    # Each shape of a layer's weights has a permanent placeholder, the output layer one while its gradient is computed.
     graph = sharded.graph
     dense = [item.parameters - item.expert_parameters for item in graph.layers]
     ends = [item.parameters for item in (*graph.first, *graph.last)]

@@ -79,8 +79,7 @@ def is_deeper(text: str, levels: int) -> bool:
     marks = text.encode("utf-8", "surrogatepass")
     if b"\\" in marks:
         marks = _ESCAPED.sub(b"", marks)
-    # First only quotes and brackets remain, then only brackets outside strings. Each round then removes the innermost
-    # level.
+    # Only quotes and brackets remain, then only brackets outside strings. Each round removes the innermost level.
     brackets = _STRING.sub(b"", marks.translate(_ALIKE, _OTHERS).replace(b'""', b""))
     for left in range(levels, -1, -1):
         if brackets.count(b"[") <= left:

@@ -104,8 +104,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
             if measured.any():
                 flat.append(rows[measured])
             if not (measured.all() and features.is_flat(d)[0]):
-                # Such convolutions were not measured on the tensor cores of this GPU: they are priced as implicit
-                # GEMMs.
+                # Such convolutions were not measured on this GPU's tensor cores: they are priced as implicit GEMMs.
                 priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
                 implicit[rows] = features.doublings(gpu, precision)
         for text in sorted(set(name.tolist())):

@@ -66,8 +66,7 @@ def sync_seconds(
     if experts.any():
         groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans.gpus, pool)))
     nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
-    # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte in which they are
-    # held.
+    # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte that is held.
     updated = weight - (sharded.layered_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
 
     def run(collective: str, *exchanges: tuple[Sequence[Floats], Sequence[Floats]]) -> Floats:
