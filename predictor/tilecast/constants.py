@@ -60,7 +60,7 @@ class Constants:
     """FP32 FLOP per byte of memory traffic of the GPU that `memory` is for."""
     vector_exponent: float
     factor: Mapping[str, float]
-    """Factor on the seconds of each of `FACTORS`."""
+    """Factor on the seconds of each of `step.blocks.FACTORS`."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Constants:

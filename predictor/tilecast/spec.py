@@ -364,8 +364,8 @@ class Distinct:
 def distinct(*columns: Ints) -> Distinct:
     """Return the distinct rows of integer columns of shape (n,), in the order of their values.
 
-    Equal neighbours count once, and each row is identified by one number, in which every column is a digit. So the rows
-    need no sort.
+    Equal neighbours count once, and each row is identified by one number, in which every column is a digit. So a sort
+    is needed only where the values are sparse.
     """
     rows, heads = len(columns[0]), _heads(columns)
     if not rows:
