@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from prometheus_client import Gauge, Histogram
@@ -36,19 +37,26 @@ class AnswerTimes:
         self._clock = clock
         self._timer = timer
         self._since: dict[Key, float] = {}
+        self._open: Counter[tuple[str, str]] = Counter()
+        """Number of open questions by kind and namespace."""
 
     def expect(self, kind: str) -> None:
         """Count the answers to a kind from zero, so that the first one is an increase."""
         self._durations.labels(kind)
         self._oldest.labels(kind).set_function(lambda: self._oldest_s(kind))
 
-    def open(self, kind: str) -> dict[Key, float]:
-        """Return the open questions of a kind, and for how many seconds each has been open."""
-        now_s = self._timer()
-        return {key: now_s - since for key, since in self._since.items() if key.kind == kind}
+    def waited_s(self, key: Key) -> float:
+        """Return for how many seconds a question has been open; 0 if it is not."""
+        since = self._since.get(key)
+        return 0.0 if since is None else self._timer() - since
+
+    def count(self, kind: str, namespace: str) -> int:
+        """Return how many questions of a kind are open in a namespace."""
+        return self._open[kind, namespace]
 
     def _oldest_s(self, kind: str) -> float:
-        return max(self.open(kind).values(), default=0.0)
+        since = min((since for key, since in self._since.items() if key.kind == kind), default=None)
+        return 0.0 if since is None else self._timer() - since
 
     def ask(self, key: Key, created: str = "") -> None:
         """Record a question, unless one is open already.
@@ -59,14 +67,26 @@ class AnswerTimes:
         """
         created_s = seconds(created)
         age_s = 0.0 if created_s is None else max(0.0, self._clock() - created_s - ROUNDING_S)
-        self._since.setdefault(key, self._timer() - age_s)
+        if key not in self._since:
+            self._since[key] = self._timer() - age_s
+            self._open[key.kind, key.namespace] += 1
 
     def answer(self, key: Key) -> None:
         """Record that an answer was written; only the first one after a question counts."""
-        since = self._since.pop(key, None)
+        since = self._close(key)
         if since is not None:
             self._durations.labels(key.kind).observe(self._timer() - since)
 
     def forget(self, key: Key) -> None:
         """Withdraw a question."""
-        self._since.pop(key, None)
+        self._close(key)
+
+    def _close(self, key: Key) -> float | None:
+        """Return since when a question is open, and close it; None if it is not open."""
+        since = self._since.pop(key, None)
+        if since is not None:
+            group = key.kind, key.namespace
+            self._open[group] -= 1
+            if not self._open[group]:
+                del self._open[group]
+        return since

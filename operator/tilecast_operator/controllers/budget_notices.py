@@ -22,9 +22,9 @@ from tilecast_operator.report.job_status import Aspect
 
 TELL_AFTER_S = 10.0
 """Seconds that a job waits before it gets a notice."""
-AGAIN_S = 2.0
-"""Shortest wait for an answer before a notice, in seconds. The answer to a job that has waited for long may be at
-hand."""
+AGAIN_S, AGAIN_MOST_S = 2.0, 60.0
+"""Shortest wait for an answer before a notice, in seconds, since the answer to a job that has waited for long may be at
+hand; the wait doubles with each look, so that ten thousand jobs that wait cost little."""
 QUEUED: Final = "Queued"
 
 
@@ -44,25 +44,23 @@ class BudgetNotices:
         """
         if known is not None:
             return known, seen
+        again_s = AGAIN_S
         while not seen.value.status:
+            left_s = max(TELL_AFTER_S - self._context.answers.waited_s(key), again_s)
             try:
-                async with asyncio.timeout(self._left_s(key)):
+                async with asyncio.timeout(left_s):
                     return await self._advisor.answer(question), seen
             except TimeoutError:
                 seen = await self._tell(key, seen)
+                again_s = min(2 * again_s, AGAIN_MOST_S)
         return await self._advisor.answer(question), seen
-
-    def _left_s(self, key: Key) -> float:
-        """Return for how many seconds the job may wait without a notice."""
-        waited_s = self._context.answers.open(key.kind).get(key, 0.0)
-        return max(TELL_AFTER_S - waited_s, AGAIN_S)
 
     async def _tell(self, key: Key, seen: Stored[View]) -> Stored[View]:
         """Write the notice if jobs of other namespaces go first; return the job as it is then."""
         used_s = self._advisor.behind_others().get(key.namespace)
         if used_s is None or not self._context.leadership.is_leader:
             return seen
-        count = sum(other.namespace == key.namespace for other in self._context.answers.open(training_job.KIND))
+        count = self._context.answers.count(training_job.KIND, key.namespace)
         text = (
             f"its namespace used {used_s:.0f} s of searches in the last minute, and jobs of others go first; "
             f"{count} of its jobs wait"
