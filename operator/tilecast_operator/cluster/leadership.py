@@ -30,7 +30,7 @@ REQUEST = 0.3
 
 
 class NotLeaderError(Exception):
-    """This replica may not write, because another one leads."""
+    """Raised where this replica may not write, because another one leads."""
 
 
 class Leadership:
