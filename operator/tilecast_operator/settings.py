@@ -1,4 +1,4 @@
-"""Environment to one frozen `Settings`. Every variable is named and explained at its field."""
+"""Read the environment into one frozen `Settings`. Each variable is named and explained at its field."""
 
 from __future__ import annotations
 
@@ -176,8 +176,9 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """The settings of an environment. Other variables are left alone: Kubernetes itself sets some that begin with
-    the name of a Service.
+    """Return the settings of an environment.
+
+    Unknown variables are ignored: Kubernetes itself sets some that begin with the name of a Service.
 
     Raises:
         SpecError: a variable has a value of the wrong kind or out of range.
@@ -193,10 +194,10 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def lease_place(text: str, field_name: str) -> str:
-    """Return the `namespace/name` of a Lease as it was given; empty is none.
+    """Check the `namespace/name` of a Lease and return it unchanged; empty means no Lease.
 
     Raises:
-        SpecError: it is something else.
+        SpecError: the text is something else.
     """
     if text and not _LEASE.fullmatch(text):
         remedy = "write namespace/name of a Lease, or nothing"

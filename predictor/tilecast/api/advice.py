@@ -1,7 +1,7 @@
-"""What `tilecast advise -o json` prints, as models: the source of `schemas/advice.schema.json`.
+"""Models of the output of `tilecast advise -o json`: the source of `schemas/advice.schema.json`.
 
-They continue those of the TrainingJob's status, so that a word means the same in a cluster and without one. Write the
-file anew with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
+They extend the models of the TrainingJob's status, so that a word means the same in a cluster and without one.
+Regenerate the file with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
 """
 
 from __future__ import annotations
@@ -246,13 +246,13 @@ class AdviceDocument(ApiModel):
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of the document."""
+    """Return the JSON schema of an `AdviceDocument`."""
     generated = AdviceDocument.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
 
 
 def text() -> str:
-    """The same as the text of the file."""
+    """Return the text of the schema's file."""
     return json.dumps(schema(), indent=2) + "\n"
 
 

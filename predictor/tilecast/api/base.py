@@ -1,4 +1,4 @@
-"""Base of all documents: strict models with camelCase keys, rules over several fields, and messages of one line."""
+"""Base of all documents: strict models with camelCase keys, rules over several fields, and one-line messages."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ MAX_BATCH = 2**24
 MAX_SEQUENCE = 2**24
 MAX_GPUS = 2**17
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-"""What the API server allows as a name. The operator asks for the object by it, so that nothing else may pass: a name
-with `../` in it would lead to the objects of another namespace."""
+"""Pattern of the names that the API server allows. The operator requests objects by these names, so nothing else may
+pass: a name with `../` in it would lead to the objects of another namespace."""
 
 
 def object_name(text: str) -> str:
-    """A text as the name of a Kubernetes object (RFC 1123 subdomain): small letters, digits, dashes and dots, letters
-    without their accents; "model" where nothing is left."""
+    """Turn a text into the name of a Kubernetes object (RFC 1123 subdomain).
+
+    The name has small letters without accents, digits, dashes and dots. It is "model" if nothing else is left.
+    """
     plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     words = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in plain.split("."))
     return ".".join(word for word in words if word)[:MAX_NAME].strip("-.") or "model"
@@ -43,12 +45,12 @@ def object_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ValidationRule:
-    """A condition over several fields: once for the API server, once for this process."""
+    """A condition over several fields, in one form for the API server and in another for this process."""
 
     cel: str
-    """CEL over `self`, as in `x-kubernetes-validations`."""
+    """Condition in CEL over `self`, as in `x-kubernetes-validations`."""
     holds: Callable[[Any], bool]
-    """The same condition on the pydantic model."""
+    """Function of the pydantic model that checks the same condition."""
     problem: str
     remedy: str
 
@@ -76,37 +78,37 @@ class ApiModel(BaseModel):
 
 
 def optional_field(description: str, **bounds: Any) -> Any:
-    """A field of a document that may be absent; `bounds` are pydantic's."""
+    """Return an optional field of a document; `bounds` are pydantic's."""
     return Field(default=None, description=description, **bounds)
 
 
 def list_field(description: str, **bounds: Any) -> Any:
-    """A list in a document, empty where it is absent; `bounds` are pydantic's."""
+    """Return a field for a list, empty if it is absent; `bounds` are pydantic's."""
     return Field(default_factory=list, description=description, **bounds)
 
 
 TIME: Mapping[str, Any] = {"max_length": 32, "json_schema_extra": {"format": "date-time"}}
-"""Bounds of a field that holds a time."""
+"""Bounds of a field that contains a time."""
 
 
 def time_field(description: str) -> Any:
-    """A field of a document that holds a time."""
+    """Return a required field that contains a time."""
     return Field(description=description, **TIME)
 
 
 def keyed_by(name: str) -> dict[str, Any]:
-    """Bounds of a list whose items the API server tells apart by one of their fields."""
+    """Return the bounds of a list whose items the API server identifies by the field `name`."""
     return {"json_schema_extra": {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [name]}}
 
 
 def plan_field(name: str, **bounds: Any) -> Any:
-    """The field of a document that holds a column of a plan, which says what it is; `bounds` are pydantic's."""
+    """Return the field for a column of a plan, with the column's description; `bounds` are pydantic's."""
     column = PLAN_COLUMNS[name]
     return Field(**{"ge": column.least, "description": f"{column.description}{column.detail}.", **bounds})
 
 
 def open_plan_field(name: str, **bounds: Any) -> Any:
-    """The same for a column that may be left open."""
+    """Return the field for a column of a plan that may be left open; `bounds` are pydantic's."""
     column = PLAN_COLUMNS[name]
     text = f"{column.description}; absent takes the fastest that fits."
     return Field(**{"ge": column.least, "default": None, "description": text, **bounds})
@@ -119,8 +121,11 @@ class StatusModel(ApiModel):
 
     @classmethod
     def known(cls, value: object) -> list[Self]:
-        """The items of a list as such models, without those that cannot be meant: anyone with the right to write the
-        document may have touched it. no items where the value is no list."""
+        """Return the valid items of a list as models.
+
+        Invalid items are left out, because anyone with the right to write the document may have changed it. A value
+        that is no list has no items.
+        """
         items = []
         for item in value if isinstance(value, list) else []:
             with suppress(ValidationError):
@@ -129,11 +134,12 @@ class StatusModel(ApiModel):
 
     @classmethod
     def within(cls, **values: Any) -> Self:
-        """The model of these values, texts and lists no longer than their fields allow; None and empty lists are left
-        out.
+        """Return the model of these values, cut to the limits of its fields.
+
+        Texts and lists are cut to the length that their fields allow. None and empty lists are left out.
 
         Args:
-            values: by the name or the alias of each field.
+            values: values by the name or the alias of their field.
         """
         limits = _limits(cls)
         items = {key: value for key, value in values.items() if value is not None and value != []}
@@ -141,13 +147,13 @@ class StatusModel(ApiModel):
         return cls.model_validate(cut)
 
     def document(self) -> dict[str, Any]:
-        """The fields that were set, by their names on the wire."""
+        """Return the fields that were set, by their names in the document."""
         return self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
 
 
 @cache
 def _limits(schema: type[ApiModel]) -> Mapping[str, int]:
-    """Longest text or list of each field that has such a bound, by name and by alias."""
+    """Return the longest text or list that each field allows, if it has a bound, by name and by alias."""
     return {
         key: bound.max_length
         for name, field in schema.model_fields.items()
@@ -159,7 +165,7 @@ def _limits(schema: type[ApiModel]) -> Mapping[str, int]:
 
 
 def _is_sliceable(annotation: Any) -> bool:
-    """Whether values are texts or lists."""
+    """Return whether values of the type are texts or lists."""
     kinds = [get_origin(item) or item for item in (annotation, *get_args(annotation))]
     return any(kind in (str, list) for kind in kinds) and dict not in kinds
 
@@ -179,7 +185,7 @@ class Toleration(ApiModel):
     )
 
     def plain(self) -> dict[str, str]:
-        """The fields that are set, as a Kubernetes toleration."""
+        """Return the fields that are set, as a Kubernetes toleration."""
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
@@ -187,7 +193,7 @@ SchemaT = TypeVar("SchemaT", bound=ApiModel)
 
 
 def envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, Any]]:
-    """Name and spec of a custom resource, after its outer fields were checked.
+    """Check the outer fields of a custom resource and return its name and spec.
 
     Raises:
         SpecError: the outer fields are not those of a `kind` of this API group.
@@ -215,10 +221,10 @@ def envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, 
 
 
 def mapping_in(value: Mapping[str, Any], key: str, where: str, remedy: str) -> Mapping[str, Any]:
-    """The mapping under a key; an empty one where the key is absent.
+    """Return the mapping under a key; an empty one if the key is absent or None.
 
     Raises:
-        SpecError: something else is there; `where` is what the message calls the value.
+        SpecError: something else is there. `where` names the value in the message.
     """
     inner = value.get(key)
     if inner is None:
@@ -229,10 +235,11 @@ def mapping_in(value: Mapping[str, Any], key: str, where: str, remedy: str) -> M
 
 
 def check(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT:
-    """The value as `schema`, or the first thing that is wrong with it.
+    """Return a value as a checked `schema`.
 
     Raises:
-        SpecError: a field is unknown, missing, of the wrong type or out of bounds, or a rule is broken.
+        SpecError: a field is unknown, missing, of the wrong type or out of bounds, a rule is broken, or the value is
+            nested too deeply. The message names the first problem in the order of `_ORDER`.
     """
     try:
         return schema.model_validate(value)
@@ -245,13 +252,14 @@ def check(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT
 
 
 def shown(value: object, quote: bool = True) -> str:
-    """A value on one short line, control characters escaped."""
+    """Return a value on one line of at most 60 characters, control characters escaped."""
     text = repr(value) if quote else repr(str(value))[1:-1]
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 _ORDER: Mapping[str, int] = {"extra_forbidden": 0, "missing": 1, "rule": 3}
-"""A misspelt key also shows as a missing one, and a wrong value also breaks rules: name the cause."""
+"""Order in which kinds of errors are reported; others have 2. A misspelt key also appears as a missing one, and a wrong
+value also breaks rules, so the cause comes first."""
 
 _TYPES: Mapping[str, str] = {
     "int_type": "a whole number",
@@ -307,7 +315,11 @@ def _suggestion(word: str, names: Sequence[str], otherwise: str = "known here:")
 
 
 def _field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
-    """The model that a location lies in below `schema`, and the field it ends on."""
+    """Return the model and the field that a location below `schema` leads to.
+
+    The model is None if the field has no model as its type, or if there is no such field. The field is None if the
+    location is empty or names no field.
+    """
     current: type[ApiModel] | None = schema
     field: FieldInfo | None = None
     for part in loc:
@@ -330,7 +342,7 @@ def _known(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _shape(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
-    """How to write a mapping, by the keys that it needs or, where it needs none, may have."""
+    """Return how to write a mapping: with the keys that it requires or, if none, the first three that it may have."""
     model, _ = _field(schema, loc)
     fields = list((model or schema).model_fields.values())
     needed = [str(item.alias) for item in fields if item.is_required()]

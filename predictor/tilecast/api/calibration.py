@@ -1,4 +1,4 @@
-"""Documents of the calibration: runs, corrections in the status of a GPUPool, corrections in a file."""
+"""Documents of the calibration: runs, corrections in the status of a GPUPool, and corrections in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilecast.spec import Precision, SpecError
 from tilecast.transfer import UNTOLD, MeasuredParts
 
 MAX_RUNS = 64
-"""Runs of one namespace on a pool that are kept, the newest."""
+"""Most runs of one namespace on a pool that are kept; the newest stay."""
 MAX_CORRECTIONS = 32
 _PRECISIONS = "|".join(get_args(Precision))
 _SCALES = "|".join(name for _, name in SCALES)
@@ -74,7 +74,7 @@ class PoolError(StatusModel):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A run with the job it was, when it was last heard of, and from whom."""
+    """A run with its job and the time and origin of its newest report."""
 
     uid: str
     time: str
@@ -82,18 +82,18 @@ class Seen:
     job: str = ""
     """Name of the job."""
     account: str = ""
-    """Service account of the newest report, where a token came with it."""
+    """Service account of the newest report, if a token came with it."""
     source: str = ""
     namespace_uid: str = ""
     gpus: int | None = None
     plan: str | None = None
-    """How it was split, as tables print it."""
+    """How the job was split, as tables print it."""
     parts: MeasuredParts = UNTOLD
-    """What its step went to, as far as it told."""
+    """Parts of its step, as far as they were reported."""
 
 
 def run_of(pool: str, gpu: str, one: RunRecord, namespace: str = "") -> Run:
-    """The run of a record."""
+    """Return the run of a record."""
     return Run(
         pool, gpu, one.precision, one.family, one.scale, one.workload,
         one.predicted_seconds, one.observed_seconds, one.observations, one.framework, namespace,
@@ -101,13 +101,16 @@ def run_of(pool: str, gpu: str, one: RunRecord, namespace: str = "") -> Run:
 
 
 def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
-    """The runs that the status of a pool kept in releases before PoolLearnings, of unknown origin, oldest first."""
+    """Return the runs in the status of a pool, oldest first.
+
+    Releases before PoolLearnings kept runs there. Their origin is unknown.
+    """
     records = RunRecord.known(value_at(status, ("calibration", "runs")))
     return [Seen(one.uid, one.time, run_of(pool, gpu, one)) for one in records]
 
 
 def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[Seen]:
-    """The runs in the statuses of GPUPool documents, oldest first."""
+    """Return the runs in the statuses of GPUPool documents, oldest first."""
     gpus = {pool.name: pool.gpu.name for pool in pools}
     runs: list[Seen] = []
     for document in gpupools:
@@ -118,7 +121,7 @@ def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> lis
 
 
 def record(item: Seen) -> dict[str, Any]:
-    """The values of a run's record, by the names of `RunRecord`."""
+    """Return the values of a run's record, by the names of the fields of `RunRecord`."""
     return {
         "uid": item.uid,
         "precision": item.run.precision,
@@ -134,7 +137,7 @@ def record(item: Seen) -> dict[str, Any]:
 
 
 def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
-    """What holds on a GPU, without those of single workloads: the coarsest first."""
+    """Return the corrections of a GPU, those of the coarsest groups first, without those of single workloads."""
     chosen: Sequence[Correction] = [
         item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
     ]
@@ -152,7 +155,10 @@ def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
 
 
 def shown_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
-    """The corrections in the statuses of GPUPool documents, for a reader who may not see whose runs they are of."""
+    """Return the corrections in the statuses of GPUPool documents.
+
+    They are for a reader who may not see whose runs they are learned from.
+    """
     gpus = {pool.name: pool.gpu.name for pool in pools}
     shown: dict[Key, Correction] = {}
     for document in gpupools:
@@ -169,7 +175,7 @@ _WORKLOAD = 5
 
 
 def write(table: Calibration) -> str:
-    """A calibration as a JSON file."""
+    """Return a calibration as the text of a JSON file."""
     parts = {"corrections": table.corrections, "software": table.software}
     return json.dumps({name: [asdict(item) for item in part] for name, part in parts.items()}, indent=1) + "\n"
 
@@ -189,7 +195,7 @@ class _File(ApiModel):
 
 
 def read(text: str, name: str) -> Calibration:
-    """The calibration of such a file.
+    """Return the calibration in the text of a file that `write` made.
 
     Raises:
         SpecError: the text is something else.

@@ -1,4 +1,4 @@
-"""Text of a manifest to plain dictionaries, with hostile text refused before it costs anything."""
+"""Read manifests into plain dictionaries, and refuse hostile text before it costs anything."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tilecast.untrusted import MAX_DEPTH
 Document: TypeAlias = dict[str, Any]
 
 MAX_YAML_BYTES = 4 * 2**20
-"""YAML is read at one or two megabytes per second; longer input has to come as JSON."""
+"""Longest YAML text. YAML is read at one or two megabytes per second, so longer input has to be JSON."""
 MAX_JSON_BYTES = 512 * 2**20
-"""`kubectl get nodes -o json` writes about 10 KiB per node."""
+"""Longest JSON text. `kubectl get nodes -o json` writes about 10 KiB per node."""
 MAX_ALIASED_VALUES = 100_000
-"""Values of a YAML text with its aliases written out; a manifest with some hundred values has no use for more."""
+"""Most values of a YAML text with its aliases written out. A manifest has some hundred values."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
@@ -27,16 +27,16 @@ _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
 def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> list[Document]:
-    """Every document of a YAML or JSON stream; the items of a `List` count as documents of their own.
+    """Return every document of a YAML or JSON stream; each item of a `List` counts as a document.
 
     Args:
-        text: what the file or pipe held.
-        name: what messages call it.
-        limit_bytes: refuse longer text; None takes `MAX_JSON_BYTES` and `MAX_YAML_BYTES`.
+        text: content of the file or pipe.
+        name: name of the text in messages.
+        limit_bytes: longest text allowed; None takes `MAX_JSON_BYTES` or `MAX_YAML_BYTES`, which YAML never exceeds.
 
     Raises:
-        SpecError: the text is neither YAML nor JSON, is too long or too deep, means more by its aliases than any
-            manifest does, or holds something that is not a mapping.
+        SpecError: the text is neither YAML nor JSON, is too long or too deep, has more than `MAX_ALIASED_VALUES`
+            values with its aliases written out, or contains something that is not a mapping.
     """
     is_json = text.lstrip()[:1] in ("{", "[")
     limit = limit_bytes or (MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
@@ -48,7 +48,7 @@ def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> l
 
 
 def _json(text: str, name: str, limit: int) -> list[Any] | None:
-    """The JSON value as a list of one, or None where the text is not JSON (flow-style YAML, perhaps).
+    """Return the JSON value as a list of one, or None if the text is not JSON (it may be flow-style YAML).
 
     Raises:
         SpecError: it is too deep.
@@ -77,10 +77,12 @@ def _yaml(text: str, name: str) -> list[Any]:
 
 
 def written_out(text: str, name: str = "manifest") -> str:
-    """The text itself, or where it has YAML aliases, the same documents without any, comments gone.
+    """Return the text with its YAML aliases written out.
+
+    Text without aliases is returned unchanged. Otherwise, comments are lost.
 
     Raises:
-        SpecError: as `load`.
+        SpecError: as in `load`.
     """
     if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER)):
         return text
@@ -88,17 +90,17 @@ def written_out(text: str, name: str = "manifest") -> str:
 
 
 class _NoAliasDumper(yaml.SafeDumper):
-    """Writes a value wherever it stands, and no alias."""
+    """Dumper that writes a value in full wherever it occurs, and never an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _check_events(text: str, name: str) -> None:
-    """Nothing, for a text whose nesting and whose aliases, written out, are within bounds.
+    """Check that the nesting and the number of values are within bounds once aliases are written out.
 
     Raises:
-        SpecError: it is too deep, an alias stands inside what it names, or there are too many values.
+        SpecError: the text is too deep, an alias is inside of what it names, or text with anchors has too many values.
     """
     values = 0
     named: dict[str, tuple[int, int]] = {}
@@ -132,11 +134,11 @@ def _check_events(text: str, name: str) -> None:
 
 @dataclass(slots=True)
 class _Nesting:
-    """A list or mapping that is being read."""
+    """List or mapping that is being read."""
 
     anchor: str | None
     before: int
-    """Values that came before it."""
+    """Values before it."""
     height: int = 0
     """Levels below it, so far."""
 

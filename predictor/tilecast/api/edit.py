@@ -1,7 +1,7 @@
-"""A manifest as its author wrote it, with a few fields changed: every other byte stays.
+"""Change a few fields of a manifest and leave every other byte as its author wrote it.
 
-The text is parsed for where its nodes lie, and edited there, so that comments, order, quotes and indentation survive
-and a diff shows what was advised and nothing else.
+The text is parsed to find the positions of its nodes, and edited there, so that comments, order, quotes and indentation
+survive and a diff shows what was advised and nothing else.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import yaml
 from tilecast.api.fields import FieldChange, Path
 
 _Edit: TypeAlias = tuple[Path, Any]
-"""A path and its new value; `_GONE` takes it out, `_More` appends to the list there."""
+"""Path and its new value. `_GONE` removes the field, `_More` appends to the list there."""
 
 
 class _More(list[Any]):
-    """Items to append."""
+    """Items to append to a list."""
 
 
 _GONE = object()
 
 
 def edited(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
-    """The text with each change made.
+    """Return the text with each change made.
 
     Args:
         text: one or more YAML documents (JSON is YAML) without aliases.
-        changes: fields and their new values. Lists on the way to a field must be there, mappings are made.
-        index: which of the documents.
+        changes: fields and their new values. Lists on the way to a field must exist; missing mappings are created.
+        index: position of the document to change.
     """
     for change in changes:
         old = _plain(_find(_root(text, index), change.path))
@@ -40,7 +40,7 @@ def edited(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
 
 
 def _edits(path: Path, old: Any, new: Any) -> Iterator[_Edit]:
-    """The smallest edits from one value to the other; additions come first, so that no mapping is ever empty."""
+    """Yield the smallest edits from `old` to `new`; additions come first, so that no mapping is ever empty."""
     if isinstance(old, dict) and isinstance(new, dict) and old and new:
         for key, value in new.items():
             yield from _edits((*path, key), old.get(key), value)
@@ -71,7 +71,7 @@ def _applied(text: str, index: int, edit: _Edit) -> str:
 
 
 def _with_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
-    """The text with the key of a mapping set, or taken out."""
+    """Return the text with the key of a mapping set, or removed if `value` is `_GONE`."""
     entry = next((pair for pair in mapping.value if pair[0].value == key), None)
     if mapping.flow_style or not mapping.value:
         plain = {**_plain(mapping), key: value}
@@ -102,7 +102,7 @@ def _root(text: str, index: int) -> Any:
 
 
 def _find(node: Any, path: Path) -> Any:
-    """The node at a path; None where there is none. A key without a value holds nothing."""
+    """Return the node at a path; None if there is none, for instance below a key without a value."""
     for part in path:
         if isinstance(part, int):
             node = node.value[part] if isinstance(node, yaml.SequenceNode) and part < len(node.value) else None
@@ -122,7 +122,11 @@ def _plain(node: Any) -> Any:
 
 
 def _content_end(text: str, node: Any, key: Any = None) -> int:
-    """Where the last character of a node's content ends; marks of block nodes lie beyond comments that follow."""
+    """Return the index after the last character of a node's content.
+
+    The end marks of block nodes lie beyond the comments that follow, so the content ends where its last scalar or flow
+    node ends.
+    """
     if isinstance(node, yaml.ScalarNode):
         if key is not None and node.start_mark.index == node.end_mark.index:
             return text.index(":", key.end_mark.index) + 1
@@ -139,7 +143,7 @@ def _line_end(text: str, index: int) -> int:
 
 
 def _is_indented(node: Any) -> bool | None:
-    """Whether lists stand deeper than their keys, as the first one shows; None where there is none."""
+    """Return whether the first block list under a key is indented deeper than its key; None if there is none."""
     if isinstance(node, yaml.SequenceNode):
         return next((answer for item in node.value if (answer := _is_indented(item)) is not None), None)
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
@@ -151,18 +155,18 @@ def _is_indented(node: Any) -> bool | None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists deeper than their keys."""
+    """Dumper that indents lists deeper than their keys."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
 
 class _Plain(yaml.SafeDumper):
-    """Lists as deep as their keys."""
+    """Dumper that writes lists as deep as their keys."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Several lines as a block, so that a script reads as one."""
+    """Represent a text of several lines as a block, so that a script stays readable."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
@@ -177,6 +181,6 @@ def _block(value: Any, column: int, is_indented: bool) -> str:
 
 
 def _flow(value: Any) -> str:
-    """The value in flow style, a text quoted where it could not stand among brackets."""
+    """Return the value in flow style, with quotes around texts that need them between brackets."""
     dumped = str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=4096))
     return dumped.removesuffix("\n").removeprefix("[").removesuffix("]")

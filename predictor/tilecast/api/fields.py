@@ -1,4 +1,4 @@
-"""Fields of documents by path, in whatever shape a document comes."""
+"""Read fields of documents by path, whatever shape a document has."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A field of a document and the whole value that it shall have."""
+    """Field of a document, and the whole value that it is to have."""
 
     path: Path
     value: Any
 
 
 def value_at(document: Any, path: Path) -> Any:
-    """The value at a path; None where the document has none."""
+    """Return the value at a path; None if the document has none."""
     for part in path:
         try:
             document = document[part]
@@ -30,10 +30,10 @@ def value_at(document: Any, path: Path) -> Any:
 
 
 def mapping(value: object) -> Document:
-    """The same, or an empty one where it is no mapping."""
+    """Return the value if it is a mapping, otherwise an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
 def items(value: object) -> list[Document]:
-    """The mappings of a list; none where it is no list."""
+    """Return the mappings in a list; an empty list if the value is no list."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

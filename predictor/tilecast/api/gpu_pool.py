@@ -1,7 +1,7 @@
-"""The GPUPool: what a user knows better than labels do, and pools that have no node right now.
+"""The GPUPool: facts that a user knows better than node labels do, and pools that have no node right now.
 
-Users write them, and discovery does. Discovery labels the ones it made and notes in an annotation the digest of the
-spec it wrote: whoever edits the spec owns the pool from then on, and discovery leaves it alone.
+Users and discovery write GPUPools. Discovery labels those that it made, and keeps the digest of the spec that it wrote
+in an annotation. Whoever edits the spec owns the pool from then on, and discovery leaves it alone.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from tilecast.spec import SpecError
 
 KIND = "GPUPool"
 DISCOVERED = f"{GROUP}/discovered"
-"""Label of the pools that discovery made; anything but "true" makes a pool its user's."""
+"""Label of the pools that discovery made. Any value but "true" means that the pool belongs to a user."""
 DISCOVERY = f"{GROUP}/discovery"
-"""Annotation with what discovery noted about a pool, as JSON."""
+"""Annotation with the notes of discovery about a pool, as JSON."""
 NODE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 GPU_NAME: str = GpuFile.model_json_schema()["properties"]["name"]["pattern"]
-"""What a GPU may be called, as a regular expression: the same here, for the API server, and in GPU files."""
+"""Regular expression for the name of a GPU: the same here, for the API server, and in GPU files."""
 
 
 class Rates(ApiModel):
@@ -97,7 +97,7 @@ class GpuSource(ApiModel):
     facts: GpuFacts | None = optional_field("Data-sheet facts; they win over what Tilecast ships.")
 
     def gpu(self) -> Gpu:
-        """The GPU these fields mean.
+        """Return the GPU that these fields describe.
 
         Raises:
             SpecError: the name is unknown and no facts are given, the facts are no GPU, or their link is unknown.
@@ -283,7 +283,7 @@ class GPUPoolStatus(StatusModel):
 
 
 def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
-    """Name and checked spec of a GPUPool document.
+    """Return the name and the checked spec of a GPUPool document.
 
     Raises:
         SpecError: with the path of the first field that is wrong.
@@ -294,16 +294,19 @@ def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What discovery noted about a pool it made."""
+    """Notes of discovery about a pool that it made."""
 
     identity: str
-    """GPU, node shape, link and market: what tells the pool from others."""
+    """GPU, node shape, link and market, which together distinguish the pool from others."""
     layer: str
-    """Where its GPU facts came from."""
+    """Source of its GPU facts, such as a label's owner or the instance type."""
 
 
 def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
-    """What discovery noted; None for a pool that a user wrote, or took over by editing its spec or its label."""
+    """Return the notes of discovery about a pool; None if the pool belongs to a user.
+
+    It does if a user wrote it, or took it over by editing its spec or its label.
+    """
     labels, annotations = (mapping(value_at(document, ("metadata", part))) for part in ("labels", "annotations"))
     try:
         note = untrusted.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
@@ -314,7 +317,7 @@ def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | Non
 
 
 def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
-    """The GPUPool object that discovery writes."""
+    """Return the GPUPool object that discovery writes."""
     fields = {"identity": note.identity, "layer": note.layer, "spec": _digest(spec)}
     return {
         "apiVersion": API_VERSION,
@@ -329,7 +332,7 @@ def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
 
 
 def _plain(spec: GPUPoolSpec) -> dict[str, Any]:
-    """The spec without what is left open, as it is written."""
+    """Return the spec as it is written: without fields that are absent or have their default."""
     fields: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
     return fields
 
@@ -339,12 +342,12 @@ def _digest(spec: GPUPoolSpec) -> str:
 
 
 def named_link(name: str, field: str, *, per_node: bool) -> Link:
-    """The link of that name.
+    """Return the link of a name.
 
     Args:
-        name: as the pool's author wrote it.
-        field: where, for errors.
-        per_node: whether it has to join nodes rather than the GPUs of one.
+        name: name of the link, as the pool's author wrote it.
+        field: name of the field in errors.
+        per_node: whether the link has to join nodes rather than the GPUs of one node.
 
     Raises:
         SpecError: there is no such link, or it joins something else.

@@ -1,6 +1,6 @@
-"""The kinds of jobs that can be advised: the one table that the API, the CLI and the operator take them from.
+"""Kinds of jobs that can be advised, in one table for the API, the CLI and the operator.
 
-To add a kind, write its module in `tilecast/jobs/` and its line in `JOB_APIS`.
+To add a kind, write its module in `tilecast/jobs/` and add a line to `JOB_APIS`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 
 class JobApi(NamedTuple):
-    """The API of a kind of job."""
+    """API of a kind of job."""
 
     version: str
-    """Group and version, or the version alone in the core group."""
+    """Group and version; in the core group, the version alone."""
     module: str
-    """The module whose `KIND` reads and changes such jobs (`tilecast.jobs.interface.JobKind`)."""
+    """Module whose `KIND` reads and changes such jobs (`tilecast.jobs.interface.JobKind`)."""
 
 
 JOB_APIS: Mapping[str, JobApi] = {
@@ -28,6 +28,6 @@ JOB_APIS: Mapping[str, JobApi] = {
 
 
 def listed() -> str:
-    """The kinds as a sentence names them: "A, B or C"."""
+    """Return the kinds as a list for a sentence: "A, B or C"."""
     *others, last = JOB_APIS
     return f"{', '.join(others)} or {last}"

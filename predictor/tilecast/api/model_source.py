@@ -1,4 +1,4 @@
-"""The model of a TrainingJob: where its architecture is written."""
+"""Sources of a TrainingJob's model: the ways to give its architecture."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tilecast.spec import Model
 
 MAX_CONFIG_BYTES = 2**18
 MAX_CONFIG_DEPTH = 32
-"""Of a config.json written into a job; the largest of the Hugging Face Hub, with a name for each of 21,000 labels,
-belong into a ConfigMap."""
+"""Deepest nesting of a config.json that is written into a job; `MAX_CONFIG_BYTES` is its greatest length. The largest
+ones on the Hugging Face Hub, with a name for each of 21,000 labels, belong in a ConfigMap."""
 KEY_NAME = r"^[-._a-zA-Z0-9]+$"
-"""What it allows as a key of a ConfigMap."""
+"""Pattern of the keys of a ConfigMap that the API server allows."""
 
 
 class Transformer(ApiModel):
@@ -64,7 +64,7 @@ class Transformer(ApiModel):
     )
 
     def model(self, name: str) -> Model:
-        """These dimensions as a `Model`."""
+        """Return these dimensions as a `Model`."""
         return models.model_from(
             {
                 "name": name,
@@ -128,7 +128,7 @@ class HuggingFace(ApiModel):
     @field_validator("config")
     @classmethod
     def _check_config(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Text that nobody could mean is refused before anything walks through it."""
+        """Refuse a config that is too deep or too large, before other code walks through it."""
         problem = None
         if _is_deeper(config, MAX_CONFIG_DEPTH):
             problem = f"is nested more than {MAX_CONFIG_DEPTH} deep"
@@ -141,7 +141,7 @@ class HuggingFace(ApiModel):
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether anything lies more than `levels` below the value."""
+    """Return whether anything lies more than `levels` levels below the value."""
     level = [value]
     for _ in range(levels + 1):
         inner = [

@@ -1,4 +1,4 @@
-"""What a step went to, as reports, statuses and files of measured steps say it."""
+"""Parts of a measured step in seconds, as in reports, statuses and files of measured steps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class PartSeconds(ApiModel):
 
     @property
     def parts(self) -> MeasuredParts:
-        """The same for transfer."""
+        """The parts as `tilecast.transfer` takes them."""
         passes = (self.forward_seconds, self.backward_seconds)
         return MeasuredParts(self.input_seconds, *passes, self.optimizer_seconds, self.communication_seconds)
 
 
 def fields_of(parts: MeasuredParts) -> dict[str, float]:
-    """What is told of a step, to six digits, by the names of the fields."""
+    """Return the known parts of a step, to six digits, by the names of the fields."""
     known = zip(PartSeconds.model_fields, parts.values, strict=True)
     return {name: float(f"{value:.6g}") for name, value in known if value is not None}

@@ -1,8 +1,8 @@
-"""The PoolLearning: what was measured on one pool, who measured it, and what was forgotten of it.
+"""The PoolLearning: runs that were measured on one pool, who measured them, and which runs were forgotten.
 
-The operator keeps one beside each GPUPool that has had a run. It is an object of the cluster and no part of the pool's
-status, so that whoever may read pools does not read who ran what: only the operator and administrators have rights on
-it. Deleting it, or an annotation, forgets.
+The operator keeps one beside each GPUPool that has had a run. It is a cluster-scoped object and no part of the pool's
+status, so that whoever may read pools cannot see who ran what: only the operator and administrators have access to it.
+To make the operator forget runs, delete the object or set the annotation `FORGET` on it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tilecast.spec import SpecError
 
 KIND = "PoolLearning"
 FORGET = f"{GROUP}/forget"
-"""Annotation that says what the operator is to forget: `all`, `namespace/NAME` or `job/UID`."""
+"""Annotation that names the runs that the operator is to forget: `all`, `namespace/NAME` or `job/UID`."""
 MAX_KEPT = 1024
-"""Runs of a pool that are kept: less than half of what the API server takes in one object."""
+"""Most runs of a pool that are kept. They take less than half of what the API server allows in one object."""
 MAX_FORGOTTEN = 64
 
 
@@ -62,17 +62,17 @@ class PoolLearningSpec(StatusModel):
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """What is to be forgotten of a pool: all, or what one namespace or one job taught."""
+    """Runs of a pool that are to be forgotten: all, or those of one namespace or one job."""
 
     namespace: str | None = None
     uid: str | None = None
 
     @classmethod
     def of(cls, text: str) -> Forget:
-        """What an annotation says.
+        """Parse the value of the annotation.
 
         Raises:
-            SpecError: it says nothing that can be forgotten.
+            SpecError: the value names nothing that can be forgotten.
         """
         part, slash, name = text.strip().partition("/")
         if part == "all" and not slash:
@@ -89,12 +89,12 @@ class Forget:
         return f"namespace/{self.namespace}"
 
     def matches(self, item: Seen) -> bool:
-        """Whether it means a run."""
+        """Return whether a run is to be forgotten."""
         return self.namespace in (None, item.run.namespace) and self.uid in (None, item.uid)
 
 
 def runs(pool: str, document: Mapping[str, Any]) -> list[Seen]:
-    """The runs in a PoolLearning, oldest first; a record that cannot be meant is left out."""
+    """Return the runs in a PoolLearning, oldest first, without invalid records."""
     parsed = []
     for one in LearntRun.known(value_at(document, ("spec", "runs"))):
         run = run_of(pool, one.gpu, one, one.namespace)
@@ -104,13 +104,13 @@ def runs(pool: str, document: Mapping[str, Any]) -> list[Seen]:
 
 
 def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
-    """What was forgotten of a pool, and when."""
+    """Return what was forgotten of a pool, each with the time when it was forgotten."""
     records = ForgottenRuns.known(value_at(document, ("spec", "forgotten")))
     return [(Forget(one.namespace, one.uid), one.before) for one in records]
 
 
 def document(pool: str, seen: Iterable[Seen], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
-    """The object of a pool."""
+    """Return the PoolLearning object of a pool, with the newest runs and `Forget`s that there is room for."""
     rows = [
         LearntRun.within(
             **record(item),

@@ -1,6 +1,6 @@
-"""The QueueAdvice: what the plan of the whole queue comes to, beside what would become of it without one.
+"""The QueueAdvice: what the plan of the whole queue achieves, beside what the queue would achieve without a plan.
 
-The operator keeps one for all the jobs that it answers. Each job says in its own status where and when it runs.
+The operator keeps one for all the jobs that it answers. Each job's own status says where and when the job runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The status of a TrainingJob: the advice, what became of it, and how far it was off."""
+"""The status of a TrainingJob: the advice, how the job ran, and how far off the forecast was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of a TrainingJob, read: by name, by its dimensions, or from what a ConfigMap holds."""
+"""Read the model of a TrainingJob: by name, from its dimensions, or from a ConfigMap."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tilecast.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A key of a ConfigMap that a job's model is in."""
+    """A key of a ConfigMap that contains a job's model."""
 
     field: str
-    """What errors call it."""
+    """Path of the reference in the job, for errors."""
     name: str
     key: str
     otherwise: str
-    """What a user can do who has no ConfigMap."""
+    """Remedy for a user who has no ConfigMap."""
 
 
 def content(reference: Reference, config_map: Mapping[str, Any] | None) -> bytes:
-    """What a ConfigMap holds under the key of a reference, text (data) or bytes (binaryData).
+    """Return the content of a ConfigMap under the key of a reference: text (data) or bytes (binaryData).
 
     Args:
         reference: the reference.
-        config_map: the ConfigMap; None where there is none.
+        config_map: the ConfigMap; None if there is none.
 
     Raises:
-        SpecError: the ConfigMap or its key is missing.
+        SpecError: the ConfigMap or its key is missing, or its bytes are not base64.
     """
     if config_map is None:
         remedy = f"create it beside the job, or {reference.otherwise}"
@@ -60,17 +60,17 @@ def content(reference: Reference, config_map: Mapping[str, Any] | None) -> bytes
 def model_of(
     name: str, source: ModelSource, reference: Reference | None, stored: bytes | None, sequence: int | None
 ) -> Model:
-    """The model that a job names.
+    """Return the model that a job names.
 
     Args:
-        name: of the job.
+        name: name of the job.
         source: its `spec.model`.
-        reference: the key of a ConfigMap that holds the model, if one does.
-        stored: what is under that key.
-        sequence: tokens of a sample, as the job gives them; None where it gives none.
+        reference: the key of a ConfigMap that contains the model, if one does.
+        stored: content of that key; None if no ConfigMap was read.
+        sequence: tokens of a sample, as the job gives them; None if it gives none.
 
     Raises:
-        SpecError: the model is unknown, or is not what it should be.
+        SpecError: the model is unknown or cannot be read, or its ConfigMap was not read.
     """
     if reference is not None and stored is None:
         raise SpecError(reference.field, "is not read here", reference.otherwise)
@@ -91,13 +91,16 @@ def model_of(
 
 
 def _json(reference: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
-    """The mapping that a ConfigMap's text is."""
+    """Parse the text of a ConfigMap as a JSON mapping."""
     subject = f"{reference.key} of ConfigMap {reference.name}"
     return untrusted.json_mapping(stored, f"{reference.field}.key", subject, remedy)
 
 
 def _trace(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
-    """The graph that a ConfigMap holds: a document of `tilecast trace`, which starts like JSON, or an ONNX file."""
+    """Return the graph in a ConfigMap.
+
+    It is a document of `tilecast trace`, which starts like JSON, or an ONNX file.
+    """
     field = f"{reference.field}.key"
     if stored.lstrip()[:1] == b"{":
         value = _json(reference, stored, "store what `tilecast trace` wrote")
@@ -111,8 +114,14 @@ def _trace(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
 
 
 def sequence_length(model: Model, given: int | None) -> int:
-    """Tokens of one sample; 1 for a model without a vocabulary, which counts samples; of a graph what it was traced
-    with; where nothing is said, what a model pads every text to (CLIP, Whisper)."""
+    """Return the tokens of one sample.
+
+    A model without a vocabulary counts samples and has 1. A graph has the number that it was traced with. If the job
+    gives none, it is the length to which the model pads every text (CLIP, Whisper).
+
+    Raises:
+        SpecError: the job has to give a number and gives none, or the number does not suit the model.
+    """
     field = "spec.training.sequenceLength"
     if model.trace is not None:
         if given not in (None, 1) and model.trace.sequence == 1:

@@ -1,4 +1,4 @@
-"""How the model of a TrainingJob is trained."""
+"""The `training` field of a TrainingJob: how its model is trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilecast.spec import (
 )
 
 RESTART_S = 300.0
-"""What the restart of a job takes that does not say it."""
+"""Seconds that the restart of a job takes if the job does not say."""
 
 
 class BatchRange(ApiModel):

@@ -1,6 +1,6 @@
-"""The spec of a TrainingJob: what a user asks for, and the `Request` that it means.
+"""The spec of a TrainingJob: what a user wants, and how it becomes a `Request`.
 
-The models here are the source of `crds/trainingjobs.yaml`. A field exists only once something honours it.
+The models here are the source of `crds/trainingjobs.yaml`. A field exists only once some code uses it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from tilecast.spec import Checkpointing, Model, SpecError, Stated, Workload
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-"""Off writes the status only, Advise annotates too, Initial also writes the node choice, once, before the job runs."""
+"""Modes of a job. Off writes the status only, Advise annotates too, and Initial also writes the node choice, once,
+before the job runs."""
 
 
 class JobConstraints(ApiModel):
@@ -68,7 +69,7 @@ class JobConstraints(ApiModel):
     )
 
     def limits(self) -> Constraints:
-        """The same as `Constraints`."""
+        """Return these limits as `Constraints`."""
         return Constraints(
             gpus=self.gpus,
             max_gpus=self.max_gpus,
@@ -93,7 +94,7 @@ class BaselinePlan(ApiModel):
     activation_checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
 
     def stated(self) -> Stated:
-        """The same as a `Stated`."""
+        """Return this plan as a `Stated`."""
         given = self.model_dump(by_alias=True)
         return Stated(**{name: given[column.key] for name, column in PLAN_COLUMNS.items() if column.key in given})
 
@@ -117,7 +118,7 @@ class JobBaseline(ApiModel):
     )
 
     def stated(self) -> Baseline:
-        """The same as a `Baseline`."""
+        """Return this baseline as a `Baseline`."""
         return Baseline(self.pool, self.gpus, self.plan.stated() if self.plan else None)
 
 
@@ -164,7 +165,7 @@ _OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items
 
 
 def _bound_rule(field: str) -> ValidationRule:
-    """A field of the job that bounds the plans goes with the objectives that it bounds."""
+    """Return the rule that a bound on plans is given with the objectives that need it, and only with them."""
     names = bounded_by(field)
     among = f"== '{names[0]}'" if len(names) == 1 else f"in {names}"
     return ValidationRule(
@@ -240,12 +241,12 @@ class TrainingJobSpec(ApiModel):
 
 
 def document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The TrainingJob object of a name and a spec."""
+    """Return the TrainingJob object with a name and a spec."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
 
 def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
-    """The spec of a TrainingJob document, checked field by field.
+    """Return the spec of a TrainingJob document, checked field by field.
 
     Raises:
         SpecError: with the path of the first field that is wrong.
@@ -254,14 +255,14 @@ def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
 
 
 def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
-    """The advice that a TrainingJob document asks for.
+    """Return the request for advice that a TrainingJob document makes.
 
     Args:
         document: the TrainingJob.
-        config_maps: the ConfigMaps that are at hand, by name.
+        config_maps: the ConfigMaps that were read, by name.
 
     Raises:
-        SpecError: a field is wrong, or the model is unknown.
+        SpecError: a field is wrong, or the model is unknown or cannot be read.
     """
     name, _ = envelope(document, KIND)
     spec = parse(document)
@@ -272,7 +273,7 @@ def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any
 
 
 def reference(spec: TrainingJobSpec) -> Reference | None:
-    """The place of a job's model, if it is in a ConfigMap."""
+    """Return the ConfigMap key that contains a job's model; None if no ConfigMap does."""
     model = spec.model
     if model.graph_ref is not None:
         key: ConfigMapKeyRef = model.graph_ref.config_map_key_ref
@@ -284,22 +285,23 @@ def reference(spec: TrainingJobSpec) -> Reference | None:
 
 
 def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Request:
-    """A checked spec as a `Request`.
+    """Return a checked spec as a `Request`.
 
     Args:
-        name: of the job.
-        spec: of the job.
-        stored: what is at the spec's `reference`, if it has one.
+        name: name of the job.
+        spec: spec of the job.
+        stored: content of the spec's `reference`, if it has one.
 
     Raises:
-        SpecError: the model is unknown or cannot be read, or the sequence length does not suit it.
+        SpecError: the model is unknown, cannot be read or is too large, the sequence length does not suit it, or the
+            framework cannot reduce gradients as the spec says.
     """
     training = spec.training
     model = model_of(name, spec.model, reference(spec), stored, training.sequence_length)
     workload = _workload(spec, model, sequence_length(model, training.sequence_length))
     _check_sync(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
-        models.operators(workload)  # refuses what is too large while it is read
+        models.operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
     return Request(
         name=name,
@@ -316,7 +318,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
 
 
 def _workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
-    """The workload of a spec, whose model and tokens per sample are known."""
+    """Return the workload of a spec, given its model and its tokens per sample."""
     training, is_training = spec.training, spec.workload == "training"
     steps = training.steps
     if training.tokens is not None:
@@ -350,7 +352,11 @@ def _workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Work
 
 
 def _check_sync(training: Training) -> None:
-    """The framework reduces gradients in buckets, or by servers, where the job says so."""
+    """Check that gradients can be reduced in buckets or by parameter servers, where the job says so.
+
+    Raises:
+        SpecError: the framework has no buckets or no servers, or parameter servers meet offloaded parameters.
+    """
     name, is_served = training.framework, training.gradient_sync == "parameterServer"
     if is_served and training.offload == "parameters":
         problem = "offload parameters spreads gradients that a parameter server sums whole"

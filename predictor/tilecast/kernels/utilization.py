@@ -68,8 +68,11 @@ class Spread(_Part):
 
 
 class TrainedNetwork(_Part):
-    """One network of the file. A context index is `dies.index(die) * len(cases) + cases.index(case)`;
-    the first die is the empty name: no GPU in particular."""
+    """One network of the file.
+
+    A context index is `dies.index(die) * len(cases) + cases.index(case)`. The first die has an empty name, which means
+    no GPU in particular.
+    """
 
     columns: tuple[str, ...]
     mean: tuple[float, ...]

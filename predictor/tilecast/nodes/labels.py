@@ -58,8 +58,11 @@ class Layer(_Data):
 
 
 class Partitioned(_Data):
-    """A label by which GPUs are cut, shared or virtual: where it contains a text, equals one of several, is a number
-    above one, or matches a regular expression."""
+    """A label which says that GPUs are cut, shared or virtual.
+
+    It says so if its value contains `contains`, equals one of `equals`, is a number greater than `above`, or matches
+    the regular expression `pattern`.
+    """
 
     code: str
     label: str
