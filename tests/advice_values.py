@@ -1,4 +1,4 @@
-"""An advice made by hand, for tests of what is said about it."""
+"""Advice written by hand, for tests of the texts that present it."""
 
 from __future__ import annotations
 

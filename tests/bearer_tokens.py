@@ -1,4 +1,4 @@
-"""Tokens as service accounts have them, signed by nobody."""
+"""Tokens in the form of service account tokens, with signatures that nobody checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ NOW_S = 1_700_000_000.0
 
 
 def token(namespace: str = "team", signature: str = "signed", **claims: Any) -> str:
-    """A token with these claims, whoever signed it; valid at `NOW_S` unless they say another time."""
+    """Return a token with these claims, valid at `NOW_S` unless the claims say another time.
+
+    `signature` may be any text.
+    """
     payload = {
         "aud": ["tilecast"],
         "exp": NOW_S + 600,

@@ -1,4 +1,4 @@
-"""Values of the chart in two states each, and lists of states in which every two values meet in all four ways."""
+"""The chart's on/off values, and lists of settings in which each pair of values meets in all four combinations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ APART = ("jobs.", "podSecurityContext.", "securityContext.", "shard.refuseOthers
 
 
 def switches(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Both states of every value that is on or off, as `--set` takes them."""
+    """Yield both states of every on/off value below `path`, as `--set` takes them."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from switches(f"{path}.{key}" if path else key, item)
@@ -50,8 +50,11 @@ SWITCHES = (
 
 
 def pairwise(pairs: tuple[tuple[str, str], ...]) -> list[list[str]]:
-    """Lists of states such that every two pairs meet in all four ways (Kleitman and Spencer 1973): one list is all
-    off, and each pair is on in lists of its own choice, four of the other seven, so that any two choices meet."""
+    """Return eight lists of settings in which any two pairs meet in all four combinations.
+
+    Kleitman and Spencer, 1973: one list has every pair off. Each pair is on in its own choice of four of the other
+    seven lists; any two such choices intersect.
+    """
     choices = list(combinations(range(1, 8), 4))
     assert len(pairs) <= len(choices)
     return [[pair[row in choice] for pair, choice in zip(pairs, choices, strict=False)] for row in range(8)]

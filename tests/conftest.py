@@ -1,4 +1,4 @@
-"""Fixtures that start real programs: one control plane for each process of a test run that asks for it."""
+"""Fixtures that start real programs. Each process of a test run that needs a control plane starts one."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 CLUSTER_TIMEOUT_S = 1800
-"""Long enough to build the control plane from source on first use."""
+"""Timeout of cluster tests in seconds, enough to build the control plane from source on first use."""
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,18 +38,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault(processes.MARK, uuid.uuid4().hex)
 LEFTOVERS_S = 10.0
-"""How long processes may take to end that were asked to."""
+"""Time that processes get to end after they were asked to, in seconds."""
 
 
 def _left() -> dict[int, str]:
-    """What the tests have started and is still there; a tracker of multiprocessing ends with whom it belongs to."""
+    """Return the processes that the tests started and that still run, by id.
+
+    Trackers of multiprocessing are left out: each ends with the process that it belongs to.
+    """
     started = processes.marked(os.environ[processes.MARK])
     return {pid: command for pid, command in started.items() if "multiprocessing.resource_tracker" not in command}
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """No process outlives the tests; a worker of pytest-xdist leaves the look to the one that started it."""
+    """Fail the run if a process outlives the tests.
+
+    Workers of pytest-xdist do not check; the process that started them does.
+    """
     if hasattr(session.config, "workerinput"):
         return
     ends_s = time.monotonic() + LEFTOVERS_S
@@ -73,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def need(feature: str, reason: str) -> NoReturn:
-    """Skip a test for want of a feature of the machine, or fail it where `TILECAST_REQUIRE` names the feature."""
+    """Skip a test that needs a feature of the machine, or fail it where `TILECAST_REQUIRE` names the feature."""
     if is_required(feature):
         pytest.fail(f"TILECAST_REQUIRE names {feature}, and {reason}", pytrace=False)
     pytest.skip(reason)
@@ -88,27 +94,29 @@ def ensure_or_fail(toolset: str) -> Path:
 
 @pytest.fixture
 def own_links() -> Iterator[None]:
-    """Link files that a test names by `hardware.use_links` are gone after it."""
+    """Forget the link files that a test loads by `hardware.use_links`."""
     yield
     hardware.use_links("")
 
 
 @pytest.fixture(scope="session")
 def binaries() -> Path:
-    """The folder of etcd, kube-apiserver, kubectl, kwokctl and their kin."""
+    """Return the folder that holds etcd, kube-apiserver, kubectl, kwokctl and the programs beside them."""
     return ensure_or_fail("controlplane")
 
 
 @pytest.fixture(scope="session")
 def chart_tools() -> Path:
-    """The folder of helm and kubeconform."""
+    """Return the folder of helm and kubeconform."""
     return ensure_or_fail("chart")
 
 
 @pytest.fixture(scope="session")
 def cluster(binaries: Path) -> Iterator[Cluster]:
-    """A control plane with an audit log, the nodes of `examples/clusters/mixed.yaml` and the CRDs; or, without a log,
-    the cluster that `TILECAST_TEST_CONTEXT` names."""
+    """Yield a control plane with an audit log, the nodes of `examples/clusters/mixed.yaml` and the CRDs.
+
+    If `TILECAST_TEST_CONTEXT` names a cluster, yield that one instead, without an audit log.
+    """
     nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-policy.yaml"
     context = os.environ.get("TILECAST_TEST_CONTEXT")
     with NamedCluster(context, nodes=nodes) if context else Cluster(nodes=nodes, audit_policy=policy) as started:
@@ -119,7 +127,7 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def shared_bare_cluster(binaries: Path) -> Iterator[Cluster]:
-    """What `bare_cluster` hands from module to module."""
+    """Yield the control plane that all uses of `bare_cluster` share."""
     nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-policy.yaml"
     with Cluster(nodes=nodes, audit_policy=policy, components=("etcd", "kube-apiserver")) as started:
         started.apply(ROOT / "crds")
@@ -129,15 +137,18 @@ def shared_bare_cluster(binaries: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def bare_cluster(shared_bare_cluster: Cluster) -> Iterator[Cluster]:
-    """A control plane to be rough with, which starts in no time: etcd and the API server with an audit log, the same
-    nodes as objects that nobody tends, the CRDs, and no job that another module left: its operator would answer it."""
+    """Yield a control plane that tests may break, and that starts fast.
+
+    It has etcd and the API server with an audit log, the nodes of `cluster` as objects without a controller, and
+    the CRDs. Jobs of an earlier module are deleted, because the operator of the next module would answer them.
+    """
     yield shared_bare_cluster
     shared_bare_cluster.kubectl("delete", "trainingjobs.tilecast.dev", "--all", "--all-namespaces", "--wait=false")
 
 
 @pytest.fixture(scope="session")
 def kind_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of kind that all its stories share."""
+    """Yield a cluster of kind that all its stories share."""
     # It uses what is defined here.
     import kind_cluster
 
@@ -147,7 +158,7 @@ def kind_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def team(kind_cluster: Cluster) -> Iterator["Scene"]:
-    """A namespace for jobs on kind; it is gone afterwards, and the pools with it."""
+    """Yield a scene with a namespace for jobs on kind; afterwards delete the namespace and all pools."""
     from story import TEAM, Scene  # it uses what is defined here
 
     kind_cluster.kubectl("create", "namespace", TEAM)
@@ -157,7 +168,7 @@ def team(kind_cluster: Cluster) -> Iterator["Scene"]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print how many stories ran on kind, where some were asked for."""
+    """Print how many stories ran on kind, if any were collected."""
     stories = config.stash.get(STORIES, set[str]())
     outcomes = ("passed", "failed", "error", "skipped")
     reports = {name: {report.nodeid for report in terminalreporter.stats.get(name, ())} & stories for name in outcomes}
@@ -167,7 +178,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 class HelmError(Exception):
-    """helm refused; the message is its standard error."""
+    """helm failed; the message is its standard error."""
 
 
 Helm = Callable[..., str]
@@ -175,7 +186,10 @@ Helm = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def helm(chart_tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """`helm ARGUMENTS` -> what it prints; it knows no cluster but one named by `--kubeconfig`."""
+    """Return a function that runs helm and returns its output.
+
+    helm reaches no cluster except one that `--kubeconfig` names.
+    """
     home = tmp_path_factory.mktemp("helm")
     environment = {"HOME": str(home), "PATH": "", "NO_PROXY": "127.0.0.1"}
 

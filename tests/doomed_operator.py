@@ -1,6 +1,6 @@
 """An operator that dies of a signal when it reads a batch of 666: `python doomed_operator.py JOURNAL RESULT`.
 
-It serves the same objects at every start. Once nothing is left to do, what it wrote is in RESULT.
+It serves the same objects at every start. Once there is nothing left to do, it writes its results to RESULT.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def deadly(name: str, spec: training_job.TrainingJobSpec, stored: bytes | None) 
 
 
 def store() -> JobStore:
-    """Honest jobs, a TrainingJob that is deadly, and a held Job that is."""
+    """Return a store with honest jobs, a deadly TrainingJob, and a deadly Job that is held."""
     objects = JobStore()
     batches = {f"honest-{number}": 8 * (1 + number) for number in range(HONEST)} | {"bomb": DEADLY}
     for name, batch in batches.items():

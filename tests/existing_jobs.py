@@ -1,4 +1,4 @@
-"""The examples of jobs that are there already, read, and what the pools of an example cluster mean for them."""
+"""Readers for the examples of existing jobs, and the pools that an example cluster offers them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def runtime(**trainer: Any) -> dict[str, Any]:
 
 
 def advice_spec(job: Job) -> training_job.TrainingJobSpec:
-    """The spec that a job's annotations are, checked as the CLI checks it."""
+    """Return the spec that a job's annotations describe, checked as the CLI checks it."""
     try:
         return check(training_job.TrainingJobSpec, described(job), "spec")
     except SpecError as error:

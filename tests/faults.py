@@ -1,6 +1,6 @@
-"""A reverse proxy before a real API server that goes wrong when told to: it refuses, breaks off, and garbles watches.
+"""A reverse proxy before a real API server that injects faults: refusals, broken connections, garbled watches.
 
-What it does not spoil is what the API server said. It runs in a thread of its own; hooks are called there.
+Answers that no hook replaces are the API server's own. The proxy runs in its own thread and calls its hooks there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Call:
 
     method: str
     resource: str
-    """Plural, with the subresource: `trainingjobs/status`; empty where the path names none."""
+    """Plural name, with the subresource, such as `trainingjobs/status`; empty where the path names none."""
     name: str
     is_watch: bool
 
@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is said instead of the API server's answer; status 0 says nothing and breaks the connection."""
+    """An answer that replaces the API server's; status 0 breaks the connection without an answer."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ DROP = Answer(0)
 
 
 def error_event(code: int) -> bytes:
-    """A watch event that ends a watch."""
+    """Return a watch event that ends a watch."""
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "injected"}
     return json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
 
@@ -82,9 +82,10 @@ class Proxy:
     """Forwards everything to the API server of `cluster`, with the caller's own credentials.
 
     Attributes:
-        before: asked for each request before it is forwarded; what it returns is the answer, None forwards.
-        after: asked when the API server has answered a request that is no watch; what it returns replaces the answer.
-        events: the lines of a watch that take the place of one line.
+        before: called for each request before it is forwarded; its result is the answer, or None to forward.
+        after: called when the API server has answered a request other than a watch; its result replaces the answer.
+        events: called for each line of a watch; returns the lines to send in its place.
+    $
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -105,7 +106,7 @@ class Proxy:
         self.events = lambda asked, line: (line,)
 
     def kubeconfig(self, account: Path, folder: Path) -> Path:
-        """The kubeconfig `account`, by way of this proxy."""
+        """Return a copy of the kubeconfig `account` that goes through this proxy."""
         config = yaml.safe_load(account.read_text())
         config["clusters"][0]["cluster"] = {"server": self.url}
         path = folder / "proxied.yaml"
@@ -113,7 +114,7 @@ class Proxy:
         return path
 
     def cut(self, resource: str, last: bytes = b"") -> int:
-        """Break every watch of a resource, after a last line; returns how many there were."""
+        """Break every watch of a resource after a last line, and return how many there were."""
 
         async def end() -> int:
             watches = [(out, task) for out, (asked, task) in self._watches.items() if asked.resource == resource]

@@ -1,6 +1,7 @@
-"""Give hostile texts to every door of a process with the operator's own settings, in its main thread and in one more.
+"""Give hostile texts to every reader of a process with the operator's own settings, in its main thread and in another.
 
-Each pair is printed before it is tried, so that one at which the process dies is known. Run by `test_untrusted.py`:
+Each pair of text and reader ("door") is printed before it is tried, so that the output shows at which the process dies.
+Run by `test_untrusted.py`:
 
     python hostile_doors.py fast|long
 """
@@ -67,7 +68,7 @@ def _stored(model: dict[str, Any], key: str) -> Callable[[str], object]:
 
 
 def _watched(api_version: str, kind: str, spec: str) -> Callable[[str], object]:
-    """An object as kopf's watch hands it on, and what the cache makes of it."""
+    """Return a function that passes a text through kopf's watch, as part of an object, and then to the cache."""
 
     async def watch(**_: Any) -> AsyncIterator[Any]:
         yield event
@@ -150,7 +151,10 @@ def _deep(levels: int, opening: str, closing: str) -> str:
 
 
 def values(size: str) -> Iterator[tuple[str, str]]:
-    """Name and text of each value; most are also the value of a field that is read."""
+    """Yield the name and the text of each hostile value.
+
+    Most of them are also tried as the value of a field that is read.
+    """
     levels = {"fast": (65, 10_050, 59_500), "long": (33, 64, 65, 999, 9_990, 10_050, 30_000, 58_000, 59_500, 200_000)}
     for count in levels[size]:
         yield f"{count} lists", _deep(count, "[", "]")
@@ -199,7 +203,7 @@ def attempt_all(size: str, where: str) -> None:
 
 
 def within_thread(size: str) -> bool:
-    """Try the same in a thread as the operator makes them; returns whether it got through."""
+    """Try every value in a thread as the operator starts them, and return whether the thread finished."""
     done = []
 
     def run() -> None:

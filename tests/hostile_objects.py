@@ -1,4 +1,4 @@
-"""Hostile objects for an API server: deep, large, many, odd and wrong ones, at every door that a tenant has."""
+"""Hostile objects for an API server: deep, large, many, odd and wrong ones, for every field that a tenant may write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _nested(levels: int) -> str:
 
 
 def texts(rng: random.Random) -> Iterator[str]:
-    """Yield JSON texts without end, each hostile in another way."""
+    """Yield hostile JSON texts without end, of several kinds at random."""
     kinds: tuple[Callable[[], str], ...] = (
         lambda: _nested(rng.choice((65, 999, 9_990, 30_000, 59_500, 90_000))),
         lambda: '{"a":' * rng.choice((65, 5_000, 20_000)) + "1" + "}" * rng.choice((65, 5_000, 20_000)),
@@ -67,7 +67,10 @@ def _heavy(rng: random.Random) -> dict[str, Any]:
 
 
 def hostile(count: int, seed: int) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Yield `count` groups of objects, each a path and a document; those of a group belong together."""
+    """Yield `count` groups of objects, each object a path and a document.
+
+    Objects of one group belong together.
+    """
     rng = random.Random(seed)  # noqa: S311
     text = texts(rng)
     for number in range(count):
@@ -98,7 +101,7 @@ def hostile(count: int, seed: int) -> Iterator[list[tuple[str, dict[str, Any]]]]
 
 
 def honest(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield namespace and TrainingJob of honest jobs, by turns of the namespaces, few of them equal."""
+    """Yield namespace and TrainingJob of honest jobs, alternating between namespaces; few of the jobs are equal."""
     for number in range(count):
         training = {**TRAINING, "globalBatchSize": 32 * (1 + number // 4)}
         preset = ("gpt2", "gpt2-medium", "gpt2-large", "opt-1.3b")[number % 4]

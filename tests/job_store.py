@@ -1,4 +1,4 @@
-"""A store of jobs of other kinds, with a Kueue, and an operator that serves it."""
+"""A store of jobs of other kinds with a simulated Kueue, and an operator that serves it."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ H100 = "NVIDIA-H100-80GB-HBM3"
 
 
 class JobStore(Store):
-    """A store that also takes JSON patches, and serves one Workload for each queued job, by a Kueue whose feature gate
-    AdmissionGatedBy is on."""
+    """Store that also takes JSON patches and serves one Workload for each queued job.
+
+    It behaves like a Kueue whose feature gate AdmissionGatedBy is on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.workloads: dict[str, dict[str, Any]] = {}
         self.has_kueue = True
         self.gate: ApiError | None = ApiError(403, f"denied: metadata.annotations[{ADMISSION_GATES}]: Invalid value")
-        """What Kueue's webhook says to a Workload that names a gate twice."""
+        """Error of Kueue's webhook for a Workload that names a gate twice."""
         self.queues: dict[str, dict[str, Any]] = {}
         """Specs of LocalQueues by name."""
         self.groups = {f"/apis/{kind.api_version}" for kind in JOB_KINDS.values()}
@@ -109,7 +111,7 @@ class JobStore(Store):
         return self.put(path, {**body, "metadata": {**body["metadata"], "managedFields": [ours]}})
 
     def job(self, name: str = "job", new_name: str = "a", **annotations: str | None) -> dict[str, Any]:
-        """An example, stored; annotations by the last part of their key."""
+        """Store an example and return it; annotations are named by the last part of their key, None removes one."""
         (document,) = documents.load((EXAMPLES / "existing" / f"{name}.yaml").read_text())
         document["metadata"] |= {"name": new_name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
         for key, value in annotations.items():
@@ -125,7 +127,7 @@ class JobStore(Store):
         self.workloads[meta["name"]] = {"metadata": {**meta, "resourceVersion": "1"}, "spec": spec}
 
     def decide(self, kind: str, name: str = "a", message: str = "") -> None:
-        """Have Kueue decide about a job's Workload."""
+        """Set the condition that Kueue's decision about a job puts on its Workload."""
         conditions = [{"type": kind, "status": "True", "message": message}]
         workload = self.workloads[f"for-{name}"]
         self.workloads[f"for-{name}"] = {**workload, "status": {"conditions": conditions}}
@@ -148,7 +150,7 @@ class JobStore(Store):
 
 
 def crd(name: str) -> dict[str, Any]:
-    """A CRD of Kueue, as far as it is read."""
+    """Return the parts of one of Kueue's CRDs that the operator reads."""
     schema = {"properties": {"spec": {"properties": {"stopPolicy": {"type": "string"}}}}}
     versions = [{"name": "v1beta2", "schema": {"openAPIV3Schema": schema}}]
     metadata = {"name": name, "uid": "crd", "labels": {"app.kubernetes.io/version": "v0.18.2"}}
@@ -161,7 +163,7 @@ async def serving(
     settings: Settings = PLACING,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = advise,
 ) -> AsyncIterator[Assembly]:
-    """An operator that knows the pools of the example cluster."""
+    """Run an operator that knows the pools of the example cluster."""
     running = Assembly(settings, store, Metrics(), advisor)
     everyone, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
     assert not own and not slices

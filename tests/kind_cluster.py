@@ -25,7 +25,7 @@ KIND = "tilecast-e2e"
 NODES = ROOT / "examples" / "clusters" / "mixed.yaml"
 REPOSITORY, _, TAG = OPERATOR.rpartition(":")
 LABEL = {"tilecast-e2e": "kubelet"}
-"""Of the nodes that run what is really there; kwok only says that it runs."""
+"""Label of the nodes with a real kubelet. Elsewhere kwok only reports that pods run."""
 SHAPE = {
     "kind": "Cluster",
     "apiVersion": "kind.x-k8s.io/v1alpha4",
@@ -40,7 +40,7 @@ VALUES: Mapping[str, Any] = {
 
 @contextmanager
 def started(folder: Path) -> Iterator[Cluster]:
-    """A new cluster with two nodes that run pods, and the nodes of `NODES`, which kwok plays."""
+    """Start a cluster with two nodes that run pods, and the nodes of `NODES`, which kwok simulates."""
     if not kind_engine.answers(os.environ):
         need("kind", "no Docker engine answers; `make e2e` starts one where it can")
     path, program = folder / "kubeconfig.yaml", str(ensure_or_fail("kind") / "kind")
@@ -76,23 +76,23 @@ class ChartRelease:
 
     @property
     def deployment(self) -> str:
-        """The operator's Deployment."""
+        """Name of the operator's Deployment for kubectl."""
         return f"deployment/{self.name}-tilecast"
 
     def kubectl(self, *arguments: str) -> str:
         return self.cluster.kubectl(f"--namespace={self.namespace}", *arguments)
 
     def pods(self) -> list[dict[str, Any]]:
-        """The operator's pods that nobody has asked to end."""
+        """Return the operator's pods that are not being deleted."""
         labels = f"--selector=app.kubernetes.io/instance={self.name},app.kubernetes.io/component=operator"
         items = json.loads(self.kubectl("get", "pods", labels, "-o", "json"))["items"]
         return [item for item in items if "deletionTimestamp" not in item["metadata"]]
 
     def helm(self, verb: str, *arguments: str) -> str:
-        """What a verb of helm prints about the release, logs of hooks included.
+        """Run a command of helm on the release and return its output, logs of hooks included.
 
         Raises:
-            AssertionError: helm refuses.
+            AssertionError: helm fails.
         """
         program = ensure_or_fail("chart") / "helm"
         command = [str(program), verb, self.name, *arguments, f"--namespace={self.namespace}"]
@@ -105,7 +105,7 @@ class ChartRelease:
 
     @contextmanager
     def forwarded(self, target: str = "", port: int = 8080, ready: str = "/readyz") -> Iterator[str]:
-        """The URL under which a port answers here, of the operator's Service by default."""
+        """Forward a local port to a port of `target`, the operator's Service by default, and yield the local URL."""
         with forwarded(self.cluster, self.namespace, target or f"service/{self.name}-tilecast", port, ready) as url:
             yield url
 
@@ -114,12 +114,12 @@ class ChartRelease:
 def installed(
     cluster: Cluster, name: str, values: Mapping[str, Any] | None = None, *, namespace: str = "", chart: Path = CHART
 ) -> Iterator[ChartRelease]:
-    """A release whose pods are ready; it is uninstalled afterwards, and its namespace deleted.
+    """Install a release, wait for its pods, and afterwards uninstall it and delete its namespace.
 
     Args:
-        cluster: where it is installed.
+        cluster: where to install.
         name: of the release.
-        values: of the chart, beside `VALUES`.
+        values: for the chart, in addition to `VALUES`.
         namespace: the release's name by default. It enforces the Restricted Pod Security Standard.
         chart: a folder or an archive.
     """
@@ -135,7 +135,7 @@ def installed(
 
 
 def values_file(cluster: Cluster, values: Mapping[str, Any] | None = None) -> Path:
-    """A file with values of the chart, beside `VALUES`."""
+    """Write a file with values for the chart, `VALUES` included, and return its path."""
     path = cluster.folder / "values.yaml"
     path.write_text(yaml.safe_dump({**VALUES, **(values or {})}))
     return path
@@ -143,7 +143,7 @@ def values_file(cluster: Cluster, values: Mapping[str, Any] | None = None) -> Pa
 
 @contextmanager
 def forwarded(cluster: Cluster, namespace: str, target: str, port: int, ready: str) -> Iterator[str]:
-    """The URL under which a port of something in the cluster answers here."""
+    """Forward a local port to a port of `target` in the cluster, and yield the local URL."""
     (here,) = free_ports(1)
     program = str(cluster.folder / "programs" / "kubectl")
     words = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={namespace}", "port-forward", target]
@@ -160,7 +160,7 @@ def forwarded(cluster: Cluster, namespace: str, target: str, port: int, ready: s
 
 
 def is_ready(url: str) -> bool:
-    """Whether something answers there."""
+    """Return whether a GET of `url` answers with status 200."""
     try:
         return bool(DIRECT.open(url, timeout=5).status == 200)
     except OSError:

@@ -1,4 +1,4 @@
-"""A Lease as an API server keeps it, and operators that share it over real HTTP."""
+"""A store with a Lease as an API server keeps it, and operators that share it over real HTTP."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ PATH = "/apis/coordination.k8s.io/v1/namespaces/tilecast-system/leases"
 
 
 class LeaseStore(Store):
-    """A store that has leases too, and vouches for every token."""
+    """Store that also has leases, and accepts every token."""
 
     def __init__(self) -> None:
         super().__init__()
         self.leases: dict[str, dict[str, Any]] = {}
         self.is_away = False
-        """Whether requests about the lease fail, as those of one that is cut off do."""
+        """Whether requests about the lease fail, as for a replica that is cut off."""
 
     @property
     def holder(self) -> str:
-        """Who holds the lease, without what makes the name unique."""
+        """Holder of the lease, without the suffix that makes the name unique."""
         return str(self.leases[f"{PATH}/tilecast"]["spec"].get("holderIdentity", "")).partition("_")[0]
 
     async def get(self, path: str, query: Any = None) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class LeaseStore(Store):
 
 
 class CutOff:
-    """The store as one replica sees it: it can be cut off from the lease while the others are not."""
+    """The store as one replica sees it, which can be cut off from the lease while the others are not."""
 
     def __init__(self, store: LeaseStore) -> None:
         self._store = store

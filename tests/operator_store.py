@@ -22,7 +22,10 @@ from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
 lists.LISTING_PAUSE_S = 1.0
-"""Operators that share a store see what another writes only where a test shows it to them, so counts may differ."""
+"""Seconds after which a first list counts as complete although the counts of objects differ.
+
+They may differ here: operators that share a store see each other's writes only where a test shows them.
+"""
 QUICK = Settings(
     discovery=False,
     settle_s=0.01,
@@ -41,7 +44,7 @@ QUEUE_ADVICES = "/apis/tilecast.dev/v1alpha1/queueadvices"
 
 
 def patched(document: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
-    """RFC 6902 as far as these patches use it."""
+    """Return the document after an RFC 6902 patch, as far as the operator's patches use it."""
     result = copy.deepcopy(document)
     for item in operations:
         *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
@@ -67,16 +70,16 @@ class Store:
         self.before_write: Callable[[str], None] = lambda path: None
         self.applied: dict[str, Any] = {}
         self.counts: dict[str, dict[str, Any]] = {}
-        """First pages of lists that say another number of objects than there are."""
+        """First pages of lists that report another number of objects than there are."""
         self.node_count = 0
         self.clock_s = 0.0
         self.clock: Callable[[], float] | None = None
-        """The operator's, where it is neither this machine's nor stands at `clock_s`."""
-        """Time of the operators that serve it; 0 is the true one."""
+        """Clock of the operators, where it is neither this machine's nor fixed at `clock_s`."""
+        """Fixed time of the operators that serve this store; 0 uses the real clock."""
         self.version = 0
 
     async def logged_in(self) -> None:
-        """Whoever is asked is there."""
+        """Log in at once, as an API server that accepts every login."""
 
     def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         old = self.objects.get(path)
@@ -160,7 +163,7 @@ class Store:
         return {"kind": "ConfigMap", "metadata": {"name": name}, **self.config_maps[name]}
 
     def _page(self, path: str) -> dict[str, Any]:
-        """What a list of everything begins with, as far as it is read."""
+        """Return the first page of a list, with only the parts that the operator reads."""
         lists = {"/apis/tilecast.dev/v1alpha1/trainingjobs": JOBS, POOLS: POOLS, LEARNINGS: LEARNINGS}
         count = sum(item.startswith(f"{lists[path]}/") for item in self.objects) if path in lists else self.node_count
         return {"metadata": {}, "items": [{}] * count}
@@ -203,7 +206,7 @@ async def operator(
     nodes: Sequence[Any] = (node(),),
     **settings: Any,
 ) -> AsyncIterator[Assembly]:
-    """An operator that has seen everything in the store, as kopf would show it."""
+    """Run an operator that has seen everything in the store, as kopf would show it."""
     clock = store.clock or ((lambda: store.clock_s) if store.clock_s else time.time)
     running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock)
     store.node_count = len(nodes)

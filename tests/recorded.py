@@ -1,4 +1,4 @@
-"""Hours of a running operator, as `bench/record_metrics.py` records them, and what promtool makes of them."""
+"""Recordings of a running operator, as `bench/record_metrics.py` makes them, and tests of promtool over them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ STALE = "stale"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What was scraped once a minute: values by series, `_` where there was none."""
+    """Metrics scraped once a minute: values by series, `_` where there was none."""
 
     began_s: float
-    """Unix time of the first scrape, which is the zero of promtool's clock."""
+    """Unix time of the first scrape, which is time zero for promtool."""
     columns: Mapping[str, Sequence[str]]
 
     @property
     def minutes(self) -> int:
-        """Return the number of scrapes."""
+        """Number of scrapes."""
         return len(next(iter(self.columns.values())))
 
     def names(self) -> set[str]:
@@ -37,7 +37,7 @@ class Recording:
         return {name.partition("{")[0] for name in self.columns}
 
     def shapes(self) -> set[tuple[str, frozenset[str]]]:
-        """Return the names of metrics with those of their labels."""
+        """Return the names of metrics with the names of their labels."""
         return {(name.partition("{")[0], frozenset(labels(name))) for name in self.columns}
 
     def only(self, names: set[str]) -> Recording:
@@ -50,9 +50,9 @@ class Recording:
         return {name.partition("{")[0] for name in moved}
 
     def repeated(self, times: int) -> Recording:
-        """Return the recording that many times in a row.
+        """Return the recording repeated that many times in a row.
 
-        Counters go on, gauges come again, and timestamps are as long ago as they were.
+        Counters continue, gauges repeat, and timestamps keep their age.
         """
         columns = {name: _repeated(name, column, times, self.minutes) for name, column in self.columns.items()}
         return replace(self, columns=columns)
@@ -78,7 +78,7 @@ def labels(name: str) -> dict[str, str]:
 
 
 def load(path: Path) -> Recording:
-    """Return the recording in a file."""
+    """Read the recording in a file."""
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     columns = {name: _expanded(text) for name, text in document["series"].items()}
     return Recording(document["began"], columns)
@@ -91,7 +91,7 @@ def grown(column: Sequence[str]) -> float:
 
 
 def _expanded(text: str) -> list[str]:
-    """Return the values of promtool's notation, in which `VALUExTIMES` is a value and as many more."""
+    """Return the values of promtool's notation, where `VALUExTIMES` is a value followed by TIMES copies."""
     column: list[str] = []
     for word in text.split():
         match = _RUN.fullmatch(word)
@@ -117,11 +117,11 @@ def _repeated(name: str, column: Sequence[str], times: int, minutes: int) -> lis
 
 
 Change: TypeAlias = Callable[[dict[str, list[str]], int], None]
-"""Change the columns of all series from a minute on."""
+"""Function that changes the columns of all series from a given minute on."""
 
 
 def replaced(series: str, value: Callable[[int], float]) -> Change:
-    """Return a change of a gauge, to a function of the minutes since it began; one that is not there appears."""
+    """Return a change that sets a gauge to a function of the minutes since the change began; the gauge may be new."""
 
     def change(columns: dict[str, list[str]], begin: int) -> None:
         column = columns.setdefault(series, [ABSENT] * len(next(iter(columns.values()))))
@@ -131,7 +131,7 @@ def replaced(series: str, value: Callable[[int], float]) -> Change:
 
 
 def everywhere(series: str, value: float) -> Change:
-    """Return a change of a gauge that has another value from the first scrape on."""
+    """Return a change that sets a gauge to one value from the first scrape on."""
 
     def change(columns: dict[str, list[str]], begin: int) -> None:
         columns[series] = [f"{value:.12g}"] * len(columns[series])
@@ -140,7 +140,7 @@ def everywhere(series: str, value: float) -> Change:
 
 
 def added(pattern: str, per_minute: float) -> Change:
-    """Return a change of the counters whose series match, by which they grow faster."""
+    """Return a change that makes the counters whose series match `pattern` grow faster."""
 
     def change(columns: dict[str, list[str]], begin: int) -> None:
         names = [name for name in columns if re.search(pattern, name)]
@@ -156,7 +156,7 @@ def added(pattern: str, per_minute: float) -> Change:
 
 
 def frozen(pattern: str) -> Change:
-    """Return a change of the series that match, which stay as they are."""
+    """Return a change that freezes the series that match `pattern`."""
 
     def change(columns: dict[str, list[str]], begin: int) -> None:
         names = [name for name in columns if re.search(pattern, name)]
@@ -168,7 +168,7 @@ def frozen(pattern: str) -> Change:
 
 
 def silent(is_there: Callable[[int], bool]) -> Change:
-    """Return a change after which an operator is scraped in some minutes alone."""
+    """Return a change after which an operator is scraped only in some minutes."""
 
     def change(columns: dict[str, list[str]], begin: int) -> None:
         for column in columns.values():
@@ -180,7 +180,7 @@ def silent(is_there: Callable[[int], bool]) -> Change:
 
 
 def both(*changes: Change) -> Change:
-    """Return the changes one after the other."""
+    """Return a change that applies these changes in order."""
 
     def change(columns: dict[str, list[str]], begin: int) -> None:
         for each in changes:
@@ -196,14 +196,14 @@ def promtool_test(
     others: Mapping[str, str],
     target: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return a test of promtool in which exactly these alerts fire at any time.
+    """Return a test of promtool in which exactly these alerts fire, at any time.
 
     Args:
         name: of the test.
-        recording: what is scraped.
+        recording: the scraped metrics.
         alerts: their names and severities.
         others: series of other exporters, in promtool's notation.
-        target: labels that Prometheus gives to what it scrapes.
+        target: labels that Prometheus adds to the targets that it scrapes.
     """
     text = ",".join(f'{key}="{value}"' for key, value in target.items())
     columns = [

@@ -1,5 +1,7 @@
-"""Where the story of `story.py` is told: beside the local control plane, as processes, or in a cluster of kind as pods.
-What is told is the same; only what makes the cluster differs."""
+"""The clusters in which the story of `story.py` runs: beside the local control plane, or in a cluster of kind.
+
+The operator and Prometheus are processes in the first and pods in the second. The story is the same in both.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,27 @@ SETTINGS = {
     "TILECAST_OBSERVE_SETTLE_SECONDS": 0.2,
     "TILECAST_CALIBRATE_SETTLE_SECONDS": 0.5,
 }
-"""The operator writes and learns without delay."""
+"""Settings with which the operator writes and learns almost without delay."""
 
 
 class RunningOperator(Protocol):
-    """What the story needs of an operator."""
+    """The interface through which the story uses an operator."""
 
     @property
     def url(self) -> str:
-        """Where it answers now."""
+        """URL at which it answers now."""
 
     def get(self, path: str) -> str:
-        """What it serves under `path`."""
+        """Return the body that it serves under `path`."""
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
 
     def stop(self) -> object:
-        """End it as the kubelet does."""
+        """Stop it as the kubelet does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,15 @@ class Surroundings:
     cluster: Cluster
     operator: RunningOperator
     prometheus: str
-    """Its URL."""
+    """URL of Prometheus."""
 
 
 @contextmanager
 def local(cluster: Cluster, helm: Helm, folder: Path) -> Iterator[Surroundings]:
-    """Processes beside a cluster that has the nodes and the CRDs; the operator has the chart's rights."""
+    """Run the operator and Prometheus as processes beside a cluster that has the nodes and the CRDs.
+
+    The operator has the chart's rights.
+    """
     chosen = ["--set=queue.enabled=true", "--set=jobs.enabled=true"]
     chosen += [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
     for namespace in (NAMESPACE, TEAM):
@@ -78,7 +83,7 @@ def local(cluster: Cluster, helm: Helm, folder: Path) -> Iterator[Surroundings]:
 
 @contextmanager
 def kind(cluster: Cluster) -> Iterator[Surroundings]:
-    """The chart in a cluster of kind, and a Prometheus inside; the chart's own test passes."""
+    """Install the chart and a Prometheus in a cluster of kind, and check that `helm test` passes."""
     values = {"queue": {"enabled": True}, "jobs": {"enabled": True}, "settings": SETTINGS}
     cluster.kubectl("create", "namespace", TEAM)
     with installed(cluster, RELEASE, values, namespace=NAMESPACE) as release:
@@ -107,13 +112,13 @@ class DeployedOperator:
         self.url = ""
 
     def start(self) -> None:
-        """Have one pod, and a way to it."""
+        """Scale to one pod and forward a port to it."""
         self._release.kubectl("scale", self._release.deployment, "--replicas=1")
         self._release.kubectl("rollout", "status", "--timeout=5m", self._release.deployment)
         self.url = self._way.enter_context(self._release.forwarded())
 
     def stop(self) -> None:
-        """Have no pod; its log is kept."""
+        """Scale to no pod, after saving its log."""
         self._way.close()
         self._earlier += self._log(100_000)
         self._release.kubectl("scale", self._release.deployment, "--replicas=0")
@@ -121,12 +126,12 @@ class DeployedOperator:
         self._release.kubectl("wait", "--for=delete", "--timeout=2m", "pod", selector)
 
     def get(self, path: str) -> str:
-        """What it serves under `path`."""
+        """Return the body that the operator serves under `path`."""
         with DIRECT.open(f"{self.url}{path}", timeout=10) as response:
             return str(response.read().decode())
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log, of pods that were stopped too."""
+        """Return the last lines of its log, including those of stopped pods."""
         return "\n".join((self._earlier + self._log(lines)).splitlines()[-lines:])
 
     def _log(self, lines: int) -> str:

@@ -1,6 +1,6 @@
-"""The story of a forecast that was 30 % too slow, and of the next one: told on any cluster that has the operator.
+"""The story of a forecast that was 30 % too slow and of its corrected successor, for any cluster with the operator.
 
-The same steps run on the local control plane and on kind; only what makes the cluster differs (`sites.py`).
+The same steps run on the local control plane and on kind; `sites.py` holds the differences between those clusters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scraper import DIRECT
 TEAM = "team"
 GROUP = 'gpu="h100-sxm",precision="bf16",family="decoder"'
 TOO_SLOW = 1.3
-"""Raw forecast over measured step."""
+"""Ratio of the raw forecast to the measured step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,20 @@ class Scene:
 
     kubectl: Callable[..., str]
     operator: Callable[[], str]
-    """Its URL now."""
+    """Returns the current URL of the operator."""
     prometheus: str
 
     def ask(self, query: str) -> list[tuple[dict[str, str], float]]:
-        """Series and values that Prometheus answers now."""
+        """Return the series and values with which Prometheus answers a query now."""
         return [(item["metric"], float(item["value"][1])) for item in scraper.query(self.prometheus, query)]
 
     def value(self, query: str) -> float | None:
-        """The value of the only series, or nothing."""
+        """Return the value of the only series, or None where there is not exactly one."""
         job = self.ask(query)
         return job[0][1] if len(job) == 1 else None
 
     def create(self, name: str, **spec: Any) -> None:
-        """A small job under that name."""
+        """Create a small job of this name."""
         given = {
             "model": {"preset": "gpt2-xl"},
             "training": {"sequenceLength": 1024, "globalBatchSize": 64, "precision": "bf16"},
@@ -63,22 +63,22 @@ class Scene:
         self.kubectl("create", f"--namespace={TEAM}", "-f", "-", input=json.dumps(job))
 
     def apply(self, name: str, **spec: Any) -> dict[str, Any]:
-        """The status of a small job under that name, once it has its advice."""
+        """Create a small job of this name, and return its status once it has its advice."""
         self.create(name, **spec)
         return wait_for(lambda: self.with_field(name, "recommendation"), f"advice for {name}", 120)
 
     def with_field(self, name: str, field: str) -> dict[str, Any] | None:
-        """The status of a job, once it has that field."""
+        """Return the status of a job, or None while it lacks this field."""
         document = json.loads(self.kubectl("get", "tjob", name, f"--namespace={TEAM}", "-o", "json"))
         status: dict[str, Any] = document.get("status") or {}
         return status if field in status else None
 
     def token(self) -> str:
-        """What a pod of the team would report with."""
+        """Return a token with which a pod of the team would report."""
         return self.kubectl("create", "token", "default", f"--namespace={TEAM}", "--audience=tilecast").strip()
 
     def put(self, token: str, name: str, body: bytes) -> tuple[int, str]:
-        """HTTP status and outcome of a report."""
+        """Send a report, and return its HTTP status and outcome."""
         url = f"{self.operator()}/observations/{TEAM}/{name}"
         request = urllib.request.Request(url, body, {"Authorization": f"Bearer {token}"}, method="PUT")  # noqa: S310
         try:
@@ -89,7 +89,10 @@ class Scene:
 
 
 def from_advice_to_a_better_forecast(scene: Scene, folder: Path) -> None:
-    """Advice, 20 measured steps, the error in the open, a correction, a second forecast that is right."""
+    """Follow a job from its advice to a better forecast for a second one.
+
+    The first job reports 20 measured steps, which show the error of its forecast and lead to a correction.
+    """
     token = scene.token()
     first = scene.apply("first")
     raw = first["recommendation"]["stepSeconds"]["target"]
@@ -143,7 +146,7 @@ def from_advice_to_a_better_forecast(scene: Scene, folder: Path) -> None:
 
 
 def _report_as_a_script_does(scene: Scene, folder: Path, step_s: float) -> None:
-    """The second job reports with the library."""
+    """Report the steps of the second job with the library."""
     (folder / "token").write_text(scene.token())
     place = {"url": scene.operator(), "namespace": TEAM, "token_file": str(folder / "token")}
     settings = ReporterSettings(job="second", gpus=8, **place)
@@ -163,7 +166,7 @@ EXPECTED: Mapping[str, Mapping[tuple[str, ...], Any]] = {
     "Capacity by pool": {("h100-sxm", "total"): 16, ("h100-sxm", "allocatable"): 16},
     "GPU nodes without a pool": {("UnknownAccelerator",): 1},
 }
-"""What some panels must show, by the values of their labels in order of the labels' names."""
+"""Values that some panels must show, keyed by the label values in the order of the labels' names."""
 
 EMPTY = {
     "Jobs held now": "none waits in this story",
@@ -179,13 +182,13 @@ EMPTY = {
     "Retries per minute": "nothing fails in this story",
     "Keys waiting": "it keeps up, so that none waits when it is scraped",
 }
-"""Panels that the story cannot fill: their queries may answer with zero, but do answer."""
+"""Panels that the story cannot fill, with the reason: their queries may answer with zero, but must answer."""
 _SCRAPES = "count_over_time(tilecast_build_info[1h])"
 _SUBSTITUTES = {"$__range": "1h", "$__rate_interval": "1m"}
 
 
 def shown(scene: Scene, query: str) -> dict[tuple[str, ...], float]:
-    """What a panel's query shows, by the values of its labels, as Grafana would ask it with everything chosen."""
+    """Return the values of a panel's query by label values, as Grafana asks it with every variable set to all."""
     for name, value in _SUBSTITUTES.items():
         query = query.replace(name, value)
     query = re.sub(r"\$\w+", ".*", query)
@@ -197,7 +200,10 @@ def shown(scene: Scene, query: str) -> dict[tuple[str, ...], float]:
 
 
 def fill_the_dashboards(scene: Scene) -> None:
-    """What else a cluster sees in a week: refusals, other prices, unknown GPUs, runs that follow the advice."""
+    """Create the rest of what a cluster sees in a week.
+
+    This means refusals, changed prices, unknown GPUs, and runs that follow the advice.
+    """
     refused = {"constraints": {"gpus": 8, "allowedPools": ["nowhere"]}}
     baseline = {"pool": "a100-80", "gpus": 8}
     third = scene.apply("third-with-baseline", baseline=baseline)
@@ -231,7 +237,7 @@ def fill_the_dashboards(scene: Scene) -> None:
 
 
 def unfilled(scene: Scene) -> list[str]:
-    """What is wrong with what the panels show now: a query without a value, another value than the story made."""
+    """Return the errors of the panels: queries without a value, and values that differ from the story's."""
     wrong = []
     for board, title, legend, query in panels():
         series = shown(scene, query)
@@ -247,7 +253,7 @@ def unfilled(scene: Scene) -> list[str]:
 
 
 def panels() -> list[tuple[str, str, str, str]]:
-    """Board, title, legend and query of everything that a dashboard asks."""
+    """Return board, title, legend and query of every query on the dashboards."""
     return [
         (name, panel.title, legend, query)
         for name, board in dashboards.BOARDS.items()

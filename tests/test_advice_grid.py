@@ -1,6 +1,6 @@
-"""Properties that hold of every advice, over a grid of models, pools and objectives.
+"""Properties of every advice over a grid of models, pools and objectives.
 
-Each property is checked on all advices of the grid; ties are those of `tilecast.uncertainty`.
+Each property is checked on all advice of the grid; ties are those of `tilecast.uncertainty`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilecast.objectives import Objective
 from tilecast.spec import Plan, Plans, Workload
 
 pytestmark = pytest.mark.long
-"""`test_advice_laws.py` has the same laws on fewer cases."""
+"""`test_advice_laws.py` checks the same laws on fewer cases."""
 
 TIE = math.exp(uncertainty.most_tied()) * (1 + 1e-9)
 
@@ -47,7 +47,7 @@ OBJECTIVES: tuple[Objective, ...] = ("time", "cost", "fewestGpus")
 
 @dataclass(frozen=True)
 class GridCase:
-    """One advice of the grid."""
+    """One case of the grid, which gets one advice."""
 
     model: str
     gpus: tuple[str, ...]
@@ -81,7 +81,7 @@ def best(case: GridCase) -> Offer | None:
 
 
 def value(case: GridCase) -> float:
-    """What the objective makes least, as the recommendation is forecast; infinite without one."""
+    """Return the forecast that the objective minimizes, for the recommendation; infinite without a recommendation."""
     offer = best(case)
     if offer is None:
         return math.inf
@@ -91,7 +91,7 @@ def value(case: GridCase) -> float:
 
 
 def pairs(**other: tuple[object, ...]) -> list[tuple[GridCase, GridCase]]:
-    """Cases of the grid that differ in one field, by its values in this order."""
+    """Return pairs of cases that differ in one field only, with its values in the given order."""
     (name, order), known = next(iter(other.items())), set(GRID)
     groups = ([replace(case, **{name: one}) for one in order] for case in GRID if getattr(case, name) == order[0])  # type: ignore[arg-type]
     return [pair for group in groups for pair in pairwise([case for case in group if case in known])]
@@ -136,7 +136,7 @@ def test_a_faster_link_never_makes_the_recommended_step_slower() -> None:
 
 
 def whole(workload: Workload) -> float:
-    """Bytes of the training state and one sample's activations on one GPU that splits nothing."""
+    """Return the bytes of the training state and one sample's activations on one GPU without any splitting."""
     micro = workload.micro_batch or 1
     plans = Plans.of(Plan(micro_batch=micro, gradient_accumulation=workload.global_batch // micro))
     bill = memory.footprint(workload, models.shard(workload, plans), plans)
@@ -180,7 +180,7 @@ def test_whoever_asks_for_more_tensor_parallelism_than_nvlink_joins_may_get_it()
 
 @pytest.mark.parametrize("model", ["gpt3-2.7b", "llama-3-70b"])
 def test_a_rack_of_nvlink_splits_no_product_over_more_than_eight(model: str) -> None:
-    """gpt3-2.7b on 72 GB200 was dp4,tp16, on a forecast of 1.04x that no measured step bears out."""
+    """gpt3-2.7b on 72 GB200 got dp4,tp16, for a forecast gain of 1.04x that no measured step supports."""
     gpu = find_gpu("gb200")
     pool = Pool("gb200", gpu, 4, 18, find_link("nvlink5-nvl72"), find_link("infiniband-ndr-8x400"))
     request = Request("rack", Workload(models.preset(model), 2048, 32), "time")
@@ -195,7 +195,7 @@ def test_a_rack_of_nvlink_splits_no_product_over_more_than_eight(model: str) -> 
 
 
 def ways(plan: Plan) -> int:
-    """How many of tensor, pipeline and context parallelism split a replica."""
+    """Return how many of tensor, pipeline and context parallelism split a replica."""
     return sum(degree > 1 for degree in (plan.tensor, plan.pipeline, plan.context))
 
 
@@ -213,7 +213,7 @@ def test_a_small_replica_is_split_in_two_ways_at_most() -> None:
 @pytest.mark.parametrize("name", ["a10g", "l4", "rtx-4090"])
 @pytest.mark.parametrize("model", ["llama-2-7b", "llama-3.1-8b", "mistral-7b"])
 def test_two_nodes_without_nvlink_shard_or_split_but_not_both(name: str, model: str) -> None:
-    """7B on sixteen of these was zero1-dp4,tp2,pp2, where practice shards over all GPUs or splits in two ways."""
+    """A 7B model on sixteen of these got zero1-dp4,tp2,pp2; in practice one shards over all or splits in two ways."""
     gpu = find_gpu(name)
     pool = Pool(name, gpu, 8, 2, find_link(gpu.intra_link), find_link("ethernet-100"))
     best = advise(Request("7b", Workload(models.preset(model), 2048, 64), "time"), [pool]).best
@@ -222,7 +222,7 @@ def test_two_nodes_without_nvlink_shard_or_split_but_not_both(name: str, model: 
 
 @pytest.mark.parametrize("name", ["l40s", "a10g"])
 def test_many_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> None:
-    """llama-3-70b on 64 L40S was tp2,pp4,cp4: nobody measured three ways without NVLink, on however many GPUs."""
+    """llama-3-70b on 64 L40S got tp2,pp4,cp4, but no measured run without NVLink splits in three ways."""
     gpu = find_gpu(name)
     pool = Pool(name, gpu, 8, 8, find_link(gpu.intra_link), find_link("ethernet-100"))
     best = advise(Request("70b", Workload(models.preset("llama-3-70b"), 4096, 256), "time"), [pool]).best
@@ -231,7 +231,7 @@ def test_many_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["rtx-3090", "rtx-4090", "a30", "a10g"])
 def test_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> None:
-    """llama-3.1-8b on eight RTX 3090 was tp2,pp2,cp2 for a tenth that no measured run bears out."""
+    """llama-3.1-8b on eight RTX 3090 got tp2,pp2,cp2, for a gain of a tenth that no measured run supports."""
     gpu = find_gpu(name)
     pool = Pool(name, gpu, 8, 1, find_link(gpu.intra_link), find_link("ethernet-25"))
     request = Request("8b", Workload(models.preset("llama-3.1-8b"), 4096, 64), "time")
@@ -257,8 +257,11 @@ FIRST_MINUTE: dict[str, tuple[str, Objective, dict[str, int]]] = {
 
 @pytest.mark.parametrize("name", FIRST_MINUTE)
 def test_small_models_are_replicated_at_first_sight(name: str) -> None:
-    """Advice that was wrong: tensor parallelism and recomputation for 124 M parameters, one A100 where an H100 is
-    twice as fast for the same price."""
+    """Earlier advice was wrong for small models.
+
+    It recommended tensor parallelism and recomputation for 124 M parameters, and one A100 where an H100 is twice as
+    fast for the same price.
+    """
     model, objective, gpus = FIRST_MINUTE[name]
     pools = [
         replace(one, max_nodes=gpus[one.name] // 8)
@@ -273,7 +276,7 @@ def test_small_models_are_replicated_at_first_sight(name: str) -> None:
 
 
 def test_cost_does_not_wait_twice_as_long_for_the_same_price() -> None:
-    """llama-3-70b at least cost on 64 H100 was 4 nodes in 28.8 s where 8 nodes took 14.3 s for less."""
+    """The cheapest plan for llama-3-70b on 64 H100 was 4 nodes in 28.8 s, although 8 nodes took 14.3 s for less."""
     (pool,) = GridCase("llama-3-70b", ("h100-sxm",), 8, "infiniband-ndr-8x400", "cost").pools
     workload = Workload(models.preset("llama-3-70b"), 4096, 256, framework="megatron")
     advice = advise(Request("70b", workload, "cost"), [pool])

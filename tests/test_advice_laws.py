@@ -1,4 +1,4 @@
-"""Laws of an advice, for jobs and pools that nobody picked."""
+"""Laws of advice, for randomly drawn jobs and pools."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 def value(request: Request, offer: Offer) -> float:
-    """What the objective makes least, of an offer."""
+    """Return the value of an offer that the objective minimizes."""
     seconds = offer.step_s
     if request.objective == "fewestGpus":
         return float(offer.gpus)
@@ -81,8 +81,10 @@ def value(request: Request, offer: Offer) -> float:
 
 
 def best_value(request: Request, pools: list[Pool]) -> tuple[float, float]:
-    """The GPUs, where fewest are wanted, and the value of the best plan, which the recommendation may be behind by a
-    tie; infinite without one."""
+    """Return the GPUs, if the objective is to use the fewest, and the value of the best plan; infinite without a plan.
+
+    The recommendation may be worse than the best plan by a tie.
+    """
     judged = (judge(request, field(request, one)) for one in pools)
     few = request.objective == "fewestGpus"
     values = ((float(item.gpus) if few else 0.0, item.best) for item in judged if isinstance(item, Choice))

@@ -1,4 +1,4 @@
-"""The advice as JSON: what its schema says is what is printed, and all that is printed is in the schema."""
+"""The advice as JSON: printed advice conforms to its schema, and the schema covers everything printed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def valid(document: Any) -> None:
 
 
 def test_the_committed_schema_is_what_the_models_say() -> None:
-    """`make crds` writes it anew."""
+    """`make crds` regenerates the schema."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert (ROOT / "schemas" / "advice.schema.json").read_text() == advice.text()
 

@@ -1,4 +1,4 @@
-"""Advice: ranked, explained, deterministic; and reviewed as files."""
+"""Advice is ranked, explained and deterministic; reviewed copies of it are kept as files."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ JOBS = sorted([*(ROOT / "examples" / "jobs").glob("*.yaml"), *(ROOT / "tests" / 
 
 
 def mixed(job: Path) -> list[Pool]:
-    """The pools of the example cluster; without prices for a job that says so in its name."""
+    """Return the pools of the example cluster, without prices for a job with "unpriced" in its name."""
     cluster = (ROOT / "examples" / "clusters" / "mixed.yaml").read_text()
     pools = nodes.pools(*nodes.parse(cluster)).require()
     return [replace(pool, price_per_gpu_hour=None) if "unpriced" in job.stem else pool for pool in pools]
@@ -190,8 +190,10 @@ def mixed(job: Path) -> list[Pool]:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
 def test_jobs_give_the_reviewed_advice(job: Path) -> None:
-    """`tests/advice/` holds the advice for every job of `examples/jobs` and `tests/jobs` on the mixed cluster. After an
-    intended change: delete the file, run the test once to write it anew, and review the difference."""
+    """`tests/advice/` holds the advice for every job of `examples/jobs` and `tests/jobs` on the mixed cluster.
+
+    After an intended change, delete the file, run the test once to regenerate it, and review the difference.
+    """
     (manifest,) = documents.load(job.read_text(), job.name)
     advice = advise(training_job.read(manifest), mixed(job))
     assert {offer.pool.name for offer in advice.offers} | {item.pool for item in advice.rejections} == {
@@ -217,7 +219,7 @@ def test_reviewed_jobs_cover_every_objective() -> None:
 
 
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Whatever the seed of hashes and the number of threads."""
+    """The bytes depend neither on the hash seed nor on the number of threads."""
     script = "import sys; from tilecast.cli import main; sys.exit(main(sys.argv[1:]))"
     job = ROOT / "tests" / "jobs" / "llama-8b-within-budget.yaml"
     arguments = ["advise", str(job), "--nodes", str(ROOT / "examples" / "clusters" / "mixed.yaml"), "-o", "json"]
@@ -261,7 +263,7 @@ def test_an_odd_batch_is_told_the_neighbour_that_is_faster_per_sample() -> None:
 
 
 def test_a_simpler_plan_that_is_faster_and_cheaper_is_advised() -> None:
-    """A slow host takes longer with it, which decides between plans that are alike, not against both criteria."""
+    """A slow host takes longer with this plan, which decides between similar plans, but not against time and cost."""
     config = json.loads((ROOT / "tests" / "configs.json").read_text())["openbmb/MiniCPM3-4B"]["config"]
     workload = Workload(huggingface.model(config), 2048, 64)
     best = advise(Request("x", workload), [pool("h100-sxm", 64, 6.9)]).best

@@ -1,7 +1,7 @@
-"""Every alert of the chart, firing and quiet, over what a running operator exported.
+"""Every alert of the chart, firing and quiet, over metrics that a running operator exported.
 
-Each story runs an operator over a store, takes what it exports now and then, and says what the rules make of that.
-Minutes pass between scrapes, and not in the test: `Tape.hold` says how long the registry stayed as it is.
+Each story runs an operator over a store, scrapes its metrics at certain moments, and states which alerts the rules
+raise. Minutes pass between scrapes, but not in the test: `Tape.hold` says for how long the registry did not change.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ EAST = {"cluster": "east", "namespace": "tilecast"}
 
 @dataclass
 class Tape:
-    """What a Prometheus that scrapes once a minute has."""
+    """The series of a Prometheus that scrapes once a minute, and the alerts expected over them."""
 
     minutes: int = 0
     series: dict[str, list[str]] = field(default_factory=dict)
     expected: list[dict[str, Any]] = field(default_factory=list)
     queries: list[dict[str, Any]] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)
-    """Series of other exporters, and what they are at every scrape."""
+    """Series of other exporters, with their value at every scrape."""
 
     def hold(self, registry: CollectorRegistry, minutes: int = 1, target: Mapping[str, str] = TARGET) -> None:
-        """Scrape a registry that stays as it is for some minutes. Other targets are silent."""
+        """Scrape a registry that does not change for some minutes; other targets are silent."""
         self.hold_all([(registry, target)], minutes)
 
     def hold_all(self, targets: Sequence[tuple[CollectorRegistry, Mapping[str, str]]], minutes: int) -> None:
@@ -63,7 +63,7 @@ class Tape:
         self._pass(minutes, values)
 
     def silence(self, minutes: int) -> None:
-        """Scrape nothing."""
+        """Let minutes pass in which nothing is scraped."""
         self._pass(minutes, {})
 
     def _pass(self, minutes: int, scraped: Mapping[str, str]) -> None:
@@ -76,19 +76,19 @@ class Tape:
         self.minutes += minutes
 
     def quiet(self, *alerts: str) -> None:
-        """None of these alerts fires now."""
+        """Expect that none of these alerts fires now."""
         for alert in alerts:
             self.expected.append({"eval_time": f"{self.minutes - 1}m", "alertname": alert, "exp_alerts": []})
 
     def never(self, *alerts: str) -> None:
-        """None of these alerts has fired so far."""
+        """Expect that none of these alerts has fired so far."""
         for alert in alerts:
             fired = f'count_over_time(ALERTS{{alertname="{alert}", alertstate="firing"}}[{self.minutes}m])'
             self.queries.append({"expr": fired, "eval_time": f"{self.minutes - 1}m", "exp_samples": []})
             self.quiet(alert)
 
     def fires(self, alert: str, *fired: tuple[Mapping[str, str], str], severity: str = "") -> None:
-        """This alert fires now, with these labels beside its severity and these summaries."""
+        """Expect that this alert fires now, with these labels beside its severity and these summaries."""
         severities = [rule["labels"]["severity"] for rule in rules() if rule.get("alert") == alert]
         assert severity in severities or (not severity and len(severities) == 1)
         alerts_expected = [
@@ -101,7 +101,7 @@ class Tape:
         self.expected.append({"eval_time": f"{self.minutes - 1}m", "alertname": alert, "exp_alerts": alerts_expected})
 
     def value(self, ratio: str, stage: str) -> float:
-        """The only series of an error now, in percent."""
+        """Return the current value of the only series of an error, in percent."""
         (column,) = (
             values
             for name, values in self.series.items()
@@ -110,20 +110,20 @@ class Tape:
         return 100 * float(column[-1])
 
     def document(self) -> dict[str, Any]:
-        """The same as promtool reads it."""
+        """Return the tape as a test of promtool."""
         columns = [{"series": name, "values": " ".join(column)} for name, column in self.series.items()]
         checks = {"alert_rule_test": self.expected, "promql_expr_test": self.queries}
         return {"interval": "1m", "input_series": columns, **checks}
 
 
 def series(name: str, labels: Mapping[str, str]) -> str:
-    """A series as promtool reads it."""
+    """Return a series in promtool's notation."""
     pairs = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
     return f"{name}{{{pairs}}}"
 
 
 def rules() -> list[dict[str, Any]]:
-    """Every rule of the chart."""
+    """Return every rule of the chart."""
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
@@ -213,7 +213,7 @@ async def no_node_and_a_dead_watch(tape: Tape) -> None:
         watched = running.metrics.watched
 
         def pass_minutes(minutes: int, *resources: str) -> None:
-            """Watches that end after ten minutes, by the clock of the tape, which began at the epoch."""
+            """Let minutes pass; watches end every ten minutes by the tape's clock, which starts at the epoch."""
             for _ in range(minutes):
                 for resource in resources:
                     watched.labels(resource).set(tape.minutes // 10 * 600)
@@ -292,7 +292,7 @@ async def slow_searches(tape: Tape) -> None:
     store = Store()
 
     def slowly(request: Request, pools: Sequence[Pool]) -> Advice:
-        """Slow at the start, too, when it warms up."""
+        """Search slowly, at the start too, when the operator warms up."""
         time.sleep(3.05)
         return on_first_pool(request, pools)
 
@@ -312,7 +312,7 @@ async def slow_searches(tape: Tape) -> None:
 
 
 def defective() -> Callable[[Request, Sequence[Pool]], Advice]:
-    """A search that works at the start alone."""
+    """Return a search that works the first time only."""
     calls: list[Request] = []
 
     def search(request: Request, pools: Sequence[Pool]) -> Advice:
@@ -325,7 +325,7 @@ def defective() -> Callable[[Request, Sequence[Pool]], Advice]:
 
 
 async def counted_defect(running: Assembly) -> None:
-    """Wait until a search has ended in a defect and its job says so."""
+    """Wait until a search has failed by a defect and its job reports it."""
     async with asyncio.timeout(60):
         while not running.metrics.registry.get_sample_value(
             "tilecast_recommendations_total", {"result": "InternalError"}
@@ -466,7 +466,7 @@ async def refused_reports(tape: Tape) -> None:
 
 
 async def scored(running: Assembly, store: Store, factors: Mapping[str, float], reports: int = 1) -> None:
-    """Report steps of jobs that take so many times their forecast, and learn from them."""
+    """Report steps that take so many times the forecast of each job, and learn from them."""
     await until(running, store, lambda: all(status(store, name).get("recommendation") for name in factors))
     for name, factor in factors.items():
         target = status(store, name)["recommendation"]["stepSeconds"]["target"]
@@ -545,7 +545,7 @@ async def narrow(tape: Tape) -> None:
 
 
 async def answers(tape: Tape, age_s: float, count: int = 40) -> None:
-    """Answer jobs that were created some time ago."""
+    """Answer jobs that were created `age_s` seconds ago."""
     store = Store()
     store.clock_s = 1_700_000_000.0
     async with operator(store) as running:
@@ -622,7 +622,7 @@ STORIES: Sequence[Story] = (
 
 @pytest.mark.cluster
 async def test_alerts_fire_and_stay_quiet(tmp_path: Path) -> None:
-    """One run of promtool over all stories."""
+    """promtool runs once over all stories."""
     tests = []
     for story in STORIES:
         tape = Tape()

@@ -1,4 +1,4 @@
-"""Which implementation of fused attention runs where, and what it costs."""
+"""Choice of the implementation of fused attention, and its cost."""
 
 from __future__ import annotations
 

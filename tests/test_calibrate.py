@@ -1,5 +1,8 @@
-"""Links fitted to nccl-tests' logs. Every number in these logs is synthetic: it comes from a link that this file
-makes up, so that the fit has something to find; only the layout is that of nccl-tests."""
+"""Links fitted to logs of nccl-tests.
+
+Every number in these logs is synthetic: it comes from a link that this file makes up, so that the fit has something to
+find. Only the layout is that of nccl-tests.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,13 @@ COLUMNS = """#
 
 
 def number(value: float, width: int) -> str:
-    """As nccl-tests prints times and rates: two decimals while they fit."""
+    """Format a time or rate as nccl-tests prints it, with two decimals while they fit."""
     digits = 0 if value >= 10 ** (width - 3) else 1 if value >= 10 ** (width - 4) else 2
     return f"{value:{width}.{digits}f}"
 
 
 def log(intra: Link, inter: Link, program: str = "all_reduce", nodes: int = 1, local: int = 8) -> str:
-    """What {program}_perf would print on such links, one size after the other, with NCCL's own words between."""
+    """Return what {program}_perf would print on such links for ascending sizes, with NCCL's own log lines between."""
     ranks = nodes * local
     lines = [HEAD.format(program=program)]
     for rank in range(ranks):
@@ -62,7 +65,7 @@ def log(intra: Link, inter: Link, program: str = "all_reduce", nodes: int = 1, l
 
 
 def slower(link: Link) -> Link:
-    """A link made up after another: a slower start and two thirds of its rate."""
+    """Return a made-up variant of a link, with a slower start and two thirds of its rate."""
     protocols = {
         name: replace(one, start_s=1.6 * one.start_s, hop_s=1.3 * one.hop_s) for name, one in link.protocols.items()
     }
@@ -106,7 +109,10 @@ def test_a_fit_finds_the_link_that_made_the_log(nvlink_log: Path) -> None:
 
 
 def rates(before: Link, after: Link) -> dict[str, float]:
-    """How many times what it was each constant is, shares as the rates they make; those that stayed are left out."""
+    """Return the factor by which each constant changed, leaving out those that did not.
+
+    Shares are compared as the rates that they give.
+    """
     rates_by_size = {}
     for name in CONSTANTS:
         if constant(before, name):
@@ -116,7 +122,7 @@ def rates(before: Link, after: Link) -> dict[str, float]:
 
 
 def test_what_a_log_does_not_measure_stays(nvlink_log: Path, tmp_path: Path) -> None:
-    """A log of small buffers once cut the bulk bandwidth to an eighth; one of a link as it is moved six constants."""
+    """A log of small buffers once cut the bulk bandwidth to an eighth; one of an unchanged link moved six constants."""
     start, other, rows = find_link("nvlink3"), find_link("ethernet-100"), read_log(nvlink_log).measured
     small = rates(start, fit(start, rows.take(rows.size_bytes <= 2**16), other))
     assert small
