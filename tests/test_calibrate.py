@@ -136,7 +136,7 @@ def test_what_a_log_does_not_measure_stays(nvlink_log: Path, tmp_path: Path) -> 
 
 
 def test_a_fitted_link_stays_within_its_bandwidth(tmp_path: Path) -> None:
-    """1 / 1.498 is 0.66756, whose nearest three digits are more than the bandwidth has."""
+    """1 / 1.498 is 0.66756; rounded to three digits it would exceed the bandwidth."""
     link, other = replace(find_link("nvlink3"), efficiency=0.5), find_link("ethernet-100")
     start = replace(
         link, protocols={"simple": link.protocols["simple"], "ll": replace(link.protocols["ll"], share=1.498)}
@@ -294,7 +294,7 @@ def test_a_link_folder_that_is_none_or_holds_a_wrong_file_is_told(tmp_path: Path
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["nvlink3", "nvlink4"])
 def test_four_gpus_are_forecast_from_two_and_eight(name: str) -> None:
-    """Measured when set, worst collective: 9.9 % from 1 MiB and 17.0 % below."""
+    """Limits from a measurement of the worst collective: 9.9 % from 1 MiB and 17.0 % below."""
     folder = os.environ.get("TILECAST_DATA")
     if not folder:
         pytest.skip("TILECAST_DATA names no folder with measured tables")

@@ -1,4 +1,4 @@
-"""Errors and corrections: the laws of the calibration, and what it makes of the measured runs."""
+"""Errors and corrections: laws of the calibration, and its results on measured runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pools a job may use, what is written into it, and the manifest to commit."""
+"""Pools that a job may use, changes to the job, and the manifest to commit."""
 
 from __future__ import annotations
 

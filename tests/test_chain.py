@@ -1,4 +1,4 @@
-"""The best path through a chain and its best cut, against every path and every cut of small chains."""
+"""The best path through a chain and its best cut, compared with every path and every cut of small chains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chains(draw: st.DrawFn) -> Chain:
 
 
 def brute(one: Chain) -> float:
-    """The least cost of any path that fits; infinite if none does."""
+    """Return the least cost of any path that fits; infinite if none does."""
     every = (np.array(path) for path in itertools.product(range(one.cost.shape[1]), repeat=len(one.cost)))
     priced = (chain.price(one, path) for path in every)
     return min((cost for cost, held in priced if held <= one.budget), default=np.inf)

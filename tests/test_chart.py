@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "tilecast"
 NAMESPACE = "tilecast-system"
 EARLIER = [chart for chart in RELEASES if not chart.stem.startswith(f"tilecast-{__version__}-")]
-"""Charts of earlier versions; one that landed under the version of today has CRDs that say the same version."""
+"""Charts of earlier versions, without those that landed under today's version, whose CRDs state the same version."""
 KUBE_SCORE_GRADE_OK = 10
 MONITORING = [f"--set={name}.enabled=true" for name in ("serviceMonitor", "podMonitor", "prometheusRule")]
 OPERATED = "--api-versions=monitoring.coreos.com/v1"
@@ -41,7 +41,7 @@ Conform = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def own_cluster(binaries: Path) -> Iterator[Cluster]:
-    """Without CRDs: helm installs them here."""
+    """Yield a cluster without CRDs, so that helm installs them."""
     with Cluster(nodes=ROOT / "examples" / "clusters" / "single-t4.yaml") as started:
         yield started
 
@@ -61,7 +61,7 @@ def rendered(helm: Helm, *arguments: str) -> list[dict[str, Any]]:
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Those of a kind, but for what lets jobs go and for the roles of tenants."""
+    """Return the documents of a kind, except those of the release hooks and the roles of tenants."""
     others = {"app.kubernetes.io/component": "release", "rbac.authorization.k8s.io/aggregate-to-edit": "true"}.items()
     return [
         document
@@ -181,7 +181,7 @@ def test_a_certificate_is_mounted_and_asked_for(helm: Helm) -> None:
 
 
 def unlinked(value: Any) -> Any:
-    """A dashboard without its links to runbooks."""
+    """Return a dashboard without its links to runbooks."""
     if isinstance(value, dict):
         return {
             key: unlinked(item) for key, item in value.items() if "runbooks" not in json.dumps(item) or key != "links"
@@ -215,7 +215,7 @@ def test_without_learning_it_sees_no_namespace_and_no_run(helm: Helm) -> None:
 
 
 def environment(documents: Sequence[Any]) -> dict[str, str]:
-    """Variables of the operator by name."""
+    """Return the variables of the operator's container by name."""
     (deployment,) = of_kind(documents, "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return {item["name"]: item.get("value", "") for item in container["env"]}
@@ -347,7 +347,7 @@ def test_jobs_are_let_go_before_an_uninstall_with_no_right_more_than_that_needs(
 
 
 def before_uninstall(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What runs before an uninstall, by kind."""
+    """Return the hooks that run before an uninstall, by kind."""
     hooks = (item for item in documents if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "pre-delete")
     return {item["kind"]: item for item in hooks}
 
@@ -399,7 +399,7 @@ BY_VALUES = (
     "TILECAST_OWNS_POOLS", "TILECAST_NAMESPACE_SELECTOR", "TILECAST_JOURNAL",
     "TILECAST_LEARNING", "TILECAST_TRUSTED_NAMESPACES", "TILECAST_QUEUE",
 )  # fmt: skip
-"""Settings that values of their own give, together with the rights or the volume they need."""
+"""Prefixes of the settings with values of their own, which also grant the rights or the volume that they need."""
 
 
 def test_the_values_offer_every_setting_of_the_operator_but_its_address() -> None:
@@ -423,8 +423,10 @@ def test_the_service_is_not_taken_for_settings(helm: Helm) -> None:
 
 @pytest.fixture(scope="module")
 def conform(chart_tools: Path, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Conform:
-    """kubeconform, strict, with the schemas that the API server itself publishes: ours and the Prometheus Operator's
-    among them."""
+    """Return a function that checks documents with kubeconform in strict mode.
+
+    It uses the schemas that the API server publishes, including those of our CRDs and of the Prometheus Operator.
+    """
     manifests = ensure_or_fail("prometheus-operator") / "manifests"
     for name in ("servicemonitors", "podmonitors", "prometheusrules"):
         cluster.apply(manifests / f"monitoring.coreos.com_{name}.yaml")
@@ -507,7 +509,10 @@ def test_kube_score_finds_what_is_documented_and_no_more(helm: Helm) -> None:
 
 
 def schema_of(cluster: Cluster, group: str, version: str, kind: str) -> dict[str, Any] | None:
-    """The JSON schema that the API server publishes for a kind, closed against unknown keys; none until it does."""
+    """Return the JSON schema that the API server publishes for a kind, closed against unknown keys.
+
+    Return None while it publishes none.
+    """
     path = f"/openapi/v3/apis/{group}/{version}" if group else f"/openapi/v3/api/{version}"
     try:
         components: dict[str, Any] = json.loads(cluster.kubectl("get", "--raw", path))["components"]
@@ -525,7 +530,7 @@ def schema_of(cluster: Cluster, group: str, version: str, kind: str) -> dict[str
 
 
 def close(schema: dict[str, Any]) -> None:
-    """Refuse unknown keys, but where the API server itself keeps them."""
+    """Forbid unknown keys in a schema, except where the API server itself keeps them."""
     properties = schema.get("properties", {})
     if properties and not schema.get("x-kubernetes-preserve-unknown-fields"):
         schema.setdefault("additionalProperties", False)
@@ -612,7 +617,7 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
 
 
 def hooks_of(helm: Helm, cluster: Cluster) -> str:
-    """What Helm runs before and after what it does to the release."""
+    """Return the hooks that Helm runs before and after operations on the release."""
     return helm("get", "hooks", "tilecast", f"--kubeconfig={cluster.kubeconfig}", f"--namespace={NAMESPACE}")
 
 
@@ -650,7 +655,7 @@ def test_an_uninstall_that_cannot_let_jobs_go_deletes_nothing_and_can_be_forced(
 
 @pytest.mark.parametrize("earlier", EARLIER, ids=lambda chart: chart.stem)
 def test_upgrade_from_every_release_and_back(installer: Helm, helm: Helm, own_cluster: Cluster, earlier: Path) -> None:
-    """CRDs first, then the release; what a user stored outlives the upgrade, the way back, and the end."""
+    """The CRDs come first, then the release. Stored objects survive the upgrade, the rollback and the uninstall."""
     installer("install", str(earlier), "--set=image.tag=theirs", "--create-namespace")
     with pytest.raises(HelmError, match=r"older than this chart's .* helm show crds"):
         installer("upgrade", str(CHART), "--reset-then-reuse-values")
@@ -703,7 +708,7 @@ def stored_job(cluster: Cluster) -> dict[str, Any]:
 
 
 OBJECT_NAMES = ["gpupool.tilecast.dev/ours", "gpupool.tilecast.dev/t4", "trainingjob.tilecast.dev/ours"]
-"""One of them discovered while `helm test` ran."""
+"""Objects that remain in the cluster; one of them is a pool discovered while `helm test` ran."""
 CRD_NAMES = [f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in crds_of_today()]
 JOB = {
     "apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "ours", "namespace": "default"},
@@ -713,7 +718,7 @@ JOB = {
     },
 }  # fmt: skip
 NEWEST_FIELDS = {"targetRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "ours"}}
-"""Of a job's spec; the first releases do not have them."""
+"""Fields of a job's spec that the first releases lack."""
 OBJECTS = f"""
 apiVersion: tilecast.dev/v1alpha1
 kind: GPUPool
@@ -725,8 +730,10 @@ spec: {{nodeType: g4dn.12xlarge, maxNodes: 2}}
 
 
 def left(cluster: Cluster) -> list[str]:
-    """Every object in the cluster whose name or kind is ours, but its namespace, what was said in it, and the
-    APIService that the API server makes of CRDs."""
+    """Return every object in the cluster whose name or kind is Tilecast's.
+
+    The namespace, Events, and the APIServices that the API server makes of CRDs are left out.
+    """
     kinds = cluster.kubectl("api-resources", "--verbs=list", "-o", "name").split()
     asked = ",".join(
         sorted(set(kinds) - {"apiservices.apiregistration.k8s.io", "events", "events.events.k8s.io", "namespaces"})
@@ -736,7 +743,7 @@ def left(cluster: Cluster) -> list[str]:
 
 
 def helm_test(installer: Helm, cluster: Cluster) -> None:
-    """`helm test` as kubelet would run its pod: here its commands run beside the operator of this checkout."""
+    """Run `helm test`, executing its pod's commands as the kubelet would, beside the operator of this checkout."""
     with ThreadPoolExecutor(1) as pool:
         refused = pool.submit(installer, "test", "--timeout=120s")
         assert run_pod(cluster, "http://127.0.0.1:1") == "Failed"
@@ -749,7 +756,7 @@ def helm_test(installer: Helm, cluster: Cluster) -> None:
 
 
 def run_pod(cluster: Cluster, url: str) -> str:
-    """Run the commands of the test's pod with the operator at `url`, and tell the API server how they ended."""
+    """Run the commands of the test's pod with the operator at `url`, and report their end to the API server."""
 
     def pod() -> dict[str, Any] | None:
         arguments = ["get", "pod", "tilecast-test", f"--namespace={NAMESPACE}", "--ignore-not-found", "-o", "json"]

@@ -21,7 +21,7 @@ JOBS = "--set=jobs.enabled=true,jobs.gate=true"
 
 
 def pods(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The specification of every pod that the chart makes."""
+    """Yield the spec of every pod that the chart makes."""
     for document in documents:
         spec = document.get("spec", {})
         spec = spec.get("jobTemplate", {}).get("spec", spec)

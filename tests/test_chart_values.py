@@ -1,4 +1,4 @@
-"""What the chart says of its values, without helm."""
+"""Descriptions and checks of the chart's values, without helm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEFT_TO_KUBERNETES = {
     "affinity", "tolerations[]", "networkPolicy.from[]", "serviceMonitor.tlsConfig", "global", "podSecurityContext",
     "securityContext", "extraEnv[]", "extraEnvFrom[]", "extraVolumes[]", "extraVolumeMounts[]",
 }  # fmt: skip
-"""Objects of Kubernetes' own, which the API server checks, and the values of a parent chart."""
+"""Values that the schema leaves open: a parent chart's, and objects of Kubernetes, which the API server checks."""
 
 
 def test_the_readme_is_that_of_its_generator() -> None:

@@ -1,4 +1,4 @@
-"""The command line: what people type, and what they get when they mistype."""
+"""The command line: commands as people type them, and the answers to mistyped ones."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_missed_deadline_is_told_in_its_own_unit(
 def test_a_stated_plan_is_priced_by_the_framework_of_the_launcher_that_runs_it(
     launcher: str, zero: str, priced: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """ZeRO 2 was priced as replicas, and then refused."""
+    """ZeRO 2 was once priced as plain replicas, and then refused."""
     asked = ["--seq", "1024", "--batch", "64", "--gpus", "a100-80:8", "--plan", f"dp=8,zero={zero}"]
     assert main(["advise", "gpt2-xl", *asked, "--launch", launcher]) == 0
     assert f"# priced as {priced}:" in capsys.readouterr().out
@@ -138,7 +138,7 @@ def test_one_gpu_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_prime_batch_asks_for_no_pool_of_as_many_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    """The next degree of data parallelism that divides a batch of 97 is 97: 97 nodes instead of 1 was the advice."""
+    """The next degree of data parallelism that divides 97 is 97; the advice once asked for 97 nodes instead of 1."""
     asked = ["--seq", "1024", "--batch", "97", "--gpus", "t4:2", "--precision", "fp16", "--plan", "pp=2"]
     assert main(["advise", "gpt2-large", *asked]) == 0
     assert "97 nodes" not in capsys.readouterr().out
@@ -342,7 +342,7 @@ def test_an_adapter_that_is_not_priced_says_how_its_base_is(
 def test_an_adapter_file_that_says_nothing_asks_for_its_base(
     text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The remedy was that of a TrainingJob."""
+    """The error once named the remedy for a TrainingJob."""
     (tmp_path / "adapter_config.json").write_text(text)
     assert main(["advise", str(tmp_path), "--gpus", "h100-sxm:8"]) == 2
     error = capsys.readouterr().err

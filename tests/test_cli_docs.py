@@ -1,4 +1,4 @@
-"""The page about the command line: every command on it runs, and every verb and option of note is on it."""
+"""The page about the command line: every command on it runs, and it covers every verb and the main options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader would be: the examples, and files of their own."""
+    """Return a folder as a reader has it: the examples and some files of their own."""
     from test_calibrate import LOG
     from test_traced_onnx import gpt_in_onnx
 
@@ -60,7 +60,7 @@ def test_a_command_of_the_page_runs(command: str, folder: Path, capsys: pytest.C
 
 
 def scored(words: list[str], out: str, folder: Path) -> None:
-    """What a command of the page has to say: a recommendation, a forecast of every row, facts with numbers."""
+    """Check the output of a command of the page: a recommendation, a forecast for every row, facts with numbers."""
     verb, kind = words[0], words[words.index("-o") + 1] if "-o" in words else "table"
     if verb in ("advise", "sweep") and kind.endswith(".svg"):
         assert (folder / kind).read_text().startswith("<svg")
@@ -117,7 +117,7 @@ def test_the_page_knows_every_verb_and_every_number_of_a_pool() -> None:
 
 
 class _Terminal:
-    """Standard error that somebody looks at."""
+    """Standard error that claims to be a terminal."""
 
     def __init__(self) -> None:
         self.text = ""

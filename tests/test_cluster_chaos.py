@@ -1,4 +1,4 @@
-"""The operator while everything around it goes wrong: nothing is lost, nothing is said twice, nothing falls over."""
+"""The operator under faults of everything around it: nothing is lost, said twice, or crashes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ QUICK = {
     "TILECAST_POOL_RETENTION_SECONDS": "0.5",
 }
 HYSTERESIS = 0.035
-"""Within it an old advice stands."""
+"""Relative change of a step below which the operator keeps its earlier advice."""
 WRITES = 2
-"""Annotations, then status: what an answer takes."""
+"""Writes that an answer takes: the annotations, then the status."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def proxied_account(proxy: Proxy, account: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def direct_operator(cluster: Cluster, account: Path) -> Iterator[Operator]:
-    """Started by the first test that wants it."""
+    """Yield an operator that the first test that needs it starts."""
     operator = Operator(cluster, account, QUICK)
     yield operator
     operator.stop()
@@ -72,14 +72,17 @@ def direct_operator(cluster: Cluster, account: Path) -> Iterator[Operator]:
 
 @pytest.fixture(scope="module")
 def proxied_operator(cluster: Cluster, proxied_account: Path) -> Iterator[Operator]:
-    """One that sees the cluster through `proxy`; started by the first test that wants it."""
+    """Yield an operator that sees the cluster through `proxy`; the first test that needs it starts it."""
     operator = Operator(cluster, proxied_account, QUICK)
     yield operator
     operator.stop()
 
 
 def survives(one: Operator, other: Operator) -> Iterator[Operator]:
-    """One process for all tests that do not kill it, alone with the cluster; it must be alive and well after each."""
+    """Yield one operator, alone with the cluster, and check afterwards that its process is the same and healthy.
+
+    Tests that do not kill it share the process.
+    """
     other.stop()
     if one.pid is None:
         one.start()
@@ -128,7 +131,7 @@ def jobs(cluster: Cluster, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def messages(cluster: Cluster, names: Sequence[str]) -> list[list[str]]:
-    """What Events say of each job, in the order in which they were written."""
+    """Return the Event messages of each job in the order in which they were written."""
     events = sorted(objects(cluster, "events"), key=lambda item: int(item["metadata"]["resourceVersion"]))
     uids = [item["metadata"]["uid"] for item in jobs(cluster, names)]
     return [[item["message"] for item in events if item["involvedObject"]["uid"] == uid] for uid in uids]
@@ -139,7 +142,7 @@ def all_answered(cluster: Cluster, names: Sequence[str]) -> Callable[[], bool]:
 
 
 def prove_answered_once(cluster: Cluster, names: Sequence[str], since: int, most_writes: int = WRITES) -> None:
-    """Waits until every job is answered; then each has one Event and was changed no oftener than an answer takes."""
+    """Wait until every job is answered, and check that each has one Event and at most `most_writes` changes."""
     wait_for(all_answered(cluster, names), f"answers to {len(names)} jobs", ANSWER_S)
     for one in jobs(cluster, names):
         assert one["status"]["summary"]["reason"] == "Advised"
@@ -183,7 +186,7 @@ REFUSALS = [
 
 
 EVENT_IS_GIVEN_UP = ("409", "410", "422")
-"""What says that an Event is there or will never be."""
+"""Statuses after which an Event is not tried again, because it exists or can never be written."""
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -191,7 +194,7 @@ EVENT_IS_GIVEN_UP = ("409", "410", "422")
 def test_refused_writes_are_written_in_the_end(
     cluster: Cluster, proxy: Proxy, proxied: Operator, name: str, answer: Answer, moment: str
 ) -> None:
-    """Before the API server saw the write, and after it carried it out: the operator cannot tell which."""
+    """The write is refused before the API server sees it, or after it took effect; the operator cannot tell which."""
     left = {"trainingjobs": 2, "events": 0 if name in EVENT_IS_GIVEN_UP else 2, "trainingjobs/status": 2}
 
     def refuse(asked: Call) -> Answer | None:
@@ -243,7 +246,7 @@ def twice(_: Call, line: bytes) -> Iterable[bytes]:
 
 
 class Swapped:
-    """Every event changes places with the one after it; the last one waits for another."""
+    """Each event changes places with the next one; the last one is held until another comes."""
 
     def __init__(self) -> None:
         self._held: dict[Call, bytes] = {}
@@ -257,7 +260,7 @@ class Swapped:
 
 
 class Dropped:
-    """Two of three events are lost."""
+    """Loses two of three events."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -271,7 +274,7 @@ class Dropped:
 def distrustful(
     cluster: Cluster, proxy: Proxy, proxied_account: Path, direct_operator: Operator, proxied_operator: Operator
 ) -> Iterator[Operator]:
-    """An operator that lists everything anew with the first event after a second."""
+    """Yield an operator that lists everything again on the first event after a second."""
     direct_operator.stop()
     proxied_operator.stop()
     with Operator(cluster, proxied_account, {**QUICK, "TILECAST_RELIST_SECONDS": "1"}) as started:
@@ -308,7 +311,7 @@ def test_what_garbled_watches_hide_is_found_in_the_next_list(
 
 
 def written_within(cluster: Cluster, seconds: float) -> list[str]:
-    """What the operators write from now on."""
+    """Return the writes of the operators during the next `seconds`."""
     since = witness.mark(cluster)
     time.sleep(seconds)
     entries = witness.of_the_operator(cluster, since)
@@ -396,13 +399,16 @@ for line in sys.stdin:
         os._exit(1)
     print(pid, flush=True)
 """
-"""Starts an operator for every line it reads, from a process that has imported everything, and tells its id."""
+"""Program that starts an operator for each line that it reads and prints its process id.
+
+It forks from a process that has imported everything.
+"""
 
 
 def test_it_is_killed_fifty_times_amid_its_writes(
     cluster: Cluster, proxy: Proxy, direct_operator: Operator, proxied_operator: Operator
 ) -> None:
-    """By turns before a write reaches the API server and after it was carried out, at the first to fourth write."""
+    """It is killed alternately before a write reaches the API server and after it was carried out, at write 1 to 4."""
     kills, jobs_count = 50, 120
     paths = os.pathsep.join((proxied_operator.environment["PYTHONPATH"], str(TOOLS)))
     environment = {**proxied_operator.environment, "TILECAST_LISTEN_PORT": "0", "PYTHONPATH": paths}

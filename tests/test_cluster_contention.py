@@ -1,4 +1,4 @@
-"""Two operators with different settings over the same jobs of a real API server: their writes end."""
+"""Two operators with different settings over the same jobs of a real API server: their writes must end."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ MEASURED = NAMES[:6]
 SETTINGS = {"learns": {"TILECAST_LEARNING": "true"}, "learns-not": {"TILECAST_LEARNING": "false"}}
 QUICK = dict.fromkeys((f"TILECAST_{name}SETTLE_SECONDS" for name in ("", "CAPACITY_", "CALIBRATE_")), "0.1")
 WRITES_AT_MOST = 40
-"""Writes of a job in which the fight may end: each operator writes annotations and a status for its first answer, for
-each of six steps that it learns from, and once over an answer of the other; some of them are lost to the other's.
-Without an end they were 161 in half a minute."""
+"""Most writes of one job until the operators stop overwriting each other.
+
+Each operator writes annotations and a status for its first answer, for each of six steps that it learns from, and once
+over an answer of the other; some of these writes are lost to the other's. Without a stop there were 161 writes in half
+a minute.
+"""
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def operators(bare_cluster: Cluster) -> Iterator[list[Operator]]:
 
 
 def writes(cluster: Cluster, since: int) -> Counter[str]:
-    """How often each job was written to, but for its creation and what was told of its step."""
+    """Count the successful patches of each job, which leave out its creation."""
     return Counter(
         entry["objectRef"]["name"]
         for entry in witness.entries(cluster, since)
@@ -95,7 +98,7 @@ def test_two_operators_with_different_settings_leave_each_other_alone(
 
 
 def contended(operator: Operator) -> float:
-    """How many objects an operator leaves to another."""
+    """Return how many objects an operator leaves to another."""
     (value,) = (
         line.rpartition(" ")[2]
         for line in operator.get("/metrics").splitlines()
@@ -105,6 +108,6 @@ def contended(operator: Operator) -> float:
 
 
 def events(cluster: Cluster) -> list[str]:
-    """Messages of the Events about it."""
+    """Return the messages of the Events about contention."""
     items = json.loads(cluster.kubectl("get", "events", "--field-selector=reason=Contended", "-o", "json"))["items"]
     return [item["message"] for item in items]

@@ -1,4 +1,4 @@
-"""One tenant creates hostile objects at every door while others' honest jobs arrive, on a real API server."""
+"""One tenant creates hostile objects of every kind while others' honest jobs arrive, on a real API server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTILE, HONEST, WAIT_S = 200, 100, 300
 
 @pytest.fixture
 def cluster(binaries: Path) -> Iterator[Cluster]:
-    """A control plane of its own, for hostile objects would be in the way of every other test."""
+    """Yield a separate control plane, because hostile objects would disturb every other test."""
     with Cluster(nodes=ROOT / "examples" / "clusters" / "mixed.yaml") as started:
         started.apply(ROOT / "crds")
         started.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
@@ -34,7 +34,7 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
 
 
 def create(cluster: Cluster, documents: list[dict[str, Any]]) -> int:
-    """Create objects in one call of kubectl; return how many the API server refused."""
+    """Create objects in one call of kubectl, and return how many the API server refused."""
     text = "\n---\n".join(json.dumps(item) for item in documents)
     try:
         cluster.kubectl("create", "--validate=false", "-f", "-", input=text)

@@ -1,4 +1,4 @@
-"""The launcher of throw-away clusters finds its programs, leaves the user's own alone, leaves nothing behind."""
+"""The launcher of throw-away clusters finds its programs, ignores the user's own, and leaves nothing behind."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def launch(*command: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def hold(name: str) -> subprocess.Popen[str]:
-    """A process that has a cluster of that name up and keeps it."""
+    """Start a process that keeps a cluster of that name running, and return it once the cluster is up."""
     held = subprocess.Popen([sys.executable, "-c", HOLD, name], cwd=TOOLS, stdout=subprocess.PIPE, text=True)
     assert held.stdout is not None
     assert held.stdout.readline() == "up\n"

@@ -1,4 +1,4 @@
-"""A cluster that is there already, as kind's is: `TILECAST_TEST_CONTEXT` and `make e2e` go this way in."""
+"""Tests on an existing cluster, such as kind's, through `TILECAST_TEST_CONTEXT` and `make e2e`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_its_own_nodes_are_left_alone_and_ours_are_ready_and_gone_afterwards(bin
 
 
 def test_no_controller_ends_because_it_cannot_renew_a_lease(binaries: Path) -> None:
-    """On a busy machine the API server may not answer for ten seconds, and nobody starts these programs again."""
+    """On a busy machine the API server may not answer for ten seconds, and nothing restarts these programs."""
     with Cluster(components=PROGRAMS) as alone:
         pod = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "a:1"}]}}
         wait_for(lambda: "default" in alone.kubectl("get", "serviceaccounts"), "the controllers to work")

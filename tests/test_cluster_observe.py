@@ -31,7 +31,7 @@ UNKNOWN_GPU = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "NVID
 def site(
     request: pytest.FixtureRequest, helm: Helm, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Surroundings]:
-    """The operator with the rights of the chart, and a Prometheus: processes, or pods of kind (`make e2e`)."""
+    """Yield the operator with the rights of the chart, and a Prometheus: processes, or pods of kind (`make e2e`)."""
     cluster = request.getfixturevalue("kind_cluster" if request.param == "kind" else "cluster")
     made = kind(cluster) if request.param == "kind" else local(cluster, helm, tmp_path_factory.mktemp("site"))
     with made as there:

@@ -32,7 +32,7 @@ ANNOTATIONS = (
 
 
 def job_document(name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The example of the README under another name; `changes` maps dotted paths to values."""
+    """Return the example of the README under another name; `changes` maps dotted paths to values."""
     document: dict[str, Any] = yaml.safe_load((JOBS / "llama-7b-pretrain.yaml").read_text())
     document["metadata"]["name"] = name
     for path, value in (changes or {}).items():
@@ -50,7 +50,7 @@ def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
 
 
 def answered(cluster: Cluster, name: str) -> dict[str, Any]:
-    """The job, once the operator has answered its current generation."""
+    """Return the job, once the operator has answered its current generation."""
 
     def probe() -> dict[str, Any] | None:
         job = get(cluster, "trainingjob", name)
@@ -65,7 +65,7 @@ def condition(job: dict[str, Any], kind: str) -> dict[str, str]:
 
 
 def writes(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    """Audited writes to the job of that name, refused and empty ones included."""
+    """Return the audited writes to the job of that name, including refused and empty ones."""
     if not cluster.audit_log.exists():
         pytest.skip("a cluster of one's own has no audit log here")
     return [entry for entry in witness.entries(cluster) if entry["objectRef"].get("name") == name]

@@ -1,4 +1,4 @@
-"""GPUPools on a real API server: written down, taken over, withdrawn; and what is free, by Kueue, pods and DRA."""
+"""GPUPools on a real API server: discovered, adopted, withdrawn; and free GPUs by Kueue, pods and DRA."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAIT_S = 60
 
 @pytest.fixture(scope="module")
 def own_cluster(binaries: Path) -> Iterator[Cluster]:
-    """Nodes, quotas and pods come and go here."""
+    """Yield a separate cluster, in which nodes, quotas and pods come and go."""
     with Cluster(nodes=ROOT / "examples" / "clusters" / "mixed.yaml") as started:
         started.apply(ROOT / "crds")
         started.apply("\n---\n".join(yaml.safe_dump(kueue_crd(kind)) for kind in ("ClusterQueue", "ResourceFlavor")))
@@ -45,7 +45,7 @@ def own_cluster(binaries: Path) -> Iterator[Cluster]:
 
 
 def kueue_crd(kind: str) -> dict[str, Any]:
-    """Kueue's kind, as far as it is read here."""
+    """Return a CRD for a kind of Kueue, with only the parts that are read here."""
     plural = f"{kind.lower()}s"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1beta1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -63,7 +63,7 @@ def kueue_crd(kind: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def operator(own_cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """With no more rights than the chart grants for these values."""
+    """Yield an operator with the rights that the chart grants for `VALUES`, and no more."""
     path = account_kubeconfig(own_cluster, helm, tmp_path_factory.mktemp("account") / "kubeconfig.yaml", *VALUES)
     with Operator(own_cluster, path, SETTINGS) as started:
         yield started
@@ -80,7 +80,7 @@ def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
 
 
 def until(cluster: Cluster, name: str, holds: Callable[[dict[str, Any]], Any], kind: str = "gpupool") -> dict[str, Any]:
-    """The object once it is as it should be."""
+    """Return the object once `holds` is true of it."""
 
     def probe() -> dict[str, Any] | None:
         document = get(cluster, kind, name)
@@ -329,18 +329,18 @@ PLACES: dict[type[ApiModel], tuple[str, str]] = {
     gpu_pool.Price: ("GPUPool", "price"),
     gpu_pool.GPUPoolSpec: ("GPUPool", ""),
 }
-"""Kind and path of each model with rules."""
+"""Kind and field path at which each model with rules occurs."""
 AROUND: dict[str, dict[str, Any]] = {
     "model": {"preset": "gpt2"},
     "training": {"globalBatchSize": 8},
     "gpu": {"name": "new"},
     "gpu.facts": FACTS,
 }
-"""What stands beside a sample."""
+"""Fields that must stand beside a sample to make it valid, by path."""
 
 
 def inside(model: type[ApiModel], sample: dict[str, Any]) -> dict[str, Any]:
-    """A whole object that holds a sample."""
+    """Return a whole object that contains a sample."""
     kind, path = PLACES[model]
     spec: dict[str, Any] = {"model": AROUND["model"], "training": AROUND["training"]} if kind == "TrainingJob" else {}
     parts = path.split(".") if path else []

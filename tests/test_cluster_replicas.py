@@ -1,4 +1,4 @@
-"""Two operators with one Lease on a real API server: who writes is read from its audit log."""
+"""Two operators with one Lease on a real API server; its audit log shows which of them writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cluster(bare_cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def accounts(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Kubeconfigs of two accounts with the rights of the chart's, so that the audit log tells them apart."""
+    """Return kubeconfigs of two accounts with the chart's rights, so that the audit log tells the replicas apart."""
     folder = tmp_path_factory.mktemp("accounts")
     config = yaml.safe_load(witness.account_kubeconfig(cluster, helm, folder / "chart.yaml").read_text())
     inside, paths = f"--namespace={witness.NAMESPACE}", dict[str, Path]()
@@ -54,7 +54,7 @@ def accounts(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def replicas(cluster: Cluster, accounts: dict[str, Path]) -> Iterator[dict[str, Operator]]:
-    """Both, with nobody's lease; the first leads."""
+    """Yield two replicas that started without a lease; the first leads."""
     cluster.kubectl("delete", "lease", "tilecast", f"--namespace={witness.NAMESPACE}", "--ignore-not-found")
     operators = {
         name: Operator(
@@ -76,7 +76,7 @@ def replicas(cluster: Cluster, accounts: dict[str, Path]) -> Iterator[dict[str, 
 
 
 def holder(cluster: Cluster) -> str:
-    """Who holds the lease; empty where nobody does."""
+    """Return the holder of the lease; empty if there is none."""
     shown = cluster.kubectl("get", "lease", f"--namespace={witness.NAMESPACE}", "-o", "json")
     held = [item["spec"].get("holderIdentity", "") for item in json.loads(shown)["items"]]
     return str(held[0]).partition("_")[0] if held else ""
@@ -97,7 +97,7 @@ def create(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def writes(cluster: Cluster, name: str, since: int) -> list[dict[str, Any]]:
-    """What an operator asked the API server to change, but for the lease."""
+    """Return the writes of an operator, except those of leases and token reviews."""
     user = f"system:serviceaccount:{witness.NAMESPACE}:{name}"
     return [
         entry

@@ -1,4 +1,4 @@
-"""The operator's rights: what it asks of a real API server is what the chart's role grants, no less and no more."""
+"""The operator's rights: its requests to a real API server use exactly what the chart's role grants."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "reading least": ("rbac.readConfigMaps=false", "discovery.enabled=false", "observations.reviewTokens=false"),
     "reading most": ("capacity.readPods=true", "capacity.readKueue=true", "discovery.readResourceSlices=true"),
 }
-"""Values of the chart that change what the operator may do."""
+"""Values of the chart that change the operator's rights."""
 
 
 @pytest.fixture(scope="module")
 def begin(bare_cluster: Cluster) -> int:
-    """Where the audit log stood before the tests of this file, which others may have filled with faults of theirs."""
+    """Return the position in the audit log before this file's tests; earlier tests may have logged injected faults."""
     return witness.mark(bare_cluster)
 
 
@@ -52,7 +52,7 @@ def cluster(bare_cluster: Cluster, begin: int) -> Iterator[Cluster]:
 
 
 def granted(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
-    """Group, resource and verb of every right in the rendered roles, but for those of tenants."""
+    """Return group, resource and verb of every right in the rendered roles, except those of tenants."""
     return {
         (group, resource, verb)
         for kind in ("ClusterRole", "Role")
@@ -65,7 +65,7 @@ def granted(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
 
 
 def observed(cluster: Cluster, since: int) -> set[tuple[str, str, str]]:
-    """Group, resource and verb of every right that was used."""
+    """Return group, resource and verb of every right that was used."""
     verbs = set()
     for entry in witness.of_the_operator(cluster, since):
         asked = (entry["objectRef"].get("apiGroup", ""), witness.resource(entry))
@@ -119,7 +119,7 @@ OWN_POOL = {
 
 
 def report_a_step(operator: Operator) -> None:
-    """As a training pod does, but with a token that nobody signed."""
+    """Report a step as a training pod does, but with a forged token."""
     headers = {"Authorization": f"Bearer {token('default', exp=time.time() + 600)}", "Content-Type": "application/json"}
     body = json.dumps({"stepSeconds": 1.0, "samples": 10}).encode()
     asked = urllib.request.Request(f"{operator.url}/observations/default/a", body, headers, method="PUT")  # noqa: S310
@@ -166,7 +166,7 @@ def test_every_right_is_used_and_none_is_lacking(cluster: Cluster, helm: Helm, t
 
 
 def test_advice_is_all_that_is_ever_written(cluster: Cluster, begin: int) -> None:
-    """Of every operator of this file."""
+    """This covers every operator of this file."""
     asked = [entry for entry in witness.of_the_operator(cluster, begin) if entry["verb"] in witness.WRITING]
     # A TokenReview is created to be answered; it is never stored.
     written = [entry for entry in asked if witness.resource(entry) != "tokenreviews"]

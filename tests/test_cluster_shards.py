@@ -28,7 +28,7 @@ SHARDS = {
     },
 }
 TEAMS = {"shards-left": "tilecast-one", "shards-right": "tilecast-rest", "shards-moves": "tilecast-rest"}
-"""Which release answers each namespace at first."""
+"""Release that answers each namespace at first."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def cluster(bare_cluster: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def releases(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Operator]]:
-    """Both at work, with the role, the account and the settings that the chart renders."""
+    """Yield both releases at work, with the role, the account and the settings that the chart renders."""
     cluster.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": witness.NAMESPACE}}))
     cluster.kubectl("delete", "gpupools", "--all")
     operators = dict[str, Operator]()
@@ -96,7 +96,7 @@ def are_answered(cluster: Cluster, team: str) -> bool:
 
 
 def written(cluster: Cluster, release: str, since: int) -> list[dict[str, Any]]:
-    """What a release wrote, as the audit log names it."""
+    """Return the objects that a release wrote, from the audit log."""
     user = f"system:serviceaccount:{witness.NAMESPACE}:{release}"
     return [
         entry["objectRef"]

@@ -1,4 +1,4 @@
-"""A TrainingJob that was stored before its CRD was as strict: it is told so, and no write is tried for ever."""
+"""A TrainingJob that was stored under an older, laxer CRD is told so, and no write is retried for ever."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JOB: dict[str, Any] = {
 
 
 def lenient(crd: dict[str, Any]) -> dict[str, Any]:
-    """The CRD with a spec of any shape."""
+    """Return the CRD with a spec of any shape."""
     crd = copy.deepcopy(crd)
     for version in crd["spec"]["versions"]:
         shape = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -44,7 +44,7 @@ def lenient(crd: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def cluster(bare_cluster: Cluster) -> Iterator[Cluster]:
-    """With such a job in it."""
+    """Yield a cluster that has such a job, and then the strict CRD."""
 
     def stored() -> bool:
         try:

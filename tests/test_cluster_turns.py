@@ -1,4 +1,4 @@
-"""A sweep on a real API server, and the operator as a process: jobs of another namespace are answered amid it."""
+"""A sweep on a real API server, and the operator as a process: jobs of another namespace are answered during it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"TILECAST_JOBS": "true", "TILECAST_PLACE": "true", "TILECAST_SEARCH_PROCESSES": "1"}
 SWEEP, BEGUN = 150, 10
 LATER = 50
-"""Jobs of the sweep that may be answered while the others are applied, seen and answered: a search takes a few
-hundredths of a second, and kubectl alone many times that."""
+"""Most jobs of the sweep answered while the other jobs are applied, seen and answered.
+
+A search takes a few hundredths of a second, and kubectl alone many times that.
+"""
 MEANWHILE = 12
-"""The same between the moment at which a held job is created and that at which it is let go: searches and writes that
-were under way."""
+"""Most jobs of the sweep answered between the creation of a held job and its release.
+
+These are searches and writes that were under way.
+"""
 PRESETS = tuple(sorted(model.name for model in models.presets().values() if model.vocab))
 
 
 def job(namespace: str, name: str, number: int) -> dict[str, Any]:
-    """A TrainingJob; equal numbers are equal workloads."""
+    """Return a TrainingJob; equal numbers give equal workloads."""
     training = {"sequenceLength": 512, "globalBatchSize": 64 * (1 + number // len(PRESETS)), "precision": "bf16"}
     return {
         "apiVersion": "tilecast.dev/v1alpha1",
@@ -43,7 +47,7 @@ def job(namespace: str, name: str, number: int) -> dict[str, Any]:
 
 
 def held(namespace: str, name: str) -> dict[str, Any]:
-    """A Job that waits to be placed."""
+    """Return a Job that waits to be placed."""
     document: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "existing" / "job.yaml").read_text())
     document["metadata"] |= {"name": name, "namespace": namespace}
     document["metadata"]["annotations"][TRAINING] = json.dumps({"globalBatchSize": 1536, "precision": "fp16"})
@@ -64,7 +68,7 @@ def operator(bare_cluster: Cluster, helm: Helm, tmp_path: Path) -> Iterator[Oper
 
 
 def events(cluster: Cluster, since: int) -> list[str]:
-    """Creations, answers and releases in the order of the audit log."""
+    """Return creations, answers and releases in the order of the audit log."""
     order = list[str]()
     for entry in witness.entries(cluster, since):
         asked, is_ours = entry["objectRef"], entry["user"]["username"] == witness.ACCOUNT
@@ -81,7 +85,7 @@ def events(cluster: Cluster, since: int) -> list[str]:
 
 
 def answers(cluster: Cluster, since: int) -> list[str]:
-    """The TrainingJobs that were answered, in order."""
+    """Return the TrainingJobs that were answered, in order."""
     return [item for item in events(cluster, since) if not item.startswith("created") and item != "other/waits"]
 
 

@@ -1,4 +1,4 @@
-"""Measuring kernels: all of it but the calls of PyTorch, which need a GPU."""
+"""Measuring kernels, without the calls of PyTorch, which need a GPU."""
 
 import importlib.util
 import io
@@ -35,7 +35,7 @@ def cases(count: int, *names: str, seed: int = 0) -> list[KernelCase]:
 
 
 def alone(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The folder as a GPU node would run it: isolated from this project's packages."""
+    """Run the folder as a GPU node would: isolated from this project's packages."""
     command = [sys.executable, "-E", "-s", "-S", "-m", FOLDER.name, *arguments]
     env = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=FOLDER.parent)

@@ -94,7 +94,7 @@ def test_one_rank_has_nobody_to_talk_to(collective: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_large_buffers_reach_the_bus_bandwidth_formula(name: str) -> None:
-    """nccl-tests, doc/PERFORMANCE.md: bus bandwidth = factor x size / time. A rank's own part takes some of it."""
+    """nccl-tests, doc/PERFORMANCE.md: bus bandwidth = factor x size / time. A rank's own part costs some of it."""
     link, size = replace(find_link("nvlink3"), own_share=0.0), 4e9
     factor = {"all_reduce": 2 * 7 / 8}.get(name, 7 / 8)
     bus = factor * size / seconds(name, size, group(8, 8), link)
@@ -111,7 +111,7 @@ def test_reduce_scatter_and_all_gather_together_are_a_ring_all_reduce() -> None:
 
 
 def test_a_group_that_owns_the_node_has_the_whole_network() -> None:
-    """Eight groups of one rank per node share what one group of eight ranks per node has alone."""
+    """Eight groups of one rank per node share the network that one group of eight ranks per node has to itself."""
     alone = seconds("all_gather", 1e9, group(32, 8), inter="infiniband-edr-4x100")
     shared = seconds("all_gather", 1e9, group(4, 1), inter="infiniband-edr-4x100")
     assert shared > 4 * alone
@@ -125,7 +125,7 @@ def test_one_gpu_drives_its_own_interface_and_not_the_others() -> None:
 
 
 def test_small_buffers_go_by_tree_and_large_ones_by_ring_or_switch() -> None:
-    """What NCCL's cost model chooses over 64 nodes."""
+    """The expected order is that of NCCL's cost model over 64 nodes."""
     where, inter = group(512, 8), find_link(NDR)
 
     def order(size: float, intra: str) -> list[str]:
@@ -167,7 +167,7 @@ def test_gpus_wired_without_a_switch_are_faster_the_more_take_part() -> None:
 
 
 def test_an_oversubscribed_tier_slows_exchanges_and_not_rings() -> None:
-    """A ring crosses a leaf's uplinks once, an exchange with all of the leaf's nodes at once."""
+    """A ring crosses a leaf's uplinks once; an all-to-all crosses them with all of the leaf's nodes at once."""
     flat = find_link(NDR)
     tiered = replace(flat, tiers=(Tier(8, 4.0),))
     ratio = {
@@ -189,7 +189,7 @@ def test_copies_that_share_a_node_cross_the_network_once(size: float, nodes: int
 
 @given(size=st.floats(1e8, 1e10), ranks=st.integers(3, 64))
 def test_a_stale_parameter_server_beats_the_ring_from_half_as_many_servers_as_workers(size: float, ranks: int) -> None:
-    """max(S/B, n S/(q B)) against 2 (n-1)/n S/B: they meet at q = n^2 / (2 (n-1)) servers."""
+    """max(S/B, n S/(q B)) and 2 (n-1)/n S/B are equal at q = n^2 / (2 (n-1)) servers."""
     where, intra, inter = group(ranks, 1, 1), find_link("nvlink4"), replace(find_link("ethernet-10"), peer_s=1e-9)
     free = {name: replace(one, start_s=1e-12, hop_s=1e-12) for name, one in inter.protocols.items()}
     inter, buffer, meet = replace(inter, protocols=free), np.array([size]), ranks**2 / (2 * (ranks - 1))
@@ -201,8 +201,10 @@ def test_a_stale_parameter_server_beats_the_ring_from_half_as_many_servers_as_wo
 
 @given(ranks=st.integers(4, 256), links_=st.sampled_from(INTER))
 def test_a_synchronous_parameter_server_wins_small_and_loses_large(ranks: int, links_: str) -> None:
-    """It has two hops where the ring has 2 (n-1), and sends 2 S where the ring sends 2 (n-1)/n S: with as many
-    servers as workers there is one size below which it is faster and above which the ring is."""
+    """The server has two hops where the ring has 2 (n-1), and sends 2 S where the ring sends 2 (n-1)/n S.
+
+    With as many servers as workers there is one size below which the server is faster and above which the ring is.
+    """
     where, intra, inter = group(ranks, 1, 1), find_link("nvlink4"), find_link(links_)
     buffer = np.geomspace(1, 1e13, 200)
     many = Group(*(np.full(200, column[0]) for column in (where.ranks, where.local, where.node_ranks)))

@@ -1,4 +1,4 @@
-"""Completion: the script of each shell is one, and bash completes verbs, options and presets with it."""
+"""Completion: each shell has one script, with which bash completes verbs, options and presets."""
 
 from __future__ import annotations
 

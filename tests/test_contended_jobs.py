@@ -1,4 +1,4 @@
-"""Two operators that advise the same Jobs otherwise: each backs off, and says so."""
+"""Two operators that give the same Jobs different advice: each backs off, and says so."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, POOL
 PATH = f"{JOBS}/a"
 ADVISING = replace(PLACING, place=False)
 WRITES_AT_MOST = 6
-"""Each operator's first answer, one over an answer of the other, and what crosses meanwhile."""
+"""Most writes: each operator's first answer, one over an answer of the other, and writes that cross meanwhile."""
 
 
 class WatchedStore(JobStore):
-    """Shows every job that is written to all operators, as watches do."""
+    """Store that shows every written job to all operators, as watches do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class WatchedStore(JobStore):
         return written
 
     def count(self) -> int:
-        """How often jobs were annotated."""
+        """Return how often jobs were annotated."""
         return sum(path.startswith(JOBS) for _, path in self.writes)
 
     def messages(self) -> list[str]:
@@ -48,12 +48,12 @@ class WatchedStore(JobStore):
 
 
 def otherwise(request: Request, pools: Sequence[Pool]) -> Advice:
-    """Another answer to the same question."""
+    """Return a different answer to the same question."""
     return replace(advise(request, pools), inputs_hash="0123456789abcdef")
 
 
 async def quiet(store: WatchedStore) -> None:
-    """Wait until no operator has anything to do, or until they write without an end."""
+    """Wait until all operators are idle, or until it is clear that they write without end."""
     quick = asyncio.gather(*(settled(running) for running in store.operators))
     endless = asyncio.create_task(until(lambda: store.count() > 10 * WRITES_AT_MOST, "writes without an end"))
     await asyncio.wait({quick, endless}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Two operators that answer the same jobs otherwise: each backs off, and says so."""
+"""Two operators that answer the same jobs differently: each backs off, and says so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ OTHER = "team-b/tilecast"
 
 
 def contest(ends_s: float) -> list[float]:
-    """When two operators write that both go by `met`, each meeting the other's answer at once or after its pause."""
+    """Return the times at which two operators write, up to `ends_s`, if both follow `met`.
+
+    Each meets the other's answer at once or after its pause.
+    """
     claims = [Claim(1, b"mine", 0.0), Claim(1, b"theirs", 0.0)]
     now_s, shown, written = 0.0, 1, list[float]()
     while now_s < ends_s:
@@ -54,7 +57,7 @@ def test_an_answer_that_has_stood_is_written_over_once_more_at_once() -> None:
 
 
 def replaced(store: Store, running: Assembly, writer: str | None, pool: str) -> None:
-    """Another answer takes the place of the one that is there."""
+    """Replace the stored answer by another one."""
     body = copy.deepcopy(store.objects[PATH])
     body["status"]["summary"]["pool"] = pool
     body["status"].pop("writer", None)
@@ -109,7 +112,7 @@ def test_an_operator_waits_after_annotations_that_another_has_replaced_at_once(
         async with operator(store, instance="ours") as running:
 
             def annotate(path: str) -> None:
-                """Replace the annotations between the write of ours and that of the status."""
+                """Replace the annotations between our write of them and that of the status."""
                 if path == f"{PATH}/status":
                     body = copy.deepcopy(store.objects[PATH])
                     body["metadata"]["annotations"]["tilecast.dev/recommended-pool"] = f"theirs-{store.version}"

@@ -1,4 +1,4 @@
-"""The CRDs: generated, structural, described, bounded, and with rules that the models share."""
+"""The CRDs are generated, structural, described and bounded, and share their rules with the models."""
 
 from __future__ import annotations
 

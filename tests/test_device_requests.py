@@ -1,4 +1,4 @@
-"""GPUs that jobs claim (Dynamic Resource Allocation): which requests mean GPUs, and which pools meet them."""
+"""GPUs that jobs claim by Dynamic Resource Allocation: requests that mean GPUs, and the pools that satisfy them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measured step beside its forecast: which line is named, and when none is."""
+"""A measured step beside its forecast: the line of the breakdown that is named as suspect, or none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_line_that_took_what_it_would_have_to_makes_the_measurement(ratio: flo
 
 
 def test_on_a_slow_network_a_long_step_is_the_networks_fault() -> None:
-    """A third more communication is within its own error; the same seconds of compute are far outside."""
+    """A third more communication lies within its own error; the same seconds of compute lie far outside."""
     measured = TOTAL + 0.3 * PARTS["communication"]
     diagnosis = diagnose(GPT, PLAN, POOL, measured)
     assert PARTS["communication"] > 0.2 * TOTAL

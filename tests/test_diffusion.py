@@ -1,4 +1,4 @@
-"""Diffusion transformers of diffusers: what their blocks run and keep, what of a config is read, what is refused."""
+"""Diffusion transformers of diffusers: kernels and activations of their blocks, keys of a config, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def block(name: str, **changes: Any) -> Block:
 
 
 def named(part: Block, name: str) -> list[Op]:
-    """Kernels of that name in a forward pass."""
+    """Return the kernels of that name in a forward pass, once for each time that they run."""
     return [op for op in part.ops if op.name == name for _ in range(int(op.count))]
 
 
@@ -55,14 +55,16 @@ def activation_bytes(part: Block) -> float:
 
 @pytest.mark.parametrize("name", [name for name, one in PUBLISHED.items() if "_class_name" in one["config"]])
 def test_parameters_are_those_of_diffusers(name: str) -> None:
-    """SD3 had 1.5 % too many, for the text behind its last block, and FLUX.1 0.1 % too few, for guidance."""
+    """SD3 once had 1.5 % too many, for the text after its last block, and FLUX.1 0.1 % too few, for guidance."""
     assert models.parameters(Workload(huggingface.model(config(name)), 1, 1)) == PUBLISHED[name]["parameters"]
 
 
 @pytest.mark.parametrize("dual", [range(13), range(24)])
 def test_the_last_layer_of_sd3_drops_the_text(dual: range) -> None:
-    """JointTransformerBlock with `context_pre_only`: two modulations of six, no output and no MLP for the text; also
-    where the last layer attends twice."""
+    """JointTransformerBlock with `context_pre_only`: two modulations of six, and no output and no MLP for the text.
+
+    This also applies where the last layer attends twice.
+    """
     built = graph(SD35, dual_attention_layers=list(dual))
     last = built.layers[-1]
     assert last.name == "last-layer" and sum(part.repeat for part in built.layers) == 24
@@ -90,8 +92,10 @@ def test_the_last_layer_of_sd3_drops_the_text(dual: range) -> None:
 def test_queries_and_keys_are_normed_and_rotated_where_the_model_does_so(
     name: str, norm: str, rows: float, width: float, norms: int, rotations: int
 ) -> None:
-    """CogVideoX norms each head, Wan all heads together, in either attention; DiT, PixArt and SD3 neither. A
-    rotation is three kernels."""
+    """CogVideoX norms each head, and Wan all heads together, in either attention; DiT, PixArt and SD3 do not.
+
+    A rotation is three kernels.
+    """
     part = block(name)
     qk_norms = named(part, "query-key-norm")
     assert len(qk_norms) == norms
@@ -115,8 +119,11 @@ def test_queries_and_keys_are_normed_and_rotated_where_the_model_does_so(
     ],
 )
 def test_a_block_keeps_what_its_backward_pass_reads_once(name: str, more: float) -> None:
-    """Peebles and Xie, figure 3: two norms and what they normed, the input of query, key and value, these three, the
-    outputs' inputs, what is gated, and the MLP of four widths twice."""
+    """Count the tensors of figure 3 of Peebles and Xie.
+
+    These are two norms and their inputs, the input of query, key and value, these three, the outputs' inputs, the
+    gated tensors, and twice the MLP of four widths.
+    """
     model = huggingface.model(config(name))
     tokens = model.extra["image_tokens"] + (model.extra["text_tokens"] if model.extra.get("joined") else 0.0)
     vectors = 4
@@ -126,8 +133,10 @@ def test_a_block_keeps_what_its_backward_pass_reads_once(name: str, more: float)
 
 
 def test_a_video_from_an_image_attends_to_it_besides() -> None:
-    """257 states of CLIP, keys and values of their own, and an embedding of two norms and two dense layers
-    (diffusers, transformer_wan.py: WanImageEmbedding)."""
+    """The image adds 257 states of CLIP, their own keys and values, and an embedding of two norms and two dense layers.
+
+    Source: diffusers, transformer_wan.py, WanImageEmbedding.
+    """
     plain, seeing = graph(WAN), graph(WAN_IMAGE)
     assert seeing.layers[0].parameters[0] - plain.layers[0].parameters[0] == 2 * (5120 * 5120 + 5120) + 5120
     embedder = 2 * 1280 + 1280 * 1280 + 1280 + 1280 * 5120 + 5120 + 2 * 5120
@@ -183,7 +192,7 @@ def pool(gpu: str = "h200") -> Pool:
 
 
 def test_blocks_are_recomputed_whole_or_not_at_all() -> None:
-    """Selective recomputation would run attention again and keep as much."""
+    """Selective recomputation would run attention again and save no memory."""
     workload = Workload(huggingface.model(config(WAN)), 1, 8)
     plans = search.find(workload, pool(), Limits(gpus=8)).plans
     assert {CHECKPOINTING[mode] for mode in plans.checkpointing} == {"none", "full"}
@@ -196,7 +205,7 @@ def test_blocks_are_recomputed_whole_or_not_at_all() -> None:
 
 
 def test_norms_and_rotations_take_time_and_memory() -> None:
-    """Without its norms of queries and keys and its rotation the same Wan is faster and smaller."""
+    """Without its norms of queries and keys and without its rotation, Wan is faster and smaller."""
     whole = huggingface.model(config(WAN))
     bare = models.model_from({"name": "bare", "family": whole.family, **whole.extra, "query_key_norm": 0, "rotates": 0})
     plan = Stated(data=8, zero_stage=3, checkpointing="full")

@@ -1,4 +1,4 @@
-"""Pools that discovery writes down: what they remember, whose they are, and when they go."""
+"""Pools that discovery writes: what they remember, who owns them, and when they are deleted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mine(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def written(report: nodes.NodesReport) -> list[dict[str, Any]]:
-    """The GPUPools that the operator would have written down."""
+    """Return the GPUPools that the operator would have written for these nodes."""
     return [document for item in report.entries if (document := nodes.discovered(item)) is not None]
 
 

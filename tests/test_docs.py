@@ -1,4 +1,4 @@
-"""The documentation: it builds without a broken link, its commands run, its objects and worked examples are read."""
+"""The documentation builds without a broken link, its commands run, and its objects and worked examples are valid."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def worked(title: str) -> str:
 
 
 def commands() -> list[str]:
-    """Every `tilecast` command of the pages, without what pipes it; docs/cli.md has a test of its own."""
+    """Return every `tilecast` command of the pages up to its pipe; docs/cli.md has its own test."""
     return [
         match[0]
         for page in PAGES

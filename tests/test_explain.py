@@ -1,4 +1,4 @@
-"""A plan taken apart: what the lines sum to, and what they say of each kernel."""
+"""The explanation of a plan: the sums of its lines, and what they say of each kernel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def explained(workload: Workload, plan: Plan) -> tuple[Explanation, search.Price
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_operators_sum_to_the_compute_of_a_step(job: str, mode: str) -> None:
-    """On one GPU nothing contends or straggles, so the lines are all of it."""
+    """On one GPU there is no contention and no straggler, so the lines are the whole compute."""
     workload = JOBS[job]
     if not workload.training and mode != "none":
         pytest.skip("a forward pass alone recomputes nothing")
@@ -56,7 +56,7 @@ def test_operators_sum_to_the_compute_of_a_step(job: str, mode: str) -> None:
 
 
 def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
-    """With one replica and no pipeline, and nothing hidden, the lines are all that is exchanged."""
+    """With one replica, no pipeline and no overlap, the lines are all of the communication."""
     workload = replace(GPT, overlap=False, framework="megatron-deepspeed")
     plan = Plan(tensor=5, micro_batch=4, gradient_accumulation=16)
     pool = replace(POOL, gpus_per_node=5)
@@ -70,7 +70,7 @@ def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
 
 
 def test_virtual_stages_exchange_what_communication_is_made_of() -> None:
-    """With one replica no gradients are exchanged, so a stage's exchanges are all of the communication."""
+    """With one replica no gradients are exchanged, so the exchanges of a stage are all of the communication."""
     plan = Plan(pipeline=4, virtual_stages=2, micro_batch=4, gradient_accumulation=16)
     explanation, priced = explained(GPT, plan)
     communication = float(priced.times.communication[0])
@@ -106,7 +106,7 @@ def test_what_is_shown_multiplies_out_to_what_is_charged(name: str) -> None:
 
 
 def test_the_screen_names_every_correction(capsys: pytest.CaptureFixture[str]) -> None:
-    """A screen once showed 64 runs of 1.31 ms as 169 ms, and said nothing of the factor."""
+    """A screen once showed 64 runs of 1.31 ms as 169 ms, without mentioning the factor."""
     assert main(["advise", "gpt2-xl", "--seq", "1024", "--batch", "64", "--gpus", "h100-sxm:16", "--explain"]) == 0
     text = capsys.readouterr().out
     assert "TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): " in text
@@ -115,7 +115,7 @@ def test_the_screen_names_every_correction(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_model_flops_do_not_depend_on_the_split() -> None:
-    """Tensor parallelism repeats norms and residuals on every rank: no more than a percent here."""
+    """Tensor parallelism repeats norms and residuals on every rank, which is at most one percent here."""
     whole, _ = explained(GPT, Plan(micro_batch=1, gradient_accumulation=64))
     for plan in (
         Plan(data=8, micro_batch=2, gradient_accumulation=4, zero_stage=1),
@@ -151,7 +151,7 @@ def test_a_pipeline_is_an_exchange_and_gradients_have_bytes() -> None:
     ("framework", "stage", "gathers"), [("fsdp2", 3, 2), ("fsdp2", 2, 1), ("deepspeed", 2, 0), ("deepspeed", 3, 2)]
 )
 def test_weights_that_every_micro_batch_gathers_are_shown(framework: Framework, stage: int, gathers: int) -> None:
-    """FSDP2 gathers them again under ZeRO 2, which was shown as gradients alone."""
+    """FSDP2 gathers weights again under ZeRO 2, but only gradients were shown."""
     plan = Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=stage)  # type: ignore[arg-type]
     explanation, _ = explained(replace(GPT, framework=framework), plan)
     rows = synced(explanation)

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING says grows by one file or one line: a copy of the package gets one of each, and is asked for it."""
+"""Extensions that CONTRIBUTING promises to take one file or one line, made in a copy of the package."""
 
 import json
 import os
@@ -17,7 +17,7 @@ FIXTURES = Path(__file__).resolve().parent / "extension"
 
 
 class House:
-    """A copy of the package, to which things are added."""
+    """A copy of the package that tests add to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class House:
         shutil.copy(FIXTURES / fixture, self.package / path)
 
     def add_line(self, path: str, line: str, before: str) -> None:
-        """Put a line before the only place where that text stands."""
+        """Insert a line before the only occurrence of `before`."""
         self.change(path, before, line + before)
 
     def change(self, path: str, old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""A sweep of one namespace holds up nobody else's jobs, and no job that waits to start."""
+"""A sweep of one namespace delays neither other namespaces' jobs nor jobs that wait to start."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tilecast_operator.controllers import admission, budget_notices
 from tilecast_operator.searches import Searches
 
 SWEEP = 300
-"""More jobs than one namespace may have worked on at once."""
+"""Jobs of the sweep, more than one namespace may have in work at once."""
 HONEST = 8 * 1000
 """Batch of the other namespace's job."""
 HELD = 8 * 500
-"""That of a job that waits to start."""
+"""Batch of the job that waits to start."""
 AFTER = 20
-"""Searches of the sweep before the others come."""
+"""Searches of the sweep that begin before the other jobs come."""
 
 
 def path(namespace: str, name: str) -> str:
@@ -40,21 +40,21 @@ def path(namespace: str, name: str) -> str:
 
 
 def put(store: JobStore, namespace: str, name: str, batch: int) -> dict[str, Any]:
-    """A TrainingJob with a workload of its own."""
+    """Store a TrainingJob with a workload of its own."""
     document = job(name, training={"sequenceLength": 128, "globalBatchSize": batch, "precision": "bf16"})
     document["metadata"]["namespace"] = namespace
     return store.put(path(namespace, name), document)
 
 
 class Sweep:
-    """A sweep that stands still after some of its searches."""
+    """A sweep that stops after some of its searches until `go_on` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = JobStore()
         self.order: list[int] = []
-        """Batches of the searches that began."""
+        """Batches of the searches that began, in order."""
         self.asked: list[int] = []
-        """Batches of those that were asked for."""
+        """Batches of the searches that were requested, in order."""
         self.go_on = threading.Event()
         run = Searches.run
 
@@ -78,7 +78,7 @@ class Sweep:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Assembly]:
-        """The operator, once the sweep stands still."""
+        """Run the operator, and yield it once the sweep has stopped."""
         try:
             async with serving(self.store, PLACING, self.search) as running:
                 for number in range(SWEEP):
@@ -95,7 +95,7 @@ class Sweep:
         return "observedGeneration" in self.store.objects[path(namespace, name)].get("status", {})
 
     def answered(self) -> int:
-        """Jobs of the sweep that are answered."""
+        """Return how many jobs of the sweep are answered."""
         return sum(self.is_answered("sweep", f"s{number}") for number in range(SWEEP))
 
 
@@ -118,7 +118,7 @@ async def test_a_job_of_another_namespace_and_one_that_is_held_are_searched_next
 
 
 async def test_what_a_held_job_asks_of_a_sweep_is_searched_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question that another namespace has asked already is asked again by one that cannot wait."""
+    """A question that another namespace's sweep already asked moves forward when a held job asks it."""
     sweep = Sweep(monkeypatch)
     async with sweep.running() as running:
         await until(lambda: len(sweep.asked) > AFTER + 100, "more of the sweep to be asked for")
@@ -131,7 +131,7 @@ async def test_what_a_held_job_asks_of_a_sweep_is_searched_next(monkeypatch: pyt
 
 
 async def test_questions_are_read_in_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading may take long as well: a stored graph is up to a mebibyte of JSON."""
+    """Reading may take long as well: a stored graph has up to a mebibyte of JSON."""
     read, go_on, first = list[str](), threading.Event(), threading.Event()
     request = training_job.request
 

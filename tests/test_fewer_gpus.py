@@ -1,4 +1,4 @@
-"""How few GPUs do, told where the last ones bring little."""
+"""Advice of fewer GPUs, given where the last ones bring little."""
 
 from __future__ import annotations
 

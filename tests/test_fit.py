@@ -1,4 +1,4 @@
-"""Training: a small network on kernels of a known law, and the file it is written to."""
+"""Training: a small network for kernels of a known law, and the file that it is written to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shapes(seed: int) -> dict[str, np.ndarray]:
 
 
 def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
-    """Kernels at six tenths of the roofline, twice as slow with an odd `n`, on three microseconds of ramp."""
+    """Return kernels at six tenths of the roofline, twice as slow with an odd `n`, plus three microseconds of ramp."""
     table = KernelTable.of("gemm", "fp16", **d)
     work = features.work(KINDS["gemm"], "fp16", d)
     asked = features.inputs("gemm_tensor", work, gpu, "fp16")
@@ -54,7 +54,7 @@ def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[network.Trained, samples.Samples, Path]:
-    """A network trained for a moment, what it was trained on, and the file it was written to."""
+    """Return a briefly trained network, its training samples, and the file that it was written to."""
     learned = measured(shapes(0), GPU)
     net = network.train(learned, steps=STEPS, steepest=1.2, seed=0, report=lambda _: None)
     networks = {"gemm_tensor": net}
@@ -137,7 +137,7 @@ def test_a_family_that_is_none_cannot_be_fitted(tmp_path):
 
 
 class Counted:
-    """A sample of which a step takes what matrix products do, that counts how often it is priced."""
+    """A sample whose step is its matrix products, and that counts how often it is priced."""
 
     measured_s = np.array([1.0, 1.1, 1.2, 1.3])
     source = ("one", "one", "other", "other")

@@ -1,4 +1,4 @@
-"""What frameworks hold of a job, against closed forms, and laws that hold for all of them."""
+"""Memory that frameworks hold for a job, against closed forms, and laws common to all frameworks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_states_take_what_the_framework_holds(framework: Framework, precision: s
     ],
 )
 def test_an_update_in_one_kernel_needs_no_roots(framework: Framework, facts: dict[str, bool], held: float) -> None:
-    """Otherwise the square roots of all second moments are alive, in their type, in the place of the activations."""
+    """Otherwise the square roots of all second moments, in their type, are alive when the activations no longer are."""
     footprint = bill(framework, Plan(gradient_accumulation=2, checkpointing="full"), optimizer="adam", **facts)
     dynamic = float(footprint.working[0] + footprint.activations[0]) / models.parameters(Workload(LLAMA, 2048, 64))
     assert dynamic == pytest.approx(held) if held else dynamic < 1.0
@@ -120,7 +120,7 @@ def test_frozen_weights_in_four_bits_take_less(framework: Framework) -> None:
 
 
 def test_a_fused_loss_needs_a_quarter_of_what_an_eager_one_does() -> None:
-    """Llama's logits: 2 + 4 bytes kept and 8 more against 2 and 2."""
+    """Llama's logits keep 2 + 4 bytes and need 8 more if eager, against 2 and 2 if fused."""
     eager = bill("ddp", Plan(micro_batch=4, checkpointing="full"))
     fused = bill("ddp", Plan(micro_batch=4, checkpointing="full"), fused_loss=True)
     logits = 4 * 2048 * LLAMA.vocab
@@ -128,8 +128,10 @@ def test_a_fused_loss_needs_a_quarter_of_what_an_eager_one_does() -> None:
 
 
 def test_operators_kept_are_those_of_torchtitan() -> None:
-    """Of a layer of Llama 3 8B: its input, q, v, what attention wrote with a statistic per head, and one half of the
-    MLP: 2 (3 x 4096 + 1024 + 14336) + 4 x 32 bytes of a token."""
+    """The operators kept for a layer of Llama 3 8B take 2 (3 x 4096 + 1024 + 14336) + 4 x 32 bytes per token.
+
+    They are its input, q, v, the output of attention with a statistic per head, and one half of the MLP.
+    """
     workload = Workload(models.preset("llama-3-8b"), 8192, 8, framework="torchtitan")
     sharded = models.shard(workload, Plans.of(Plan()))
     (layer,) = sharded.graph.layers

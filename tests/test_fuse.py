@@ -1,4 +1,4 @@
-"""Fusion passes: each takes away what it says and nothing else."""
+"""Fusion passes: each removes what it states and nothing else."""
 
 from __future__ import annotations
 

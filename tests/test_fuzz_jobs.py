@@ -1,5 +1,7 @@
-"""A thousand TrainingJobs (in `make test` ten thousand) that nobody would write, and some that somebody did: each is
-advised or refused with a reason, at little cost, and nothing falls over."""
+"""A thousand random TrainingJobs (ten thousand in `make test`), most of them hostile and some plausible.
+
+Each is advised or refused with a reason, at little cost, and nothing crashes.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ HOSTILE: list[Any] = [
     {"__class__": "x", "$ref": "#"},
     {str(number): number for number in range(1000)},
 ]
-"""What takes the place of a value, or of the value below an unknown key."""
+"""Values that replace another value, or that an unknown key gets."""
 
 VALID = st.fixed_dictionaries(
     {
@@ -88,11 +90,11 @@ VALID = st.fixed_dictionaries(
         "constraints": st.sampled_from([{"gpus": 1}, {"gpus": 3}, {"allowedPools": ["t4"]}, {"allowedPools": ["x"]}]),
     },
 )
-"""Jobs that are priced: few distinct ones, for each costs a search."""
+"""Jobs that are priced; few distinct ones, because each costs a search."""
 
 
 def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that the API server would take for a schema, its CEL rules aside."""
+    """Return values that the API server would accept for a schema, apart from its CEL rules."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     match schema.get("type"):
@@ -128,7 +130,7 @@ def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def spoiled(draw: st.DrawFn, specs: st.SearchStrategy[dict[str, Any]]) -> Any:
-    """A spec in which one value is replaced, removed, or given an unknown neighbour."""
+    """Draw a spec in which one value is replaced, removed, or given an unknown neighbour."""
     spec = json.loads(json.dumps(draw(specs), default=str))
     place, parent, key = spec, None, None
     while isinstance(place, dict) and place and draw(st.integers(0, 3)):
@@ -151,7 +153,7 @@ SPECS = st.one_of(VALID, values_of(SCHEMA["spec"]), spoiled(VALID), spoiled(valu
 
 
 class Fuzzed(Store):
-    """A store that says when a job was answered."""
+    """A store that sets `answered` once a job has its status."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +167,10 @@ class Fuzzed(Store):
 
 
 def prove_sane(job: dict[str, Any]) -> str:
-    """The reason of an answer that has one, keeps to its schema, and is no longer than it must be."""
+    """Check the answer of a job, and return its reason.
+
+    An answer has a reason, matches the schema and stays within its size limits.
+    """
     state = ready(job)
     assert state["status"] in ("True", "False")
     assert (state["status"] == "True") == ("recommendation" in job["status"])

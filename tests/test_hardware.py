@@ -81,7 +81,7 @@ SPELLINGS = {
 
 
 LANES = {"kepler": 200}
-"""Where an SM has more FP32 lanes than 128: 192."""
+"""Upper bound of FP32 lanes per SM where it is more than 128; Kepler has 192."""
 
 
 def test_every_gpu_of_the_list_ships():

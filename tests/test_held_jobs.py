@@ -1,4 +1,4 @@
-"""Jobs that wait for the operator, in its metrics."""
+"""Metrics of the jobs that wait for the operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilecast_operator.controllers.admission import OUTCOMES
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a search may take longer than a job is held."""
+    """Hold jobs for longer, because a search may take long on a busy machine."""
     monkeypatch.setattr(admission, "DECIDE_S", 60.0)
 
 

@@ -1,4 +1,4 @@
-"""What keeps the house standing: packaging, walls, and commands that the README promises."""
+"""Rules that the repository keeps: packaging, import boundaries, and the commands that the README promises."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 
 @cache
 def nodes() -> list[tuple[Path, ast.AST]]:
-    """Every node of every source, beside its path."""
+    """Return every syntax node of every source, with its path."""
     return [(path, node) for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
 
 
 def test_private_modules_of_other_packages_are_imported_in_two_places() -> None:
-    """Each says why: what it takes from kopf or PyTorch has no public name."""
+    """Both modules say why: what they import from kopf or PyTorch has no public name."""
     places = {
         path.name
         for path, node in nodes()

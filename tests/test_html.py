@@ -1,4 +1,4 @@
-"""The report: one file that needs nothing, read as a browser shows it."""
+"""The report: one self-contained file, rendered by a browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class _Tags(HTMLParser):
-    """Checks that tags nest and collects what a check needs."""
+    """Parser that checks that tags nest, and collects them with their attributes."""
 
     VOID = ("meta", "link", "br", "circle", "path", "line", "polyline")
 
@@ -122,7 +122,7 @@ addEventListener("load", () => {
 
 
 def stays_inside(page: Path, folder: Path, width: int) -> None:
-    """Nothing of a page runs out of a window of that width, nor words out of their pictures."""
+    """Check that nothing overflows a window of that width, and no text overflows its picture."""
     probed = folder / "probed.html"
     probed.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
     done = chromium(folder, probed, "--dump-dom", f"--window-size={width},900")
@@ -174,7 +174,7 @@ def test_light_and_dark_differ_and_are_legible(report: Path, tmp_path: Path) -> 
 
 
 def _luminance(color: tuple[str, ...]) -> float:
-    """WCAG 2.2, relative luminance."""
+    """Return the relative luminance of a color, after WCAG 2.2."""
     parts = [int(value) / 255 for value in color]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

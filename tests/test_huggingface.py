@@ -1,4 +1,4 @@
-"""A config.json becomes the model that its authors published, and a wrong one an error that names the key."""
+"""A config.json becomes the model that its authors published; a wrong one gives an error that names the key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tilecast.spec import Floats, SpecError, Workload
 
 
 def llama(**keys: Any) -> dict[str, Any]:
-    """The keys that most decoders share, in the order layers, width, heads, key/value heads, MLP, words."""
+    """Return the keys that most decoders share; `sizes` are layers, width, heads, key/value heads, MLP, words."""
     names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     return dict(zip((*names, "vocab_size"), keys.pop("sizes"), strict=True)) | keys
 
@@ -151,7 +151,7 @@ def test_a_config_is_the_preset_of_its_model(kind: str) -> None:
 
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "configs.json").read_text())
-"""Configs as they are published, by the name on the Hub, with the model's parameters and where these are from."""
+"""Published configs by name on the Hub, with the model's parameters and their source."""
 
 
 def published(name: str) -> dict[str, Any]:
@@ -162,15 +162,17 @@ def published(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_has_the_published_parameters(name: str) -> None:
-    """Within 2 %, read as it is and without the names of its labels."""
+    """The parameters match within 2 %, whether or not the config has the names of its labels."""
     for document in (published(name), huggingface.without_labels(published(name))):
         assert size(huggingface.model(document)) == pytest.approx(PUBLISHED[name]["parameters"], rel=0.02)
 
 
 @pytest.mark.parametrize("kind", huggingface.supported())
 def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
-    """With the keys that transformers fills in, stated or not, a type is a model that can be priced; types that
-    transformers does not have are among the published configs."""
+    """With the keys that transformers fills in, stated or not, each type is a model that can be priced.
+
+    Types that transformers lacks are among the published configs.
+    """
     defaults = huggingface.defaults(kind)
     held = {row["config"].get("model_type", row["config"].get("_class_name")) for row in PUBLISHED.values()}
     nested: dict[str, Any] = {
@@ -223,7 +225,7 @@ def test_a_changed_config_has_the_parameters_that_follow(name: str) -> None:
 
 
 def test_kimi_vl_sees() -> None:
-    """MoonViT, 400 M parameters (arXiv 2504.07491, section 2.1), and a projector from four patches."""
+    """MoonViT has 400 M parameters (arXiv 2504.07491, section 2.1), and a projector from four patches."""
     vision = {"model_type": "moonvit", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
               "num_attention_heads": 16, "patch_size": 14}  # fmt: skip
     text = config("deepseek_v3", num_hidden_layers=4)
@@ -283,7 +285,7 @@ def test_a_value_that_is_no_size_is_called_by_the_key_it_stands_under() -> None:
 
 
 def test_an_electra_is_its_discriminator() -> None:
-    """110 M parameters (arXiv 2003.10555, table 1), whose small sister projects an embedding of 128."""
+    """The base model has 110 M parameters (arXiv 2003.10555, table 1); the small one projects an embedding of 128."""
     base = config("bert", model_type="electra", embedding_size=768) | {
         "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
         "architectures": ["ElectraForQuestionAnswering"],
@@ -425,7 +427,7 @@ def test_a_config_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_a_decoder_looks_at_the_tokens_of_its_encoder(name: str, tokens: int, width: int, steps: int) -> None:
-    """Keys and values of cross-attention are made of the encoder's tokens, in its width or behind a dense layer."""
+    """Keys and values of cross-attention come from the encoder's tokens, in its width or after a dense layer."""
     built = graph(name, [1], [1])
     (decoder,) = built.layers
     assert decoder.name == "decoder-layer"
@@ -435,7 +437,7 @@ def test_a_decoder_looks_at_the_tokens_of_its_encoder(name: str, tokens: int, wi
 
 
 def test_a_video_is_masked_in_pretraining_alone() -> None:
-    """VideoMAE (arXiv 2203.12602, section 4.1): 8 x 14 x 14 tokens, a tenth of which the encoder sees."""
+    """VideoMAE (arXiv 2203.12602, section 4.1) has 8 x 14 x 14 tokens, of which the encoder sees a tenth."""
     small, whole = (graph(f"MCG-NJU/videomae-base{rest}", [1], [1]) for rest in ("", "-finetuned-kinetics"))
     seen = []
     for built in (small, whole):
@@ -511,11 +513,11 @@ NEW = [
     "Salesforce/blip2-opt-2.7b", "Qwen/Qwen2.5-VL-3B-Instruct", "facebook/convnext-tiny-224",
     "nvidia/segformer-b0-finetuned-ade-512-512", "MiniMaxAI/MiniMax-Text-01",
 ]  # fmt: skip
-"""One of each kind of layer that no preset has."""
+"""One published config for each kind of layer that no preset has."""
 
 
 def graph(name: str, micro: list[int], tensor: list[int]) -> Graph:
-    """The graph of a published config over shards of those micro-batches and tensor-parallel sizes."""
+    """Return the graph of a published config over shards with these micro-batches and tensor-parallel sizes."""
     model = huggingface.model(published(name))
     ones = np.ones(len(micro), np.int64)
     shards = Shards(np.array(micro), np.array(tensor), ones, ones, 0 * ones)
@@ -523,7 +525,7 @@ def graph(name: str, micro: list[int], tensor: list[int]) -> Graph:
 
 
 def work(built: Graph, column: str = "flops") -> Floats:
-    """FLOPs or bytes of one micro-batch, a number per shard."""
+    """Return FLOPs or bytes of one micro-batch, a number per shard."""
     return sum(
         (block.repeat * op.count * getattr(op.table, column)() for block in built.blocks for op in block.ops),
         np.zeros(built.shards),
@@ -563,7 +565,7 @@ DENSE = [
 
 @pytest.mark.parametrize("name", DENSE)
 def test_a_hybrid_takes_six_flops_for_each_parameter_that_multiplies(name: str) -> None:
-    """arXiv 2001.08361, section 2.1: each weight but the input embedding; chunks and attention add to it."""
+    """arXiv 2001.08361, section 2.1, counts each weight except the input embedding; chunks and attention add to it."""
     model = huggingface.model(published(name))
     weights = size(model) - (0.0 if model.tied_embeddings else model.vocab * model.hidden)
     assert 0.99 <= work(graph(name, [1], [1]))[0] / (6 * weights * 256) < 1.15
@@ -575,8 +577,11 @@ def test_a_hybrid_takes_six_flops_for_each_parameter_that_multiplies(name: str) 
      ("facebook/convnext-large-224", 34.4e9), ("facebook/sam-vit-base", 486e9)],
 )  # fmt: skip
 def test_networks_of_images_do_the_published_products(name: str, forward: float) -> None:
-    """Multiply-adds of a forward pass: arXiv 2201.03545, table 1; 2103.14030, table 1; segment-anything's encoder of
-    images. Training takes three times as many, two FLOPs each."""
+    """Multiply-adds of a forward pass are from arXiv 2201.03545, table 1, 2103.14030, table 1, and segment-anything.
+
+    The last figure is that of its image encoder. Training takes three times as many multiply-adds, of two FLOPs
+    each.
+    """
     assert work(graph(name, [1], [1]))[0] == pytest.approx(6 * forward, rel=0.1)
 
 
@@ -627,7 +632,7 @@ def test_a_job_and_its_config_map_in_one_file(
 
 
 def test_gpt_oss_clamps_its_activations_by_default() -> None:
-    """GptOssConfig fills in 7.0 where a config leaves `swiglu_limit` out."""
+    """GptOssConfig fills in 7.0 where a config lacks `swiglu_limit`."""
     given = {"model_type": "gpt_oss", "num_hidden_layers": 24}
     assert huggingface.model(given).extra["activation_clamp"] == 7.0
     assert huggingface.model({**given, "swiglu_limit": 0}).extra.get("activation_clamp", 0.0) == 0.0

@@ -1,4 +1,4 @@
-"""The image's recipe: what it copies is there, what it installs is locked, whom it runs as is nobody."""
+"""The image's recipe: it copies existing files, installs locked packages, and runs as an unprivileged user."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ RECIPE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 
 
 def locked(name: str) -> dict[str, str]:
-    """The requirements of a lock file, `name==version ; marker` -> its hashes."""
+    """Return the requirements of a lock file: `name==version ; marker` -> its hashes."""
     text = (ROOT / name).read_text().replace("\\\n", " ")
     entries = [line for line in text.splitlines() if line and not line.lstrip().startswith("#")]
     return dict(re.split(r"\s+(?=--hash)", entry, maxsplit=1) for entry in entries)

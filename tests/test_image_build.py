@@ -1,4 +1,4 @@
-"""The image, built as users build it, and its programs, run as its own user."""
+"""The image, built as users build it, and its programs, run as the image's user."""
 
 import json
 from collections.abc import Iterator

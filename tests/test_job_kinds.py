@@ -1,4 +1,4 @@
-"""A kind of job is one module and one line: the fifth one, of docs/extending.md, is found wherever kinds are."""
+"""A kind of job is one module and one line: the fifth kind, of docs/extending.md, is found everywhere."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def fifth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process says that has a fifth kind."""
+    """Return the output of a process that has a fifth kind of job."""
     folder = tmp_path_factory.mktemp("fifth")
     (folder / "mpi_job.py").write_text("from __future__ import annotations\n" + worked("kind"))
     (folder / "mpijob.yaml").write_text(yaml.safe_dump(JOB, sort_keys=False))

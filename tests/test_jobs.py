@@ -1,4 +1,4 @@
-"""Jobs of other kinds: what is read of them, which pools they may use, and what an advice changes in their text."""
+"""Jobs of other kinds: facts read from them, pools they may use, and changes that advice makes in their text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Jobs of other kinds under their real controllers: Kueue, JobSet, Kubeflow Trainer and the training operator, with
-kube-scheduler below them and the chart's own rights for Tilecast."""
+"""Jobs of other kinds under their real controllers: Kueue, JobSet, Kubeflow Trainer and the training operator.
+
+kube-scheduler runs below them, and Tilecast has the chart's own rights.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ EXISTING = ROOT / "examples" / "existing"
 NAMESPACE = "tilecast-system"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:tilecast"
 PROMISE_S = 10.0
-"""No job waits longer for us."""
+"""Longest time that a job waits for the operator, in seconds."""
 PATIENCE = 6.0
-"""How many times as long an operator on a busy machine may take to decide, where a story is about what it decides."""
+"""Factor by which an operator on a busy machine may decide later, where a story is about the decision itself."""
 WAIT_S = 90
 KINDS = ("trainjob", "pytorchjob", "jobset", "job")
 PLACING = {"TILECAST_JOBS": "true", "TILECAST_PLACE": "true", "TILECAST_READ_KUEUE": "true"}
@@ -73,7 +75,7 @@ spec: {clusterQueue: everything}
 
 @pytest.fixture(scope="module")
 def cluster(binaries: Path) -> Iterator[Cluster]:
-    """A control plane of its own, for the controllers' webhooks would judge the jobs of every other test."""
+    """Yield a separate control plane, because the controllers' webhooks would judge the jobs of every other test."""
     for toolset in ("jobset", "trainer", "training-operator", "kueue"):
         ensure_or_fail(toolset)
     nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-jobs.yaml"
@@ -94,7 +96,7 @@ def _applied(cluster: Cluster, text: str) -> bool:
 
 
 def granted(helm: Helm, *values: str) -> str:
-    """The chart's account and role for some values."""
+    """Return the chart's account and role for some values."""
     shown = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
     chosen = [f"--set={value}" for value in values]
     return helm("template", "tilecast", str(ROOT / "charts" / "tilecast"), f"--namespace={NAMESPACE}", *shown, *chosen)
@@ -106,7 +108,7 @@ PLACE_VALUES = (*ADVISE_VALUES, "jobs.place=true")
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kubeconfig of the chart's service account, with what mode Initial needs."""
+    """Return a kubeconfig of the chart's service account, with the rights that mode Initial needs."""
     cluster.kubectl("create", "namespace", NAMESPACE)
     cluster.apply(granted(helm, *PLACE_VALUES))
     return kubeconfig_of(cluster, "tilecast", NAMESPACE, tmp_path_factory.mktemp("account") / "kubeconfig.yaml")
@@ -133,7 +135,7 @@ def stopped(operator: Operator) -> Iterator[None]:
 def example(
     name: str, new_name: str, annotations: Mapping[str, str | None] | None = None, **spec: Any
 ) -> dict[str, Any]:
-    """An example under another name, with other annotations (None takes one away) and fields of its spec."""
+    """Return an example under another name, with other annotations (None removes one) and fields of its spec."""
     document: dict[str, Any] = yaml.safe_load((EXISTING / f"{name}.yaml").read_text())
     document["metadata"]["name"] = new_name
     for mark, value in (annotations or {}).items():
@@ -145,7 +147,7 @@ def example(
 
 
 def initial(name: str, new_name: str) -> dict[str, Any]:
-    """An example in mode Initial, created suspended."""
+    """Return an example in mode Initial, created suspended."""
     suspend = {"runPolicy": {"suspend": True}} if name == "pytorchjob" else {"suspend": True}
     return example(name, new_name, {MODE: "Initial"}, **suspend)
 
