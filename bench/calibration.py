@@ -1,4 +1,4 @@
-"""How forecasts improve with observations of their pool, and how large the deviations are that runs share.
+"""Improvement of forecasts by observations of their pool, and the size of the deviations that runs share.
 
 python bench/calibration.py RUNS.csv ...          # errors after 0, 3, 10, 30 observations
 python bench/calibration.py --fit RUNS.csv ...    # the figures of predictor/tilecast/calibration.toml
@@ -17,8 +17,11 @@ from tilecast.validate.calibration import measured, report, unrelated
 
 
 def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
-    """Spread (1.4826 times the median size) of each group's median around that of the group that holds it, and how
-    many groups there are; a source stands for a cluster."""
+    """Return for each level the spread of its groups' medians, and the number of groups.
+
+    The spread is 1.4826 times the median size of a group's median around that of the enclosing group. A source
+    plays the part of a cluster.
+    """
     keys = [(one.pool.rsplit(" ", 1)[0], *calibration.group(one)) for one in runs]
     rest = np.array([one.deviation for one in runs])
     widths = {}

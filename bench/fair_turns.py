@@ -1,9 +1,9 @@
-"""How long one namespace's jobs wait while another sweeps hundreds of workloads, on a real control plane.
+"""Waiting times of one namespace's jobs while another sweeps hundreds of workloads, on a real control plane.
 
     python bench/fair_turns.py                                    # 800 workloads; a job and a held job every 2 s
     python bench/fair_turns.py --sweep 150 --every 1 --nodes 50   # a minute
 
-The held ones are batch Jobs in mode Initial, which are placed only if they are answered in time.
+The held jobs are batch Jobs in mode Initial, which are placed only if they are answered in time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LIMIT_S = 900.0
 
 
 def jobs(namespace: str) -> str:
-    """Path of the TrainingJobs of a namespace."""
+    """Return the path of the TrainingJobs of a namespace."""
     return f"/apis/tilecast.dev/v1alpha1/namespaces/{namespace}/trainingjobs"
 
 
 def held(name: str, batch: int) -> dict[str, Any]:
-    """A Job that waits to be placed."""
+    """Return a Job that waits to be placed."""
     limits = {"nvidia.com/gpu": 4}
     container = {"name": "train", "image": "registry.example.com/train:1", "resources": {"limits": limits}}
     annotations = {
@@ -56,7 +56,7 @@ def held(name: str, batch: int) -> dict[str, Any]:
 async def waited_s(
     api: ApiServer, path: str, document: dict[str, Any], is_over: Callable[[Mapping[str, Any]], bool]
 ) -> tuple[float, dict[str, Any]]:
-    """Create an object; returns how long it took until it is answered, and the object then."""
+    """Create an object, and return how long it took until it was answered, and the answered object."""
     began = time.monotonic()
     await api.create(path, document)
     while time.monotonic() < began + LIMIT_S:
@@ -68,7 +68,7 @@ async def waited_s(
 
 
 def quantiles(times: list[float]) -> str:
-    """Quantiles of some waits."""
+    """Return the quantiles of some waits as text."""
     if len(times) < 2:
         return f"{max(times, default=0.0):.2f} s"
     cuts = statistics.quantiles(times, n=20, method="inclusive")

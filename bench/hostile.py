@@ -1,10 +1,10 @@
-"""Hostile objects of one tenant while honest jobs arrive: how long the honest ones wait, and what it costs.
+"""Hostile objects of one tenant while honest jobs arrive: waiting times of the honest jobs, and the cost.
 
     python bench/hostile.py                       # 200 hostile objects, 100 honest jobs
     python bench/hostile.py --hostile 0           # the honest jobs alone, to compare
 
-A control plane of its own, the operator with the chart's settings for searches. The objects are those of
-`tests/hostile_objects.py`; what the API server refuses is counted.
+It runs on a control plane of its own, with the chart's settings for searches. The objects are those of
+`tests/hostile_objects.py`; those that the API server refuses are counted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LIMIT_S = 600.0
 
 
 def family_mib(pid: int | None) -> float:
-    """Resident memory of a process and of its children, in MiB."""
+    """Return the resident memory of a process and of its children, in MiB."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     pages = sum(int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in (pid, *children))
     return pages * 4096 / 2**20
 
 
 async def attack(api: ApiServer, count: int, seed: int) -> Counter[str]:
-    """Create the hostile objects; count what the API server said."""
+    """Create the hostile objects, and count the API server's answers."""
     outcomes = Counter[str]()
     for group in hostile(count, seed):
         for path, document in group:
@@ -55,7 +55,7 @@ async def attack(api: ApiServer, count: int, seed: int) -> Counter[str]:
 
 
 async def serve(api: ApiServer, count: int, every_s: float) -> list[float]:
-    """Create the honest jobs one after the other; return how long each waited for its answer, in seconds."""
+    """Create the honest jobs one after the other, and return how long each waited for its answer, in seconds."""
 
     async def one(namespace: str, document: dict[str, Any]) -> float:
         path, began = JOBS.format(namespace), time.monotonic()
@@ -74,7 +74,7 @@ async def serve(api: ApiServer, count: int, every_s: float) -> list[float]:
 
 
 async def highest_mib(operator: Operator, until: asyncio.Event) -> float:
-    """Return the most memory that operator and search process had together, in MiB."""
+    """Return the highest memory of operator and search process together, in MiB."""
     most = 0.0
     while not until.is_set():
         most = max(most, family_mib(operator.pid))

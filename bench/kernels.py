@@ -29,7 +29,7 @@ print(time.perf_counter() - start)
 
 
 def table() -> KernelTable:
-    """Distinct kernels: half products, the rest attention, norms and element-wise."""
+    """Return distinct kernels: half are products, the rest attention, norms and element-wise."""
     rng = np.random.default_rng(0)
     half, some = KERNELS // 2, KERNELS // 6
     m, n, k = rng.integers(1, 16384, (3, half))
@@ -52,7 +52,7 @@ def table() -> KernelTable:
 
 
 def best(action: Callable[[], object]) -> float:
-    """Seconds of the fastest of some runs."""
+    """Return the seconds of the fastest of some runs."""
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()

@@ -14,11 +14,11 @@ from tilecast.spec import Workload
 LAYERS, STRATEGIES = 96, 20
 KINDS = (1, 2, 4, 8, 96)
 SHARES = (0.1, 0.4, 0.6, 0.9)
-"""Of the way from the leanest memory to that of the fastest strategies."""
+"""Budgets, as shares of the way from the leanest memory to that of the fastest strategies."""
 
 
 def chain_of(kinds: int, share: float) -> Chain:
-    """A chain of layers of so many kinds, where what is fast holds much and every change costs."""
+    """Return a chain of layers of `kinds` kinds, where fast strategies take much memory and every change costs."""
     rng = np.random.default_rng(kinds)
     kind = np.sort(np.arange(LAYERS) % kinds)
     cost = rng.uniform(1, 2, (kinds, STRATEGIES))

@@ -1,8 +1,8 @@
-"""What ten thousand observed jobs cost the operator: the store of their runs, what it teaches, and one report more.
+"""Cost of ten thousand observed jobs for the operator: storing runs, learning from them, and one more report.
 
 python bench/learning.py [--runs 10000] [--namespaces 50] [--gpus 10] [--families 8] [--precisions 2]
 
-`loop` is what the event loop does itself, during which nobody is answered; `thread` is beside it.
+`loop` marks work of the event loop itself, during which nobody is answered; `thread` marks work beside it.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from tilecast_operator.observed.learner import Learner, Taught
 from tilecast_operator.observed.run_store import RunStore
 
 CLUSTER, NOISE = 0.12, 0.1
-"""Standard deviations of what a namespace's runs share, and of each alone."""
+"""Standard deviations of the part that a namespace's runs share, and of each run alone."""
 ResultT = TypeVar("ResultT")
 
 
 def observed(options: argparse.Namespace) -> list[Seen]:
-    """Runs of many jobs, oldest first."""
+    """Return the runs of many jobs, oldest first."""
     rng = np.random.default_rng(0)
     shift = rng.normal(0.0, CLUSTER, options.namespaces)
     runs = []

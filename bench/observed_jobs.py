@@ -1,10 +1,9 @@
-"""The operator on a real control plane with many jobs that were measured: how soon one report more is written where it
-must be, what that costs, and what a restart keeps.
+"""The operator on a real control plane with many measured jobs: the delay and cost of one more report, and restarts.
 
     python bench/observed_jobs.py                             # 3,000 jobs of 500 workloads in 50 namespaces
     python bench/observed_jobs.py --jobs 100 --distinct 10 --namespaces 5 --reports 5   # two minutes
 
-Every job says in an annotation what it took. Then some report another step by HTTP, as their pods would.
+Every job states its measured step in an annotation. Then some report another step by HTTP, as their pods would.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ LOADED = re.compile(r"job\d+-1")
 
 
 def path(number: int, namespaces: int) -> str:
-    """That of the jobs of a job's namespace; jobs take the namespaces by turns."""
+    """Return the path of the jobs in a job's namespace; jobs alternate between namespaces."""
     return f"{GROUP}/namespaces/team-{number % namespaces}/trainingjobs"
 
 
 async def forecasts(api: ApiServer, distinct: int) -> list[float]:
-    """The raw step of each workload in seconds, asked for in a namespace where nothing runs."""
+    """Return the raw step of each workload in seconds, requested in a namespace where nothing runs."""
     where = f"{GROUP}/namespaces/default/trainingjobs"
     await api.create_all(where, (job(f"plain-{number}", number) for number in range(distinct)))
     steps = []
@@ -63,7 +62,7 @@ async def forecasts(api: ApiServer, distinct: int) -> list[float]:
 
 
 async def load(api: ApiServer, operator: Operator, arguments: argparse.Namespace) -> list[int]:
-    """Create jobs that were measured; returns the numbers of those that have a forecast, once all are corrected."""
+    """Create measured jobs, and return the numbers of those that have a forecast, once all are corrected."""
     steps, rng, began = await forecasts(api, arguments.distinct), np.random.default_rng(0), time.monotonic()
     numbers = [number for number in range(arguments.jobs) if steps[number % arguments.distinct]]
 
@@ -86,7 +85,7 @@ async def load(api: ApiServer, operator: Operator, arguments: argparse.Namespace
 
 
 async def token(api: ApiServer, namespace: int) -> str:
-    """A token with which pods of a namespace report, of an account of its own."""
+    """Return a token with which pods of a namespace report, for a new account."""
     accounts = f"/api/v1/namespaces/team-{namespace}/serviceaccounts"
     account = await api.create(accounts, {"metadata": {"generateName": "trainer-"}})
     name = account["metadata"]["name"]
@@ -95,7 +94,7 @@ async def token(api: ApiServer, namespace: int) -> str:
 
 
 def ratio(document: dict[str, Any]) -> float:
-    """What measured runs make of a job's first alternative."""
+    """Return the correction that measured runs give a job's first alternative."""
     rows = document.get("status", {}).get("alternatives") or [{}]
     return float(rows[0].get("ownRunsRatio") or 0.0)
 
@@ -103,7 +102,7 @@ def ratio(document: dict[str, Any]) -> float:
 async def report(
     api: ApiServer, operator: Operator, bearer: str, number: int, options: argparse.Namespace
 ) -> tuple[float, float]:
-    """Report a longer step of a job; returns after how many seconds its status, and that of a successor, say so."""
+    """Report a longer step of a job; return the seconds until its status, and that of a successor, show it."""
     where, name, successor = path(number, options.namespaces), f"job{number}-1", f"job{number}-2"
     await api.create(where, job(successor, number % options.distinct))
     while not (known := {successor: ratio(await api.get(f"{where}/{successor}"))})[successor]:
@@ -127,7 +126,7 @@ async def report(
 
 
 async def reports(api: ApiServer, operator: Operator, numbers: list[int], options: argparse.Namespace) -> None:
-    """Report of jobs one after the other; print how soon that was written, and how much."""
+    """Report steps of jobs one after the other; print the delays and the number of writes."""
     chosen = [int(number) for number in np.random.default_rng(1).choice(numbers, options.reports, replace=False)]
     bearers = {number: await token(api, number % options.namespaces) for number in chosen}
     await idle(operator)
@@ -146,7 +145,7 @@ async def reports(api: ApiServer, operator: Operator, numbers: list[int], option
 
 
 async def recorded(api: ApiServer) -> tuple[dict[str, str], int]:
-    """Resource versions of the jobs that were loaded by UID, and how many runs the PoolLearnings have."""
+    """Return the resource versions of the loaded jobs by UID, and the number of runs in the PoolLearnings."""
     jobs = dict[str, str]()
     async for page in api.pages(f"{GROUP}/trainingjobs"):
         metadata = [item["metadata"] for item in page if LOADED.fullmatch(item["metadata"]["name"])]
@@ -156,7 +155,7 @@ async def recorded(api: ApiServer) -> tuple[dict[str, str], int]:
 
 
 async def restart(api: ApiServer, operator: Operator) -> None:
-    """Start the operator anew; print what it has lost."""
+    """Restart the operator, and print what it lost."""
     corrected, (jobs, runs) = metric(operator, "tilecast_own_runs_jobs"), await recorded(api)
     operator.stop()
     began = time.monotonic()

@@ -1,9 +1,9 @@
-"""The operator on a real control plane: how soon one job is answered, and what ten thousand cost.
+"""The operator on a real control plane: the time to answer one job, and the cost of ten thousand.
 
     python bench/operator_scale.py                                        # 10,000 jobs, 500 workloads, 5,000 nodes
     python bench/operator_scale.py --jobs 500 --distinct 20 --nodes 200   # a minute
 
-etcd, the API server and the operator share the machine with this program; nobody tends the nodes. (A file named
+etcd, the API server and the operator share the machine with this program; nodes have no controller. (A file named
 operator.py here would hide the standard library's module of that name from every other program of this folder.)
 """
 
@@ -35,22 +35,24 @@ from operator_process import Operator, is_answered  # noqa: E402
 from tilecast import models  # noqa: E402
 
 PRESETS = tuple(sorted({model.name for model in models.presets().values() if model.vocab}))
-"""Models that read tokens, for one training to fit them all."""
+"""Models that read tokens, so that one training spec suits them all."""
 JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
 CONNECTIONS = 8
 POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
 PAGE = 500
 KUEUE = ((15_000, 30, 351), (50_000, 1_000, 1_179))
-"""Workloads, ClusterQueues and seconds of a whole run in Kueue's own CI, from its test/performance/scheduler/configs: a
-scheduler alone, with an API server that has no nodes."""
+"""Workloads, ClusterQueues and seconds of a whole run in Kueue's own CI.
+
+The figures are from its test/performance/scheduler/configs, for a scheduler alone with an API server without nodes.
+"""
 QUIET_S = 5.0
-"""An operator that has nothing to do for so long has seen everything."""
+"""Idle time in seconds after which the operator has seen everything."""
 POLL_S = 1.0
 LIMIT_S = 3600.0
 
 
 class ApiServer:
-    """The few requests of this program."""
+    """A client with the few requests of this program."""
 
     def __init__(self, cluster: Cluster) -> None:
         connector = aiohttp.TCPConnector(ssl=cluster.tls(as_administrator=True), limit=CONNECTIONS)
@@ -100,11 +102,11 @@ class ApiServer:
             answer.raise_for_status()
 
     async def touch(self, path: str, value: str) -> None:
-        """Change an annotation, as something on a node might."""
+        """Change an annotation, as a component on a node might."""
         await self.merge(path, {"metadata": {"annotations": {"bench": value}}})
 
     async def writes(self) -> dict[str, float]:
-        """Requests of the operator that write, by resource, as the API server counts them."""
+        """Return the operator's writing requests by resource, as the API server counts them."""
         async with self._session.get(self._server + "/metrics") as answer:
             text = await answer.text()
         counts = {"jobs": 0.0, "pools": 0.0, "events": 0.0}
@@ -121,7 +123,7 @@ class ApiServer:
 
 
 def nodes(count: int) -> list[dict[str, Any]]:
-    """Nodes of the four GPU pools of the example cluster, by turns."""
+    """Return nodes of the four GPU pools of the example cluster, alternating between the pools."""
     items = yaml.safe_load((ROOT / "examples" / "clusters" / "mixed.yaml").read_text())["items"]
     kinds = {node["metadata"]["labels"].get("nvidia.com/gpu.product"): node for node in items}
     kinds.pop(None, None)
@@ -135,7 +137,7 @@ def nodes(count: int) -> list[dict[str, Any]]:
 
 
 def job(name: str, workload: int) -> dict[str, Any]:
-    """A job; equal numbers are equal workloads."""
+    """Return a job; equal numbers give equal workloads."""
     preset, batch = PRESETS[workload % len(PRESETS)], 64 * (1 + workload // len(PRESETS))
     training = {"sequenceLength": 512, "globalBatchSize": batch, "precision": "bf16"}
     return {
@@ -147,31 +149,31 @@ def job(name: str, workload: int) -> dict[str, Any]:
 
 
 def metric(operator: Operator, name: str) -> float:
-    """Sum of the samples of a metric."""
+    """Return the sum of the samples of a metric."""
     text = operator.get("/metrics")
     return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
 
 
 def resident_mb(operator: Operator) -> tuple[float, float]:
-    """Memory of the operator in MB (10^6 bytes), now and at its highest."""
+    """Return the memory of the operator in MB (10^6 bytes), now and at its highest."""
     status = Path(f"/proc/{operator.pid}/status").read_text()
     now, most = (int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) for field in ("VmRSS", "VmHWM"))  # type: ignore[index]
     return now * 1.024e-3, most * 1.024e-3
 
 
 def processor_s(operator: Operator) -> float:
-    """Processor time of the operator so far."""
+    """Return the processor time of the operator so far, in seconds."""
     return spent_s(operator.pid)
 
 
 def spent_s(pid: int | None) -> float:
-    """Processor time of a process so far."""
+    """Return the processor time of a process so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def everybody_s(cluster: Cluster, operator: Operator) -> dict[str, float]:
-    """Processor time so far of everything that serves jobs, and of this program."""
+    """Return the processor time so far of every process that serves jobs, and of this program."""
     children = Path(f"/proc/{operator.pid}/task/{operator.pid}/children").read_text().split()
     return {
         "the operator": processor_s(operator),
@@ -191,7 +193,7 @@ async def idle(operator: Operator) -> None:
 
 
 async def one_by_one(api: ApiServer, count: int) -> None:
-    """Apply jobs of different workloads one after the other; print how soon each was answered."""
+    """Apply jobs of different workloads one after the other, and print how soon each was answered."""
     times = []
     for number in range(count):
         name = f"single-{number}"
@@ -206,7 +208,7 @@ async def one_by_one(api: ApiServer, count: int) -> None:
 
 
 def wait_s(job: dict[str, Any]) -> float:
-    """From the creation of a job to its answer, in seconds; both are told in whole ones."""
+    """Return the seconds from the creation of a job to its answer; both times are in whole seconds."""
     (ready,) = (item for item in job["status"]["conditions"] if item["type"] == "Ready")
     times = (ready["lastTransitionTime"], job["metadata"]["creationTimestamp"])
     answered, created = (datetime.fromisoformat(text).timestamp() for text in times)
@@ -214,7 +216,7 @@ def wait_s(job: dict[str, Any]) -> float:
 
 
 async def all_at_once(api: ApiServer, cluster: Cluster, operator: Operator, count: int, distinct: int) -> None:
-    """Create all jobs as fast as the API server takes them; print how long until the last is answered."""
+    """Create all jobs as fast as the API server accepts them, and print how long until the last is answered."""
     before, writes = metric(operator, "tilecast_recommendations_total"), await api.writes()
     earlier = everybody_s(cluster, operator)
     began = time.monotonic()
@@ -243,7 +245,7 @@ async def all_at_once(api: ApiServer, cluster: Cluster, operator: Operator, coun
 
 
 async def node_events(api: ApiServer, operator: Operator, nodes: int, count: int) -> None:
-    """Change annotations of nodes; print what an event that changes no pool costs the operator."""
+    """Change annotations of nodes, and print the operator's cost of an event that changes no pool."""
     before_s, writes = processor_s(operator), await api.writes()
     for number in range(count):
         await api.touch(f"/api/v1/nodes/node-{number % nodes}", str(number))
@@ -254,7 +256,7 @@ async def node_events(api: ApiServer, operator: Operator, nodes: int, count: int
 
 
 async def pool_change(api: ApiServer, operator: Operator, jobs: int) -> None:
-    """Change the price of the pool that most jobs are advised to use; print what it costs until all is answered."""
+    """Change the price of the pool that is most often advised, and print the cost until all jobs are answered."""
     pools = Counter[str]()
     async for page in api.pages(JOBS):
         pools.update(item["status"]["summary"]["pool"] for item in page if is_answered(item))
@@ -269,7 +271,7 @@ async def pool_change(api: ApiServer, operator: Operator, jobs: int) -> None:
 
 
 async def again(api: ApiServer, operator: Operator) -> None:
-    """Start the operator anew; print what it writes."""
+    """Restart the operator, and print what it writes."""
     operator.stop()
     before = await api.writes()
     began = time.monotonic()
@@ -304,7 +306,7 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
 def on_a_control_plane(
     measure: Callable[[Cluster, argparse.Namespace], Coroutine[Any, Any, None]], arguments: argparse.Namespace
 ) -> None:
-    """Run a measurement on a control plane of its own that has the CRDs."""
+    """Run a measurement on a control plane of its own with the CRDs."""
     with Cluster(components=("etcd", "kube-apiserver")) as cluster:
         cluster.apply(ROOT / "crds")
         cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")

@@ -1,10 +1,10 @@
-"""What a plan that knows all that will come gains over Kueue's order of flavors, on arrivals of a trace.
+"""Gain of a plan that knows all future arrivals over Kueue's order of flavors, on arrivals of a trace.
 
 python bench/queue_bound.py DATA [--seeds 20] [--jobs 150] [--loads 40,80,120] [--effort 10000000]
 
-Setting (a) of `queue_policies.py`. One plan of the whole trace is made before the first job comes, of every arrival and
-every measured step, under the same admission. No placement can know that. The plan is a local search's, so that what it
-gains over Kueue's order is no bound: the best plan gains more still.
+This is setting (a) of `queue_policies.py`. One plan of the whole trace is made before the first job comes, from every
+arrival and every measured step, under the same admission. No placement can know that. A local search makes the plan, so
+its gain over Kueue's order is no bound: the best plan gains more still.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilecast.queue.solver import solve
 
 
 def ratio(jobs: Sequence[policies.Drawn], pools: Sequence[PoolCapacity], load: int, effort: int) -> float:
-    """Mean completion by Kueue's order over that of a plan that knows all arrivals."""
+    """Return the mean completion by Kueue's order, divided by that of a plan that knows all arrivals."""
     at = policies.arrivals_s(jobs, pools, load)
     each = list(zip(at, jobs, strict=True))
     arrivals = [Arrival(begin, real, seconds, runs) for begin, (_, real, seconds, runs, _) in each]

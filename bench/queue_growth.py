@@ -1,11 +1,11 @@
-"""What planning a queue costs as it grows: processor seconds and memory for 100 to 100,000 jobs.
+"""Cost of planning a growing queue: processor seconds and memory for 100 to 100,000 jobs.
 
 python bench/queue_growth.py [--jobs 100,1000,10000,100000] [--pools 20] [--kinds 40] [--seed 1]
 
-Jobs are of as many kinds, of 1 to 8 GPUs and ten minutes to ten hours on pools of 128 GPUs that differ up to five
-times in speed. `plan` is the whole plan with its bound, `arrival` the plan once one job more came, from where the plan
-before put the others; `references` is what the four references and the totals beside them take. `growth` is the
-exponent of the plan's seconds from the row before.
+Jobs are of `--kinds` kinds, of 1 to 8 GPUs and ten minutes to ten hours, on pools of 128 GPUs that differ up to five
+times in speed. `plan` is the whole plan with its bound. `arrival` is the plan after one more job came, starting from
+the earlier plan. `references` are the four references and the totals beside them. `growth` is the exponent of the
+plan's seconds compared with the row before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def random_queue(count: int, pools: int, kinds: int, seed: int) -> QueueProblem:
-    """So many jobs that wait, a second apart, of so many kinds."""
+    """Return a queue of `count` waiting jobs of `kinds` kinds, which came a second apart."""
     draw = np.random.default_rng(seed)
     places = tuple(PoolCapacity(f"p{index}", 16, 8, price_per_gpu_hour=1.0) for index in range(pools))
     options = list[tuple[JobOption, ...]]()
@@ -41,7 +41,7 @@ def random_queue(count: int, pools: int, kinds: int, seed: int) -> QueueProblem:
 
 
 def with_arrival(problem: QueueProblem, solution: QueueSolution) -> QueueProblem:
-    """The queue once one job more came; the others stay where the plan put them."""
+    """Return the queue after one more job came; the others stay where the plan put them."""
     chosen = [solution.columns.options[option] for option in solution.option]
     planned = [
         replace(job, present=(one.pool, one.gpus), is_advised=True)
@@ -51,7 +51,7 @@ def with_arrival(problem: QueueProblem, solution: QueueSolution) -> QueueProblem
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What it returns, and its processor seconds."""
+    """Return the result of `work` and its processor seconds."""
     began = time.process_time()
     return work(), time.process_time() - began
 

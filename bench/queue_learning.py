@@ -1,4 +1,4 @@
-"""What a replay of a queue knows of its jobs, and learns from those that have run."""
+"""Knowledge of jobs in the replay of a queue: forecasts, and corrections from jobs that have run."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from tilecast.calibration import Calibration, Key, Run, fit, group
 from tilecast.queue.problem import JobOption, PoolCapacity
 
 REPORT_S = 600.0
-"""A job that has run so long has reported its step."""
+"""Running time in seconds after which a job has reported its step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job that comes at some time, what is forecast of it, and what it takes."""
+    """A job's arrival time, forecasts and actual times."""
 
     at_s: float
     options: tuple[JobOption, ...]
     seconds: Mapping[str, float]
-    """By pool."""
+    """Actual seconds by pool."""
     runs: Mapping[str, Run]
-    """What an operator would record of it, by pool; nobody reads one before the job has reported."""
+    """Runs that an operator would record, by pool; none is read before the job has reported."""
 
 
 @dataclass(slots=True)
 class StepLearner:
-    """What runs have taught until now."""
+    """Corrections learned from runs so far."""
 
     is_exact: bool
-    """Whether a workload that ran on a pool takes the step that was measured there."""
+    """Whether a workload that ran on a pool takes the step measured there."""
     runs: list[Run] = field(default_factory=list)
     reported: set[int] = field(default_factory=set)
     steps: dict[Key, list[float]] = field(default_factory=dict)
-    """Measured over forecast by pool and workload."""
+    """Ratios of measured to forecast steps, by pool and workload."""
     fitted: Calibration | None = None
 
     def report(self, job: int, run: Run) -> None:
-        """Take in the step of a job that ended or ran for long enough."""
+        """Learn from the step of a job that ended or ran for long enough."""
         if job not in self.reported:
             self.reported.add(job)
             self.runs.append(run)
@@ -47,7 +47,7 @@ class StepLearner:
             self.fitted = None
 
     def options(self, arrival: Arrival) -> tuple[JobOption, ...]:
-        """The job's options by corrected forecasts."""
+        """Return the job's options with corrected forecasts."""
         if self.fitted is None:
             self.fitted = fit(self.runs)
         return tuple(self._corrected(self.fitted, item, arrival.runs[item.pool]) for item in arrival.options)
@@ -61,12 +61,12 @@ class StepLearner:
 
 
 def measured_run(run: Run, ratio: float) -> Run:
-    """The run with a measured step so many times its forecast."""
+    """Return the run with a measured step of `ratio` times its forecast."""
     return replace(run, observed_s=run.predicted_s * ratio)
 
 
 def scaled(option: JobOption, seconds: float) -> JobOption:
-    """The option with a run of so many seconds, its range and price in proportion."""
+    """Return the option with a run of `seconds`, and its range and price in proportion."""
     ratio = seconds / option.seconds
     cost = None if option.cost is None else option.cost * ratio
     return replace(option, seconds=seconds, lower_s=option.lower_s * ratio, upper_s=option.upper_s * ratio, cost=cost)
@@ -74,36 +74,36 @@ def scaled(option: JobOption, seconds: float) -> JobOption:
 
 @dataclass(slots=True)
 class State:
-    """What a placement may look at."""
+    """State of the replay that a placement may read."""
 
     now: float
     arrivals: Sequence[Arrival]
     pools: Sequence[PoolCapacity]
     waiting: list[int]
     place: dict[int, JobOption]
-    """Of jobs that wait or run."""
+    """Chosen options of jobs that wait or run."""
     running: dict[int, float] = field(default_factory=dict)
-    """When each began."""
+    """Start times of running jobs."""
     learner: StepLearner | None = None
 
     def options(self, job: int) -> tuple[JobOption, ...]:
-        """The options of a job by what is known now."""
+        """Return the options of a job by current knowledge."""
         arrival = self.arrivals[job]
         return arrival.options if self.learner is None else self.learner.options(arrival)
 
     def learn(self, jobs: Iterable[int]) -> None:
-        """Take in the steps of jobs that have run for long enough."""
+        """Learn from the steps of jobs that have run for long enough."""
         if self.learner is not None:
             for job in jobs:
                 if self.now - self.running[job] >= REPORT_S or self.is_over(job):
                     self.learner.report(job, self.arrivals[job].runs[self.place[job].pool])
 
     def is_over(self, job: int) -> bool:
-        """Whether a job that runs ends now."""
+        """Return whether a running job ends now."""
         return self.now >= self.running[job] + self.arrivals[job].seconds[self.place[job].pool]
 
     def left(self, job: int) -> float:
-        """Forecast seconds that are left of a job that runs; what has outrun its forecast has a little left."""
+        """Return the forecast seconds that a running job has left; a job that outran its forecast has a little left."""
         option = self.place[job]
         if self.learner is not None and job in self.learner.reported:
             run = self.arrivals[job].runs[option.pool]

@@ -1,23 +1,24 @@
-"""What a plan of the whole queue is worth: arrivals of a trace replayed, by four references and by the plan.
+"""Value of a plan of the whole queue: arrivals of a trace replayed, by four references and by the plan.
 
 python bench/queue_policies.py DATA [--setting a|b] [--seeds 20] [--jobs 150] [--warm 0] [--loads 40,80,120]
     [--csv FILE] [--plot FILE.svg]
 python bench/queue_policies.py --exact 200
 
-The second form plans so many small random queues, those of tests/test_queue.py, and says by every policy how far the
-plans are behind the best of all plans.
+The second form plans that many small random queues, those of tests/test_queue.py, and prints for every policy how far
+its plans are behind the best of all plans.
 
 DATA holds `second/queue` and `e2e`. In setting (a) every job runs on one K80, P100 or V100 at the rate that was
 measured there for its type and batch; types without a model are left out and counted. In setting (b) jobs are drawn
-from published training runs on up to 8 GPUs, and run on A100, H100, L4 or T4 as measured where a row is of that GPU,
-else by the forecast times a deviation that is drawn from those of all rows, by constants that were fitted without their
-sources; arrivals are the trace's. Placements see forecasts, or as `perfect` what jobs take. A load of 100 % is the
-least time in which the pools can do all of the work, over the time in which it arrives.
-Placements that are calibrated see forecasts as runs before correct them: of jobs that ended or ran for ten minutes, and
-of none that is still to come. Others are corrected by `tilecast.calibration`, as an operator does; with `own steps` a
-workload that ran on the pool before takes the median of the steps that were measured there. The first jobs, as many as
-`--warm` says, run and are learned from, by every placement, and count in no figure but the last end and the cost.
-Order and admission are Kueue's (`BestEffortFIFO`); nothing that runs is preempted or moved.
+from published training runs on up to 8 GPUs, and arrivals are the trace's. Such jobs run on A100, H100, L4 or T4 as
+measured where a row is of that GPU. Elsewhere they take the forecast times a deviation drawn from those of all rows;
+its constants were fitted without the row's source. Placements see forecasts, or with `perfect` the actual times. A load
+of 100 % means that jobs arrive over the least time in which the pools can do all of the work.
+
+Calibrated placements see forecasts that earlier runs correct: those of jobs that ended or ran for ten minutes, and none
+still to come. `tilecast.calibration` corrects them as an operator does; with `own steps` a workload that already ran on
+the pool takes the median of the steps measured there. Every placement runs the first `--warm` jobs and learns from
+them, and they count only in the last end and the cost. Order and admission are Kueue's (`BestEffortFIFO`); nothing that
+runs is preempted or moved.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ EFFORT = 4_000
 
 
 Placement = Callable[[State, int], None]
-"""Puts a job that arrived, and whatever else waits, into `place`; one that is not there takes any pool with room."""
+"""Chooses options in `place` for the arrived job and other waiting ones; a job without one takes any pool with room."""
 
 
 def own_best(state: State, job: int) -> None:
@@ -116,7 +117,7 @@ def planned(state: State, job: int) -> None:
 def replay(
     arrivals: Sequence[Arrival], pools: Sequence[PoolCapacity], placement: Placement, learner: StepLearner | None = None
 ) -> tuple[list[float], list[str]]:
-    """When each job ends, and where it ran."""
+    """Return when each job ends, and the pool where it ran."""
     nodes = {pool.name: Nodes(pool.gpus_per_node, pool.free) for pool in pools}
     state = State(0.0, arrivals, pools, [], {}, learner=learner)
     ends: list[tuple[float, int, list[int]]] = []
@@ -162,14 +163,14 @@ WAYS: Mapping[str, tuple[Placement, Knowledge]] = {
     "Kueue's order of flavors": (any_room, "forecasts"),
     "cheapest pool": (cheapest, "forecasts"),
 }
-"""Placements, and what they know of steps."""
+"""Placements, and their knowledge of steps."""
 BASES = ("plan, forecasts only", "plan, own steps")
-"""Placements by whose mean completion those of all are divided."""
+"""Placements by whose mean completion those of all placements are divided."""
 DRAWN = (
     "plan, own steps", "plan, forecasts only", "plan, perfect knowledge",
     "own best pool", "earliest, own steps", "Kueue's order of flavors",
 )  # fmt: skip
-"""Placements of the picture, whose charts have six colours."""
+"""Placements in the picture, whose charts have six colours."""
 
 
 # Setting (a): K80, P100 and V100.
@@ -178,13 +179,13 @@ MODELS = {"ResNet-18": "resnet-18-cifar", "ResNet-50": "resnet-50", "Transformer
 
 
 def model(kind: str) -> Model:
-    """The model of a job type. LM is PyTorch's example of a language model with its defaults, over WikiText-2."""
+    """Return the model of a job type; LM is PyTorch's example of a language model with its defaults, on WikiText-2."""
     known = models.preset(MODELS[kind])
     return replace(known, extra={**known.extra, "cells": 200.0, "vocabulary": 33278.0}) if kind == "LM" else known
 
 
 def forecasts(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[str, tuple[JobOption, Run]]]:
-    """One step of each type and batch on one GPU of each pool, and what is recorded of it, as if it were so."""
+    """Return one step of each type and batch on one GPU of each pool, and a run that takes exactly this forecast."""
     pools = [usual_pool(find_gpu(gpu), 1) for gpu in GPUS.values()]
     names = {gpu: name for name, gpu in GPUS.items()}
     table = {}
@@ -203,7 +204,7 @@ def forecasts(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[st
 
 
 def recorded(work: Workload, gpu: str, option: JobOption) -> Run:
-    """What an operator records of a run that takes what was forecast; a run has three reports at least."""
+    """Return the record of a run that takes its forecast; it has the least number of reports."""
     family, seconds = work.model.family, option.step_s
     return Run(
         option.pool, gpu, work.precision, family, scale(option.gpus), digest(work), seconds, seconds,
@@ -212,7 +213,7 @@ def recorded(work: Workload, gpu: str, option: JobOption) -> Run:
 
 
 def measured(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
-    """Seconds of a step by type, batch and GPU."""
+    """Return the seconds of a step by type, batch and GPU."""
     table: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     with (folder / "gavel_throughputs.csv").open() as lines:
         for row in csv.DictReader(lines):
@@ -225,8 +226,10 @@ Drawn: TypeAlias = tuple[tuple[JobOption, ...], tuple[JobOption, ...], dict[str,
 
 
 def trace(folder: Path, count: int, seed: int) -> tuple[list[tuple[str, int, int, float]], Counter[str]]:
-    """Type, batch, steps and arrival of consecutive jobs of the trace, from a place of it that the seed draws, and the
-    types that were left out."""
+    """Return consecutive jobs of the trace from a random place, and the types that were left out.
+
+    A job is its type, batch, steps and arrival.
+    """
     with (folder / "trace_0.csv").open() as lines:
         rows = [
             (row["job_type"], int(row["batch_size"] or 0), int(row["steps"]), float(row["arrival_s"]))
@@ -242,7 +245,7 @@ def jobs_of(
     table: Mapping[tuple[str, int], Mapping[str, tuple[JobOption, Run]]],
     known: Mapping[tuple[str, int], Mapping[str, float]],
 ) -> list[Drawn]:
-    """Options by forecast and by measurement, seconds and records by pool, and arrival of each job."""
+    """Return options by forecast and by measurement, seconds and records by pool, and arrival of each job."""
     jobs = []
     for kind, batch, steps, at in rows:
         seconds = {gpu: steps * step for gpu, step in known[kind, batch].items()}
@@ -259,7 +262,7 @@ def jobs_of(
 
 
 def least_s(jobs: Sequence[tuple[JobOption, ...]], pools: Sequence[PoolCapacity]) -> float:
-    """The least time in which the pools can do all of the work, by the relaxation."""
+    """Return the least time in which the pools can do all of the work, by the relaxation."""
     queue = tuple(QueuedJob(str(index), options) for index, options in enumerate(jobs))
     held = columns(QueueProblem(queue, tuple(pools)))
     ones = np.ones(len(jobs))
@@ -275,21 +278,21 @@ NODES = {"h100-sxm": 1, "a100-80": 2, "l4": 2, "t4": 4}
 KINDS = 40
 """Kinds of jobs that are drawn from."""
 MEDIAN_S = 7200.0
-"""Of a run on the pool that suits it best; runs spread by a factor e."""
+"""Median length of a run on its best pool, in seconds; runs spread by a factor e."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobType:
-    """A job as published, with the steps that it takes and is forecast to take."""
+    """A published job, with its measured and forecast steps."""
 
     options: tuple[JobOption, ...]
     measured: Mapping[str, float]
-    """Measured over forecast, by pool."""
+    """Ratio of measured to forecast step, by pool."""
     work: Workload
 
 
 def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapacity]]:
-    """Kinds of jobs, the logarithms of measured over forecast of all rows, and the pools."""
+    """Return kinds of jobs, the logarithms of measured over forecast of all rows, and the pools."""
     rows = [
         row
         for row in runs.read_table(folder / "e2e" / "published_dev.csv")
@@ -323,7 +326,7 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
 
 
 def jobs_of_kinds(kinds: Sequence[JobType], deviations: Sequence[float], at: Sequence[float], seed: int) -> list[Drawn]:
-    """As `jobs_of`, drawn by a seed; a kind deviates on a pool alike in all of its jobs."""
+    """Return jobs as `jobs_of` does, drawn by a seed; all jobs of a kind deviate alike on a pool."""
     draw = np.random.default_rng(seed)
     ratios = [
         {item.pool: kind.measured.get(item.pool, math.exp(float(draw.choice(deviations)))) for item in kind.options}
@@ -414,7 +417,7 @@ FIGURES = ("mean_s", "p99_s", "makespan_s", "cost", "fairness", "decision_s")
 
 
 def arrivals_s(jobs: Sequence[Drawn], pools: Sequence[PoolCapacity], load: int) -> list[float]:
-    """When the jobs come, for a load in per cent."""
+    """Return the arrival times of the jobs, for a load in per cent."""
     span = least_s([real for _, real, *_ in jobs], pools) / (load / 100)
     first, last = jobs[0][-1], jobs[-1][-1]
     return [(arrival - first) / (last - first) * span for *_, arrival in jobs]
@@ -427,7 +430,7 @@ def run(
     seed: int,
     warm: int = 0,
 ) -> list[tuple[float | str, ...]]:
-    """A row for each placement."""
+    """Return a row for each placement."""
     at = arrivals_s(jobs, pools, load)
     rows = []
     for name, (placement, knows) in WAYS.items():
@@ -459,7 +462,7 @@ def run(
 
 
 def report(load: int, rows: Sequence[tuple[float | str, ...]]) -> None:
-    """Print the means over the seeds, and how many times that of two plans each mean completion is."""
+    """Print the means over the seeds, and the ratio of each mean completion to those of two plans."""
     by_name = {name: np.array([row[3:] for row in rows if row[2] == name], dtype=float) for name in WAYS}
     seeds = len(next(iter(by_name.values())))
     print(f"load {load} %: {seeds} seeds; mean completion over that of two plans, geometric mean (least-most)")
@@ -473,7 +476,7 @@ def report(load: int, rows: Sequence[tuple[float | str, ...]]) -> None:
 
 
 def draw(rows: Sequence[tuple[float | str, ...]], path: Path, setting: str) -> None:
-    """Mean completion by load, a line a placement."""
+    """Draw mean completion by load, with a line for each placement."""
     from tilecast.render import charts
     from tilecast.render.charts import Axis, Chart, Point, Series
 

@@ -1,12 +1,13 @@
-"""Records what a running operator exports, once a minute, as a fixture for the tests of the alert rules.
+"""Record the metrics of a running operator, once a minute, as a fixture for the tests of the alert rules.
 
     python bench/record_metrics.py idle tests/recorded/idle.json               # an hour in which nothing happens
     python bench/record_metrics.py busy tests/recorded/busy.json
     python bench/record_metrics.py busy /tmp/busy.json --minutes 3
 
-A control plane of its own and one operator with the settings of the chart, `jobs.enabled` and `jobs.gate`. In a busy
-hour a TrainingJob and a batch Job in mode Initial arrive every twenty seconds, jobs report their steps, and a node
-comes or goes every minute. In an idle hour there are jobs that were answered before. Values are in promtool's notation.
+It runs on a control plane of its own, with one operator with the settings of the chart, `jobs.enabled` and `jobs.gate`.
+In a busy hour a TrainingJob and a batch Job in mode Initial arrive every twenty seconds, jobs report their steps, and a
+node comes or goes every minute. An idle hour has only jobs that were answered before. Values are in promtool's
+notation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SETTINGS = {
     "TILECAST_PLACE": "true",
     "TILECAST_LEASE": "default/tilecast",
 }
-"""As the chart sets them with `jobs.enabled` and `jobs.gate`."""
+"""Settings of the chart with `jobs.enabled` and `jobs.gate`."""
 INTERVAL_S = 60.0
 ARRIVAL_S = 20.0
 WORKLOADS = 40
@@ -44,7 +45,7 @@ VOLATILE = re.compile(r"_created(\{|$)")
 
 
 def scraped(operator: Operator) -> dict[str, str]:
-    """Return the value of every series that the operator exports, by its name with its labels in order."""
+    """Return the value of every exported series, by its name with its labels in order."""
     values = dict[str, str]()
     for family in text_string_to_metric_families(operator.get("/metrics")):
         for sample in family.samples:
@@ -54,13 +55,13 @@ def scraped(operator: Operator) -> dict[str, str]:
 
 
 def compressed(column: list[str]) -> str:
-    """Return values in promtool's notation, equal ones in a row as `VALUExTIMES`."""
+    """Return values in promtool's notation, with equal neighbours as `VALUExTIMES`."""
     runs = ((value, len(list(group))) for value, group in itertools.groupby(column))
     return " ".join(value if count == 1 else f"{value}x{count - 1}" for value, count in runs)
 
 
 async def arrive(api: ApiServer, rng: random.Random) -> None:
-    """Create a TrainingJob, a Job that is held, and report the step of an earlier job, again and again."""
+    """Create a TrainingJob and a held Job, and report the step of an earlier job, again and again."""
     for number in itertools.count():
         await api.create(JOBS, job(f"busy-{number}", number % WORKLOADS))
         await api.create(BATCH_JOBS, held(f"held-{number}", 64 * (1 + number % WORKLOADS)))
@@ -84,7 +85,7 @@ async def scale(api: ApiServer, count: int) -> None:
 
 
 async def record(operator: Operator, minutes: int) -> tuple[float, dict[str, list[str]]]:
-    """Return when the first scrape was, and the value of each series in every minute; `_` where there was none."""
+    """Return the time of the first scrape, and the value of each series in every minute; `_` where there was none."""
     columns, began_s, began = dict[str, list[str]](), time.time(), time.monotonic()
     for number in range(minutes + 1):
         await asyncio.sleep(max(began + number * INTERVAL_S - time.monotonic(), 0.0))

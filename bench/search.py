@@ -1,8 +1,8 @@
-"""Speed of the plan search: plans per second and core, and how long the advice takes that is made of them.
+"""Speed of the plan search: plans per second and core, and the time of whole advice.
 
-A plan counts if it divides and a framework executes it. Full detail is what `search.price` tells of a plan: every part
-of its step and every line of its memory bill. Seconds per core are seconds of processor time, so that what else runs on
-the machine does not count; rates are from nothing: graphs, kernels and plan tables are forgotten between runs.
+A plan counts if it divides and a framework executes it. Full detail is what `search.price` reports of a plan: every
+part of its step and every line of its memory bill. Seconds per core are processor time, so that other load on the
+machine does not count. Rates start from nothing: graphs, kernels and plan tables are forgotten between runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pool(gpu: str, nodes: int) -> Pool:
 
 
 def fastest(action: Callable[[], object], before: Callable[[], object] = lambda: None) -> tuple[float, float]:
-    """Least processor seconds and wall-clock seconds of some runs."""
+    """Return the least processor seconds and the least wall-clock seconds of some runs."""
     times = []
     for _ in range(REPEATS):
         before()
@@ -63,8 +63,11 @@ def silent(command: str) -> Callable[[], object]:
 
 
 def cold(command: str) -> tuple[float, float, float]:
-    """Processor and wall-clock seconds of a process of its own, the least of some; and the largest resident set of
-    all children, in MB. Bytecode is at hand from the second on, as where pip installed the package."""
+    """Return the least processor and wall-clock seconds of a command in a new process, and the peak memory in MB.
+
+    The memory is the largest resident set of all children. From the second run on the bytecode is cached, as where
+    pip installed the package.
+    """
     code = f"import sys; from tilecast.cli import main; sys.exit(main({command.split()!r}))"
 
     def spent() -> float:
@@ -83,7 +86,7 @@ def cold(command: str) -> tuple[float, float, float]:
 
 
 def priced(workload: Workload, where: Pool) -> tuple[Floats, Floats]:
-    """Steps and bytes of every plan."""
+    """Return the steps and bytes of every plan."""
     plans = search.find(workload, where)
     return plans.step_s, plans.memory_bytes
 

@@ -1,10 +1,10 @@
-"""What the runs of one job share: the figures of `[job]` in predictor/tilecast/calibration.toml.
+"""Deviations that the runs of one job share: the figures of `[job]` in predictor/tilecast/calibration.toml.
 
 python bench/transfer.py RUNS.csv ...
 
-One deviation after the other moves over a grid, three times, while that lowers the macro errors of the corrected
-forecasts against the raw ones: those of rows on another GPU, and half as much those of other counts and plans. Then
-each eighth of the sources is forecast with deviations that were found so without it.
+One deviation after the other moves over a grid, three times, as long as that lowers the macro errors of the corrected
+forecasts against the raw ones. Errors of rows on another GPU count fully, those of other GPU counts and plans half.
+Then each eighth of the sources is forecast with deviations that were fitted without it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ FOLDS = 8
 
 
 class LeftOutFit:
-    """Pairs of every kind with what they share."""
+    """Pairs of runs of every kind, with the factors that they share."""
 
     def __init__(self, subjects: Subjects) -> None:
         self.pairs = transfer.pairs(subjects)
@@ -35,7 +35,7 @@ class LeftOutFit:
         self.source = np.array(subjects.source)
 
     def errors(self, known: Mapping[str, float]) -> dict[str, tuple[Floats, Floats]]:
-        """Absolute errors of every pair by kind, raw and corrected."""
+        """Return the absolute errors of every pair by kind, raw and corrected."""
         out = {}
         for kind, (seen, asked) in self.pairs.items():
             ratio, _ = transfer.corrections(self.shared[kind], self.deviation[seen], self.usual[asked], known)
@@ -44,7 +44,7 @@ class LeftOutFit:
         return out
 
     def gains(self, errors: Mapping[str, tuple[Floats, Floats]], counts: Callable[[str], float]) -> dict[str, float]:
-        """Corrected errors over raw ones, sources counting as `counts` says."""
+        """Return corrected errors over raw ones, with each source weighted by `counts`."""
         out = {}
         for kind, both in errors.items():
             drawn = np.array([counts(name) for name in self.macro[kind].sources])
@@ -53,7 +53,7 @@ class LeftOutFit:
         return out
 
     def best(self, counts: Callable[[str], float], rounds: int = 3) -> dict[str, float]:
-        """The deviations that serve the sources that count best."""
+        """Return the deviations that suit the sources best, weighted by `counts`."""
         known = dict(deviations())
 
         def loss(tried: Mapping[str, float]) -> float:
@@ -69,7 +69,7 @@ class LeftOutFit:
         return known
 
     def left_out(self) -> dict[str, float]:
-        """The gains where each part of the sources is forecast with deviations found without it."""
+        """Return the gains where each part of the sources is forecast with deviations fitted without it."""
         names = np.random.default_rng(0).permutation(np.unique(self.source))
         fold = {str(name): number % FOLDS for number, name in enumerate(names)}
         errors = self.errors(deviations())

@@ -1,12 +1,12 @@
-"""What it is worth that a run tells its communication apart.
+"""Value of a run's separately measured communication for corrections.
 
 python bench/transfer_parts.py RUNS.csv ...
 
-No published table tells parts. What a run on several GPUs takes longer than its twin on one of them (same model, shard,
-micro-batch and recomputation) stands for the collectives that nothing hid. Runs of the same model elsewhere are
-forecast with constants fitted without their source, and corrected by that run, once by its step alone and once with the
-part. An error is the mean over a split group, then over groups. The part has the noise of two runs, which one that was
-measured has not.
+No published table reports parts. The additional time of a run on several GPUs over its twin on one of them (same model,
+shard, micro-batch and recomputation) is taken as the time of the collectives that nothing hid. Runs of the same model
+elsewhere are forecast with constants fitted without their source, and corrected by that run, once by its step alone and
+once with the part. An error is the mean over a split group, then over groups. The part has the noise of two runs; a
+measured part has not.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SHARD = ("tensor", "pipeline", "context", "expert", "micro_batch", "gradient_acc
 
 
 class Twins:
-    """Rows with the parts that are forecast of their steps, constants fitted without the source."""
+    """Rows with the forecast parts of their steps, from constants fitted without the row's source."""
 
     def __init__(self, subjects: Subjects) -> None:
         self.subjects = subjects
@@ -40,7 +40,7 @@ class Twins:
             self.hidden.append((item.hidden_s or 0.0) * left_out)
 
     def pairs(self) -> Iterator[tuple[int, int, list[int]]]:
-        """A row on one GPU, its twin on several, and the rows of the model on several that are neither."""
+        """Yield a row on one GPU, its twin on several, and the model's other rows on several GPUs."""
         alike = defaultdict[tuple[str, ...], list[int]](list)
         for index, model in enumerate(self.subjects.model):
             alike[model].append(index)
@@ -52,7 +52,7 @@ class Twins:
                         yield one, twin, [index for index in several if index != twin]
 
     def errors(self, one: int, twin: int, asked: int) -> list[float]:
-        """Relative errors of a row's forecast, in the order of `TITLES`."""
+        """Return the relative errors of a row's forecast, in the order of `TITLES`."""
         steps = [sum(self.parts[asked].values())]
         for apart in (False, True):
             known = self._apart(one, twin) if apart else {}
@@ -69,7 +69,7 @@ class Twins:
         return [abs(step / self.measured[asked] - 1) for step in steps]
 
     def _apart(self, one: int, twin: int) -> dict[str, float]:
-        """The twin's communication: what it takes longer than the other, both without their updates."""
+        """Return the twin's communication: its additional time over the other row, both without their updates."""
         alone, several = (
             sum(self.parts[row].values()) - self.parts[row]["communication"] - self.parts[row]["optimizer"]
             for row in (one, twin)

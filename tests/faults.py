@@ -85,7 +85,6 @@ class Proxy:
         before: called for each request before it is forwarded; its result is the answer, or None to forward.
         after: called when the API server has answered a request other than a watch; its result replaces the answer.
         events: called for each line of a watch; returns the lines to send in its place.
-    $
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -161,7 +161,7 @@ def create(cluster: Cluster, *documents: Mapping[str, Any]) -> None:
 
 
 def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
-    """An object; kinds of jobs in the names of the examples."""
+    """Return an object; `kind` may be the name that an example has."""
     resource = {"job": "jobs.batch"}.get(kind, kind)
     document: dict[str, Any] = json.loads(cluster.kubectl("get", resource, name, "-o", "json"))
     return document
@@ -174,7 +174,7 @@ def annotations(document: Mapping[str, Any]) -> dict[str, str]:
 def until(
     cluster: Cluster, kind: str, name: str, holds: Callable[[dict[str, Any]], object], what: str
 ) -> dict[str, Any]:
-    """The object, once something holds of it."""
+    """Return the object once `holds` is true of it."""
 
     def probe() -> dict[str, Any] | None:
         document = get(cluster, kind, name)
@@ -184,7 +184,7 @@ def until(
 
 
 def applied(document: Mapping[str, Any]) -> str | None:
-    """What became of a job; None where nobody has said so, or Kueue has yet to admit it."""
+    """Return the outcome of a job; None while it has none, or while Kueue has yet to admit it."""
     outcome = annotations(document).get(APPLIED)
     return None if outcome == "Queued" else outcome
 
@@ -195,7 +195,7 @@ def is_complete(document: Mapping[str, Any]) -> bool:
 
 
 def pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    """Pods of a job, of whatever kind, that ask for GPUs."""
+    """Return the pods of a job of any kind that request GPUs."""
     document = json.loads(cluster.kubectl("get", "pods", "-o", "json"))["items"]
     return [
         pod
@@ -216,7 +216,7 @@ def events(cluster: Cluster, name: str) -> list[dict[str, Any]]:
 
 
 def event_message(cluster: Cluster, name: str, reason: str) -> str:
-    """The Event of that reason about an object."""
+    """Return the message of the Event with that reason about an object."""
 
     def probe() -> str | None:
         return next((item["message"] for item in events(cluster, name) if item["reason"] == reason), None)
@@ -234,20 +234,20 @@ def _time(entry: Mapping[str, Any]) -> float:
 
 
 def _is_release(entry: Mapping[str, Any]) -> bool:
-    """Whether a write took our gate off: it says at once what became of the job."""
+    """Return whether a write removed our gate; such a write also states the outcome of the job."""
     done = entry["responseStatus"].get("code") == 200 and entry["verb"] == "patch"
     paths = [item.get("path", "") for item in body] if isinstance(body := entry.get("requestObject"), list) else []
     return done and "/metadata/annotations/" + APPLIED.replace("/", "~1") in paths
 
 
 def releases(cluster: Cluster) -> Counter[str]:
-    """How often each job was let go."""
+    """Count how often each job was released."""
     ours = (entry for entry in audited(cluster) if entry["user"]["username"] == ACCOUNT and _is_release(entry))
     return Counter(entry["objectRef"]["name"] for entry in ours)
 
 
 def held_s(cluster: Cluster, name: str, since: float | None = None) -> float:
-    """How long a job was held, from its creation or from a time."""
+    """Return how long a job was held, in seconds, from its creation or from `since` if that is later."""
     entries = [entry for entry in audited(cluster) if entry["objectRef"].get("name") == name]
     born = next(_time(entry) for entry in entries if entry["verb"] == "create")
     gone = next(_time(entry) for entry in entries if _is_release(entry))
@@ -259,7 +259,7 @@ def held_s(cluster: Cluster, name: str, since: float | None = None) -> float:
 
 @pytest.fixture(scope="module")
 def placed(cluster: Cluster, operator: Operator) -> dict[str, dict[str, Any]]:
-    """Every kind, created suspended in mode Initial, once it is complete."""
+    """Return a job of every kind, created suspended in mode Initial, once all are complete."""
     create(cluster, *(initial(kind, f"placed-{kind}") for kind in KINDS))
 
     def running() -> bool:
@@ -377,7 +377,7 @@ def test_annotations_that_somebody_else_writes_are_put_right(cluster: Cluster, o
 
 
 def flavor(cluster: Cluster, name: str) -> str:
-    """The flavor that Kueue admitted a job to."""
+    """Return the flavor that Kueue admitted a job to."""
 
     def probe() -> str | None:
         for item in json.loads(cluster.kubectl("get", "workloads", "-o", "json"))["items"]:
@@ -690,7 +690,7 @@ def test_the_policy_gates_jobs_in_mode_initial_at_creation(cluster: Cluster, ope
 
 
 def rights(text: str) -> set[tuple[str, str, str]]:
-    """Group, resource and verb of everything that a chart's ClusterRole grants."""
+    """Return group, resource and verb of everything that a chart's ClusterRole grants."""
     roles = (document for document in yaml.safe_load_all(text) if document and document["kind"] == "ClusterRole")
     return {
         (group, resource, verb)
@@ -703,7 +703,7 @@ def rights(text: str) -> set[tuple[str, str, str]]:
 
 
 def used(cluster: Cluster, since: int) -> set[tuple[str, str, str]]:
-    """The same of everything that the account asked for and was given."""
+    """Return group, resource and verb of every request of the account that succeeded."""
     return {
         (entry["objectRef"].get("apiGroup", ""), entry["objectRef"]["resource"], entry["verb"])
         for entry in audited(cluster)[since:]

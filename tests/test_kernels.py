@@ -18,7 +18,7 @@ from tilecast.spec import PRECISIONS, SpecError
 
 SHIPPED = Path(utilization.__file__).parent / "weights" / "utilization.onnx"
 ROUNDING = 1 + 1e-5
-"""The networks compute in single precision."""
+"""Tolerance for the single precision in which the networks compute."""
 
 size = st.one_of(st.integers(1, 1 << 14), st.sampled_from([1 << power for power in range(15)]))
 small = st.integers(1, 64)
@@ -48,7 +48,7 @@ NOT_DOUBLED = ("accumulated", "causal", "backward", "direction", "drawn", "group
 
 @st.composite
 def kernel(draw):
-    """A kernel of any kind, a precision and a GPU that has it."""
+    """Draw a kernel of any kind, with a precision and a GPU that supports it."""
     gpu = draw(st.sampled_from(list(gpus().values())))
     precision = draw(st.sampled_from([name for name in PRECISIONS if gpu.supports(name)]))
     kind = draw(st.sampled_from(list(KINDS)))

@@ -211,12 +211,12 @@ CEILINGS = [
     ("neusight/kernels_test.csv.gz", "add", "NVIDIA L4", 0.06),
     ("neusight/kernels_test.csv.gz", "ln", "Tesla V100-PCIE-32GB", 0.12),
 ]
-"""Mean errors of the shipped model that its card states, rounded up; what is above them has become worse."""
+"""Mean errors of the shipped model that its card states, rounded up; a larger error means that it became worse."""
 
 
 @cache
 def predicted_lines(file):
-    """A measured table and the seconds that are forecast for its rows."""
+    """Return a measured table and the forecast seconds of its rows."""
     lines = read(data() / file)
     return lines, predict(lines).seconds
 

@@ -1,4 +1,4 @@
-"""The commands that the README, the chart and the operator's page give, run word by word on real kubelets."""
+"""The commands of the README, the chart and the operator's page, run word by word on real kubelets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOBS = [f"live-{number}" for number in range(10)]
 
 @pytest.fixture
 def bare(kind_cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster without anything of Tilecast's, before and after."""
+    """Yield the cluster without any object of Tilecast, and clean it afterwards."""
     remove(kind_cluster)
     yield kind_cluster
     remove(kind_cluster)
@@ -43,7 +43,10 @@ def remove(cluster: Cluster) -> None:
 
 @pytest.fixture
 def shell(bare: Cluster) -> Shell:
-    """`shell(COMMAND, in_folder=ROOT)` -> what it prints; helm and kubectl know this cluster, as a user's do."""
+    """Return `shell(COMMAND, in_folder=ROOT)`, which runs a command and returns its output.
+
+    helm and kubectl find this cluster in their environment, as a user's do.
+    """
     programs = bare.folder / "path"
     programs.mkdir(exist_ok=True)
     for program in (ensure_or_fail("chart") / "helm", bare.folder / "programs" / "kubectl"):
@@ -63,7 +66,7 @@ def shell(bare: Cluster) -> Shell:
 
 
 def commands(page: str, beginning: str) -> list[str]:
-    """The lines of the block of a page that begins with that command, for a registry that this cluster has."""
+    """Return the lines of the page's block that begins with that command, for a registry that this cluster has."""
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     (block,) = (block for block in blocks if block.startswith(beginning))
     return [line.replace("REGISTRY", OPERATOR.partition("/")[0]) for line in block.splitlines()]
@@ -80,7 +83,7 @@ def test_the_readme_says_how_to_install_it_and_ask(shell: Shell, bare: Cluster) 
 
 
 def follow_the_notes(shell: Shell, notes: str, folder: Path) -> None:
-    """Every command of NOTES.txt does what it is said to do."""
+    """Check that every command of NOTES.txt does what the notes say."""
     lines = re.findall(r"^  ((?:helm|kubectl) .*)$", notes, re.MULTILINE)
     assert [line.split()[1] for line in lines][:3] == ["test", "apply", "get"], notes
     job = yaml.safe_load((ROOT / "examples" / "jobs" / "llama-7b-pretrain.yaml").read_text())
@@ -104,7 +107,7 @@ def test_the_readme_of_the_chart_says_how_to_upgrade_and_uninstall_it(shell: She
 
 @pytest.mark.parametrize("chart", RELEASES, ids=lambda chart: chart.stem)
 def test_an_upgrade_brings_the_jobs_of_an_earlier_release_along(shell: Shell, bare: Cluster, chart: Path) -> None:
-    """Its operator is that of today, for there is no image of an earlier one; all else of the release is as it was."""
+    """The operator is today's, because no earlier image exists; the rest of the release is the earlier one's."""
     release, team = ChartRelease(bare, "tilecast", "tilecast"), Scene(bare.kubectl, lambda: "", "")
     shell(f"helm install tilecast {chart} --namespace tilecast --create-namespace --values {values_file(bare)}")
     bare.kubectl("create", "namespace", TEAM)
@@ -133,7 +136,7 @@ def jobs(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def has_all_of(document: Any, earlier: Any) -> bool:
-    """Whether every field of an earlier document is there and unchanged."""
+    """Return whether every field of an earlier document is present and unchanged."""
     if isinstance(earlier, dict):
         return all(name in document and has_all_of(document[name], value) for name, value in earlier.items())
     return bool(document == earlier)

@@ -1,4 +1,4 @@
-"""The engine that kind gets where there is no Docker: it starts a privileged container, and leaves nothing behind."""
+"""The engine for kind on a machine without Docker: it starts a privileged container, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print("ended", flush=True)
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image of one small program."""
+    """Build an image of one small program, and return its archive."""
     if reason := kind_node.obstacle():
         need("kind", f"no engine can be started: {reason}")
     folder = tmp_path_factory.mktemp("sleeper")
@@ -55,7 +55,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(archive: Path) -> subprocess.Popen[str]:
-    """A process that has an engine with a container, and has changed a setting of the kernel."""
+    """Start a process that has an engine with a container, and that has changed a kernel setting."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
     command = [sys.executable, "-c", RUN, ENGINE.name, str(archive), IMAGE]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -70,7 +70,7 @@ def setting() -> str:
 
 
 def machine() -> dict[str, list[str]]:
-    """Places of mounts, interfaces and routes of this machine."""
+    """Return this machine's mount points, interfaces and routes."""
     columns = {"mountinfo": 4, "dev": 0, "route": 1}
     return {
         path.name: sorted(line.split()[columns[path.name]] for line in path.read_text().splitlines())

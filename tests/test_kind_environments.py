@@ -1,4 +1,4 @@
-"""Namespaces of strict clusters, on real kubelets: users that the image does not know."""
+"""Namespaces of strict clusters, on real kubelets: the operator runs under users that the image does not know."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from story import TEAM, Scene
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1800)]
 
 USER = 1_000_650_000
-"""As OpenShift gives each namespace users of its own, with the group 0."""
+"""A user id such as OpenShift gives each namespace, with the group 0."""
 
 
 @pytest.fixture(scope="module")
 def strict(kind_cluster: Cluster) -> Iterator[ChartRelease]:
-    """A release under another user, in a namespace that enforces the Restricted Pod Security Standard."""
+    """Yield a release under another user, in a namespace that enforces the Restricted Pod Security Standard."""
     user = {"runAsUser": USER, "runAsGroup": 0}
     with installed(kind_cluster, "strict", {"podSecurityContext": user}) as release:
         yield release

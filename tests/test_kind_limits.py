@@ -1,4 +1,4 @@
-"""What a cluster does to the operator, on real kubelets: memory that ends, networks that are closed."""
+"""Limits that a cluster sets to the operator, on real kubelets: exhausted memory and closed networks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = {
     },
     "constraints": {},
 }
-"""A job whose search takes some 500 MiB."""
+"""A job whose search takes about 500 MiB."""
 PROBE = """
 import json, socket, sys
 def answers(host, port):
@@ -42,9 +42,10 @@ print(json.dumps([answers(*each.split(":")) for each in sys.argv[1:]]))
 def test_a_search_that_the_kernel_kills_is_set_aside_and_others_are_answered(
     kind_cluster: Cluster, team: Scene
 ) -> None:
-    """The fuse is set above the memory limit of the pod, so that the kernel ends the search.
+    """The operator's own limit is set above the memory limit of the pod, so that the kernel ends the search.
 
-    Kernels with control groups of version 2 end the whole container; the object at which it died is quarantined then.
+    With control groups of version 2 the kernel ends the whole container; then the object that was read is
+    quarantined.
     """
     values = {
         "resources": {"limits": {"memory": "400Mi"}},
@@ -81,7 +82,7 @@ def probe(cluster: Cluster, namespace: str) -> None:
 
 
 def reached(cluster: Cluster, namespace: str, pod: str, *targets: str) -> list[bool]:
-    """Return of each `HOST:PORT` whether a pod can connect to it."""
+    """Return for each `HOST:PORT` whether a pod can connect to it."""
     words = ["exec", f"--namespace={namespace}", pod, "--", "python3", "-c", PROBE, *targets]
     answers: list[bool] = json.loads(cluster.kubectl(*words))
     return answers
@@ -107,7 +108,7 @@ def check_the_closed_release(release: ChartRelease, team: Scene) -> None:
     operator, names = f"{release.name}-tilecast.{release.namespace}:8080", "kube-dns.kube-system:9153"
 
     def is_closed() -> bool:
-        """Whether the cluster's plugin has set the policy in force."""
+        """Return whether the cluster's network plugin enforces the policy."""
         return reached(cluster, TEAM, "probe", operator) == [False] and reached(
             cluster, release.namespace, pod, names
         ) == [False]

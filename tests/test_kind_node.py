@@ -1,4 +1,4 @@
-"""What `make e2e` says where kind cannot run, and that it leaves no story out."""
+"""Messages of `make e2e` where kind cannot run, and its list of stories, which leaves none out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import ROOT
 
 
 def test_one_line_says_why_the_stories_are_skipped(tmp_path: Path) -> None:
-    """A machine without Docker and without Debian's packages: a run passes, and fails where kind is required."""
+    """On a machine without Docker and without Debian's packages, a run passes, unless kind is required."""
     (tmp_path / "python3").symlink_to(sys.executable)
     command = [sys.executable, str(ROOT / "tools" / "kind_node.py"), "--", "false"]
     variables = {"PATH": str(tmp_path), "HOME": str(tmp_path)}

@@ -23,13 +23,13 @@ WAIT_S = 120
 
 @pytest.fixture(scope="module")
 def pair(kind_cluster: Cluster) -> Iterator[ChartRelease]:
-    """Two replicas, on two nodes."""
+    """Yield two replicas on two nodes."""
     with installed(kind_cluster, "pair", {"replicas": 2}) as release:
         yield release
 
 
 def leader(release: ChartRelease) -> str:
-    """The pod that holds the Lease."""
+    """Return the name of the pod that holds the Lease."""
     lease = json.loads(release.kubectl("get", "lease", f"{release.name}-tilecast", "-o", "json"))
     return str(lease["spec"].get("holderIdentity", "")).rpartition("_")[0]
 
@@ -40,7 +40,7 @@ def node_of(release: ChartRelease, pod: str) -> str:
 
 
 def ready(release: ChartRelease) -> list[str]:
-    """Nodes of the pods that are ready."""
+    """Return the nodes of the ready pods."""
     return sorted(
         item["spec"]["nodeName"]
         for item in release.pods()
@@ -49,7 +49,7 @@ def ready(release: ChartRelease) -> list[str]:
 
 
 def on_node(node: str, script: str) -> str:
-    """What a shell prints in the container that is a node."""
+    """Run a shell script in the container that is a node, and return its output."""
     command = ["docker", "exec", node, "sh", "-euc", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -57,14 +57,14 @@ def on_node(node: str, script: str) -> str:
 
 
 def kill(release: ChartRelease, pod: str) -> None:
-    """End the operator's process in a pod without warning."""
+    """Kill the operator's process in a pod with SIGKILL."""
     container = f"$(crictl ps --quiet --name '^operator$' --label io.kubernetes.pod.name={pod})"
     process = f"crictl inspect --output go-template --template '{{{{.info.pid}}}}' {container}"
     on_node(node_of(release, pod), f"kill -9 $({process})")
 
 
 def events(cluster: Cluster) -> Counter[str]:
-    """How many Events there are about each TrainingJob."""
+    """Count the Events about each TrainingJob."""
     items = json.loads(cluster.kubectl("get", "events", f"--namespace={TEAM}", "-o", "json"))["items"]
     return Counter(item["involvedObject"]["name"] for item in items if item["involvedObject"]["kind"] == "TrainingJob")
 
@@ -115,7 +115,7 @@ def test_a_drain_moves_the_leader_and_somebody_is_always_ready(pair: ChartReleas
 
 
 def test_an_operator_whose_memory_is_spent_is_restarted_and_goes_on(pair: ChartRelease, team: Scene) -> None:
-    """The limit of the chart is the container's: whoever exceeds it is killed, and the pod recovers."""
+    """The chart's limit applies to the container: a process that exceeds it is killed, and the pod recovers."""
     first = wait_for(lambda: leader(pair), "a leader", WAIT_S)
     eat = "whole = bytearray(2 << 30); whole[::4096] = b'x' * len(whole[::4096])"
     (pod,) = (item for item in pair.pods() if item["metadata"]["name"] == first)
@@ -126,7 +126,7 @@ def test_an_operator_whose_memory_is_spent_is_restarted_and_goes_on(pair: ChartR
 
 
 def training(job: str, url: str) -> dict[str, Any]:
-    """A Job whose pod trains for some steps, as the README of tilecast-observe says it, and ends."""
+    """Return a Job whose pod trains for some steps, as the README of tilecast-observe describes, and ends."""
     script = (
         "import time\n"
         "from tilecast_observe import StepTimer\n"

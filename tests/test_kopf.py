@@ -1,5 +1,7 @@
-"""What is taken of kopf: its public names, and three private ones in one module. These tests fail on the day kopf
-changes them, and show that kopf leaves no trace on anybody's object."""
+"""Assumptions about kopf: its public names, and three private ones that one module uses.
+
+These tests fail as soon as kopf changes them, and check that kopf leaves no trace on any object.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from tilecast_operator.settings import Settings
 
 
 def test_kopf_is_still_what_is_replaced_of_it() -> None:
-    """What `kopf_internals` counts on."""
+    """Check what `kopf_internals` relies on."""
     asked = inspect.signature(watching.infinite_watch).parameters
     assert {"settings", "resource", "namespace", "operator_paused"} <= asked.keys()
     source = inspect.getsource(watching.infinite_watch)
@@ -111,13 +113,13 @@ def raw_event(kind: str | None, name: str, uid: str = "") -> dict[str, Any]:
 
 
 async def followed(watch: kopf_internals.Watch) -> list[tuple[str | None, str]]:
-    """Type and name of what a watch tells, until it ends."""
+    """Return type and name of the events of a watch until it ends."""
     events = [event async for event in watch(resource="nodes", namespace=None)]
     return [(event["type"], event["object"]["metadata"]["name"]) for event in events if event is not LISTED]
 
 
 def scripted(*rounds: Sequence[Any]) -> kopf_internals.Watch:
-    """A watch that tells the next round each time; an exception is raised."""
+    """Return a watch that yields the next round of events at each call, and raises those that are exceptions."""
     left = list(rounds)
 
     async def watch(**_: Any) -> AsyncIterator[Any]:

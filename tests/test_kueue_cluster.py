@@ -52,7 +52,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GATE = "AdmissionGatedBy"
 WEBHOOK = "until a webhook answers"
 OUTAGE_S = 8.0
-"""Long enough for several tries at every job."""
+"""Length of an outage in seconds, enough for several tries at every job."""
 HELD = {
     "apiVersion": "kueue.x-k8s.io/v1beta2",
     "kind": "LocalQueue",
@@ -63,7 +63,7 @@ HELD = {
 
 @pytest.fixture(scope="module")
 def cluster(binaries: Path) -> Iterator[Cluster]:
-    """A control plane of its own, for Kueue's webhooks would judge the jobs of every other test."""
+    """Yield a separate control plane, because Kueue's webhooks would judge the jobs of every other test."""
     for toolset in ("jobset", "trainer", "training-operator", "kueue"):
         ensure_or_fail(toolset)
     nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-kueue.yaml"
@@ -75,13 +75,13 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["no-gate", "gate"])
 def has_gate(request: pytest.FixtureRequest) -> bool:
-    """Whether Kueue has its feature gate."""
+    """Return whether Kueue has its feature gate on."""
     return bool(request.param)
 
 
 @pytest.fixture(scope="module")
 def kueue(cluster: Cluster, has_gate: bool) -> Iterator[Controllers]:
-    """Kueue with its feature gate switched off, as 0.18 ships, and then as 0.19 ships."""
+    """Yield Kueue with its feature gate off, as 0.18 ships, and then on, as 0.19 ships."""
     with Controllers(cluster, "kueue", feature_gates={} if has_gate else {GATE: False}) as running:
         wait_for(lambda: _applied(cluster, KUEUE), "Kueue's webhooks", WAIT_S)
         yield running
@@ -91,7 +91,7 @@ def kueue(cluster: Cluster, has_gate: bool) -> Iterator[Controllers]:
 def operator(
     cluster: Cluster, kueue: Controllers, helm: Helm, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Operator]:
-    """The operator with the chart's account."""
+    """Yield the operator with the chart's account."""
     _applied(cluster, f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}")
     cluster.apply(granted(helm, *PLACE_VALUES))
     path = kubeconfig_of(cluster, "tilecast", NAMESPACE, tmp_path_factory.mktemp("account") / "kubeconfig.yaml")
@@ -103,17 +103,17 @@ def operator(
 
 @pytest.fixture
 def prefix(has_gate: bool) -> str:
-    """Of the names of this Kueue's jobs."""
+    """Return the prefix of the names of this Kueue's jobs."""
     return "gate" if has_gate else "no-gate"
 
 
 def held(name: str, **marks: str | None) -> dict[str, Any]:
-    """The shipped example."""
+    """Return the shipped example of a job in Kueue's queue."""
     return example("job-kueue", name, marks)
 
 
 def by_name(document: dict[str, Any]) -> dict[str, Any]:
-    """The job without what asks for advice itself."""
+    """Return the job without its own request for advice, so that a TrainingJob can name it."""
     document["metadata"]["labels"].pop("tilecast.dev/enabled")
     for mark in (MODE, MODEL, TRAINING):
         document["metadata"]["annotations"].pop(mark)
@@ -160,7 +160,7 @@ def test_of_a_burst_in_the_held_queue_no_job_is_lost(cluster: Cluster, operator:
 
 
 def waiting(kind: str, name: str, *, is_gated: bool) -> dict[str, Any]:
-    """A job of another kind in mode Initial, created behind Kueue's gate or in the held queue."""
+    """Return a job of another kind in mode Initial, created behind Kueue's gate or in the held queue."""
     marks = {MODE: "Initial"} | ({ADMISSION_GATES: ADVISOR} if is_gated else {NEXT_QUEUE: "team"})
     document = example(kind, name, marks)
     document["metadata"]["labels"][QUEUE] = "team" if is_gated else HOLD_QUEUE
@@ -168,7 +168,10 @@ def waiting(kind: str, name: str, *, is_gated: bool) -> dict[str, Any]:
 
 
 def first_write(cluster: Cluster, name: str, holds: Callable[[Mapping[str, Any]], object]) -> int | None:
-    """The place in the audit log of the first write of which something holds, to an object whose name starts so."""
+    """Return the position in the audit log of the first write for which `holds` is true.
+
+    Only writes to objects whose name starts with `name` count. Return None if there is none.
+    """
     for number, entry in enumerate(audited(cluster)):
         body = entry.get("requestObject")
         if str(entry["objectRef"].get("name")).startswith(name) and isinstance(body, dict) and holds(body):
@@ -316,7 +319,7 @@ def test_what_kueue_can_do_is_in_a_metric_and_an_event(cluster: Cluster, operato
 
 
 def set_queue(cluster: Cluster, h100: str, stop_policy: str) -> None:
-    """Give the better flavor a quota of GPUs, and hold the queue or let it go on."""
+    """Set the better flavor's quota of GPUs and the queue's stop policy."""
     path = "/spec/resourceGroups/0/flavors/1/resources/1/nominalQuota"
     changes = [
         {"op": "add", "path": path, "value": h100},
@@ -327,7 +330,7 @@ def set_queue(cluster: Cluster, h100: str, stop_policy: str) -> None:
 
 @pytest.fixture
 def impatient(cluster: Cluster, operator: Operator) -> Iterator[Operator]:
-    """The operator, which gives a placed job two seconds to get quota."""
+    """Yield the operator with a limit of two seconds for a placed job to get quota."""
     operator.stop()
     before = dict(operator.environment)
     operator.environment |= {"TILECAST_REQUEUE_SECONDS": "2"}
@@ -340,7 +343,7 @@ def impatient(cluster: Cluster, operator: Operator) -> Iterator[Operator]:
 
 
 def modest(kind: str, name: str) -> dict[str, Any]:
-    """A job in the held queue, of any kind, that T4 can run as well."""
+    """Return a job of any kind in the held queue that a T4 can run as well."""
     document = json.dumps(waiting(kind, name, is_gated=False)).replace('"nvidia.com/gpu": 8', '"nvidia.com/gpu": 4')
     asked: dict[str, Any] = json.loads(document.replace('"numProcPerNode": 8', '"numProcPerNode": 4'))
     training = json.dumps({"globalBatchSize": 1024, "precision": "fp16"})

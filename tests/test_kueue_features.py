@@ -1,4 +1,4 @@
-"""What the operator says of Kueue, and which replica says it."""
+"""Reports about Kueue's features, and the replica that makes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilecast_operator.metrics import Metrics
 
 
 class KueueServer:
-    """Serves Kueue with one Workload, and takes Events."""
+    """Serves Kueue with one Workload, and accepts Events."""
 
     def __init__(self) -> None:
         self.has_gate = False

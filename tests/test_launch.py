@@ -1,4 +1,4 @@
-"""What to type: every framework's options for a plan, reviewed as files, and plans that a framework cannot run."""
+"""Launch commands: each framework's options for a plan, reviewed as files, and plans that a framework cannot run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_framework_is_told_the_reviewed_way(name: str) -> None:
-    """`tests/launch/` holds them; delete one and run the test once to write it anew."""
+    """`tests/launch/` holds the reviewed commands; delete one and run the test once to regenerate it."""
     text = screen(*CASES[name])
     path = GOLDEN / f"{name}.txt"
     if not path.exists():
@@ -105,7 +105,7 @@ def test_a_framework_is_told_the_reviewed_way(name: str) -> None:
 
 
 def typed(name: str) -> list[str]:
-    """The words that a shell makes of the command."""
+    """Return the words into which a shell splits the command."""
     lines = screen(*CASES[name]).split("\n\n")[0].splitlines()
     return shlex.split(" ".join(line.removesuffix(" \\") for line in lines if not line.startswith(("#", "export "))))
 
@@ -235,7 +235,7 @@ def test_the_search_keeps_to_the_framework(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_search_leaves_out_stages_whose_buckets_have_no_stated_size(capsys: pytest.CaptureFixture[str]) -> None:
-    """DeepSpeed without ZeRO won such a search and was refused behind it."""
+    """DeepSpeed without ZeRO once won such a search, and then the launch was refused."""
     job = ["advise", "gpt2", "--seq", "1024", "--batch", "64", "--gpus", "a100-80:8", "--launch", "deepspeed"]
     assert main(job) == 0
     assert '"stage": 0' in capsys.readouterr().out
@@ -248,7 +248,7 @@ def test_the_search_leaves_out_stages_whose_buckets_have_no_stated_size(capsys: 
 
 @pytest.mark.parametrize("launcher", ["trainer", "accelerate"])
 def test_adapters_stand_beside_a_checkpoint(launcher: str) -> None:
-    """LoRA beside `from_config` once trained adapters of random weights."""
+    """With `from_config`, LoRA once trained adapters of random weights."""
     lora, whole = (screen(launcher, setting(one, plan(one, 8, 1))) for one in (replace(LLAMA, lora_rank=16), LLAMA))
     assert "AutoModelForCausalLM.from_pretrained(" in lora and "from_config" not in lora
     assert "AutoModelForCausalLM.from_config(config, dtype=" in whole
@@ -272,7 +272,7 @@ def test_adapters_stand_beside_a_checkpoint(launcher: str) -> None:
     ],
 )
 def test_the_class_is_one_that_returns_the_loss(config: str, architecture: str | None, head: str) -> None:
-    """HuBERT's was not in Transformers, a classifier's that of masked words, and towers were refused."""
+    """Once HuBERT's class was not in Transformers, a classifier got that of masked words, and towers were refused."""
     published = json.loads((Path(__file__).parent / "configs.json").read_text())
     given = published.get(config, {"config": BERT})["config"]
     model = huggingface.model({**given, "architectures": [architecture]} if architecture else given)

@@ -1,6 +1,6 @@
-"""Launch lines as their launchers read them: each command and file goes through the parser of the package itself.
+"""Launch commands and files as their launchers read them, through the parser of each package itself.
 
-The packages are those of the extra `launchers`; a test whose package is not there is skipped and says so.
+The packages are those of the extra `launchers`; a test whose package is missing is skipped and says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def launches(launcher: str) -> Iterator[tuple[Setting, Launch]]:
-    """Every setting that is reviewed, and every other choice of a job that the launcher takes."""
+    """Yield every reviewed setting, and every other choice of a job that the launcher accepts."""
     for name, given in CASES.values():
         if name == launcher:
             yield given, launch(name, given)
@@ -160,16 +160,19 @@ LABELS = {
     "AutoModelForQuestionAnswering": ("start_positions",),
     "AutoModelForZeroShotImageClassification": ("return_loss",),
 }
-"""What a forward pass is given for its loss, where that is not `labels`."""
+"""Arguments that a forward pass takes for its loss, where that is not `labels`."""
 
 
 SHORTENED = ("LGAI-EXAONE/EXAONE-4.0-32B", "tencent/Hunyuan-A13B-Instruct")
-"""Configs that lack a key without which Transformers builds nothing."""
+"""Configs that lack a key without which Transformers cannot build the model."""
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in SHORTENED])
 def test_transformers_builds_the_class_that_is_printed(name: str) -> None:
-    """Each config in the class of `--launch trainer`, on the meta device: it takes what its loss is computed from."""
+    """Build each config with the class of `--launch trainer`, on the meta device.
+
+    Its forward pass must accept what the loss is computed from.
+    """
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch = pytest.importorskip("torch", reason="torch is not installed")
     given = PUBLISHED[name]["config"]
@@ -195,7 +198,7 @@ WRAPPED = {
 @pytest.mark.parametrize("launcher", ["accelerate", "trainer"])
 @pytest.mark.parametrize("name", WRAPPED)
 def test_accelerate_wraps_the_layers(launcher: str, name: str) -> None:
-    """The plugin would wrap the root alone of DeBERTa, and stop at classes that LLaVA and HuBERT list and lack."""
+    """The plugin would wrap only the root of DeBERTa, and fail at classes that LLaVA and HuBERT list but lack."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch = pytest.importorskip("torch", reason="torch is not installed")
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -231,7 +234,7 @@ def test_deepspeed_reads_its_configuration(monkeypatch: pytest.MonkeyPatch) -> N
     from deepspeed.runtime.config import DeepSpeedConfig  # type: ignore[import-not-found]
 
     class Mpu:
-        """What DeepSpeed asks for the number of data-parallel ranks."""
+        """The object that DeepSpeed asks for the number of data-parallel ranks."""
 
         def __init__(self, ranks: int) -> None:
             self.ranks = ranks
@@ -321,7 +324,7 @@ def test_the_fields_of_megatron_are_those_of_its_package() -> None:
 
 
 def chains(tree: ast.AST) -> Iterator[str]:
-    """Every `a.b.c` of a program, in full."""
+    """Yield every dotted name `a.b.c` of a program in full."""
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and id(node) not in inner:
@@ -330,7 +333,7 @@ def chains(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_what_a_script_calls_is_there(launcher: str) -> None:
-    """Names below torch and deepspeed, and keywords of what is called by a name of theirs."""
+    """Names below torch and deepspeed must exist, and accept the keywords that the script gives them."""
     import contextlib
     import functools
 

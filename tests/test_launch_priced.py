@@ -1,4 +1,4 @@
-"""What is priced is what is printed: every choice that moves a price moves the command, for every launcher."""
+"""Prices and commands agree: every choice that changes a price changes the command, for every launcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIXTRAL = Workload(models.preset("mixtral-8x7b"), 4096, 256)
 JOBS = {"llama": LLAMA, "resnet": RESNET, "mixtral": MIXTRAL}
 POOL = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 2, find_link("nvlink4"), find_link("infiniband-ndr-8x400"))
 STAGE = {"torchrun": 0, "fsdp2": 3, "deepspeed": 1, "megatron": 1, "torchtitan": 3, "accelerate": 3, "trainer": 3}
-"""A ZeRO stage that each launcher has with every other degree."""
+"""ZeRO stage that each launcher supports with every other degree."""
 
 WORKLOADS: list[dict[str, object]] = [
     *({"precision": name} for name in ("fp32", "tf32", "fp16", "bf16", "fp8")),
@@ -61,7 +61,7 @@ def base(launcher: str) -> Plan:
 
 
 def printed(launcher: str, workload: Workload, plan: Plan) -> Launch | None:
-    """None where the launcher refuses, which it has to do in one line."""
+    """Return the launch, or None where the launcher refuses, which it must do in one line."""
     try:
         return launch(launcher, setting(workload, plan))
     except SpecError as error:
@@ -77,14 +77,17 @@ def bill(workload: Workload, plan: Plan) -> tuple[float, ...]:
 
 
 def price(launcher: str, workload: Workload, plan: Plan) -> tuple[float, float]:
-    """Seconds of a step and bytes of a GPU, as the launcher's framework runs it."""
+    """Return seconds of a step and bytes of a GPU, as the launcher's framework runs it."""
     framework = LAUNCHERS[launcher].frameworks[0 if plan.zero_stage == 0 else -1]
     prices = search.price(replace(workload, framework=framework), Plans.of(plan), POOL)
     return float(prices.step_s[0]), float(prices.memory_bytes[0])
 
 
 def untold(launcher: str, choices: list[tuple[Workload, Plan]]) -> list[object]:
-    """Choices whose prices differ from that of the first, and whose commands do not; refused ones are told."""
+    """Return the choices with the command of the first choice but another price.
+
+    Choices that the launcher refuses count as told.
+    """
     (first, *others) = choices
     reference = printed(launcher, *first)
     assert reference is not None, (launcher, first)
@@ -136,7 +139,7 @@ def test_a_framework_over_another_is_printed_by_its_own_cells(
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -> None:
-    """The bytes of a gradient on the bill are those of the type that the command asks for."""
+    """A gradient takes the bytes of the type that the command requests."""
     workload = replace(LLAMA, precision=precision)  # type: ignore[arg-type]
     line = printed(launcher, workload, base(launcher))
     if line is None:
@@ -225,8 +228,10 @@ def test_weights_beside_adapters_are_loaded_as_they_are_billed(launcher: str, st
 
 
 def test_buckets_of_deepspeed_take_what_is_billed() -> None:
-    """Overlap holds 4.5 buckets of each kind; the bill has one of each below stage 3, and 4.5 there. A bucket has what
-    the framework or the job says, whether or not the job would hide gradients."""
+    """Overlap holds 4.5 buckets of each kind; the bill has one of each below stage 3, and 4.5 in stage 3.
+
+    The framework or the job states the size of a bucket, whether or not the job would hide gradients.
+    """
     sized = replace(LLAMA, framework="deepspeed", bucket_mib=100)
     for stage, elements, job in (
         (1, 2 * 5e8, LLAMA), (2, 2 * 5e8, LLAMA), (3, 9 * 5e8, LLAMA), (3, 9 * 5e8, replace(LLAMA, overlap=False)),
@@ -247,8 +252,10 @@ def test_buckets_of_deepspeed_take_what_is_billed() -> None:
 
 
 def test_options_of_megatron_are_options_of_megatron() -> None:
-    """Every option that a setting here gets is one of its configuration's fields or of its parser, and has a value
-    where that takes one."""
+    """Each option used here is a field of Megatron's configuration or an option of its parser.
+
+    It has a value where that takes one.
+    """
     known = tomllib.loads((Path(__file__).parent / "megatron.toml").read_text())
     takes = {f"--{name.replace('_', '-')}": False for name in known["core"]["flags"]}
     takes |= {f"--{name.replace('_', '-')}": True for name in known["core"]["values"]}

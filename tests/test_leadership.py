@@ -1,4 +1,4 @@
-"""Two replicas, one Lease: one writes, the other is ready to; reports reach the one that writes, by either door."""
+"""Two replicas and one Lease: one writes, the other stands by; reports to either reach the one that writes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
 
 
 class LeaseCandidate:
-    """One replica's part in an election."""
+    """A replica's part in an election."""
 
     def __init__(self, store: Any, name: str, lease_s: int = 1) -> None:
         self.leadership = Leadership(is_alone=False)
@@ -55,7 +55,7 @@ class LeaseCandidate:
         return self.leadership.is_leader
 
     def die(self) -> None:
-        """End without a word."""
+        """End without releasing the lease."""
         self._task.cancel()
 
     async def __aenter__(self) -> Self:
@@ -214,7 +214,7 @@ def test_a_lease_has_a_namespace_and_a_name(place: str) -> None:
 
 
 def show(store: LeaseStore, *replicas: Assembly) -> None:
-    """What the API server's watches would tell."""
+    """Show the replicas everything in the store, as the API server's watches would."""
     for replica in replicas:
         for body in list(store.objects.values()):
             replica.cache.see(body)
@@ -222,7 +222,7 @@ def show(store: LeaseStore, *replicas: Assembly) -> None:
 
 @asynccontextmanager
 async def replicas(store: LeaseStore, search: Any = on_first_pool, **settings: Any) -> AsyncIterator[list[Assembly]]:
-    """Two, of which the first leads; each serves reports."""
+    """Run two replicas, of which the first leads; each serves reports."""
     async with AsyncExitStack() as stack:
         running_replicas: list[Assembly] = []
         for name, port in zip(("leader", "follower"), free_ports(2), strict=True):

@@ -1,4 +1,4 @@
-"""Learning in the operator: whose runs are kept where, how they are forgotten, and what a hostile namespace gains."""
+"""Learning in the operator: where runs are kept, how they are forgotten, and how little a hostile namespace gains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUN = Run("p", "h100-sxm", "bf16", "decoder", "2-8", "w", 1.2, 1.0, 5, "none", "
 
 
 class SharedStore(Reviewing):
-    """A store of several namespaces."""
+    """A store with several namespaces."""
 
     def add(self, namespace: str, name: str, batch: int = 16) -> None:
         training = {"sequenceLength": 512, "globalBatchSize": batch, "precision": "bf16"}
@@ -67,7 +67,7 @@ def namespace(name: str, uid: str = "") -> dict[str, Any]:
 
 
 async def measure(running: Assembly, store: SharedStore, space: str, factor: float, names: Mapping[str, int]) -> None:
-    """Jobs that each report three times so many times their raw forecast."""
+    """Create jobs that each report three times a step of `factor` times their raw forecast."""
     for name, batch in names.items():
         store.add(space, name, batch)
     await until(running, store, lambda: all(store.status(space, name).get("recommendation") for name in names))
@@ -356,7 +356,7 @@ def test_a_pool_keeps_so_many_runs_and_a_flood_drives_out_only_itself() -> None:
 
 
 def replace_texts(one: Seen) -> Seen:
-    """The same with names as long as they usually are at most."""
+    """Return the run with names of the greatest usual length."""
     return Seen("u" * 36, one.time, one.run, "j" * 63, "s" * 63, "prometheus", "n" * 36)
 
 

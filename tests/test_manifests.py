@@ -1,4 +1,4 @@
-"""What a user writes: read as meant, or refused in one line that says where, what and how to mend it."""
+"""Manifests of users: read as meant, or refused in one line that says where, what and how to correct it."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_any_value_anywhere_is_read_or_refused(path: tuple[str, ...], value: Any
 
 
 def pool_alone(document: dict[str, Any]) -> Pool:
-    """The pool of a GPUPool that no node belongs to."""
+    """Return the pool of a GPUPool without nodes."""
     return override(*gpu_pool.parse(document))[0]
 
 

@@ -1,4 +1,4 @@
-"""`--measured POOL:N=STEP`: a run that somebody has corrects the forecast on every pool."""
+"""`--measured POOL:N=STEP`: a user's measured run corrects the forecast on every pool."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def measured(tmp_path: Path, **run: float) -> list[str]:
 
 @pytest.fixture
 def ran(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
-    """The parts that are forecast of what `measured` says ran, and the step."""
+    """Return the forecast parts of the run that `--measured` names, and their sum as its step."""
     assert main([*JOB, "--gpus", "a100-80:8", "--baseline", "a100-80:8:dp8,mb8", "-o", "json"]) == 0
     forecast = json.loads(capsys.readouterr().out)["baseline"]
     return {**forecast["breakdown"], "step": sum(forecast["breakdown"].values())}

@@ -1,4 +1,4 @@
-"""Results are kept by equality, and no more of them than said."""
+"""Results are kept by equality, up to the stated number."""
 
 from __future__ import annotations
 

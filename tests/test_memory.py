@@ -1,5 +1,7 @@
-"""The memory bill against the closed forms of arXiv 2205.05198 and arXiv 1910.02054, against what torch was seen to
-need (`memory/record.py`), and against plans whose answer is plain."""
+"""The memory bill against closed forms, measured peaks, and plans whose answer is plain.
+
+The closed forms are those of arXiv 2205.05198 and arXiv 1910.02054; `memory/record.py` measured the peaks in torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positi
 
 
 def layer_activations(workload: Workload, plan: Plan) -> float:
-    """Bytes that all layers keep for one micro-batch."""
+    """Return the bytes that all layers keep for one micro-batch."""
     sharded = models.shard(workload, Plans.of(plan))
     mode = CHECKPOINTING.index(plan.checkpointing)
     return float(sum(block.repeat * block.activation_bytes[mode][0] for block in sharded.graph.layers))
@@ -112,7 +114,7 @@ def test_a_step_needs_what_torch_was_seen_to_need(step: dict[str, Any]) -> None:
 
 
 def total(name: str, sequence: int, plan: Plan, **job: Any) -> float:
-    """Bytes of a preset's job on the fullest GPU."""
+    """Return the bytes of a preset's job on the fullest GPU."""
     return float(bill(Workload(models.preset(name), sequence, 512, **job), plan).total[0])
 
 
@@ -279,7 +281,7 @@ def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
 
 
 def test_only_layers_of_the_library_leave_unused_gradients() -> None:
-    """Fused accumulation is of Megatron-Core's dense layers: a U-Net under NeMo has none, a decoder has."""
+    """Only dense layers of Megatron-Core fuse the accumulation: a U-Net under NeMo has none, a decoder has."""
     for name, sequence, has in (("stable-diffusion-v2", 1, False), ("gpt2", 1024, True)):
         workload = Workload(models.preset(name), sequence, 8, "fp16", framework="nemo")
         footprint = bill(workload, Plan(data=8, zero_stage=1))

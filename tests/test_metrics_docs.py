@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric of the registry, with its type and labels, and no other."""
+"""docs/metrics.md lists every metric of the registry, with its type and labels, and no other."""
 
 from __future__ import annotations
 

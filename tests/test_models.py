@@ -1,4 +1,4 @@
-"""Published models have their published sizes, and their FLOPs are the closed forms."""
+"""Published models have their published sizes, and their FLOPs follow the closed forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)
 
 
 def flops(workload: Workload) -> float:
-    """FLOPs of the matrix work of one pass over one sample."""
+    """Return the FLOPs of the matrix work of one pass over one sample."""
     graph = models.build(workload, WHOLE)
     return sum(
         block.repeat * op.count * float(op.table.flops()[0])
@@ -38,7 +38,7 @@ def flops(workload: Workload) -> float:
 def test_gpt_forward_flops_are_the_closed_form(
     layers: int, heads: int, head_dim: int, sequence: int, batch: int
 ) -> None:
-    """24 b s h^2 + 4 b s^2 h per layer and 2 b s h V for the head (arXiv 2104.04473)."""
+    """The closed form is 24 b s h^2 + 4 b s^2 h per layer and 2 b s h V for the head (arXiv 2104.04473)."""
     hidden, vocab = heads * head_dim, 1000
     model = Model(
         "gpt", "decoder", layers, hidden, heads, heads, head_dim, 4 * hidden, vocab, positions=sequence, causal=True
@@ -58,7 +58,7 @@ def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
 
 
 def ops_flops(workload: Workload, *words: str) -> float:
-    """FLOPs of the matrix work whose operators are called by one of these words."""
+    """Return the FLOPs of the matrix work of operators whose names contain one of these words."""
     return sum(
         block.repeat * op.count * float(op.table.flops()[0])
         for block in models.build(workload, WHOLE).blocks
@@ -85,7 +85,7 @@ def test_latent_attention_is_the_closed_form(name: str) -> None:
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_fused_latent_attention_has_the_flops_of_its_products(phase: str) -> None:
-    """Forward one product as wide as queries and one as wide as values, backward three and two, half of them masked."""
+    """One product is as wide as queries and one as wide as values, forward; three and two backward; half is masked."""
     model, s = models.preset("deepseek-v3"), 4096
     graph = models.build(Workload(model, s, 1, "bf16"), WHOLE)
     fused = sum(
@@ -115,12 +115,15 @@ def test_first_layers_are_dense_and_experts_alternate() -> None:
 
 
 def test_a_window_and_a_chunk_hide_what_lies_outside() -> None:
-    """A query sees min(position, window) keys, or those of its chunk before it; up to that length both hide nothing."""
+    """A query sees min(position, window) keys, or the earlier keys of its chunk; shorter sequences are not affected."""
     plain = models.preset("llama-2-7b")
     windowed, chunked = (replace(plain, extra={key: 512.0}) for key in ("sliding_window", "attention_chunk"))
 
     def seen(model: Model, sequence: int, attention: Attention = "flash") -> float:
-        """Keys that the queries of a sequence see, in all: 4 h FLOPs each and layer, beside those of one token."""
+        """Return how many keys the queries of a sequence see in all, at 4 h FLOPs per key and layer.
+
+        These FLOPs are those beyond the work of single tokens.
+        """
         whole, alone = (
             ops_flops(Workload(model, length, 1, "bf16", training=False, attention=attention), "layer.attention")
             for length in (sequence, 1)
@@ -137,7 +140,10 @@ def test_a_window_and_a_chunk_hide_what_lies_outside() -> None:
 
 
 def test_transformer_xl_is_the_closed_form() -> None:
-    """Projections over segment and memory, two score products and one with the values, positions once, a plain MLP."""
+    """There are projections over segment and memory, two score products, one with the values, and a plain MLP.
+
+    Positions are projected once.
+    """
     model, s, b = models.preset("transformer-xl-base"), 192, 4
     h, keys = model.hidden, 192 + 192
     shards = Shards(ONE * b, ONE, ONE, ONE, ONE * 0)
@@ -188,8 +194,10 @@ def test_training_has_a_loss_and_a_way_back_and_inference_neither(name: str) -> 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "mixtral-8x7b", "deepseek-v2-lite", "t5-base"])
 def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
-    """r (inputs + outputs) parameters beside each dense layer have gradients; base weights have neither a gradient
-    GEMM nor optimizer state, and are still held."""
+    """The r (inputs + outputs) parameters of an adapter beside each dense layer have gradients.
+
+    Base weights have neither a gradient GEMM nor optimizer state, but are still held.
+    """
     model = models.preset(name)
     base, tuned = (Workload(model, 512, 1, "bf16", lora_rank=rank) for rank in (0, 16))
     added = models.parameters(tuned) - models.parameters(base)
@@ -209,7 +217,7 @@ def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize(("framework", "bits"), [("huggingface", 4.5), ("torchtune", 4.127)])
 def test_a_quantized_weight_is_written_before_each_product(framework: Framework, bits: float) -> None:
-    """Both passes read 4 bits of each weight of the layers and write 16, but for the norms', which stay."""
+    """Both passes read 4 bits of each weight of the layers and write 16, except for the norms' weights, which stay."""
     model = models.preset("llama-2-7b")
     jobs = [Workload(model, 512, 1, lora_rank=16, frozen_bits=held, framework=framework) for held in (16, 4)]
     whole, quantized = (models.build(job, WHOLE).layers[0].ops for job in jobs)
@@ -224,7 +232,7 @@ def test_a_quantized_weight_is_written_before_each_product(framework: Framework,
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Checkpointing) -> None:
-    """One at a time: MatMul4Bit writes the weight of its one product and keeps nothing of it."""
+    """One at a time: MatMul4Bit writes the weight for its one product and keeps nothing of it."""
     model = models.preset("llama-2-7b")
     plans = Plans.of(Plan(checkpointing=checkpointing))
     jobs = [Workload(model, 16, 1, lora_rank=4, frozen_bits=held, framework="huggingface") for held in (16, 4)]
@@ -241,7 +249,7 @@ def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Che
 
 @pytest.mark.parametrize(("framework", "calls"), [("huggingface", 1.0), ("megatron", 2.0)])
 def test_quantized_experts_of_a_rank_are_written_before_each_product(framework: Framework, calls: float) -> None:
-    """All that the rank holds, chosen or not; routers and norms stay."""
+    """All experts that the rank holds are written, chosen or not; routers and norms stay."""
     model = models.preset("mixtral-8x7b")
     job = Workload(model, 512, 1, lora_rank=16, frozen_bits=4, framework=framework)
     one = np.ones(1, dtype=np.int64)
@@ -309,7 +317,7 @@ def test_forward_multiply_adds_are_the_published_ones(name: str) -> None:
 
 
 def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
-    """335 M parameters as published, and the generator's 24 layers of width 256 with their projection and head."""
+    """335 M parameters are published; the generator adds 24 layers of width 256 with their projection and head."""
     electra = models.parameters(Workload(models.preset("electra-large"), 512, 1)) / 1e6
     generator = models.preset("electra-large")
     layer = 12 * generator.extra["generator_hidden"] ** 2 + 13 * generator.extra["generator_hidden"]
@@ -332,7 +340,7 @@ def test_tensor_parallel_ranks_share_the_matrix_work(name: str, tensor: int) -> 
 
 
 def test_columns_equal_one_row_at_a_time() -> None:
-    """The graph of many shards is, column by column, the graph of each shard alone."""
+    """Each column of the graph of many shards equals the graph of that shard alone."""
     workload = Workload(models.preset("llama-2-7b"), 2048, 8, "bf16")
     micro, tensor = (grid.ravel() for grid in np.meshgrid([1, 2, 4], [1, 2, 8]))
     many = models.build(workload, Shards(micro, tensor, micro * 0 + 1, micro * 0 + 1, (tensor > 1).astype(np.int64)))
@@ -378,7 +386,7 @@ def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({model.family for model in models.presets().values()}))
 def test_every_family_says_which_block_is_which(name: str) -> None:
-    """Blocks of a graph have names of their own, in the breakdown of a step and where they are looked up."""
+    """Blocks of a graph have distinct names, in the breakdown of a step and for look-ups."""
     model = next(model for model in models.presets().values() if model.family == name)
     blocks = [block.name for block in models.build(Workload(model, 128, 1), WHOLE).blocks]
     assert len(set(blocks)) == len(blocks)

@@ -1,5 +1,7 @@
-"""The dashboards are those of their generator and of Grafana's schema; every alert has a runbook, every query asks for
-what is exported. That alerts fire is shown by test_alerts.py."""
+"""The dashboards match their generator and Grafana's schema; every alert has a runbook; queries use exported metrics.
+
+test_alerts.py shows that the alerts fire.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def test_panels_say_when_it_is_bad_and_outlive_a_restart() -> None:
 
 @pytest.mark.parametrize("name", list(dashboards.BOARDS))
 def test_dashboards_are_read_whole_by_grafanas_own_schema(name: str) -> None:
-    """The published library has the schema of every Grafana release as classes; what they do not know is dropped."""
+    """The published library has the schema of every Grafana release as classes, and drops what they do not know."""
     document = json.loads((dashboards.FOLDER / f"{name}.json").read_text())
     read = models.Dashboard.from_json(document)
     again = json.loads(JSONEncoder().encode(read))
@@ -75,7 +77,7 @@ def test_dashboards_are_read_whole_by_grafanas_own_schema(name: str) -> None:
 
 
 def exported() -> dict[str, set[str]]:
-    """Labels of every series that a registry exports, by its name."""
+    """Return the labels of every series that a registry exports, by name."""
     metrics = Metrics()
     served = {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
     for metric in vars(metrics).values():
@@ -88,7 +90,7 @@ def exported() -> dict[str, set[str]]:
 
 
 def asked() -> Iterator[tuple[str, str]]:
-    """Where each expression of the rules and dashboards is, and the expression."""
+    """Yield the place and the text of each expression of the rules and dashboards."""
     for rule in rules():
         yield rule.get("alert") or rule["record"], rule["expr"]
     for board in dashboards.BOARDS.values():

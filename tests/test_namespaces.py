@@ -1,4 +1,4 @@
-"""What namespaces of a shared cluster teach each other: agreement counts, and no single one counts for much."""
+"""Learning across the namespaces of a shared cluster: agreement counts, and no single namespace counts for much."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tilecast.namespaces import SHARE, Namespaces, doubts
 
 RUN = Run("a100", "a100-80", "bf16", "decoder", "2-8", "w", 1.13, 1.0, 20, "megatron", "honest")
 MOVE = math.log1p(SHARE) + 2e-4
-"""Ratios are rounded to four digits."""
+"""Largest move that one namespace may cause, as a logarithm; ratios are rounded to four digits."""
 
 
 def honest(namespaces: int = 1, count: int = 8, deviation: float = 0.1) -> list[Run]:
-    """Runs that lie around one deviation, spread evenly over namespaces."""
+    """Return runs that scatter around one deviation, spread evenly over namespaces."""
     spread = 0.03 * np.random.default_rng(0).normal(size=count)
     return [
         replace(RUN, workload=f"w{n}", predicted_s=math.exp(deviation + one), namespace=f"honest-{n % namespaces}")
@@ -29,7 +29,7 @@ def honest(namespaces: int = 1, count: int = 8, deviation: float = 0.1) -> list[
 
 
 def forecast(table: Calibration, run: Run) -> float:
-    """The logarithm of what a forecast is multiplied by."""
+    """Return the logarithm of the factor that corrects a forecast."""
     return math.log(table.at(calibration.group(run)).ratio * table.crossed(run.framework, run.family))
 
 
@@ -87,7 +87,7 @@ def test_many_equal_runs_of_one_namespace_are_worth_its_share_to_others(deviatio
 
 
 def test_two_puts_at_eight_times_the_step_are_quarantined_and_move_nobody() -> None:
-    """The measured attack: the forecast went from 1.13 to 2.13 s, with a third to 3.39 s."""
+    """In the measured attack the forecast went from 1.13 to 2.13 s, and with a third report to 3.39 s."""
     runs = honest()
     attack = [replace(RUN, workload=f"x{n}", observed_s=8 * 1.13, namespace="evil") for n in range(3)]
     for count in (2, 3):
@@ -112,7 +112,7 @@ def test_newer_runs_of_another_namespace_supersede_none() -> None:
 
 def test_forecasts_follow_as_far_as_namespaces_agree() -> None:
     def after(count: int) -> float:
-        """Of a job whose namespace has no run, on the pool."""
+        """Return the correction on the pool for a job whose namespace has no run."""
         runs = [replace(RUN, workload=f"w{n}", predicted_s=1.3, namespace=f"n{n % count}") for n in range(24)]
         return forecast(Namespaces(runs).fit(), ASKED[1])
 
@@ -152,7 +152,7 @@ def test_errors_of_a_namespace_leave_each_of_its_runs_out() -> None:
 
 
 def width_and_own(table: Calibration, run: Run) -> tuple[float, int]:
-    """How wide ranges are for a job, and by how many runs like it anybody is sure."""
+    """Return the width of a job's range, and the number of similar runs that support it."""
     correction = table.at(calibration.group(run))
     return correction.width, correction.own
 
@@ -168,7 +168,7 @@ def test_a_namespace_that_nobody_confirms_narrows_no_range_of_others(runs: list[
 
 @pytest.mark.parametrize("factor", [2.9, 1.3, 0.5])
 def test_lies_beside_honest_runs_leave_ranges_as_they_are(factor: float) -> None:
-    """Twelve lies at 2.9 times the step narrowed -31/+45 to -24/+31 %, and LowConfidence was False."""
+    """Twelve lies at 2.9 times the step once narrowed -31/+45 to -24/+31 %, with LowConfidence False."""
     lies = [replace(RUN, workload=f"x{n}", predicted_s=1 / factor, namespace="evil") for n in range(12)]
     for namespaces, own in ((1, 0), (2, 6), (4, 9)):
         runs = honest(namespaces, 12)

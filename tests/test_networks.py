@@ -1,4 +1,4 @@
-"""Networks that are no plain transformers or classifiers: what they spread, freeze, repeat and attend to."""
+"""Networks beyond plain transformers and classifiers: what they shard, freeze, repeat and attend to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> 
 
 @given(ranks=st.sampled_from([1, 2, 4, 8, 64]))
 def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
-    """Weights and moments of a table are a share; keys and vectors are a rank's own, and no gradient is summed."""
+    """A rank holds a share of the table's weights and moments; keys and vectors are its own; no gradient is reduced."""
     workload = Workload(models.preset("dlrm-small"), 1, 64 * ranks, "fp16", optimizer="adam")
     plans = Plans.of(Plan(data=ranks, expert=ranks, micro_batch=64))
     sharded = models.shard(workload, plans)
@@ -78,8 +78,10 @@ def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() 
 
 
 def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
-    """2 (s_q s_kv h) FLOPs for each of two products: at three sizes five layers, at the eighth one; the keys are
-    the pixels', then the text's 77."""
+    """Each of two products takes 2 (s_q s_kv h) FLOPs: five layers at three sizes, one at an eighth of the size.
+
+    The keys are the pixels', then the text's 77.
+    """
     workload = Workload(models.preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
     (network,) = models.build(workload, WHOLE).layers
     flops = sum(
@@ -93,7 +95,7 @@ def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
 
 
 def test_a_model_is_cut_to_its_first_layers() -> None:
-    """The first layers of DeepSeek-V3 are dense, and stay so; a model without layers, or with fewer, is not cut."""
+    """The first layers of DeepSeek-V3 are dense and stay so; a model without layers, or with fewer, is not cut."""
     cut = models.preset("deepseek-v3 cut to 4 layers")
     assert (cut.layers, cut.hidden, cut.extra) == (4, 7168, models.preset("deepseek-v3").extra)
     blocks = models.build(Workload(cut, 4096, 1), WHOLE).layers
@@ -113,7 +115,7 @@ def test_a_model_is_cut_to_its_first_layers() -> None:
 def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
     steps: int, batch: int, cells: int, cell: str
 ) -> None:
-    """2 b s g h (i + h) FLOPs forward and twice that backward; the products with the state come one after the other."""
+    """There are 2 b s g h (i + h) FLOPs forward and twice that backward; products with the state run one by one."""
     numerics = Numerics.of(Workload(models.preset("lstm-ptb"), 1, 1, "fp16"))
     ops, parameters, _ = recurrent(
         "layer", numerics, batch=np.array([float(batch)]), steps=steps, inputs=256, hidden=cells, cell=cell
@@ -128,7 +130,7 @@ def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
 
 
 def test_fixed_norms_keep_nothing() -> None:
-    """A detector's pretrained backbone holds no input of a norm until the backward pass."""
+    """A detector's pretrained backbone keeps no input of a norm for the backward pass."""
     free, fixed = (
         models.build(Workload(replace(model, extra={**model.extra, "frozen": float(fixed)}), 1, 1, "fp16"), WHOLE)
         for fixed in (False, True)

@@ -1,4 +1,4 @@
-"""Node lists as clusters print them, maker by maker: what counts, what does not, and what is said of it."""
+"""Node lists as clusters print them, vendor by vendor: which GPUs count, which do not, and the remarks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def listed(
     cordoned: bool = False,
     taints: tuple[dict[str, str], ...] = (),
 ) -> dict[str, Any]:
-    """A Node as `kubectl get nodes -o yaml` prints it."""
+    """Return a Node as `kubectl get nodes -o yaml` prints it."""
     base = {"cpu": "96", "ephemeral-storage": "1048563692Ki", "memory": "1055761848Ki", "pods": "110"}
     conditions = [
         {"type": "MemoryPressure", "status": "False", "reason": "KubeletHasSufficientMemory"},
@@ -66,7 +66,7 @@ def listed(
 
 
 def gfd(product: str, count: int, memory: str, **more: str) -> dict[str, str]:
-    """What the GPU operator writes besides."""
+    """Return the labels that the GPU operator adds to a node."""
     return {
         "nvidia.com/gpu.present": "true",
         PRODUCT: product,
@@ -104,11 +104,11 @@ def rack(name: str, clique: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A list of nodes and what it amounts to."""
+    """A list of nodes, and the pools and remarks expected of it."""
 
     nodes: list[dict[str, Any]]
     pools: dict[str, tuple[str, int, int, str]] = field(default_factory=dict)
-    """By name: GPU, nodes that a job can use, GPUs of a node, network."""
+    """GPU, usable nodes, GPUs per node and network, by the name of the pool."""
     left_out: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     """Beginnings of the remarks, in order."""
@@ -503,7 +503,7 @@ def test_prices_and_networks_of_instance_types_have_sources_and_dates() -> None:
 
 
 def test_a_node_that_is_listed_twice_counts_once() -> None:
-    """Two lists put together: eight GPUs were sixteen."""
+    """With two concatenated lists, eight GPUs once counted as sixteen."""
     one = listed("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, {GPU: 8})
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [one, one]})
     (pool,) = nodes.pools(*nodes.parse(text)).pools

@@ -1,4 +1,4 @@
-"""Nodes as clusters label them: every product string that is known, and every kind of GPU that is left out."""
+"""Nodes as clusters label them: every known product string, and every kind of GPU that is left out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gpu_pool(name: str, **spec: Any) -> dict[str, Any]:
 
 
 def gfd(product: str, memory: str, family: str, capability: str, **more: str) -> dict[str, str]:
-    """What GPU Feature Discovery writes on a node with whole GPUs."""
+    """Return the labels of GPU Feature Discovery on a node with whole GPUs."""
     major, minor = capability.split(".")
     return {
         PRODUCT: product,
@@ -490,7 +490,7 @@ def test_every_node_ends_in_exactly_one_place(rows: list[tuple[dict[str, str], i
 
 
 def test_a_product_that_nobody_knows_is_not_the_gpu_of_the_instance_type() -> None:
-    """It joined the pool of the H100s without a word."""
+    """An unknown product once joined the pool of the H100s silently."""
     members = [node(name, {TYPE: "p5.48xlarge", PRODUCT: product}) for name, product in (
         ("known", "NVIDIA-H100-80GB-HBM3"), ("riddle", "NVIDIA-Z900-SXM9"),
     )]  # fmt: skip

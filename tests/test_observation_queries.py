@@ -1,4 +1,4 @@
-"""Whose PromQL Prometheus is asked, and what a tenant's may be."""
+"""Restrictions on the PromQL with which the operator asks Prometheus for tenants."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_cannot_be_held_is_refused_in_one_line(query: str) -> None:
     [("pools", "secret", None), ("jobs", "step", 'step{namespace="default"}'), ("jobs", "scalar(sum(secret))", None)],
 )
 async def test_a_tenants_query_is_asked_only_where_it_is_allowed(allowed: str, query: str, asked: str | None) -> None:
-    """`scalar(sum(secret_business_metric))` was asked as it was written, and read back."""
+    """`scalar(sum(secret_business_metric))` was once sent to Prometheus as written, and its value was readable."""
     store = Store()
     store.put(f"{JOBS}/a", job("a", observationQuery=query))
     settings = {"prometheus_url": "http://127.0.0.1:1", "prometheus_poll_s": 1e6, "observation_queries": allowed}

@@ -1,4 +1,4 @@
-"""Measured steps in the operator: what counts as a report, whom it is believed of, and what becomes of it."""
+"""Measured steps in the operator: valid reports, trusted senders, and the results."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_window_survives_a_restart_and_forgets_the_oldest() -> None:
 
 
 class Reviewing(Store):
-    """A store that reviews tokens: a token is the name of the namespace it belongs to, or `NAMESPACE@NODE`."""
+    """A store that reviews tokens: a token is the name of its namespace, or `NAMESPACE@NODE`."""
 
     async def create(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
         if not path.endswith("tokenreviews"):
@@ -157,7 +157,7 @@ def store_with(*names: str) -> Reviewing:
 
 
 async def until(running: Assembly, store: Store, probe: Callable[[], object]) -> None:
-    """Show the running its own writes, as the API server would, until something is so."""
+    """Show the operator its own writes, as the API server would, until `probe` is true."""
     async with asyncio.timeout(120):
         while not probe():
             for path in list(store.objects):

@@ -1,4 +1,4 @@
-"""What a training script imports: it times steps, reports them to a real HTTP server, and never gets in the way."""
+"""The library for training scripts: it times steps, reports them to an HTTP server, and never disturbs the script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGE = ROOT / "predictor" / "tilecast_observe"
 
 @dataclass
 class ReportServer:
-    """An HTTP server that keeps what was PUT to it."""
+    """An HTTP server that keeps every PUT body."""
 
     url: str = ""
     status: int = 200
@@ -71,7 +71,7 @@ def settings(operator: ReportServer, tmp_path: Path) -> ReporterSettings:
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -161,13 +161,13 @@ def test_a_loader_fails_as_it_would_alone(settings: ReporterSettings) -> None:
 
 @dataclass
 class CudaClock:
-    """`torch.cuda` with events of a GPU that is some work behind the host: no GPU, but the same calls."""
+    """`torch.cuda` with events of a GPU that lags behind the host: no GPU, but the same calls."""
 
     queued_s: float = 0.0
-    """When it will be done with what is queued."""
+    """Time at which the GPU finishes its queued work."""
     done_s: float = 0.0
     cost_s: float = 0.0
-    """Host time of an event."""
+    """Host time that recording an event takes."""
     fails: bool = False
     is_capturing: bool = False
     clock: Clock = field(default_factory=Clock)
@@ -199,7 +199,7 @@ class CudaClock:
 
 
 def train(timer: StepTimer, gpu: CudaClock, count: int, lag_s: float = 0.0) -> None:
-    """Steps of 1 s on the GPU: 0.25 of waiting, 0.2 forward, 0.45 backward of which 0.15 communicate, 0.1 update."""
+    """Run steps of 1 s on the GPU: 0.25 waiting, 0.2 forward, 0.45 backward (0.15 of it communication), 0.1 update."""
     for _ in timer.loading(waiting(gpu, count)):
         with timer.part("forward"):
             gpu.queued_s += 0.2
@@ -320,7 +320,7 @@ def test_nothing_is_timed_where_nobody_is_told(settings: ReporterSettings, monke
 
 
 def event(name: str, category: str, begin: float, length: float) -> dict[str, Any]:
-    """As PyTorch 2 writes it: microseconds."""
+    """Return an event of a trace as PyTorch 2 writes it, in microseconds."""
     return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": begin, "dur": length}
 
 
@@ -338,7 +338,7 @@ TRACE = {
         {"ph": "i", "cat": "kernel", "name": "ncclMark", "ts": 5.0},
     ],
 }
-"""Collectives from 1030 to 1065, of which 1040 to 1045 and 1050 to 1062 are behind nothing."""
+"""Trace with collectives from 1030 to 1065, of which 1040 to 1045 and 1050 to 1062 are not hidden."""
 
 
 def test_a_trace_tells_the_communication_that_nothing_hid() -> None:

@@ -1,4 +1,4 @@
-"""docs/operations.md names every condition, reason and setting that the operator can show."""
+"""docs/operations.md names every condition, reason and setting of the operator."""
 
 from __future__ import annotations
 

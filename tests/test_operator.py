@@ -1,5 +1,7 @@
-"""The operator without a cluster: its queue, its client against a real HTTP server, its running over a small store
-that keeps objects as an API server does."""
+"""The operator without a cluster: its queue, its client against a real HTTP server, and its work over a small store.
+
+The store keeps objects as an API server does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator must not do to a cluster: be late, be lost, say things twice, or stand in the way."""
+"""Failures that the operator must not cause in a cluster: lateness, lost answers, duplicates, and interference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilecast_operator.cluster.documents import ADVICE_KEYS, GPUS, POOL
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "jobs").glob("*.yaml"))
 LIMIT_S = 2.0
-"""From apply to annotated."""
+"""Longest time from apply to the annotation, in seconds."""
 
 pytestmark = pytest.mark.cluster
 

@@ -1,4 +1,4 @@
-"""Jobs of other kinds, over time: what is said once, what is let go, and when, without a cluster."""
+"""Jobs of other kinds over time, without a cluster: what is said once, and when jobs are released."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed(m
 
 
 async def let_go(store: JobStore, running: Assembly, name: str) -> str:
-    """What became of an example with a Workload, when it was let go."""
+    """Return the outcome of an example with a Workload, once it is released."""
     body = store.job(name)
     running.cache.see(body)
     store.workload(body)
@@ -299,7 +299,7 @@ async def test_a_job_that_is_deleted_meanwhile_is_forgotten() -> None:
 
 
 def holds(running: Assembly, body: dict[str, Any]) -> bool:
-    """Whether it is being decided about a job."""
+    """Return whether a decision about a job is under way."""
     return running.admission.holds(Key.of(body), body["metadata"]["uid"])
 
 

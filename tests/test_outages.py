@@ -1,4 +1,4 @@
-"""Admission webhooks that do not answer, as those of a Kueue that starts anew."""
+"""Admission webhooks that do not answer, as those of a restarting Kueue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("a", "b", "c")
 
 
 def kueue_away(store: JobStore) -> Callable[[], None]:
-    """Let every webhook of Kueue fail; return what ends that."""
+    """Let every webhook of Kueue fail, and return a function that ends the outage."""
     gate, write_as_before = store.gate, store.before_write
 
     def write(path: str) -> None:

@@ -1,4 +1,4 @@
-"""Buckets of gradients beside a backward pass, and servers that sum them."""
+"""Buckets of gradients that overlap a backward pass, and parameter servers that sum them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ PLAN = Plan(data=16, micro_batch=16)
 
 
 def simulated(first_s: float, share: float, each_s: float, count: int, pass_s: float) -> float:
-    """The timeline bucket by bucket: each waits for its gradients and for the network."""
+    """Return the seconds after the pass from a simulation bucket by bucket.
+
+    Each bucket waits for its gradients and for the network.
+    """
     ready = [share, *(share + (1 - share) * (place + 1) / count for place in range(count))]
     free = 0.0
     for when, seconds in zip(ready, [first_s, *[each_s] * count], strict=True):
@@ -114,7 +117,7 @@ def test_smaller_buckets_pay_latency_more_often_and_larger_ones_hide_less() -> N
 
 
 def test_buckets_after_the_backward_pass_cost_their_latency() -> None:
-    """DeepSpeed hides none of them up to ZeRO 2; in stage 3 a larger last one comes later."""
+    """DeepSpeed hides no bucket up to ZeRO 2; in stage 3 a larger last bucket comes later."""
     job = replace(BERT, framework="deepspeed")
     small, usual = (step_s(replace(job, bucket_mib=size), replace(PLAN, zero_stage=1)) for size in (5, 1000))
     assert small > usual
@@ -252,7 +255,7 @@ def test_the_command_has_the_job_s_buckets(launcher: str, framework: Framework, 
 
 
 def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
-    """Where every rank has experts of its own, the buckets are those of the weights that ranks share."""
+    """Where every rank has its own experts, the buckets hold the weights that ranks share."""
     job = Workload(models.preset("mixtral-8x7b"), 2048, 64, framework="megatron")
     link = find_link("nvlink4")
     pool = Pool("h100", find_gpu("h100-sxm"), 8, 1, link, link)

@@ -1,4 +1,4 @@
-"""Runs that are withdrawn, forgotten, late, many, or of a job that was replaced: whom they go on correcting."""
+"""Runs that are withdrawn, forgotten, late, numerous, or of a replaced job, and the forecasts they still correct."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def annotate(store: SharedStore, name: str, seconds: float | None) -> None:
 
 
 def ratio(store: SharedStore, name: str) -> float:
-    """What measured runs make of a job's first alternative."""
+    """Return the correction that measured runs give a job's first alternative."""
     return float(store.status("team", name)["alternatives"][0].get("ownRunsRatio", 1.0))
 
 
@@ -150,7 +150,7 @@ async def test_metrics_tell_whose_runs_correct_how_many_jobs_and_how_far() -> No
 
 
 async def start_late(store: SharedStore, running: Assembly, late: Any) -> None:
-    """Show a PoolLearning once everything else was answered, as a watch of its own may."""
+    """Show a PoolLearning after everything else was answered, as its own watch may."""
     await settled(running)
     store.objects[LEARNING] = late
     running.cache.see(late)

@@ -1,5 +1,7 @@
-"""Strategies per layer are priced by the step's own formulas, never lose to a plan that is the same everywhere, and
-gain where layers or memory are unlike."""
+"""Strategies per layer: their prices follow the step's formulas, and they never lose to a uniform plan.
+
+They gain where layers or memory differ.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,7 @@ def test_a_heavy_head_takes_layers_from_the_last_stage() -> None:
 
 
 def test_stages_sum_their_gradients_as_the_step_does() -> None:
-    """Over short micro-batches that takes a fifth of the step; the bubble is short beside so many of them."""
+    """With short micro-batches the exchange takes a fifth of the step; the bubble is short beside so many of them."""
     workload = Workload(small(layers=8, hidden=4096, heads=32), 512, 256, "bf16", execution="compiled")
     plan, on = Plan(pipeline=4, micro_batch=1, gradient_accumulation=256), pool("a100-80")
     prices, times = perlayer.cut_pipeline(workload, on, plan), search.price(workload, Plans.of(plan), on).times

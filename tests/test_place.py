@@ -1,4 +1,4 @@
-"""What mode Initial writes: patches that change what they should, and let go what we hold and nothing else."""
+"""Writes of mode Initial: patches that change what they should, and release only what Tilecast holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that somebody states: as they are written, as tables print them, and what contradicts itself."""
+"""Plans that a user states: their notation, their form in tables, and contradictions in them."""
 
 from __future__ import annotations
 

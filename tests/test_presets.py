@@ -1,4 +1,4 @@
-"""The presets: their published sizes, and the names that lead to them."""
+"""The presets: their published sizes and their aliases."""
 
 from __future__ import annotations
 

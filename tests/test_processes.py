@@ -1,4 +1,4 @@
-"""Processes that the tests and the demo start end with them, and who does not is seen."""
+"""Processes that the tests and the demo start end with them; one that does not is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus is asked by the proxy that the environment names."""
+"""Prometheus is reached through the proxy that the environment names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER = b'{"status": "success"}'
 
 
 class RecordingProxy(BaseHTTPRequestHandler):
-    """Answers in the place of whom it is asked for."""
+    """Proxy that answers requests itself, and records what they ask for."""
 
     asked: ClassVar[list[str]] = []
 

@@ -1,4 +1,4 @@
-"""An object at which the operator dies is set aside at the next start, and everybody else is answered."""
+"""An object at which the operator dies is set aside at the next start, and all others are answered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tilecast_operator.cluster.quarantine import (
 BOMB, HONEST_JOB, NODE = Key("TrainingJob", "a", "bomb"), Key("TrainingJob", "b", "honest"), Key("Node", "", "n1")
 HERE = Path(__file__).parent
 MOST_DEATHS = 6
-"""At each of the two deadly jobs one, and one more where others were being read as well; twice that is too many."""
+"""Twice the expected deaths: one at each of two deadly jobs, and one more where others were being read too."""
 
 
 @pytest.mark.long
@@ -146,7 +146,7 @@ async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_
     journal, go_on = Journal(str(tmp_path)), asyncio.Event()
 
     def noted() -> tuple[Key, ...]:
-        """What a process would see that is started now."""
+        """Return the suspects that a process would read from the journal if it started now."""
         copy = tmp_path / "copy"
         copy.mkdir(exist_ok=True)
         (copy / "journal").write_bytes((tmp_path / "journal").read_bytes())

@@ -1,4 +1,4 @@
-"""Plans of a queue: the timeline, the references, the solver against every plan there is, and what is refused."""
+"""Plans of a queue: the timeline, the references, the solver against all plans, and refusals."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginn
 
 
 def small(seed: int) -> QueueProblem:
-    """A queue that has few enough plans to try them all."""
+    """Draw a queue with few enough plans to try them all."""
     draw = random.Random(seed)  # noqa: S311
     pools = tuple(PoolCapacity(f"p{i}", draw.randint(1, 3), draw.choice([1, 2, 4])) for i in range(draw.randint(2, 3)))
     speeds = [draw.uniform(0.5, 4) for _ in pools]
@@ -129,7 +129,7 @@ def small(seed: int) -> QueueProblem:
 
 
 def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
-    """The best score of any plan, by trying each; a pool with the same jobs is simulated once."""
+    """Return the best score of all plans, simulating each combination of pool and jobs once."""
 
     @cache
     def of_pool(pool: int, chosen: tuple[tuple[int, int], ...]) -> tuple[float, Floats]:
@@ -176,7 +176,7 @@ MOST_PLANS = 3000
 
 
 def fast_and_slow(count: int) -> QueueProblem:
-    """Half of the jobs are four times as fast on the first pool, the others hardly faster."""
+    """Return a queue where half of the jobs are four times as fast on the first pool, the others hardly faster."""
     pools = (PoolCapacity("fast", 2, 1), PoolCapacity("slow", 2, 1))
     jobs = [job(f"j{i}", option("fast", 1, 10.0), option("slow", 1, 40.0 if i % 2 else 11.0)) for i in range(count)]
     return QueueProblem(tuple(jobs), pools)
@@ -227,7 +227,7 @@ def test_a_higher_priority_starts_first() -> None:
 
 
 def two_pools(seconds: float, **others: object) -> QueueProblem:
-    """A job at present on b, where it takes 10 s, and on a so many."""
+    """Return a job at present on b, where it takes 10 s; on a it takes `seconds`."""
     pools = (PoolCapacity("a", 1, 1), PoolCapacity("b", 1, 1))
     ways = (option("a", 1, seconds), option("b", 1, 10.0))
     return QueueProblem((job("j", *ways, present=("b", 1), **others),), pools)

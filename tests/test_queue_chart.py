@@ -1,4 +1,4 @@
-"""What the chart grants and says where the whole queue is planned."""
+"""The chart's rights and settings for planning the whole queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 
 
 def rights(helm: Helm, *values: str) -> dict[str, list[str]]:
-    """Verbs by resource."""
+    """Return the verbs by resource."""
     (role,) = of_kind(rendered(helm, *(f"--set={value}" for value in values)), "ClusterRole")
     return {name: sorted(rule["verbs"]) for rule in role["rules"] for name in rule["resources"]}
 

@@ -1,4 +1,4 @@
-"""`tilecast queue`: what is read of documents, what is shown, and what is refused."""
+"""`tilecast queue`: documents it reads, its output, and refusals."""
 
 from __future__ import annotations
 

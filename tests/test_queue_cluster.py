@@ -1,7 +1,8 @@
-"""The plan of the whole queue against Kueue alone: 60 jobs on two flavors, the first of which is right for a third.
+"""The plan of the whole queue against Kueue alone: 60 jobs on two flavors, the first of which suits only a third.
 
-Kueue, the API server and the scheduler are real; kwok ends the pods after the time that each takes on the GPU that it
-got."""
+Kueue, the API server and the scheduler are real; kwok ends each pod after the time that it takes on the GPU that it
+got.
+"""
 
 from __future__ import annotations
 
@@ -49,20 +50,20 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = 60
 END_S = 240
-"""Of the slower run, twice over."""
+"""Timeout in seconds, twice the length of the slower run."""
 POLL_S = 2
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists"}
 QUOTAS = {"first-t4": 4, "second-h100": 6}
 SMALL = {"globalBatchSize": 2, "precision": "fp16", "steps": 170}
-"""Hardly slower on a T4: the host's time counts."""
+"""A job that is hardly slower on a T4, because the host takes most of its time."""
 LARGE = {"globalBatchSize": 256, "precision": "fp16", "steps": 60}
 DEVIATIONS = (0.8, 0.9, 1.0, 1.1, 1.25)
-"""What runs take, over their forecasts."""
+"""Ratios of actual times to forecasts."""
 
 
 @pytest.fixture(scope="module")
 def cluster(binaries: Path) -> Iterator[Cluster]:
-    """A control plane of its own, with Kueue, whose pods take their time."""
+    """Yield a separate control plane with Kueue, whose pods take their forecast time."""
     for toolset in ("jobset", "kueue"):
         ensure_or_fail(toolset)
     files = ROOT / "tests" / "e2e"
@@ -81,7 +82,7 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
 
 
 def forecasts() -> dict[str, dict[str, float]]:
-    """Seconds of both kinds of jobs on one GPU, by kind and pool."""
+    """Return the seconds of both kinds of jobs on one GPU, by kind and pool."""
     every_node, own, slices = nodes.parse((ROOT / "examples" / "clusters" / "mixed.yaml").read_text())
     pools = nodes.pools([nodes.node(item) for item in every_node], own, slices).pools
     seconds = {}
@@ -95,7 +96,7 @@ def forecasts() -> dict[str, dict[str, float]]:
 
 
 def jobs(prefix: str, *, is_advised: bool) -> list[dict[str, Any]]:
-    """The jobs, small ones among large ones; in the queue, or held for Tilecast."""
+    """Return the jobs, small ones among large ones; in the queue, or held for Tilecast."""
     seconds, made = forecasts(), []
     for number in range(JOBS):
         kind, training = ("small", SMALL) if number % 3 == 0 else ("large", LARGE)
@@ -132,7 +133,7 @@ def every_job(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def ended(cluster: Cluster) -> list[dict[str, Any]]:
-    """The jobs, once all of them are complete."""
+    """Return the jobs once all of them are complete."""
     for _ in range(END_S // POLL_S):
         time.sleep(POLL_S)  # each look costs what the controllers need
         all_jobs = every_job(cluster)
@@ -143,7 +144,7 @@ def ended(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def holds_s(cluster: Cluster, names: set[str]) -> list[float]:
-    """How long each job was held, from its creation to the write that let it go; each was let go once."""
+    """Return how long each job was held, from its creation to its one release."""
     entries = [entry for entry in audited(cluster) if entry["objectRef"].get("name") in names]
     born = {entry["objectRef"]["name"]: _time(entry) for entry in entries if entry["verb"] == "create"}
     let_go = [entry for entry in entries if entry["user"]["username"] == ACCOUNT and _is_release(entry)]
@@ -152,7 +153,7 @@ def holds_s(cluster: Cluster, names: set[str]) -> list[float]:
 
 
 def mean_s(all_jobs: list[dict[str, Any]]) -> float:
-    """Mean of the times from creation to the end."""
+    """Return the mean time from creation to the end."""
     took = [
         _seconds(item["status"]["completionTime"]) - _seconds(item["metadata"]["creationTimestamp"])
         for item in all_jobs
@@ -165,7 +166,7 @@ def _seconds(text: str) -> float:
 
 
 def placed(all_jobs: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
-    """How many jobs of each kind ran on each GPU."""
+    """Count the jobs of each kind on each GPU."""
     return Counter(
         (
             item["metadata"]["name"].rpartition("-")[2],

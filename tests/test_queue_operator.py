@@ -1,4 +1,4 @@
-"""The plan of the whole queue in the operator: what jobs say of it, when it is made anew, and what it never does."""
+"""The plan of the whole queue in the operator: its reports on jobs, its updates, and its limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tilecast_operator.report import queue_advice
 from tilecast_operator.settings import Settings, from_environment
 
 NOW_S = 1_767_225_600.0
-"""2026-01-01, which is when these jobs were created."""
+"""2026-01-01, when these jobs were created."""
 QUEUE = {"queue": True, "queue_interval_s": 0.01, "queue_policy": "completion"}
 NODES = (node("fast"), node("slow", "NVIDIA-A100-SXM4-80GB"))
 ADVICE = f"{QUEUE_ADVICES}/cluster"
@@ -58,7 +58,7 @@ def training(name: str, steps: int | None = 20_000, annotations: dict[str, str] 
 
 @asynccontextmanager
 async def planning(store: Store, every_node: Sequence[Any] = NODES, **settings: Any) -> AsyncIterator[Assembly]:
-    """An operator that plans the queue of a store, by a clock that stands still."""
+    """Run an operator that plans the queue of a store, by a clock that stands still."""
     store.clock_s = store.clock_s or NOW_S
     async with operator(store, advise, every_node, **{**QUEUE, **settings}) as running:
         await settled(running)
@@ -388,7 +388,7 @@ def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:
 
 
 def kueue(running: Assembly, reserved: int = 0) -> None:
-    """Two flavors, four GPUs of the second of which others may hold."""
+    """Show two flavors; others reserve `reserved` of the second one's eight GPUs."""
     quotas = {"first-t4": ("Tesla-T4", 8), "second-h100": (H100, 8)}
     for name, (product, _) in quotas.items():
         metadata, spec = {"name": name}, {"nodeLabels": {"nvidia.com/gpu.product": product}}
@@ -560,7 +560,7 @@ async def test_a_training_job_says_where_the_job_goes_that_it_names() -> None:
 
 
 def named(name: str) -> dict[str, Any]:
-    """A TrainingJob that names Job a, and says how long it runs."""
+    """Return a TrainingJob that names Job a, and states how long it runs."""
     return training_job(name, training={"globalBatchSize": 1024, "precision": "fp16", "steps": 100})
 
 

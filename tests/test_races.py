@@ -1,4 +1,4 @@
-"""Events out of order, writes that fail halfway, answers that come too late, and what others left on an object."""
+"""Events out of order, writes that fail halfway, answers that come too late, and leftovers of others on an object."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STRANGE = "NVIDIA-Z900"
 
 
 class Unwell(Store):
-    """Takes no Event about nodes until it is well."""
+    """Refuses Events about nodes until `is_well`."""
 
     is_well = False
 

@@ -1,4 +1,4 @@
-"""The README shows what the programs print."""
+"""The README shows the actual output of the programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator does over time: pools it writes down, advice that stands, forecasts that freeze, what is free."""
+"""The operator over time: pools it writes, advice it keeps, forecasts it freezes, and free GPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def searches() -> tuple[list[str], Callable[[Request, Sequence[Pool]], Advice]]:
-    """The true advice, and the pools of every search but the first, which loads the model."""
+    """Return a list and a search that records its pools there, except those of the warm-up.
+
+    The search gives the true advice.
+    """
     seen: list[str] = []
 
     def counting(asked: Request, pools: Sequence[Pool]) -> Advice:

@@ -1,6 +1,6 @@
-"""The alert rules over hours of a running operator: none fires in two healthy days, and of each fault its own does.
+"""The alert rules over hours of a running operator: none fires in two healthy days, and each fault fires its own.
 
-`bench/record_metrics.py` recorded the hours, and CONTRIBUTING.md says when to record them anew.
+`bench/record_metrics.py` recorded the hours, and CONTRIBUTING.md says when to record them again.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ GROUP = 'family="decoder",gpu="h100-sxm",precision="bf16"'
 
 
 FAULTY = {"tilecast_quarantined_objects", "tilecast_unknown_accelerator_nodes"}
-"""Metrics that have no series as long as all is well."""
+"""Metrics without series as long as all is well."""
 
 
 def gauge(series: str, value: float) -> Change:
-    """A gauge that shows a fault."""
+    """Return a change that sets a gauge which shows a fault."""
     return replaced(series, lambda minute: value)
 
 
 def growing(series: str) -> Change:
-    """Seconds that something has been waiting, or a count that appears with the fault."""
+    """Return a change of a gauge that grows by 60 a minute: seconds of waiting, or a count that the fault brings."""
     return replaced(series, lambda minute: 60.0 * minute)
 
 
@@ -91,23 +91,23 @@ FAULTS: Mapping[str, Change] = {
     ),
 }
 LASTS_HOURS = {"forecasts of a group stay 20 % to one side": 7}
-"""Faults that are told after more than three hours."""
+"""Hours that pass before an alert, for faults that take more than three."""
 
 
 def named_in_the_runbook() -> dict[str, set[tuple[str, str]]]:
-    """Alerts with their severities by what goes wrong."""
+    """Return the alerts with their severities that the runbook names for each fault."""
     rows = re.findall(r"^\| (.+) \| (Tilecast.+) \|$", (ROOT / "docs" / "runbooks.md").read_text(), re.MULTILINE)
     return {what: set(re.findall(r"(\w+) \((\w+)\)", alerts)) for what, alerts in rows}
 
 
 @functools.cache
 def recording(kind: str) -> Recording:
-    """The series of a recorded hour that the rules read."""
+    """Return a recorded hour on promtool's clock."""
     return recorded.load(recorded.FOLDER / f"{kind}.json").on_promtools_clock()
 
 
 def read_by_the_rules() -> set[str]:
-    """Names of the metrics that the rules read, but for those of other exporters."""
+    """Return the names of Tilecast's metrics that the rules read."""
     return {name for rule in rules() for name in re.findall(r"\btilecast_\w+", rule["expr"])}
 
 
@@ -123,7 +123,7 @@ def promtool(folder: Path, tests: Sequence[Mapping[str, object]]) -> None:
 
 
 def others(minutes: int) -> dict[str, str]:
-    """What kube-state-metrics says of a healthy cluster."""
+    """Return the series of kube-state-metrics in a healthy cluster."""
     return dict.fromkeys(OTHERS, f"1x{minutes - 1}")
 
 
@@ -155,7 +155,7 @@ def test_every_row_of_the_runbook_is_a_fault_and_every_alert_in_a_row() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_operator_exports_what_the_rules_read(kind: str) -> None:
-    """In an idle hour nothing was measured, and so what is by group of runs is not there."""
+    """Nothing is measured in an idle hour, so it has no metrics by group of runs."""
     missing = read_by_the_rules() - FAULTY - recorded.load(recorded.FOLDER / f"{kind}.json").names()
     assert not {name for name in missing if kind == "busy" or not name.startswith("tilecast_prediction_")}
 
@@ -172,7 +172,7 @@ def test_idle_watches_give_a_sign_of_life_in_time() -> None:
 
 @pytest.mark.cluster
 def test_an_operator_of_today_exports_what_was_recorded(tmp_path: Path) -> None:
-    """Three live minutes: the same series, and no counter moves that stood still in the recorded hour."""
+    """Three live minutes have the same series, and move no counter that stood still in the recorded hour."""
     path = tmp_path / "idle.json"
     command = [sys.executable, str(ROOT / "bench" / "record_metrics.py"), "idle", str(path), "--minutes", "3"]
     subprocess.run(command, check=True)

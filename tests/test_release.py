@@ -1,4 +1,4 @@
-"""Every job that waits for us is let go before an uninstall, without a cluster."""
+"""Every job that waits for the operator is released before an uninstall, without a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLICY = "/apis/admissionregistration.k8s.io/v1beta1/mutatingadmissionpolicybind
 
 
 class HeldJobs:
-    """Jobs by path; lists of two; kinds that are absent or forbidden."""
+    """Serves held jobs by path, in lists of two; some kinds may be absent or forbidden."""
 
     def __init__(self, absent: Sequence[str] = (), forbidden: Sequence[str] = ()) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -31,11 +31,11 @@ class HeldJobs:
         self.conflicts = 0
         self.lines: list[str] = []
         self.namespaces = {"default": {"shard": "a"}}
-        """Labels by name."""
+        """Labels of the namespaces by name."""
         self.policies = {POLICY: {"metadata": {"uid": "p", "resourceVersion": "1"}}}
 
     def add(self, name: str, new_name: str, namespace: str = "default", **annotations: str) -> str:
-        """An example that waits for us; returns its path."""
+        """Add an example that waits for the operator, and return its path."""
         document: dict[str, Any] = yaml.safe_load(next(item for item in EXISTING if item.stem == name).read_text())
         document["metadata"] |= {"name": new_name, "namespace": namespace, "resourceVersion": "1", "uid": new_name}
         document["metadata"]["annotations"] |= {MODE: "Initial", **annotations}

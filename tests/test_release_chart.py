@@ -1,4 +1,4 @@
-"""The chart's CronJob that lets jobs go while the operator is down, rendered by the real helm."""
+"""The chart's CronJob that releases jobs while the operator is down, rendered by the real helm."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def test_jobs_are_let_go_while_the_operator_is_down_with_no_right_more_than_that
 
 
 def while_down(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What lets jobs go while the operator is down, by kind."""
+    """Return the objects that release jobs while the operator is down, by kind."""
     own = (item for item in documents if item["metadata"]["name"].endswith("-release-when-down"))
     return {item["kind"]: item for item in own}

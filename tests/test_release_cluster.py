@@ -1,4 +1,4 @@
-"""The commands that let every held job go, on a real API server and with the rights that the chart gives them."""
+"""The commands that release every held job, on a real API server and with the rights that the chart gives them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = ("released-plain", "released-parked", "released-gated")
 
 @pytest.fixture
 def hook(bare_cluster: Cluster, helm: Helm, tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A kubeconfig of the account that the chart makes before an uninstall, and the arguments that it gives."""
+    """Yield a kubeconfig of the chart's account for the uninstall, and the arguments of its Job."""
     shown = rendered(helm, SERVED, "--set=jobs.enabled=true,jobs.gate=true,jobs.place=true")
     hooks = before_uninstall(shown)
     policy = [item for item in shown if item["kind"].startswith("MutatingAdmissionPolicy")]
@@ -93,7 +93,7 @@ def test_every_held_job_is_let_go_with_the_rights_of_the_hook(
 
 @pytest.fixture
 def when_down(bare_cluster: Cluster, helm: Helm, tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A kubeconfig of the account of the chart's CronJob, and the arguments that it gives."""
+    """Yield a kubeconfig of the account of the chart's CronJob, and the arguments of its Job."""
     values = "jobs.enabled=true,jobs.gate=true,jobs.place=true,jobs.releaseWhenDown.afterSeconds=30"
     objects = while_down(rendered(helm, f"--set={values}"))
     cron = objects.pop("CronJob")
@@ -119,7 +119,7 @@ def is_allowed(cluster: Cluster, account: str, verb: str, resource_name: str) ->
 def test_jobs_are_let_go_once_the_operator_is_dead_and_none_while_it_lives(
     bare_cluster: Cluster, helm: Helm, when_down: tuple[Path, list[str]], tmp_path: Path, skew_s: float
 ) -> None:
-    """With the exact command and account of the CronJob, by a clock that is right and by one that is a day behind."""
+    """The command and account are exactly those of the CronJob; its clock is right, or a day behind."""
     kubeconfig, arguments = when_down
     bare_cluster.apply(granted(helm, *PLACE_VALUES))
     bare_cluster.kubectl("delete", "lease", "tilecast", f"--namespace={NAMESPACE}", "--ignore-not-found")

@@ -1,4 +1,4 @@
-"""What earlier releases let users store stays valid: the CRDs of today hold against every chart in tests/releases."""
+"""Objects stored under earlier releases stay valid: today's CRDs are compared with every chart in tests/releases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Schema = Mapping[str, Any]
 
 
 def crds_of(chart: Path) -> dict[str, Schema]:
-    """CRDs in a packed chart by name: from `crds/`, or as templates from `files/crds` before 0.2.0."""
+    """Return the CRDs in a packed chart by name.
+
+    They are in `crds/`, or before 0.2.0 in `files/crds` as templates.
+    """
     with tarfile.open(chart) as packed:
         texts = [packed.extractfile(name) for name in packed.getnames() if "/crds/" in name and name.endswith(".yaml")]
         documents = [yaml.safe_load(text) for text in texts if text]
@@ -34,7 +37,7 @@ def crds_of_today() -> dict[str, Schema]:
 
 
 def narrowed(old: Schema, new: Schema, path: str) -> Iterator[str]:
-    """Where `new` refuses or prunes what `old` let a user store."""
+    """Yield each place where `new` refuses or prunes what `old` let a user store."""
     if old.get("type") != new.get("type"):
         yield f"{path}: {old.get('type')} became {new.get('type')}"
     if gone := set(old.get("enum", new.get("enum", ()))) - set(new.get("enum", old.get("enum", ()))):
@@ -57,7 +60,7 @@ def narrowed(old: Schema, new: Schema, path: str) -> Iterator[str]:
 
 
 def specs(crds: Mapping[str, Schema]) -> dict[str, Schema]:
-    """Schema of each kind's one version, by the CRD's name."""
+    """Return the schema of each kind's only version, by the CRD's name."""
     return {name: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for name, crd in crds.items()}
 
 

@@ -1,4 +1,4 @@
-"""What an advice says on the wire, from values: sizes, shapes, and that nothing changes when nothing changed."""
+"""Advice as written to objects: its sizes and shapes, and no change where the answer is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A placed job that has no quota in time may run on the other flavors of its ranking, once, and in a safe order."""
+"""A placed job that gets no quota in time may run on the other flavors of its ranking, once, and in a safe order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kueue(running: Assembly, quotas: Mapping[str, int], more: Mapping[str, str] | None = None) -> None:
-    """A queue with flavors by the product of their GPUs; `more` are labels of each."""
+    """Show a queue with one flavor for each product of GPUs; `more` are labels of each flavor."""
     for product in quotas:
         spec = {"nodeLabels": {PRODUCT: product, **(more or {})}}
         running.cache.see({"kind": "ResourceFlavor", "metadata": {"name": product.lower()}, "spec": spec})
@@ -71,7 +71,7 @@ def wants(*products: str) -> list[dict[str, Any]]:
 
 
 async def placed(store: JobStore, running: Assembly, **changed: Any) -> None:
-    """A job that was placed on H100 and let go to Kueue, which has yet to decide."""
+    """Wait until a job is placed on H100 and released to Kueue, which has yet to decide."""
     document = store.job("job-kueue")
     pods_of(document).update(changed)
     document = store.put(f"{JOBS}/a", document)

@@ -1,4 +1,4 @@
-"""What a run of the tests must not skip: `TILECAST_REQUIRE`."""
+"""`TILECAST_REQUIRE`: tests that a run must not skip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residuals of measured runs: by input, and by part of a step with an effect for every source."""
+"""Residuals of measured runs, by input and by part of a step, with an effect for every source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def test_sources_weigh_alike(names: list[str]) -> None:
 
 
 def synthetic(seed: int, rows: int = 400) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Rows of ten sources, each with an effect of its own that goes along with the second column."""
+    """Return targets, inputs and sources of random rows of ten sources.
+
+    Each source has its own effect, which correlates with the second input.
+    """
     rng = np.random.default_rng(seed)
     source = rng.integers(0, 10, rows)
     own = rng.normal(0.0, 0.3, 10)
@@ -93,7 +96,7 @@ def test_a_bin_is_off_where_two_sources_say_so() -> None:
 
 
 def test_the_share_of_a_part_is_its_part_of_the_step() -> None:
-    """A step of 0.6 s of matrix products and 0.4 s of nothing that a constant scales."""
+    """The step has 0.6 s of matrix products and 0.4 s that no constant scales."""
     usual = constants.shipped().factor["matrix"]
 
     def price(changed: dict[str, float]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The queue of keys and the workers: no key is lost or given twice, and those of the background hold up no other."""
+"""The queue of keys and the workers: no key is lost or given twice, and background keys delay no other."""
 
 from __future__ import annotations
 

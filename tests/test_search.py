@@ -1,4 +1,4 @@
-"""The search is exhaustive, exact under its own model, and says the same as pricing one plan alone."""
+"""The search is exhaustive, exact under its own model, and agrees with pricing one plan alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ def pool(gpu: str = "a100-80", nodes: int = 2, per_node: int = 8) -> Pool:
 
 
 def _is_crowded(micro: int, share: int, pipeline: int) -> bool:
-    """Whether a micro-batch between two powers of two has a larger neighbour there, or the lower of them divides."""
+    """Return whether the search leaves out this micro-batch between two powers of two.
+
+    It does if the lower power, or a larger size below the next power, also divides the share.
+    """
     low = 1 << (micro.bit_length() - 1)
     others = [low, *range(micro + 1, 2 * low)]
     return micro != low and any(share % other == 0 and share // other >= pipeline for other in others)
 
 
 def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
-    """Every plan of a small pool, by loops over everything and one question at a time."""
+    """Return every plan of a small pool, by nested loops that check one condition at a time."""
     model, plans = workload.model, []
     counts = range(1, where.max_gpus + 1)
     frameworks = [search.FRAMEWORKS[workload.framework]] if workload.framework else list(search.FRAMEWORKS.values())
@@ -320,7 +323,7 @@ def test_what_fits_is_known_without_pricing_a_step(monkeypatch: pytest.MonkeyPat
 
 
 def rack(nodes: int, per_node: int = 4, gpus: int = 72, network: str = "infiniband-ndr-4x400") -> Pool:
-    """GB200 in nodes of that size, on a network whose ports grow with it."""
+    """Return a pool of GB200 in nodes of that size, on a network whose ports grow with it."""
     gpu, each = find_gpu("gb200"), find_link(network)
     wide = replace(each, bandwidth_bytes_per_s=each.bandwidth_bytes_per_s * per_node / 4, nics=per_node)
     return Pool("gb200", gpu, per_node, nodes, replace(find_link(gpu.intra_link), domain=gpus), wide)
@@ -374,7 +377,7 @@ def test_blocks_of_diffusion_transformers_are_recomputed_where_memory_asks() -> 
     ("batch", "micros"), [(1000, {1, 5, 25, 125}), (96, {1, 2, 4, 12}), (512, {1, 2, 4, 8, 16, 32, 64})]
 )
 def test_a_share_without_powers_of_two_has_micro_batches_between(batch: int, micros: set[int]) -> None:
-    """1000 samples over eight GPUs were one or 125 at once: the latter recomputed, 1.4x as long as 25."""
+    """1000 samples over eight GPUs once ran 1 or 125 at once; 125 needed recomputation and took 1.4x as long as 25."""
     workload = Workload(models.preset("roberta-large"), 512, batch)
     plans = search.enumerate_plans(workload, pool("h100-sxm", nodes=1), Limits(gpus=8))
     alone = (plans.data == 8) & (plans.tensor == 1)

@@ -1,4 +1,4 @@
-"""A search that takes too much is ended alone, says so, is tried again later, and replaces no advice."""
+"""A search that takes too much is ended without harm to others, reports it, is retried, and replaces no advice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def request(batch: int) -> Request:
 
 
 def greedy(asked: Request, pools: Sequence[Pool]) -> Advice:
-    """A search that one batch size makes endless, another too large, and another deadly."""
+    """Search endlessly for one batch size, take too much memory for another, and crash for a third."""
     batch = asked.workload.global_batch
     while batch == TOO_LONG:
         time.sleep(0.1)

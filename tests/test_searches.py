@@ -1,4 +1,4 @@
-"""Where searches run: equal questions wait together, and no search is lost with the process that does it."""
+"""Processes that search: equal questions share a search, and no search is lost with its process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def request(batch: int = 8) -> Request:
 
 
 def die(asked: Request, pools: Sequence[Pool]) -> Advice:
-    """A search that takes its process along once, and says which process did it then."""
+    """Search, but kill the process the first time."""
     marker = Path(os.environ["DEAD"])
     if not marker.exists():
         marker.write_text("")
@@ -56,7 +56,7 @@ DEADLY = 16
 
 
 def die_of(asked: Request, pools: Sequence[Pool]) -> Advice:
-    """A search that some job kills whenever it is made."""
+    """Search, but kill the process whenever the deadly job is asked."""
     if asked.workload.global_batch == DEADLY:
         os.kill(os.getpid(), signal.SIGKILL)
     return advising.advise(asked, pools)

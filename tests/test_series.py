@@ -1,4 +1,4 @@
-"""How many series /metrics has, whatever users do."""
+"""The number of series in /metrics stays bounded, whatever users do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def score(gpu: str, precision: str, family: str, samples: int = 3) -> Score:
 
 
 def advise_and_report(metrics: Metrics, store: RunStore, jobs: int) -> None:
-    """So many jobs, of every GPU, precision and family by turns: advised, measured, learnt from."""
+    """Record advice, measurements and learning for `jobs` jobs, alternating GPU, precision and family."""
     groups = list(product(GPUS, PRECISIONS, FAMILIES))
     pools = {name: pool(name=name, gpu=replace(pool().gpu, name=name)) for name in GPUS}
     plain = request()
@@ -67,7 +67,7 @@ def advise_and_report(metrics: Metrics, store: RunStore, jobs: int) -> None:
 
 
 def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
-    """165 series became 77,369 with a job of each group, and stayed."""
+    """165 series once became 77,369 with a job of each group, and never fell."""
     clock = StoppedClock()
     metrics, store = Metrics(clock), RunStore()
     empty = count(metrics)

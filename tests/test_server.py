@@ -1,4 +1,4 @@
-"""Who is served, and how: both families, by TLS, within limits; what is refused before it costs anything."""
+"""The server: IPv4 and IPv6, TLS, limits, and requests refused before they cost anything."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_no_connection_whose_request_is_under_way_is_closed(monkeypatch: p
 
 
 def certificate(folder: Path, name: str) -> None:
-    """A certificate of its own for a name, in the files that a Secret is mounted as."""
+    """Write a self-signed certificate for a name, in the files of a mounted Secret."""
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
          "-subj", f"/CN={name}", "-keyout", folder / "tls.key", "-out", folder / "tls.crt"],
@@ -233,7 +233,7 @@ async def test_a_limited_client_is_asked_to_wait() -> None:
 
 
 class Reviewer(Store):
-    """Counts what it is asked about, and how much of it at once."""
+    """Counts token reviews, and how many run at once."""
 
     asked = 0
     delay_s = 0.0
@@ -262,7 +262,7 @@ async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> 
 
 
 async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of clients with tokens that could be ours, and one whose token is due for another review."""
+    """Hundreds of clients send tokens that could be ours, while one client's token is due for another review."""
     monkeypatch.setattr(token_reviews, "REVIEW_HOLDS_S", 0.0)
     monkeypatch.setattr(report_guard, "MAX_CLIENTS", 64)
     store, forged_answers, answers = Reviewer(), Counter[int | None](), list[int | None]()
@@ -273,7 +273,7 @@ async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before(monkeypatc
             raise Refused("unauthenticated", 401, "the token is nobody's")
 
     async def put(session: aiohttp.ClientSession, port: int, sent: str) -> int | None:
-        """The status of the answer; None where the connection was one too many and was closed."""
+        """Return the status of the answer, or None where the connection was one too many and was closed."""
         url, headers = f"http://127.0.0.1:{port}/observations/team/a", {"Authorization": f"Bearer {sent}"}
         try:
             async with session.put(url, headers=headers) as answer:

@@ -1,4 +1,4 @@
-"""Several operators share the namespaces of a cluster: each job is answered by one, pools are written by one."""
+"""Several operators share the namespaces of a cluster: one answers each job, and one writes the pools."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_no_selector_is_refused_in_a_line(text: str) -> None:
 
 
 class NamespaceStore(Store):
-    """A store whose lists are whole."""
+    """A store that also lists the TrainingJobs of a namespace in full."""
 
     async def get(self, path: str, query: Any = None) -> dict[str, Any]:
         if path.endswith("/trainingjobs") and "/namespaces/" in path:

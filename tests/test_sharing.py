@@ -1,4 +1,4 @@
-"""A job that cannot fill a GPU is told of a slice or a shared GPU; one that can is not."""
+"""A job that cannot fill a GPU is offered a slice or a shared GPU; one that can is not."""
 
 from __future__ import annotations
 

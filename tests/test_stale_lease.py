@@ -1,4 +1,4 @@
-"""Jobs are let go while the operator is down, and never while a leader lives, whatever the clocks say."""
+"""Jobs are released while the operator is down, and never while a leader lives, whatever the clocks say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AFTER_S = 0.2
 
 
 class LeasedJobs(HeldJobs):
-    """Held jobs, and the operator's Lease."""
+    """Serves held jobs and the operator's Lease."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ async def test_a_look_that_fails_is_no_sign_of_death_and_the_last_must_not() -> 
 
 
 async def test_the_leader_of_an_election_is_seen_to_live() -> None:
-    """With the operator's own Election, by whatever it writes."""
+    """What the operator's own Election writes shows that its leader lives."""
     cluster = LeasedJobs()
     cluster.add("job", "a")
     cluster.create, cluster.replace = _keeper(cluster), _keeper(cluster)  # type: ignore[attr-defined]

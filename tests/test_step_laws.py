@@ -1,4 +1,4 @@
-"""What a framework makes of a step: who launches, what is copied, summed, run again and hidden."""
+"""Effects of the framework on a step: who launches, and what is copied, summed, recomputed and hidden."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str =
 
 
 def copied(job: Workload, plans: Plans) -> list[float]:
-    """Bytes of each parameter that a micro-batch copies."""
+    """Return the bytes that a micro-batch copies per parameter."""
     held = Held.of(job, models.shard(job, plans), plans)
     return (copied_bytes(job, held, plans) / held.parameters).tolist()
 
@@ -40,7 +40,7 @@ def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:
 @pytest.mark.parametrize("plan", [Plan(data=16, micro_batch=4), Plan(data=16, zero_stage=3), Plan(data=8, tensor=2)])
 @pytest.mark.parametrize("name", ["intra", "inter"])
 def test_one_faster_link_slows_no_step_down(name: str, plan: Plan) -> None:
-    """Neither where the exchanges wait for that link, nor where they wait for the other one."""
+    """This holds whether the exchanges wait for that link or for the other one."""
     gpu_pool, before = pool("h100-sxm", "efa-3200"), np.inf
     for factor in (0.1, 0.3, 0.6, 1.0, 2.0):
         link = getattr(gpu_pool, name)
@@ -97,7 +97,7 @@ def test_each_micro_batch_copies_what_its_framework_copies() -> None:
 
 
 def test_frozen_weights_are_gathered_and_nothing_else() -> None:
-    """Under LoRA no gradient of a base weight is converted or summed; a quantized one is gathered in 4 bits."""
+    """Under LoRA no gradient of a base weight is converted or summed; a quantized weight is gathered in 4 bits."""
     job = replace(JOB, lora_rank=8, framework="fsdp2")
     plans = Plans.of(Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=3))
     whole, quarter = (copied(replace(job, frozen_bits=bits), plans)[0] for bits in (16, 4))
@@ -127,7 +127,7 @@ def test_exchanges_hide_where_the_framework_hides_them() -> None:
 
 @pytest.mark.parametrize("framework", ["deepspeed", "paddle"])
 def test_every_micro_batch_scatters_under_zero_2(framework: Framework) -> None:
-    """PaddlePaddle too, whose runs hold whole gradients: stage 2 takes up to 9 % longer than stage 1 there."""
+    """So does PaddlePaddle, although its runs hold whole gradients: stage 2 takes up to 9 % longer than stage 1."""
     job = replace(JOB, framework=framework)
     plan = Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=1)
     once, each = (seconds(job, replace(plan, zero_stage=stage), pool())["communication"] for stage in (1, 2))
@@ -135,7 +135,7 @@ def test_every_micro_batch_scatters_under_zero_2(framework: Framework) -> None:
 
 
 def test_fsdp_gathers_for_every_micro_batch_under_zero_2() -> None:
-    """It spreads weights after every backward pass; DeepSpeed gathers them once they are updated."""
+    """FSDP shards weights again after every backward pass; DeepSpeed gathers them once they are updated."""
     plan, slow = Plan(data=16, micro_batch=1, zero_stage=2), pool(inter="ethernet-25")
     for framework, again in (("fsdp2", 3.0), ("deepspeed", 1.5)):
         once, four = (
@@ -147,7 +147,7 @@ def test_fsdp_gathers_for_every_micro_batch_under_zero_2() -> None:
 
 
 def test_weights_in_fp8_alone_are_gathered_so() -> None:
-    """NeMo gathers a byte of each updated weight of the layers, as --fp8-param-gather says; Megatron-LM two."""
+    """NeMo gathers one byte of each updated weight of the layers, as --fp8-param-gather says; Megatron-LM two."""
     plans, where = Plans.of(Plan(data=16, zero_stage=1)), pool("h100-sxm")
     job = replace(JOB, precision="fp8")
     seconds = {}
@@ -162,7 +162,7 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
 
 
 def test_userbuffers_need_sequence_parallelism() -> None:
-    """Without it NeMo exchanges as Megatron-Core does, an all-reduce behind the weight's gradient."""
+    """Without it NeMo exchanges as Megatron-Core does, with an all-reduce behind the weight's gradient."""
     plan = Plan(data=1, tensor=8, micro_batch=8, gradient_accumulation=8)
     shown = [
         seconds(replace(JOB, framework=name), plan, pool())["communication"]
@@ -193,7 +193,7 @@ def test_an_update_moves_the_states_that_are_held(framework: Framework, each: fl
 
 @pytest.mark.parametrize(("framework", "more"), [("ddp", 4 * 4.0), ("oneflow", 0.0), ("megatron", 0.0)])
 def test_buckets_that_are_copies_are_read_and_written_twice(framework: Framework, more: float) -> None:
-    """DistributedDataParallel copies FP32 gradients into its buckets and back, where it has replicas to sum with."""
+    """DistributedDataParallel copies FP32 gradients into its buckets and back, if it has other replicas."""
     job, gpu = replace(JOB, framework=framework), find_gpu("a100-80")
     plans = Plans.of(Plan(), Plan(data=8))
     sharded = models.shard(job, plans)
@@ -205,7 +205,7 @@ def test_buckets_that_are_copies_are_read_and_written_twice(framework: Framework
 
 
 def test_a_product_on_a_bus_is_disturbed_less() -> None:
-    """Of the same gradients, those over a bus take longer, and slow each second of computation down less."""
+    """The same gradients take longer over a bus, and slow down each second of computation less."""
     job, plan = replace(JOB, framework="ddp"), Plan(data=8, micro_batch=8)
     places = {gpu: pool(gpu) for gpu in ("a100-80", "a100-80-pcie")}
     alone = Plan(micro_batch=8, gradient_accumulation=8)
@@ -222,8 +222,10 @@ def test_the_host_s_work_per_step_grows_with_the_tensors() -> None:
 
 
 def test_replicas_wait_for_every_tensor_where_samples_differ() -> None:
-    """What replicas of a model of images add to the host's work grows with its tensors, not with the batch nor with
-    their number; decoders, which are fed streams of tokens, and kernels of one's own add nothing."""
+    """Replicas of an image model add host work that grows with its tensors, not with the batch or their number.
+
+    Decoders, which are fed streams of tokens, and frameworks with their own kernels add none.
+    """
 
     def more(job: Workload, samples: int, replicas: int = 8) -> float:
         alone, beside = (seconds(job, Plan(data=n, micro_batch=samples), pool())["launch"] for n in (1, replicas))

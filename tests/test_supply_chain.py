@@ -1,4 +1,4 @@
-"""What is shipped beside the image: scanners' findings with their reasons, licences, the bundle."""
+"""Files shipped beside the image: scanners' findings with their reasons, licences, and the bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps: what may be written after --over, what turns when it turns, and what comes out."""
+"""Sweeps: values that --over accepts, inputs that change together, and the output."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _TOGETHER = {"pool.gpus": ("pool.gpus", "pool.nodes"), "pool.nodes": ("pool.gpus
 
 @pytest.mark.parametrize("field", ["gpu.clock", "gpu.sms"])
 def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> None:
-    """Half the clock once took 3 % longer, for it left all peaks."""
+    """Half the clock once took only 3 % longer, because all peaks stayed."""
     gpu = replace(POOL.gpu, sustained_ratio={**POOL.gpu.sustained_ratio, "bf16": 0.6})
     (half,) = vary([replace(POOL, gpu=gpu)], field, Value(0.5, is_factor=True))
     assert half.gpu.peak_flops == pytest.approx({name: rate / 2 for name, rate in gpu.peak_flops.items()})
@@ -254,7 +254,7 @@ def test_every_point_lies_in_the_frame_and_between_ticks(points: list[tuple[floa
 
 
 def test_a_part_of_a_node_is_swept_to_a_whole_one() -> None:
-    """Eight GPUs from four were two nodes of four, with a network between them."""
+    """Eight GPUs from four once became two nodes of four, with a network between them."""
     gpu = find_gpu("h100-sxm")
     part = Pool("h100", gpu, 4, 1, find_link(gpu.intra_link), find_link("ethernet-100"), usual_gpus_per_node=8)
     for count, shape in ((2, (2, 1)), (4, (4, 1)), (8, (8, 1)), (16, (8, 2))):

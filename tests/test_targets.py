@@ -1,4 +1,4 @@
-"""TrainingJobs that name another job, and what becomes of jobs over time, without a cluster."""
+"""TrainingJobs that name another job, and the course of jobs over time, without a cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_the_oldest_training_job_speaks_for_a_job() -> None:
 
 
 def reason(store: JobStore, name: str) -> str | None:
-    """Why a TrainingJob is ready or not."""
+    """Return the reason in the summary of a TrainingJob."""
     job = store.objects[f"{TRAINING_JOBS}/{name}"].get("status", {}).get("summary", {}).get("reason")
     return None if job is None else str(job)
 
@@ -115,7 +115,7 @@ async def test_the_next_job_of_a_name_is_held_and_let_go_on_its_own() -> None:
     store = JobStore()
 
     def replace_it(path: str) -> None:
-        """As the first is about to be let go."""
+        """Replace the job when the first one is about to be released."""
         if store.patches:
             store.before_write = lambda path: None
             del store.objects[f"{JOBS}/a"]
@@ -205,7 +205,7 @@ REQUEST = f"{TRAINING_JOBS}/x"
 
 
 def targeted() -> JobStore:
-    """A store with a suspended TrainJob, and the TrainingJob that names it."""
+    """Return a store with a suspended TrainJob, and the TrainingJob that names it."""
     store = JobStore()
     train_job(store)
     body = training_job("x", model={"preset": "gpt2"}, training={"sequenceLength": 512, "globalBatchSize": 16})
@@ -221,7 +221,7 @@ def operating(store: JobStore) -> AbstractAsyncContextManager[Assembly]:
 async def shown(
     running: Assembly, store: JobStore, holds: Callable[[dict[str, Any]], object], what: str
 ) -> dict[str, Any]:
-    """Show the running what the store has until the TrainingJob's status is so."""
+    """Show the operator the store's objects until `holds` is true of the TrainingJob's status, and return that."""
     for _ in range(300):
         for body in [copy.deepcopy(item) for item in store.objects.values()]:
             running.cache.see(body)
@@ -292,13 +292,13 @@ async def test_a_forecast_is_frozen_once_its_target_has_started_and_stands_when_
 
 
 async def test_a_job_that_ends_before_its_advice_could_be_written_is_advised_all_the_same() -> None:
-    """As on a loaded machine, where a webhook does not answer in time and a short job does not wait for it."""
+    """This happens on a loaded machine: a webhook does not answer in time, and a short job does not wait for it."""
     store = JobStore()
     body = store.job(mode=None)
     body["spec"]["suspend"] = False
 
     def end(path: str) -> None:
-        """The first write is refused, and meanwhile the job ends."""
+        """Refuse the first write, and let the job end meanwhile."""
         store.before_write = lambda path: None
         done = copy.deepcopy(store.now())
         done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}

@@ -1,4 +1,4 @@
-"""Models as ONNX files and as traced modules: the same work and weights as the families that Tilecast builds itself."""
+"""Models as ONNX files and as traced modules: they have the same work and weights as Tilecast's own families."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ onnx = pytest.importorskip("onnx")
 
 
 class Sketch:
-    """An ONNX graph under construction; every method returns the name of its tensor."""
+    """An ONNX graph under construction; its methods return the names of tensors."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -54,7 +54,7 @@ class Sketch:
 
 
 def gpt_in_onnx(path: Path, dims: list[Any], opening: str = "Gather") -> Path:
-    """The GPT above as exporters write it: GELU by erf, attention by products, shapes computed from shapes."""
+    """Write a small GPT as exporters do: GELU by erf, attention by products, shapes computed from shapes."""
     s, hidden, heads = Sketch(), 128, 4
     table = s.weight(512, hidden)
     x = s.add("Add", s.add(opening, table, "ids"), s.weight(64, hidden))

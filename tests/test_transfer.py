@@ -1,4 +1,4 @@
-"""What a job's own run makes of its forecasts elsewhere: the laws, and what pairs of measured runs say of them."""
+"""Corrections from a job's own run for its forecasts elsewhere: laws, and results on pairs of measured runs."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ ROWS = [
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Runs that all took a third longer than forecast."""
+    """Write a table of runs that all took a third longer than forecast."""
     path = tmp_path / "runs.csv"
     steps = [item.seconds for item in tables.forecast(ROWS)]
     with path.open("w", newline="") as handle:

@@ -1,4 +1,4 @@
-"""Measured runs in the operator: what they do to the forecasts of their own job, of its successors, and of no other."""
+"""Measured runs in the operator: they change the forecasts of their own job and its successors, and no other."""
 
 from __future__ import annotations
 
@@ -212,8 +212,10 @@ def condition(status: Any, reason: str, time: str = "2027-01-15T08:00:00Z") -> C
 def gains(
     seconds: float, cost: float, known: Condition | None, objective: str = "time", slower: float = 1.0
 ) -> list[float]:
-    """What a job of 1 s and 1 USD for 1000 steps would save where they take so long and cost so much, and its own step
-    is so many times its forecast."""
+    """Return the gains of a place for a job of 1 s per step and 1 USD per 1000 steps.
+
+    The place takes `seconds` and `cost`; the job's measured step is `slower` times its forecast.
+    """
     return [one.gain for one in better(seconds, cost, known, objective, slower)]
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: every item once, no namespace behind more than one round of the others, held jobs first."""
+"""Turns: every item once, no namespace more than one round behind the others, held jobs first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMESPACES = st.sampled_from("abcde")
 
 
 def taken(queue: FairQueue[int], cost: float = 1.0) -> list[int]:
-    """Every item, in order; each uses so much."""
+    """Return every item in order; each uses `cost`."""
     order = []
     while (chosen := queue.pop()) is not None:
         order.append(chosen[0])
@@ -163,7 +163,7 @@ def test_usage_is_that_of_the_last_minute() -> None:
 
 
 class TimedTurns:
-    """Takes turns that last as long as they are told to."""
+    """Takes turns that last until the test ends them."""
 
     def __init__(self, at_once: int, budget_s: float = 1e9) -> None:
         self.now = 0.0
@@ -187,14 +187,14 @@ class TimedTurns:
         return self._tasks[-1]
 
     async def finish(self, seconds: float = 1.0) -> None:
-        """Have the oldest turn end so much later."""
+        """End the oldest turn after `seconds`."""
         self.now += seconds
         self.running.pop(next(iter(self.running))).set()
         for _ in range(5):
             await asyncio.sleep(0)
 
     async def finish_all(self, seconds: float = 1.0) -> list[str]:
-        """Have all end, one after the other; returns the order in which they began."""
+        """End all turns one after the other, and return the order in which they began."""
         while self.running:
             await self.finish(seconds)
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -270,7 +270,7 @@ async def test_a_held_job_that_waits_no_longer_is_no_reason_to_hurry() -> None:
 
 
 async def hold_for_a_moment(turns: Turns) -> None:
-    """Ask, go away before the turn comes, and leave what was asked to others."""
+    """Claim a turn, drop the claim before the turn comes, and leave the shared work to others."""
 
     async def compute() -> None:
         async with turns.take("shared"):
@@ -318,7 +318,7 @@ def test_no_room_is_idle_while_somebody_waits(asked: list[tuple[str, bool, float
 
 
 def in_turn(names: Iterable[str]) -> str:
-    """The first letters."""
+    """Return the first letters of the names."""
     return "".join(name[0] for name in names)
 
 

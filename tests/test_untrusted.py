@@ -1,4 +1,4 @@
-"""Text of anybody's is refused where it is too long or too deep, before anything walks it, and kills no process."""
+"""Untrusted text that is too long or too deep is refused before anything walks it, and kills no process."""
 
 from __future__ import annotations
 

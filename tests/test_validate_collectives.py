@@ -1,4 +1,4 @@
-"""Tables of measured collectives: what they mean, how they come back, and what is wrong with a wrong one."""
+"""Tables of measured collectives: their meaning, their forecasts, and the errors for wrong tables."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_rows_come_back_in_order_with_four_columns_more(tmp_path: Path) -> None:
 
 
 def test_more_groups_per_node_have_the_same_shape(tmp_path: Path) -> None:
-    """XLA's tables time several groups of a node at once; vidur's say how many GPUs of a node take part."""
+    """XLA's tables time several groups of a node at once; vidur's state how many GPUs of a node take part."""
     plain, two = (
         NVSWITCH.replace(",8,1", ",4,1"),
         NVSWITCH.replace(",8,1", ",16,2").replace("(NVLink4)", "+ EFA 32x100 Gb/s"),
@@ -247,7 +247,7 @@ def test_every_published_table_is_read_and_beats_the_line_rate() -> None:
 @pytest.mark.data
 @pytest.mark.parametrize(("link", "ceiling"), [("nvlink3", (0.09, 0.11)), ("nvlink4", (0.09, 0.13))])
 def test_links_keep_their_accuracy(link: str, ceiling: tuple[float, float]) -> None:
-    """Measured when set on nccl-tests' rows: nvlink3 6.6 % from 1 MiB and 7.7 % below, nvlink4 6.5 and 10.8 %."""
+    """Mean errors when the limits were set: nvlink3 6.6 % from 1 MiB and 7.7 % below, nvlink4 6.5 and 10.8 %."""
     samples = read(next(path for path in data() if path.name == "nccl.csv"))
     error = abs(samples.seconds / samples.measured.seconds - 1)
     rows, large = np.array(samples.link) == link, samples.measured.size_bytes >= 2**20

@@ -1,4 +1,4 @@
-"""Memory bills against measured peaks: which figure a peak is, in which unit, and what cannot be meant."""
+"""Memory bills against measured peaks: the figure and unit of a peak, and implausible values."""
 
 from __future__ import annotations
 

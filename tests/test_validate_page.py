@@ -1,4 +1,4 @@
-"""`tilecast validate runs -o html`: what the summary says, as one page that needs nothing else."""
+"""`tilecast validate runs -o html`: the summary as one self-contained page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = (512, 1024, 2048)
 
 
 def rows() -> list[dict[str, str]]:
-    """Forecasts of 42 runs as measurements; those of 2,048 tokens took half as long again, and one has a peak."""
+    """Return forecasts of 42 runs as measurements; those with 2,048 tokens take 1.5 times as long; one has a peak."""
     result = [
         {**ROW, "id": f"r{number}-{length}", "source": source, "split_group": source, "seq_len": str(length),
          "micro_batch_per_gpu": str(micro), "global_batch": str(32 * micro), "url_or_repo_path": "", "framework": "x"}

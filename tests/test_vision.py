@@ -1,4 +1,4 @@
-"""Vision models: graphs that stand in for presets in a runs table, and what the layout of images costs."""
+"""Vision models: graphs that replace presets in a runs table, and the cost of the layout of images."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_the_memory_format_of_a_bare_model_is_a_flag(capsys: pytest.CaptureFixtu
 
 def test_the_gradient_of_regions_is_added_neighbour_by_neighbour() -> None:
     def written(name: str, memory_format: str) -> float:
-        """Bytes that the gradient writes for each pixel of a region."""
+        """Return the bytes that the gradient writes for each pixel of a region."""
         walked_ops = ops(model=models.preset(name), precision="fp32", memory_format=memory_format)
         gradient = next(op for op in walked_ops if op.name == "align.gradient")
         ((_, _, dims),) = gradient.table.groups()
@@ -191,8 +191,11 @@ def test_the_gradient_of_regions_is_added_neighbour_by_neighbour() -> None:
     ("image", "windows"), [(384, [(16, 24), (4, 24), (1, 24), (1, 12)]), (224, [(9, 24), (4, 24), (1, 14), (1, 7)])]
 )
 def test_windows_of_swin_are_no_larger_than_the_image_and_cover_it(image: int, windows: list[tuple[int, int]]) -> None:
-    """Scores of each stage's attention: windows, heads, and the square of a window's tokens (arXiv 2111.09883, appendix
-    A1.2: windows of 24 over images of 384 pixels, whose last stage is 12 wide). An image is padded to whole windows."""
+    """Scores of each stage's attention cost windows, times heads, times the square of a window's tokens.
+
+    Windows are of 24 over images of 384 pixels, whose last stage is 12 wide (arXiv 2111.09883, appendix A1.2). An
+    image is padded to whole windows.
+    """
     published = json.loads((Path(__file__).parent / "configs.json").read_text())["swinv2-large"]["config"]
     model = huggingface.model({**published, "image_size": image})
     with warnings.catch_warnings():

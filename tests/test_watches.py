@@ -1,4 +1,4 @@
-"""What the operator lists and watches: nodes, pods, and only what its settings say."""
+"""The operator's lists and watches: nodes, pods, and only what its settings name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def serve(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) 
 async def run_until(
     work: Coroutine[Any, Any, None], holds: Callable[[], object], runner: web.AppRunner, api: Api
 ) -> None:
-    """Run an informer against what `serve` gave until something holds, and end everything."""
+    """Run an informer against a test server until `holds` is true, then stop everything."""
     task = asyncio.create_task(work)
     try:
         async with asyncio.timeout(10):
@@ -104,7 +104,7 @@ async def test_pods_that_cannot_be_read_are_unknown_not_none() -> None:
 
 
 def machine(name: str, version: int, beat: str = "2026-01-01T00:00:00Z", **labels: str) -> dict[str, Any]:
-    """A node in the order in which an API server writes it."""
+    """Return a node with its fields in the order in which an API server writes them."""
     times = {"lastHeartbeatTime": beat, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     meta = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version), "labels": labels}
     conditions = [{"type": "Ready", "status": "True", **times}, {"type": "DiskPressure", "status": "False", **times}]

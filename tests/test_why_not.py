@@ -1,4 +1,4 @@
-"""Every change that an advice names is applied here, and does what the advice says."""
+"""Every change that an advice suggests is applied here, and has the stated effect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REQUESTS: dict[str, Request] = {
 
 
 def given(name: str) -> tuple[Advice, list[tuple[str, Plan | None, Change]]]:
-    """The advice, and every change that it names with its pool and the plan that it is for."""
+    """Return the advice, and every change that it suggests, with its pool and its plan."""
     advice = advise(REQUESTS[name], POOLS)
     changes = [(item.pool, item.plan, item.change) for item in advice.why_not if item.subject != "pool" and item.change]
     changes += [(item.pool, None, item.change) for item in advice.why_not if item.subject == "pool" and item.change]
@@ -77,7 +77,7 @@ def test_changes_do_what_they_say(name: str) -> None:
 
 
 def check_plan(advice: Advice, before: Pool, plan: Plan, change: Change) -> None:
-    """A neighbour's change: afterwards it fits, or is ahead of the plan that is recommended now."""
+    """Check the change for a neighbouring plan: with it the plan fits, or beats the recommended one."""
     best = advice.best
     assert best is not None
     if change.input == "plan":
@@ -97,7 +97,7 @@ def check_plan(advice: Advice, before: Pool, plan: Plan, change: Change) -> None
 
 
 def test_where_one_change_is_not_enough_the_first_is_told_with_what_remains() -> None:
-    """A T4 has no BF16 units, and is too small or too slow besides; every other rejection here needs one change."""
+    """A T4 has no BF16 units, and is also too small or too slow; every other rejection here needs one change."""
     for name in REQUESTS:
         for item in given(name)[0].rejections:
             if item.change is None:
@@ -123,7 +123,7 @@ FEWER = {
 
 @pytest.mark.parametrize("name", FEWER)
 def test_one_node_less_than_the_change_is_not_enough(name: str) -> None:
-    """Nodes were once doubled until it was true."""
+    """The number of nodes was once doubled until it sufficed."""
     request, pools = FEWER[name]
     advice = advise(request, pools)
     changes = [(item.pool, item.change) for item in advice.rejections if item.change]
@@ -261,7 +261,7 @@ def test_a_faster_plan_of_more_gpus_fills_the_node_first() -> None:
 
 @pytest.mark.parametrize("gpus", [3, 5, 6])
 def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
-    """Three GPUs would have won as "1 node of 6", five as "2 nodes of 5"."""
+    """Three GPUs would once have won as "1 node of 6", five as "2 nodes of 5"."""
     part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=gpus, usual_gpus_per_node=8)
     for model in ("gpt2-xl", "llama-3-70b"):
         for batch in (15 * 8, 64):
@@ -275,7 +275,7 @@ def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
 
 
 def test_a_precision_helps_a_batch_that_few_counts_divide() -> None:
-    """Seven samples go onto one of six V100, though not onto two, three or six."""
+    """Seven samples fit on one of six V100, though not on two, three or six."""
     gpu_pool = pool("v100-sxm-32", 1, 3.1)
     request = Request("x", Workload(models.preset("t5-small"), 512, 7))
     (rejection,) = advise(request, [replace(gpu_pool, gpus_per_node=6)]).rejections
@@ -342,7 +342,7 @@ def test_a_precision_that_the_framework_lacks_is_no_remedy() -> None:
     ],
 )
 def test_a_plan_that_does_not_fit_is_told_what_of_it_to_change(plan: str, changed: str, remedy: str) -> None:
-    """Not shorter sequences, where the plan itself can be made to fit."""
+    """Shorter sequences are not suggested where the plan itself can be made to fit."""
     lora = replace(LARGE, model=models.preset("qwen3-8b"), sequence_length=8192, lora_rank=16)
     workload = lora if plan == "fsdp8,ac=none" else LARGE
     request = Request("x", workload, plan=Stated.parse(plan, "plan"), constraints=Constraints(gpus=8))

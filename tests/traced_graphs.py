@@ -1,4 +1,4 @@
-"""Graphs of traced modules and ONNX files, and what is counted on them."""
+"""Graphs of traced modules and ONNX files, and counts over them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def seconds(model: Model, sequence: int, **how: Any) -> float:
 
 
 def stored(content: bytes, **training: Any) -> Request:
-    """What a job asks for whose graph is that."""
+    """Return the request of a job whose graph has this content."""
     model = {"graphRef": {"configMapKeyRef": {"name": "m", "key": "g"}}}
     spec = {"model": model, "training": {"globalBatchSize": 8, **training}}
     job = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}

@@ -1,4 +1,4 @@
-"""What the API server's audit log says about the operator, and the account it is audited under."""
+"""Readers for the API server's audit log of the operator's requests, and the account that the log shows."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WRITING = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
 
 def rendered(helm: Helm, *values: str, only: tuple[str, ...] = ()) -> str:
-    """The chart's objects, or those of some of its templates; values are as `--set` takes them."""
+    """Return the chart's objects, or those of some of its templates; values are as `--set` takes them."""
     shown = [f"--show-only=templates/{name}.yaml" for name in only]
     chosen = [f"--set={value}" for value in values]
     return helm("template", "tilecast", str(CHART), f"--namespace={NAMESPACE}", *shown, *chosen)
 
 
 def account_kubeconfig(cluster: Cluster, helm: Helm, path: Path, *values: str) -> Path:
-    """Writes a kubeconfig of the chart's service account, which may do what the chart's role says and no more.
+    """Write a kubeconfig of the chart's service account, which has exactly the rights of the chart's role.
 
     Args:
         cluster: where the role and the account are applied.
@@ -42,7 +42,7 @@ def account_kubeconfig(cluster: Cluster, helm: Helm, path: Path, *values: str) -
 
 
 def kubeconfig_of(cluster: Cluster, account: str, namespace: str, path: Path) -> Path:
-    """Writes a kubeconfig of a service account that is there."""
+    """Write a kubeconfig of an existing service account."""
     token = cluster.kubectl("create", "token", account, f"--namespace={namespace}", "--duration=2h").strip()
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}
@@ -51,12 +51,12 @@ def kubeconfig_of(cluster: Cluster, account: str, namespace: str, path: Path) ->
 
 
 def mark(cluster: Cluster) -> int:
-    """Where the last whole line of the audit log ends now."""
+    """Return the offset at which the last whole line of the audit log ends now."""
     return cluster.audit_log.read_bytes().rfind(b"\n") + 1
 
 
 def entries(cluster: Cluster, since: int = 0) -> Iterator[dict[str, Any]]:
-    """The audit log from a mark on."""
+    """Yield the entries of the audit log from an offset on."""
     with cluster.audit_log.open("rb") as log:
         log.seek(since)
         for line in log:
@@ -65,18 +65,21 @@ def entries(cluster: Cluster, since: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def of_the_operator(cluster: Cluster, since: int = 0) -> Iterator[dict[str, Any]]:
-    """What the operator's account asked for."""
+    """Return the requests of the operator's account."""
     return (entry for entry in entries(cluster, since) if entry["user"]["username"] == ACCOUNT)
 
 
 def resource(entry: dict[str, Any]) -> str:
-    """Plural, with the subresource: `trainingjobs/status`."""
+    """Return the plural name, with the subresource, such as `trainingjobs/status`."""
     asked = entry["objectRef"]
     return "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
 
 
 def changes(cluster: Cluster, since: int = 0) -> dict[str, int]:
-    """How often the operator changed each TrainingJob: the versions that its patches made, not the patches."""
+    """Count how often the operator changed each TrainingJob.
+
+    Versions that its patches made count, not the patches.
+    """
     versions: dict[str, set[str]] = defaultdict(set)
     born: dict[str, str] = {}
     for entry in entries(cluster, since):
