@@ -94,7 +94,7 @@ def priced(workload: Workload, where: Pool) -> tuple[Floats, Floats]:
 def main() -> None:
     """Print the figures."""
     advices = (("gpt3-175b, four pools of 512", LARGE), ("llama-2-7b, four pools of 64", SMALL))
-    # Children first: the largest resident set of a child counts from before it left its parent's memory.
+    # Children first: a child's largest resident set includes the time before exec, when it shared its parent's memory.
     for name, command in advices:
         processor_s, wall_s, largest = cold(command)
         print(f"{name}: cold process {wall_s:.2f} s, {processor_s:.2f} s of the processor, at most {largest:.0f} MB")

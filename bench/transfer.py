@@ -25,7 +25,7 @@ FOLDS = 8
 
 
 class LeftOutFit:
-    """Pairs of runs of every kind, with the factors that they share."""
+    """Pairs of runs of every kind, with the levels of deviations that they share."""
 
     def __init__(self, subjects: Subjects) -> None:
         self.pairs = transfer.pairs(subjects)

@@ -25,7 +25,7 @@ from tilecast import hardware  # noqa: E402
 if TYPE_CHECKING:
     from story import Scene
 
-# No test is timed: a shared machine may take any time over an example.
+# No example has a deadline: a shared machine may take any time over one.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
@@ -34,7 +34,7 @@ CLUSTER_TIMEOUT_S = 1800
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in the background without Ctrl-C, and what the tests start would inherit that.
+    # A shell starts background processes with SIGINT ignored, and processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault(processes.MARK, uuid.uuid4().hex)
 LEFTOVERS_S = 10.0
@@ -149,7 +149,7 @@ def bare_cluster(shared_bare_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def kind_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Yield a cluster of kind that all its stories share."""
-    # It uses what is defined here.
+    # Imported here, because that module uses names of this one.
     import kind_cluster
 
     with kind_cluster.started(tmp_path_factory.mktemp("kind")) as cluster:
@@ -159,7 +159,7 @@ def kind_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def team(kind_cluster: Cluster) -> Iterator["Scene"]:
     """Yield a scene with a namespace for jobs on kind; afterwards delete the namespace and all pools."""
-    from story import TEAM, Scene  # it uses what is defined here
+    from story import TEAM, Scene  # that module uses names of this one
 
     kind_cluster.kubectl("create", "namespace", TEAM)
     yield Scene(kind_cluster.kubectl, lambda: "", "")

@@ -198,7 +198,7 @@ def attempt_all(size: str, where: str) -> None:
                 except SpecError as error:
                     assert len(str(error)) < 1000 and "\n" not in str(error), str(error)[:2000]
                 except ValueError as error:
-                    # Text that is no JSON reaches no handler: kopf and the client read it.
+                    # Invalid JSON reaches no handler: kopf and the client parse it before.
                     assert isinstance(error, json.JSONDecodeError) or "digits" in str(error), error
 
 

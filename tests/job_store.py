@@ -103,7 +103,7 @@ class JobStore(Store):
         body = await super().apply(path, document, force=force)
         if not path.startswith(JOBS):
             return body
-        # What is applied is ours from now on.
+        # Applied fields belong to our field manager from now on.
         fields = {"f:metadata": {"f:annotations": {f"f:{key}": {} for key in document["metadata"]["annotations"]}}}
         ours = {"manager": "tilecast-advisor", "operation": "Apply", "fieldsV1": fields}
         if body["metadata"].get("managedFields") == [ours]:

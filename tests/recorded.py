@@ -110,7 +110,7 @@ def _repeated(name: str, column: Sequence[str], times: int, minutes: int) -> lis
     values, result = list(column), list[str]()
     for turn in range(times):
         result += [value if value == ABSENT else f"{float(value) + turn * step:.12g}" for value in values]
-        # A series that appears in the first turn is there from then on.
+        # A series that appears in the first repetition exists in the later ones from their start.
         values = ["0" if value == ABSENT and _COUNTER.search(name) else value for value in values]
         values = [known if value == ABSENT else value for value in values]
     return result

@@ -97,7 +97,7 @@ def from_advice_to_a_better_forecast(scene: Scene, folder: Path) -> None:
     first = scene.apply("first")
     raw = first["recommendation"]["stepSeconds"]["target"]
     count = 'tilecast_prediction_relative_error_ratio_count{gpu="h100-sxm",stage="raw"}'
-    # A panel shows what grew between two scrapes.
+    # A panel shows the growth between two scrapes.
     wait_for(lambda: scene.value(count) == 0, "a scrape before the first report", 60)
     for _ in range(20):
         report = json.dumps({"stepSeconds": raw / TOO_SLOW, "steps": 50, "gpus": 8}).encode()

@@ -55,7 +55,7 @@ def test_offers_are_ranked_by_the_objective() -> None:
 def test_cheapest_is_never_dearer_than_fastest() -> None:
     fastest, cheapest = (advise(replace(LLAMA, objective=goal), POOLS).best for goal in ("time", "cost"))
     assert fastest is not None and cheapest is not None
-    # Within a tie the simpler plan is shown.
+    # Of plans that tie, the simplest is shown.
     tied = math.exp(uncertainty.most_tied())
     assert cheapest.cost_per_1000_steps <= fastest.cost_per_1000_steps * tied  # type: ignore[operator]
     assert fastest.step_s <= cheapest.step_s * tied
@@ -99,7 +99,7 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
 def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(
         "small", Workload(models.preset("llama-2-7b"), 4096, 1)
-    )  # the host bounds it, however it is split
+    )  # the host bounds the step, however the job is split
     candidates = rank.field(request, pool("h100-sxm", 64))
     few = choose.choose(request, candidates, candidates.fits)
     monkeypatch.setattr(choose, "MAX_TIED", 10**6)
@@ -234,7 +234,7 @@ def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     assert runs[0] == runs[1] == runs[2]
     reviewed = json.loads((ROOT / "tests" / "advice" / f"{job.stem}.json").read_text())
     advice = json.loads(runs[0])
-    # The command line says besides what it found of the nodes.
+    # The command line also prints what it found in the nodes.
     own, added = reviewed["notes"], advice["notes"][len(reviewed["notes"]) :]
     assert advice == reviewed | {"notes": [*own, *added]}
     assert all("tainted" in note for note in added)

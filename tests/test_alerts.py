@@ -622,7 +622,7 @@ STORIES: Sequence[Story] = (
 
 @pytest.mark.cluster
 async def test_alerts_fire_and_stay_quiet(tmp_path: Path) -> None:
-    """promtool runs once over all stories."""
+    """Run promtool once over all stories."""
     tests = []
     for story in STORIES:
         tape = Tape()

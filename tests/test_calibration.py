@@ -222,7 +222,7 @@ def test_errors_of_the_measured_runs_fall_with_observations_and_ranges_hold() ->
     none, three = curves.curve(runs, (0, 3), least=8, draws=10)
     assert three.error < 0.87 * none.error
     assert three.bias < 0.75 * none.bias
-    # 0.87, and 0.8 with the cluster's 0.12 of before: a cluster shares less, so three runs tell less of the next.
+    # 0.87; it was 0.8 with the former 0.12 for the cluster. Runs share less now, so three say less about the next.
     assert three.width < 0.9 * none.width
     points = curves.curve(runs, (0, 3, 10, 30), least=35, draws=10)
     assert points[0].error > points[2].error > points[3].error

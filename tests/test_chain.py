@@ -20,7 +20,7 @@ def chains(draw: st.DrawFn) -> Chain:
     levels = draw(st.sampled_from([2, 5, 1000]))  # few levels make ties, many make none
     cost = rng.integers(1, levels + 1, (links, width)) / levels
     change = rng.integers(0, levels + 1, (max(links - 1, 0), width, width)) / levels / 2
-    # A strategy that is fast holds much: what makes a budget hurt.
+    # Fast strategies hold more memory, so that the budget matters.
     memory = np.floor(1e9 * (1.2 - cost) * rng.uniform(0.5, 1.5, cost.shape))
     working = np.floor(rng.integers(0, levels + 1, cost.shape) * 1e9 / levels)
     if draw(st.booleans()) and width > 1:

@@ -416,7 +416,7 @@ def test_the_values_offer_every_setting_of_the_operator_but_its_address() -> Non
 
 
 def test_the_service_is_not_taken_for_settings(helm: Helm) -> None:
-    # A Service named tilecast gives every pod beside it TILECAST_PORT and its kin.
+    # A Service named tilecast sets TILECAST_PORT and similar variables in every pod of its namespace.
     (deployment,) = of_kind(rendered(helm), "Deployment")
     assert deployment["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
@@ -545,7 +545,7 @@ def test_the_api_server_holds_every_pod_to_the_restricted_standard(helm: Helm, c
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
 
     def create(spec: dict[str, Any]) -> str:
-        # Neither the service account nor the priority class is there; neither matters to the standard.
+        # The service account and the priority class do not exist; neither matters to the standard.
         spec = {key: value for key, value in spec.items() if key not in ("serviceAccountName", "priorityClassName")}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
         arguments = ["create", "--dry-run=server", f"--namespace={namespace}", "-f", "-"]
@@ -607,7 +607,7 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
     installer("uninstall", "--wait", "--timeout=120s")
     assert left(own_cluster) == sorted([*CRD_NAMES, *OBJECT_NAMES])
 
-    # The same release takes them up again. Values of releases that had CRDs as templates change nothing.
+    # The same release adopts them again. Values of releases that had CRDs as templates change nothing.
     installer("install", str(CHART), "--set=crds.keep=false", "--set=rbac.configMapNamespaces={default}")
     assert set(OBJECT_NAMES) <= set(left(own_cluster))
     installer("uninstall", "--wait", "--timeout=120s")

@@ -27,7 +27,7 @@ def left_behind(pid: int) -> list[str]:
 
 
 def test_it_shows_advice_for_every_example(binaries: Path) -> None:
-    # Settings of the caller are not the operator's.
+    # The operator does not inherit the caller's settings.
     environment = os.environ | {"TILECAST_DATA": "/nowhere"}
     with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as demo:
         shown, problems = demo.communicate(timeout=300)

@@ -111,7 +111,7 @@ def test_the_next_start_sweeps_what_a_killed_process_left(binaries: Path) -> Non
     held.wait(60)
     assert left.folder.exists()
 
-    # A second cluster beside it: neither takes the other's ports.
+    # Two clusters at once do not take each other's ports.
     with Cluster() as other:
         assert other.kubectl("get", "namespace", "default")
         assert left.name not in [cluster.name for cluster in running()]

@@ -78,7 +78,7 @@ def test_a_restart_remembers_what_was_learnt(scene: Scene, operator: RunningOper
         first["forecast"]["rawSeconds"] / 1.3, rel=0.05
     )
     after = scene.with_field("second", "observed") or {}
-    # Alternatives are priced by the pools that there are now.
+    # Alternatives are priced with the pools that exist now.
     for status in (before, after):
         status.pop("alternatives"), status.pop("alternativesHash")
     assert after == before

@@ -278,7 +278,7 @@ def test_a_killed_operator_writes_nothing_when_it_returns(cluster: Cluster, oper
     operator.kill()
     cluster.apply(json.dumps(job_document("latecomer")))
     operator.start()
-    # It answers what came while it was away, so it has seen what was there before.
+    # It answers the job that came while it was down, so it has also seen the earlier ones.
     assert condition(answered(cluster, "latecomer"), "Ready")["status"] == "True"
     cluster.apply(json.dumps(job_document("newcomer")))
     answered(cluster, "newcomer")

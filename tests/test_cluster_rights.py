@@ -70,7 +70,7 @@ def observed(cluster: Cluster, since: int) -> set[tuple[str, str, str]]:
     for entry in witness.of_the_operator(cluster, since):
         asked = (entry["objectRef"].get("apiGroup", ""), witness.resource(entry))
         verbs.add((*asked, entry["verb"]))
-        # A server-side apply that makes the object needs the right to create it.
+        # A server-side apply that creates the object needs the right to create it.
         if entry["verb"] == "patch" and entry["responseStatus"]["code"] == 201:
             verbs.add((*asked, "create"))
     return verbs
@@ -155,11 +155,11 @@ def test_every_right_is_used_and_none_is_lacking(cluster: Cluster, helm: Helm, t
         cluster.kubectl("patch", "tjob", "a", "--type=merge", "-p", '{"spec":{"mode":"Off"}}')
         wait_for(partial(answered, cluster, "a"), "an answer", ANSWER_S)
         report_a_step(operator)
-        # What is watched on the side may be asked for a little later.
+        # Secondary watches may start a little later.
         wait_for(lambda: granted(rendered) <= observed(cluster, since), "every right to be used", ANSWER_S)
         assert operator.get("/healthz") == "ok"
     denied = set(refused(cluster, since))
-    # What it may not ask for one job or one report it finds out by asking, and says so there.
+    # It learns that a request for one job or one report is forbidden by making it, and reports that there.
     least = {("", "configmaps", "get"), ("authentication.k8s.io", "tokenreviews", "create")}
     assert denied == ({f"{verb} {resource}" for _, resource, verb in least} if mode == "reading least" else set())
     assert observed(cluster, since) - (least if denied else set()) == granted(rendered)
@@ -168,7 +168,7 @@ def test_every_right_is_used_and_none_is_lacking(cluster: Cluster, helm: Helm, t
 def test_advice_is_all_that_is_ever_written(cluster: Cluster, begin: int) -> None:
     """This covers every operator of this file."""
     asked = [entry for entry in witness.of_the_operator(cluster, begin) if entry["verb"] in witness.WRITING]
-    # A TokenReview is created to be answered; it is never stored.
+    # A TokenReview is created for its answer only; it is never stored.
     written = [entry for entry in asked if witness.resource(entry) != "tokenreviews"]
     assert {witness.resource(entry) for entry in written} == {
         "trainingjobs",

@@ -78,7 +78,7 @@ async def test_two_operators_leave_a_job_of_another_kind_to_each_other(caplog: p
             assert store.messages() and all("another release" in text for text in store.messages())
             shown = [generate_latest(running.metrics.registry) for running in store.operators]
             assert any(b"tilecast_contended_objects 1.0" in text for text in shown)
-            # Something new is asked: it is answered at once.
+            # A new question is answered at once.
             before, body = store.count(), copy.deepcopy(store.now())
             body["metadata"]["annotations"]["tilecast.dev/training"] = '{"globalBatchSize": 512, "precision": "fp16"}'
             store.put(PATH, body)

@@ -86,7 +86,7 @@ def test_an_operator_leaves_a_job_to_another_and_says_so(
             assert b"tilecast_contended_objects 1.0" in generate_latest(running.metrics.registry)
             (event,) = (item for item in store.events.values() if item["reason"] == "Contended")
             assert named in event["message"] and "ours" in event["message"] and event["type"] == "Warning"
-            # Something new is asked: it is answered at once.
+            # A new question is answered at once.
             body = copy.deepcopy(store.objects[PATH])
             body["spec"]["objective"] = "cost"
             running.cache.see(store.put(PATH, body))
@@ -122,7 +122,7 @@ def test_an_operator_waits_after_annotations_that_another_has_replaced_at_once(
             await settled(running)
             assert len(store.writes) == 2 and "status" not in store.objects[PATH]
             store.before_write = lambda path: None
-            # Something new is asked: it is answered at once.
+            # A new question is answered at once.
             body = copy.deepcopy(store.objects[PATH])
             body["spec"]["objective"] = "cost"
             running.cache.see(store.put(PATH, body))

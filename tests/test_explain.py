@@ -124,7 +124,7 @@ def test_model_flops_do_not_depend_on_the_split() -> None:
     ):
         split, _ = explained(GPT, plan)
         assert split.model_flops == pytest.approx(whole.model_flops, rel=0.01)
-    # Six FLOP per parameter and token, and attention besides (arXiv 2104.04473, appendix).
+    # Six FLOPs per parameter and token, plus attention (arXiv 2104.04473, appendix).
     tokens, layers, hidden = 64 * 1024, 48, 1600
     known = 72 * tokens * layers * hidden**2 * (1 + 1024 / (6 * hidden) * 0.75 + 50257 / (12 * layers * hidden))
     assert whole.model_flops == pytest.approx(known, rel=0.03)

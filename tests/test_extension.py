@@ -151,7 +151,7 @@ def test_a_type_of_hugging_face_is_one_table(house: House) -> None:
 
 def test_a_family_is_one_function_and_one_line(house: House) -> None:
     new, old = (json.loads(house.tilecast(*bare(name, "-o", "json"))) for name in ("zeta-new", "zeta-1b"))
-    # The range of a family that nobody measured is that of all; the rest is that of its equal.
+    # An unmeasured family has the range of all families; the rest equals its copy's.
     assert new["recommendation"]["parallelism"] == old["recommendation"]["parallelism"]
     assert new["recommendation"]["stepSeconds"]["target"] == old["recommendation"]["stepSeconds"]["target"]
     assert "h100-sxm" in house.tilecast(*bare("zeta-new", "--lora-rank", "8"))

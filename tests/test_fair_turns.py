@@ -63,7 +63,7 @@ class Sweep:
             return await run(searches, request, *arguments)
 
         monkeypatch.setattr(Searches, "run", seen)
-        monkeypatch.setattr(admission, "DECIDE_S", 60.0)  # what counts is the order, however busy this machine is
+        monkeypatch.setattr(admission, "DECIDE_S", 60.0)  # only the order counts, however busy this machine is
 
     def search(self, request: Request, pools: Sequence[Pool]) -> Advice:
         batch = request.workload.global_batch

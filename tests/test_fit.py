@@ -154,7 +154,7 @@ def test_a_round_prices_its_rows_once_for_each_constant(capsys: pytest.CaptureFi
     alone, fitted = Counted(), Counted()
     step_fit.Round.at(table, alone)  # type: ignore[arg-type]
     best, model = step_fit.fit(table, fitted, rounds=1)  # type: ignore[arg-type]
-    assert fitted.priced == 2 * alone.priced  # where the round begins, and where it ends
+    assert fitted.priced == 2 * alone.priced  # at the start and at the end of the round
     error = np.median(np.abs(best["factor"]["matrix"] / fitted.measured_s - 1))
     assert f"median error {error:.1%}" in capsys.readouterr().out
     assert model.off == pytest.approx(np.log(fitted.measured_s / best["factor"]["matrix"]))

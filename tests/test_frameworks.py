@@ -56,14 +56,14 @@ def test_a_cell_that_is_not_its_own_is_the_engines() -> None:
         ("megatron", "bf16", Plan(), 18.0),
         ("megatron", "fp16", Plan(), 16.0),
         ("megatron", "bf16", Plan(data=8, zero_stage=1), 6 + 12 / 8),
-        # DDP under autocast: weight 4, its cast 2, gradient 4 and once more in buckets, moments 8.
+        # DDP under autocast: weight 4, its cast 2, gradient 4 and 4 again in buckets, moments 8.
         ("ddp", "bf16", Plan(data=2), 22.0),
         ("ddp", "bf16", Plan(), 18.0),
         ("ddp", "fp32", Plan(), 16.0),
-        # fully_shard: everything in FP32, spread; what is gathered is working memory.
+        # fully_shard: everything in FP32 and sharded; gathered weights are working memory.
         ("fsdp2", "bf16", Plan(data=8, zero_stage=3), 16 / 8),
         ("fsdp2", "bf16", Plan(data=8, zero_stage=2), 2 + 16 / 8),
-        # 16 bit alone: weight, gradient and two moments of 2.
+        # Pure 16 bit: weight, gradient and two moments of 2 bytes each.
         ("torchtune", "bf16", Plan(data=4, zero_stage=3), 8 / 4),
     ],
 )
@@ -208,7 +208,7 @@ def test_an_output_layer_of_its_own_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("framework", "data", "copies"),
-    # OneFlow holds a gradient of the table beside weight and moments, and spreads all of them; others rows alone.
+    # OneFlow holds the table's gradient beside weight and moments, and shards them all; others hold only rows.
     [("oneflow", 1, 4.0), ("oneflow", 8, 4.0), (None, 8, 3.0)],
 )
 def test_embedding_tables_are_billed_by_rows(framework: Framework | None, data: int, copies: float) -> None:
@@ -253,7 +253,7 @@ def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None)
 
 @pytest.mark.parametrize(
     ("framework", "gpu", "each"),
-    # By rows and by columns beside 16 bits under Megatron-LM, alone under NeMo; Blackwell needs no copy by columns.
+    # FP8 weights by rows and by columns: beside 16 bits in Megatron-LM, alone in NeMo; Blackwell needs no columns.
     [("megatron", "h100-sxm", 4.0), ("megatron", "b200", 3.0), ("nemo", "h100-sxm", 2.0), ("nemo", "b200", 1.0)],
 )
 def test_blackwell_needs_no_fp8_weights_by_columns(framework: Framework, gpu: str, each: float) -> None:

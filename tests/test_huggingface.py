@@ -29,8 +29,8 @@ def llama(**keys: Any) -> dict[str, Any]:
     return dict(zip((*names, "vocab_size"), keys.pop("sizes"), strict=True)) | keys
 
 
-# What decides the graph of the published configs (huggingface.co, the model of each comment-free key), and the preset
-# whose parameters they must have.
+# Keys of published configs that decide the graph, by model on huggingface.co, and the preset whose parameters they must
+# have.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_inner": None, "vocab_size": 50257,
                       "n_positions": 1024, "resid_pdrop": 0.1}),
@@ -274,7 +274,7 @@ def test_where_a_config_is_refused_and_a_preset_has_its_dimensions_the_error_nam
         huggingface.model({"model_type": "sth", "_name_or_path": "databricks/dbrx", "architectures": ["X"]})
     text_encoder = {"num_layers": 12, "d_model": 768, "num_heads": 12, "vocab_size": 32128}
     parts = {"text_encoder": {"model_type": "t5", **text_encoder}, "decoder": {"num_attention_heads": 24}}
-    with pytest.raises(SpecError, match=r"name a preset$"):  # a T5 within it does not make it one
+    with pytest.raises(SpecError, match=r"name a preset$"):  # a T5 inside does not make it a T5
         huggingface.model({"model_type": "musicgen", **parts})
 
 

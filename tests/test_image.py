@@ -25,7 +25,7 @@ def test_every_locked_package_has_a_hash(name: str) -> None:
 
 
 def test_the_image_installs_what_the_tests_ran_with() -> None:
-    # A package that the image needs on Windows alone may be one that the tests need everywhere.
+    # A package that the image needs only on Windows may be needed everywhere by the tests.
     whole, image = (
         {entry.split(" ;")[0]: hashes for entry, hashes in locked(name).items()}
         for name in ("requirements.lock", "requirements-operator.lock")

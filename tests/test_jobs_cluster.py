@@ -416,7 +416,7 @@ def test_a_queued_job_set_is_steered_too(cluster: Cluster, operator: Operator) -
     )
 
 
-# --- always let go
+# --- always released
 
 
 def impossible(name: str) -> dict[str, Any]:
@@ -511,7 +511,7 @@ def test_an_operator_that_is_killed_amid_its_work_leaves_nothing_held(cluster: C
     for name in names:
         assert applied(until(cluster, "job", name, applied, "is let go")) == "Placed"
         assert flavor(cluster, name) == "second-h100"
-    # Each was let go, as it says; a write whose client was killed amid it may be no success in the audit log.
+    # Each was released, as it states. The audit log may show no success for a write whose client was killed.
     assert {releases(cluster)[name] for name in names} <= {0, 1}
 
 
@@ -544,7 +544,7 @@ def test_a_job_is_let_go_across_a_restart_of_the_api_server(cluster: Cluster, op
     cluster.revive()
     for name in names:
         assert applied(until(cluster, "job", name, applied, "is let go"))
-    # A write that went through as the server fell may be missing in its audit log, but none is there twice.
+    # The audit log may lack a write that succeeded while the server went down, but has none twice.
     counted = releases(cluster)
     assert {counted[name] for name in names} <= {0, 1}
     for name in names:
@@ -615,7 +615,7 @@ def test_what_is_wrong_with_a_target_is_told(cluster: Cluster, operator: Operato
     assert condition(tjob, "Ready")[1] == "TargetNotFound" and "create it" in condition(tjob, "Ready")[2]
     create(cluster, training_job("for-wanted", target("wanted")))
     until(cluster, "tjob", "for-wanted", lambda item: condition(item, "Ready")[0] == "True", "is advised")
-    time.sleep(1.1)  # the older one is told by its creation, in whole seconds
+    time.sleep(1.1)  # the older one is known by its creation time, in whole seconds
     create(cluster, training_job("for-wanted-too", target("wanted")))
     tjob = until(cluster, "tjob", "for-wanted-too", lambda item: condition(item, "Ready")[0], "is answered")
     assert condition(tjob, "Ready")[1] == "TargetConflict"
@@ -717,9 +717,9 @@ def test_what_is_granted_for_jobs_is_what_is_used(
     without = rights(granted(helm, "capacity.readKueue=true"))
     in_place, in_advice = rights(granted(helm, *PLACE_VALUES)), rights(granted(helm, *ADVISE_VALUES))
     assert in_place - in_advice == {("kueue.x-k8s.io", "workloads", verb) for verb in ("list", "patch")}
-    # What the tests before may not have asked for: a Workload that is older than the node choice, a job that is not
-    # there, and a runtime of a namespace.
-    # Kueue takes over new tolerations by itself, and a node selector with them; a node selector alone it does not.
+    # Cases that earlier tests may not have reached: a Workload older than the node choice, a missing job, and a runtime
+    # of a namespace. Kueue copies new tolerations by itself, and a node selector with them, but not a node selector
+    # alone.
     known = queued("known-to-kueue")
     toleration = {"key": "nvidia.com/gpu", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
     known["spec"]["template"]["spec"]["tolerations"] = [toleration]
@@ -738,7 +738,7 @@ def test_what_is_granted_for_jobs_is_what_is_used(
     create(cluster, own, local)
     until(cluster, "trainjob", "local-runtime", lambda job: HASH in annotations(job), "is annotated")
     observed = used(cluster, 0)
-    # tests/test_cluster_pools.py has a job that claims its GPUs.
+    # tests/test_cluster_pools.py covers a job that claims its GPUs.
     claims = {right for right in in_place if right[0] == "resource.k8s.io"}
     assert in_place - without - claims <= observed, "granted in vain"
     assert {right for right in observed if right in in_place} == observed, "used without being granted"

@@ -197,7 +197,7 @@ def test_a_job_of_another_kind_goes_to_the_better_flavor(
         placed = first_write(cluster, name, lambda body: annotations(body).get(APPLIED) == "Placed")
         assert admitted is not None and placed is not None and admitted < placed
         chosen = nodes_of(cluster, {"nvidia.com/gpu.product": H100})
-        if kind == "pytorchjob":  # kwok ends the pods of Jobs alone
+        if kind == "pytorchjob":  # kwok ends only the pods of Jobs
 
             def running(of: str = name) -> bool:
                 own = pods(cluster, of)
@@ -293,7 +293,7 @@ def test_no_job_whose_workload_has_quota_is_patched_but_for_its_annotations(
         name, ours = str(entry["objectRef"].get("name")), entry["user"]["username"] == ACCOUNT
         start = f"{entry['objectRef']['resource'].removesuffix('s')}-{name}-"
         since = min((at for each, at in with_quota.items() if each.startswith(start)), default=None)
-        # A job of the other Kueue may have lost its quota since, and be requeued.
+        # A job of the other Kueue may have lost its quota since then and been requeued.
         is_other = not name.startswith(f"{prefix}-")
         if is_other or not ours or entry["verb"] != "patch" or since is None or number < since:
             continue
@@ -410,7 +410,7 @@ def test_jobs_that_are_held_wait_for_a_kueue_that_starts_anew(
     if has_gate:
         documents[2:] = [example("job-gated", name) for name in names[2:]]
     create(cluster, *documents)
-    # Of the other jobs Kueue may hear only when it is back.
+    # Kueue may hear of the other jobs only when it is back.
     wait_for(lambda: names[0] in cluster.kubectl("get", "workloads"), "Kueue's Workload", WAIT_S)
     before = operator.log_tail(1_000_000).count(WEBHOOK)
     kueue.kill("kueue")

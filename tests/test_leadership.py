@@ -351,7 +351,7 @@ async def test_the_next_leader_brings_no_run_back_that_was_withdrawn() -> None:
         )
         del store.objects[f"{JOBS}/a"]["metadata"]["annotations"][annotation]
         store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"])
-        # The other replica sees no more of the job than that it is gone.
+        # The other replica sees only that the job is gone.
         await see_until(lambda: not store.objects[learning]["spec"].get("runs"), leader)
         assert "observed" not in status()
         gone = store.objects.pop(f"{JOBS}/a")

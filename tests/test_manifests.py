@@ -119,7 +119,7 @@ def test_quantized_weights_are_the_frozen_ones() -> None:
     held = [memory.footprint(job, models.shard(job, plans), plans).parameters[0] for job in (lora, qlora)]
     assert held[1] < 0.4 * held[0]
     assert quarter.times.communication[0] < whole.times.communication[0]  # 4 bits are gathered
-    assert quarter.times.compute[1] > whole.times.compute[1]  # and written in 16, whether or not they are gathered
+    assert quarter.times.compute[1] > whole.times.compute[1]  # and written in 16 bits, whether or not they are gathered
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [

@@ -19,7 +19,7 @@ def test_a_result_is_made_once_for_equal_keys() -> None:
         return results.get({"value": value}, lambda: made.append(value) or value)
 
     assert [ask(value) for value in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
-    assert made == [1, 2, 3, 2]  # 2 was not asked for longest when 3 came
+    assert made == [1, 2, 3, 2]  # 2 was the least recently used when 3 came
     memo.forget()
     assert ask(1) == 1
     assert made == [1, 2, 3, 2, 1]

@@ -53,7 +53,7 @@ def bill(workload: Workload, plan: Plan) -> memory.Footprint:
 
 @pytest.mark.parametrize(
     ("zero_stage", "bytes_per_parameter"),
-    # ZeRO, figure 1: 16 without, 4 + 12/d, 2 + 14/d, 16/d with stages 1, 2, 3.
+    # ZeRO, figure 1: 16 bytes without it, and 4 + 12/d, 2 + 14/d, 16/d with stages 1, 2, 3.
     [(0, 16.0), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)],
 )
 def test_model_states_are_those_of_zero(zero_stage: int, bytes_per_parameter: float) -> None:
@@ -108,7 +108,7 @@ def test_a_step_needs_what_torch_was_seen_to_need(step: dict[str, Any]) -> None:
     seen = step["bytes"]
     for name in ("parameters", "gradients", "optimizer"):
         assert footprint.items(0)[name] == seen[name]
-    # What stays out: statistics of norms, the mask and the rotary tables; the gradients inside a convolutional block.
+    # Not counted: statistics of norms, the mask, the rotary tables, and gradients inside a convolutional block.
     assert float(footprint.activations[0]) == pytest.approx(seen["activations"], rel=0.01)
     assert float((footprint.activations + footprint.working)[0]) == pytest.approx(seen["peak"], rel=0.02)
 
@@ -119,7 +119,7 @@ def total(name: str, sequence: int, plan: Plan, **job: Any) -> float:
 
 
 IMPOSSIBLE: list[tuple[str, int, Plan, str, dict[str, Any]]] = [
-    # Model states alone: parameters x bytes each / ranks that share them. Adam in 16 bit takes 16 bytes a parameter:
+    # Model states only: parameters x bytes each / ranks that share them. Adam in 16 bit takes 16 bytes a parameter:
     # weight 2, gradient 2, optimizer 12. ZeRO-1 leaves 4 + 12/d, ZeRO-2 2 + 14/d, ZeRO-3 16/d. 1 GiB = 1.074e9 bytes.
     ("llama-2-7b", 2048, Plan(), "h100-sxm", {}),  # 6.7e9 x 16 B = 100 GiB > 80
     ("llama-2-7b", 2048, Plan(data=8), "a100-80", {}),  # replicas share nothing: 100 GiB > 80
@@ -141,7 +141,7 @@ IMPOSSIBLE: list[tuple[str, int, Plan, str, dict[str, Any]]] = [
     ("opt-6.7b", 2048, Plan(data=4, zero_stage=1), "v100-sxm-32", {"precision": "fp16"}),  # 6.7e9 x 7 B = 43 GiB > 32
     ("t5-11b", 512, Plan(data=4, zero_stage=2), "a100-40", {}),  # 11.3e9 x 5.5 B = 58 GiB > 40
     ("gpt-neox-20b", 2048, Plan(tensor=2), "a100-80", {}),  # 20.6e9 x 16 B / 2 = 153 GiB > 80
-    # Adapters leave the base weights: 2 bytes a parameter on every rank that does not share them.
+    # With adapters the base weights remain: 2 bytes a parameter on every rank, unless they are sharded.
     ("llama-2-13b", 512, Plan(), "a10g", {"lora_rank": 8}),  # 13.0e9 x 2 B = 24 GiB > 22.5
     ("llama-2-7b", 512, Plan(data=8), "p4", {"lora_rank": 8, "precision": "fp16"}),  # 6.7e9 x 2 B = 12.5 GiB > 7.5
     ("llama-2-70b", 512, Plan(data=8), "h100-sxm", {"lora_rank": 16}),  # 69e9 x 2 B = 128 GiB > 80
@@ -149,7 +149,7 @@ IMPOSSIBLE: list[tuple[str, int, Plan, str, dict[str, Any]]] = [
     # Activations: layers x tokens x bytes of a token.
     # Unfused scores: 32 layers x 32 heads x 8192^2 x 2 B = 128 GiB > 80.
     ("llama-2-7b", 8192, Plan(data=64, zero_stage=3), "h100-sxm", {"attention": "eager"}),
-    # Inputs of norms and products alone: 32 layers x 131072 tokens x 4 x 4096 numbers x 2 B = 128 GiB > 80.
+    # Just the inputs of norms and products: 32 layers x 131072 tokens x 4 x 4096 numbers x 2 B = 128 GiB > 80.
     ("llama-3-8b", 131072, Plan(data=64, zero_stage=3), "h100-sxm", {}),
     # Logits: 64 x 1024 tokens x 50257 words x 2 B = 6 GiB, their normalised copy 12, two gradients 24: 43 GiB > 40.
     ("gpt2", 1024, Plan(micro_batch=64, checkpointing="full"), "a100-40", {}),
@@ -235,7 +235,7 @@ def test_a_job_is_billed_at_its_largest_images() -> None:
 
 
 def test_the_backward_pass_of_a_network_is_billed_at_its_fullest_moment() -> None:
-    # The last convolution of VGG-16 comes before most is kept; the first of a U-Net's way up after half of it.
+    # VGG-16's last convolution comes before most activations are kept; the first of a U-Net's way up after half of them.
     job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
     classifier = bill(Workload(models.preset("vgg-16"), 1, 8, **job), Plan(micro_batch=8))
     segmenter = bill(Workload(models.preset("unet-2d"), 1, 8, **job), Plan(micro_batch=8))

@@ -238,7 +238,7 @@ def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Che
     jobs = [Workload(model, 16, 1, lora_rank=4, frozen_bits=held, framework="huggingface") for held in (16, 4)]
     whole, quantized = (memory.footprint(job, models.shard(job, plans), plans) for job in jobs)
     layer = models.build(jobs[1], WHOLE).layers[0]
-    largest = 2 * 4096 * 11008  # of the gate, or of what it gates
+    largest = 2 * 4096 * 11008  # of the gate, or of the product that it gates
     assert layer.copied_bytes[0] == largest
     assert whole.working[0] < largest <= quantized.working[0]
     assert models.build(jobs[0], WHOLE).layers[0].copied_bytes[0] == 0

@@ -130,7 +130,7 @@ def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
 
 
 def test_fixed_norms_keep_nothing() -> None:
-    """A detector's pretrained backbone keeps no input of a norm for the backward pass."""
+    """A detector's pretrained, frozen backbone keeps no input of a norm for the backward pass."""
     free, fixed = (
         models.build(Workload(replace(model, extra={**model.extra, "frozen": float(fixed)}), 1, 1, "fp16"), WHOLE)
         for fixed in (False, True)

@@ -347,7 +347,7 @@ async def test_the_next_job_of_a_name_has_no_steps_yet() -> None:
         await running.observations.put("default", "a", "default@n1", body(stepSeconds=target))
         await until(running, store, lambda: status(store).get("observed"))
         del store.objects[f"{JOBS}/a"]
-        store.put(f"{JOBS}/a", small("a"))  # its event comes before that of the end of the other
+        store.put(f"{JOBS}/a", small("a"))  # this event comes before the deletion event of the earlier job
         await until(running, store, lambda: status(store).get("recommendation"))
         await running.observations.put("default", "a", "default@n1", body(stepSeconds=target))
         await until(running, store, lambda: status(store).get("observed"))

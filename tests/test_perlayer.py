@@ -74,7 +74,7 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
             ratios.append((cost + once_s) / priced.step_s[row])
             over.append(held + priced.usable_bytes - one.budget - priced.memory_bytes[row])
     ratios = np.array(ratios)
-    # A chain hides exchanges behind neighbours only, the step behind the whole pass.
+    # A chain hides exchanges behind neighbouring layers only, the step behind the whole pass.
     assert np.median(np.abs(ratios - 1)) < 0.02
     assert np.quantile(ratios, 0.02) > 0.95
     # It reserves the communicators of every strategy, and never needs the largest gathered block and scratch
@@ -148,7 +148,7 @@ def test_the_example_gains_more_than_two_percent(capsys: pytest.CaptureFixture[s
 
 
 def test_a_framework_limits_what_varies() -> None:
-    workload = Workload(models.preset("gpt2-xl"), 1024, 512, "fp16", fused_loss=True)  # whose loss keeps as much
+    workload = Workload(models.preset("gpt2-xl"), 1024, 512, "fp16", fused_loss=True)  # the fused loss keeps as much
     free = perlayer.best(workload, pool("t4", nodes=1), 8)
     bound = perlayer.best(replace(workload, framework="megatron"), pool("t4", nodes=1), 8)
     assert free is not None

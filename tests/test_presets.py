@@ -220,9 +220,9 @@ PUBLISHED = {
     "detr-r50": 41.52,
     "stable-diffusion-v1.5": 859.52,
     "stable-diffusion-v2": 865.91,
-    # 11.9 thousand million.
+    # 11.9 billion.
     "flux.1": 11891.0,
-    # The networks' 43.59 and 65.16 and 512 for each of 85 742 identities.
+    # 43.59 and 65.16 for the networks, and 512 numbers for each of 85,742 identities.
     "insightface-r50": 87.49,
     "insightface-r100": 109.06,
     "dlrm-dcnv2": 26151.7,
@@ -235,11 +235,11 @@ PUBLISHED = {
     "rnn-t": 49.0,
     "tacotron2": 28.19,
     "gnmt": 160.7,
-    # 13.92 of the generator, 41.11 and 29.61 of the discriminators.
+    # 13.92 for the generator, 41.11 and 29.61 for the discriminators.
     "hifi-gan": 84.64,
     "lstm-ptb": 66.0,
     "transformer-xl-base": 192.0,
-    # Llama 4: 108.6 and 401.6 thousand million less the vision tower.
+    # Llama 4: 108.6 and 401.6 billion without the vision tower.
     "llama-4-scout": 107770.0,
     "llama-4-maverick": 400712.0,
     "deepseek-moe-16b": 16375.7,

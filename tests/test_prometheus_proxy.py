@@ -37,7 +37,7 @@ class RecordingProxy(BaseHTTPRequestHandler):
 
 @dataclass
 class OneJob:
-    """A job with a query."""
+    """Observations of a single job, which has a query."""
 
     taken: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 

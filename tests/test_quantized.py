@@ -39,11 +39,11 @@ def moved(op: Op) -> float:
 def test_operands_of_fp8_products_are_cast() -> None:
     layer_ops = ops(DENSE, "layer")
     tokens, hidden, wide = 4096.0, 4096.0, 14336.0
-    # 16 bits in, one byte by rows and one by columns out.
+    # Reads 16 bits, and writes one byte by rows and one by columns.
     assert moved(layer_ops["mlp.down.quantize"]) == 4 * tokens * wide
     assert moved(layer_ops["mlp.down.gradient.quantize"]) == 4 * tokens * hidden
     assert moved(layer_ops["mlp.up.gradient.quantize"]) == 4 * tokens * 2 * wide
-    assert "mlp.up.quantize" not in layer_ops  # the norm writes it so
+    assert "mlp.up.quantize" not in layer_ops  # the norm already writes FP8
     assert not any("quantize" in name for name in ops(replace(DENSE, precision="bf16"), "layer"))
 
 
@@ -93,7 +93,7 @@ def test_the_work_of_experts_is_that_of_their_tokens_however_they_are_launched()
 def test_biases_and_limits_of_experts_are_passes_of_their_own() -> None:
     layer_ops, plain = ops(BIASED, "expert-layer", expert=8), ops(replace(SPARSE, precision="bf16"), "expert-layer")
     slots, hidden, wide = 4096 * 4.0, 2880.0, 2880.0
-    # A product in FP32, a sum, a copy and a cast: 4 + (2 + 4) + 4 + 4 + 4 + 4 + 4 + 2 bytes of an element.
+    # A product in FP32, a sum, a copy and a cast: 4 + (2 + 4) + 4 + 4 + 4 + 4 + 4 + 2 bytes per element.
     assert moved(layer_ops["experts.weighted-bias"]) == 28 * slots * hidden
     assert moved(layer_ops["experts.activation.clamp"]) == 16 * slots * wide
     assert not {"experts.weighted-bias", "experts.activation.clamp"} & set(plain)
@@ -104,10 +104,10 @@ def test_biases_and_limits_of_experts_are_passes_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("facts", "hidden", "wide"),
     [
-        # What both products read, and the two inputs of the gate in 16 bits.
+        # The inputs of both products, and the two inputs of the gate in 16 bits.
         ({}, 1, 1 + 4),
         ({"precision": "bf16"}, 2, 2 + 4),
-        # Besides the activated gate, and the outputs that the tokens' weights multiply.
+        # Also the activated gate, and the outputs that the tokens' weights multiply.
         ({"precision": "bf16", "fused_kernels": False}, 2 + 2, 2 + 6),
     ],
 )

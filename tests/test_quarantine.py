@@ -131,7 +131,7 @@ def test_what_is_set_aside_is_walked_without_recursion() -> None:
     seen = husk({**hostile, **note, "spec": {"suspend": True, "template": deep}})
     assert seen["metadata"]["annotations"] == {"tilecast.dev/mode": "Initial"}
     assert (seen["spec"], seen["status"]) == ({"suspend": True}, {})
-    while deep != 1:  # or it is freed by recursion
+    while deep != 1:  # otherwise it is freed recursively
         deep = deep.pop()
 
 

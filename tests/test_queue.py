@@ -38,7 +38,7 @@ def test_jobs_of_one_size_take_the_place_that_is_free_first() -> None:
 
 
 def test_a_gang_waits_for_whole_nodes_and_smaller_jobs_pass_it() -> None:
-    # One GPU of the first node is taken for 4 s; the gang of two nodes waits for it, the last job does not.
+    # One GPU of the first node is busy for 4 s; the gang of two nodes waits for it, the last job does not.
     assert starts(PoolCapacity("a", 2, 2), Tasks([1, 4, 1], [4.0, 1.0, 2.0])) == [0, 4, 0]
 
 
@@ -172,7 +172,7 @@ def test_the_plan_is_close_to_the_best_there_is(policy: str, queues: int) -> Non
 MOST_PLANS = 3000
 
 
-# What a plan does.
+# Effects of a plan.
 
 
 def fast_and_slow(count: int) -> QueueProblem:
@@ -223,7 +223,7 @@ def test_a_higher_priority_starts_first() -> None:
     assert plan.finish.tolist() == [5, 10]
 
 
-# What changes, and what stays.
+# Changes of a plan, and parts that stay.
 
 
 def two_pools(seconds: float, **others: object) -> QueueProblem:
@@ -299,7 +299,7 @@ def test_a_share_of_the_cluster_is_what_fairness_is_measured_by() -> None:
     assert alone_s(ways, pools, 4) == pytest.approx(1 / (0.5 / 10 + 0.5 / 20))
 
 
-# What cannot be meant.
+# Invalid input.
 
 
 def test_what_cannot_be_planned_is_named_and_the_rest_is_planned() -> None:

@@ -135,7 +135,7 @@ def every_job(cluster: Cluster) -> list[dict[str, Any]]:
 def ended(cluster: Cluster) -> list[dict[str, Any]]:
     """Return the jobs once all of them are complete."""
     for _ in range(END_S // POLL_S):
-        time.sleep(POLL_S)  # each look costs what the controllers need
+        time.sleep(POLL_S)  # polling takes processor time from the controllers
         all_jobs = every_job(cluster)
         if all(item.get("status", {}).get("completionTime") for item in all_jobs):
             return all_jobs
@@ -195,7 +195,7 @@ def test_mean_completion_beats_kueue_alone_and_everybody_is_let_go_once(
     planned = ended(cluster)
 
     held_s = holds_s(cluster, {item["metadata"]["name"] for item in planned})
-    # How long a busy machine takes to decide says nothing of the plan.
+    # The decision time of a busy machine says nothing about the plan.
     means = mean_s(alone), mean_s(planned) - sum(held_s) / len(held_s)
     sys.stderr.write(
         f"\nmean completion of {JOBS} jobs: Kueue alone {means[0]:.1f} s, planned {means[1]:.1f} s from when they "

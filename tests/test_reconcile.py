@@ -570,7 +570,7 @@ def test_the_same_recommendation_is_not_talked_about() -> None:
 
 async def test_prices_that_move_a_little_move_no_job() -> None:
     store = Store()
-    # Steps long enough that the host, in whose favour of doubt plans are ordered, does not matter.
+    # Steps long enough that the host does not matter, for whose uncertain time the order of plans allows.
     training = {"sequenceLength": 1024, "globalBatchSize": 512, "precision": "fp16", "execution": "cudaGraphs"}
     store.put(f"{JOBS}/a", job("a", objective="cost", model=SMALL["model"], training=training))
     both = [node("n1"), node("a1", A100)]

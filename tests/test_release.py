@@ -60,7 +60,7 @@ class HeldJobs:
             raise ApiError(404, "not found")
         assert query is not None
         start = int(query.get("continue", 0))
-        # The items of a list do not say of which kind they are.
+        # Items of a list do not state their kind.
         jobs = [{k: v for k, v in item.items() if k != "kind"} for item in self.jobs.values() if item["kind"] == kind]
         onward = {"continue": str(start + 2)} if start + 2 < len(jobs) else {}
         return {"metadata": onward, "items": copy.deepcopy(jobs[start : start + 2])}

@@ -239,7 +239,7 @@ def test_more_micro_batches_shrink_the_share_of_the_bubble() -> None:
     priced = search.price(workload, plans, pool())
     share = priced.times.bubble / priced.step_s
     assert np.all(np.diff(share) < 0)
-    # 1F1B: (p - 1) / m of the ideal time, were all stages alike.
+    # 1F1B: (p - 1) / m of the ideal time, if all stages were alike.
     assert share[1] == pytest.approx(7 / 16 / (1 + 7 / 16), rel=0.15)
 
 

@@ -1,4 +1,4 @@
-"""A job that requests more than one search can price is refused by counts, before it costs anything."""
+"""A job that requests more than one search prices is refused by counts, before it costs anything."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def test_a_search_that_breaks_a_limit_is_ended_and_takes_no_other_along() 
         DEADLY: ("died", f"ended its process, signal {signal.SIGSEGV:d}"),
     }
     assert sum(isinstance(answer, Advice) for answer in answers) == 4
-    # What is out of memory in a process that has searched before is tried in a new one, as is what ends its process.
+    # A search that runs out of memory in a used process is tried in a new one, as is one that ends its process.
     assert causes.count("timeout") == 2 and 2 <= causes.count("memory") <= 4 and causes.count("died") == 2
 
 
@@ -186,7 +186,7 @@ async def test_a_job_with_advice_keeps_it_when_a_later_search_is_interrupted() -
         running.cache.see(node("n2", "NVIDIA-A100-SXM4-80GB"))
         await settled(running)
         assert store.objects[f"{JOBS}/a"] == before
-        # What asks something else has no advice to keep.
+        # A changed question has no advice to keep.
         store.put(f"{JOBS}/a", {**before, "spec": {**before["spec"], "objective": "cost"}})
         running.cache.see(store.objects[f"{JOBS}/a"])
         await settled(running)

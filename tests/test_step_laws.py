@@ -91,9 +91,9 @@ def test_each_micro_batch_copies_what_its_framework_copies() -> None:
         Plan(data=8, micro_batch=8, zero_stage=2),
         Plan(data=8, micro_batch=4, gradient_accumulation=2, zero_stage=2),
     )
-    # Two gathers read and written, a scatter that widens; one gather, gradients widened; and an eighth of an FP32 sum.
+    # Two gathers read and written, and a widening scatter; one gather and widened gradients; an eighth of an FP32 sum.
     assert copied(replace(JOB, framework="fsdp2"), sharded) == pytest.approx([14.0, 10.0, 10.0 + 12 / 8])
-    assert copied(JOB, sharded) == pytest.approx([12.0, 0.0, 6 / 8])  # gathered once updated, into place
+    assert copied(JOB, sharded) == pytest.approx([12.0, 0.0, 6 / 8])  # gathered in place after the update
 
 
 def test_frozen_weights_are_gathered_and_nothing_else() -> None:
@@ -142,7 +142,7 @@ def test_fsdp_gathers_for_every_micro_batch_under_zero_2() -> None:
             seconds(replace(JOB, framework=framework), replace(plan, gradient_accumulation=count), slow)
             for count in (1, 4)
         )
-        # Over a slow network next to nothing hides; DeepSpeed's gradients are half of what it exchanges.
+        # A slow network hides almost nothing; gradients are half of DeepSpeed's exchanges.
         assert four["communication"] == pytest.approx((1 + again) * once["communication"], rel=0.03)
 
 
@@ -175,11 +175,11 @@ def test_userbuffers_need_sequence_parallelism() -> None:
 @pytest.mark.parametrize(
     ("framework", "each"),
     [
-        # AdamW in one kernel: weight and two moments in and out; the gradient read, and limited (three passes).
-        ("megatron", 24 + 4 * 4 + 2),  # FP32 gradients, and the 16-bit weight besides
-        ("torchtune", 12 + 2),  # everything in 16 bit, nothing limited
+        # AdamW in one kernel: weight and two moments in and out; the gradient read, and clipped (three passes).
+        ("megatron", 24 + 4 * 4 + 2),  # FP32 gradients, and also the 16-bit weight
+        ("torchtune", 12 + 2),  # everything in 16 bit, nothing clipped
         ("litgpt", 76 / 2 + 4 * 2),  # the same, step by step
-        ("oneflow", 76 + 2 + 4 + 4 + 2),  # an FP32 copy of the 16-bit gradient is what the update reads
+        ("oneflow", 76 + 2 + 4 + 4 + 2),  # the update reads an FP32 copy of the 16-bit gradient
     ],
 )
 def test_an_update_moves_the_states_that_are_held(framework: Framework, each: float) -> None:
@@ -224,7 +224,7 @@ def test_the_host_s_work_per_step_grows_with_the_tensors() -> None:
 def test_replicas_wait_for_every_tensor_where_samples_differ() -> None:
     """Replicas of an image model add host work that grows with its tensors, not with the batch or their number.
 
-    Decoders, which are fed streams of tokens, and frameworks with their own kernels add none.
+    Decoders, which are fed streams of tokens, and code with fused kernels add none.
     """
 
     def more(job: Workload, samples: int, replicas: int = 8) -> float:

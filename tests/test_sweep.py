@@ -88,7 +88,7 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
     (half,) = vary([replace(POOL, gpu=gpu)], field, Value(0.5, is_factor=True))
     assert half.gpu.peak_flops == pytest.approx({name: rate / 2 for name, rate in gpu.peak_flops.items()})
     assert half.gpu.memory_bandwidth_bytes_per_s == gpu.memory_bandwidth_bytes_per_s
-    # Power leaves 60 % of the whole clock, which is more than half the clock can use.
+    # The power limit allows 60 % of the full clock, which is more than half the clock needs.
     assert half.gpu.sustained_ratio["bf16"] == 1.0
     workload = Workload(models.preset("llama-2-7b"), 4096, 16, framework="fsdp2")
     cool = replace(POOL, gpu=replace(gpu, sustained_ratio=dict.fromkeys(gpu.peak_flops, 1.0)))
@@ -152,7 +152,7 @@ def test_a_better_machine_is_no_slower(capsys: pytest.CaptureFixture[str]) -> No
     for field in ("link.interNode.bandwidth", "gpu.bandwidth"):
         rows = swept(capsys, f"{field}=x0.25,x1,x4")
         seconds = steps(rows, "l4")
-        # Of plans that tie the simplest is shown, which is some percent behind the best.
+        # Of plans that tie, the simplest is shown, which may be some percent behind the best.
         assert seconds[0] > seconds[2] and seconds[0] * 1.05 >= seconds[1] >= seconds[2] * 0.95, field
 
 

@@ -141,7 +141,7 @@ async def test_a_gate_that_comes_while_advice_is_written_is_seen() -> None:
         store.before_write = lambda path: None
         job = copy.deepcopy(store.now())
         job["metadata"]["annotations"][MODE] = "Initial"
-        store.put(path, job)  # the event of this never comes: a newer state is known by then
+        store.put(path, job)  # its event never comes, because a newer state is known by then
 
     store.before_write = gate
     async with serving(store) as running:
@@ -376,7 +376,7 @@ async def test_why_a_job_was_let_go_is_said_in_one_event(
 
     document = store.job(kind, **changed)
     store.workload(document)
-    for _ in range(2):  # the second operator finds the job let go
+    for _ in range(2):  # the second operator finds the job released
         async with serving(store, settings) as running:
             running.cache.see(store.now())
             await until(lambda: store.annotations().get(APPLIED), "the job to be let go")

@@ -63,7 +63,7 @@ def test_a_traced_module_keeps_the_activations_of_its_family(name: str, how: dic
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 def test_a_traced_module_takes_the_time_of_its_family(name: str, execution: str) -> None:
     built_in, sequence = BUILT_IN[name]
-    # Where eager mixed precision casts, only a trace tells; families count the casts around norms.
+    # Only a trace shows where eager mixed precision casts; families count the casts around norms.
     how: dict[str, Any] = {"execution": execution, "precision": "fp32" if execution == "eager" else "bf16"}
     ours, theirs = (seconds(model, sequence, **how) for model in (fixture(name), built_in))
     assert ours == pytest.approx(theirs, rel=0.12)

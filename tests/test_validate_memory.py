@@ -164,7 +164,7 @@ def test_examples_with_apex_hold_masters_as_no_framework_does() -> None:
 
 
 CEILINGS = {
-    # Mean error by the beginning of a framework's name.
+    # Limits of the mean error by the prefix of a framework's name.
     "Megatron-LM 23e00ed": 0.03,
     "Megatron-DeepSpeed": 0.15,
     "DeepSpeed": 0.1,

@@ -101,7 +101,7 @@ def test_a_folder_of_graphs_that_is_not_there_is_one_line(capsys: pytest.Capture
 
 def test_tensor_cores_need_copies_around_images_that_are_channels_first() -> None:
     assert copies(memory_format="contiguous") > 100
-    # What is left pads channels that fill no word; images of three channels have kernels of their own.
+    # Only channels that fill no word would be padded; images of three channels have kernels of their own.
     assert copies(memory_format="channelsLast") == 0
     assert copies(memory_format="contiguous", precision="fp32") == 0
     assert copies(memory_format="contiguous", execution="compiled") == 0

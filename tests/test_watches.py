@@ -118,7 +118,7 @@ def machine(name: str, version: int, beat: str = "2026-01-01T00:00:00Z", **label
 async def test_heartbeats_of_nodes_are_compared_and_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     later = "2026-01-01T00:00:%02dZ"
     beats = [machine("a", 20 + beat, later % beat) for beat in range(40)]
-    # What a label says is never taken for a time.
+    # A label is never taken for a time.
     labels = [machine("a", 70, later % 41, time="2026"), machine("a", 71, later % 42, time="2027")]
     changes = [*beats, *labels, {**machine("a", 80, later % 43), "status": {"capacity": {}}}]
     watches = [
