@@ -86,7 +86,7 @@ def price(launcher: str, workload: Workload, plan: Plan) -> tuple[float, float]:
 def untold(launcher: str, choices: list[tuple[Workload, Plan]]) -> list[object]:
     """Return the choices with the command of the first choice but another price.
 
-    Choices that the launcher refuses count as told.
+    Choices that the launcher refuses are not among them.
     """
     (first, *others) = choices
     reference = printed(launcher, *first)

@@ -235,7 +235,7 @@ def test_a_job_is_billed_at_its_largest_images() -> None:
 
 
 def test_the_backward_pass_of_a_network_is_billed_at_its_fullest_moment() -> None:
-    # VGG-16's last convolution comes before most activations are kept; the first of a U-Net's way up after half of them.
+    # VGG-16's last convolution comes before most activations are kept; the first of a U-Net's way up after half.
     job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
     classifier = bill(Workload(models.preset("vgg-16"), 1, 8, **job), Plan(micro_batch=8))
     segmenter = bill(Workload(models.preset("unet-2d"), 1, 8, **job), Plan(micro_batch=8))
