@@ -1,4 +1,4 @@
-"""Limits that a cluster sets to the operator, on real kubelets: exhausted memory and closed networks."""
+"""Limits that a cluster sets for the operator, on real kubelets: exhausted memory and closed networks."""
 
 from __future__ import annotations
 
