@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from tilecast import chain, models, perlayer
+from tilecast import chain, perlayer, zoo
 from tilecast.chain import Chain
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Workload
@@ -46,7 +46,7 @@ def main() -> None:
             gap = f"gap {path.cost / path.bound - 1:.1e}" if path else "nothing fits"
             print(f"{kinds:3d} kinds  {share:.0%} of the room  {spent:6.3f} s  {gap}")
     pool = Pool("l4", find_gpu("l4"), 8, 4, find_link("pcie4"), find_link("ethernet-100"))
-    workload = Workload(models.preset("llama-2-7b"), 4096, 64, "bf16")
+    workload = Workload(zoo.preset("llama-2-7b"), 4096, 64, "bf16")
     start = time.process_time()
     perlayer.best(workload, pool, 32)
     print(f"llama-2-7b on 32 L4, from the job to its strategies: {time.process_time() - start:.2f} s")

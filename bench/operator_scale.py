@@ -32,9 +32,9 @@ sys.path += [str(ROOT / "tools"), str(ROOT / "predictor"), str(ROOT / "operator"
 
 from cluster import Cluster  # noqa: E402
 from operator_process import Operator, is_answered  # noqa: E402
-from tilecast import models  # noqa: E402
+from tilecast import zoo  # noqa: E402
 
-PRESETS = tuple(sorted({model.name for model in models.presets().values() if model.vocab}))
+PRESETS = tuple(sorted({model.name for model in zoo.presets().values() if model.vocab}))
 """Models that read tokens, so that one training spec suits them all."""
 JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
 CONNECTIONS = 8

@@ -18,8 +18,8 @@ import numpy as np
 
 import queue_policies as policies
 from queue_learning import Arrival
-from tilecast.queue.problem import PoolCapacity, QueuedJob, QueueProblem
-from tilecast.queue.solver import solve
+from tilecast.planner.problem import PoolCapacity, QueuedJob, QueueProblem
+from tilecast.planner.solver import solve
 
 
 def ratio(jobs: Sequence[policies.Drawn], pools: Sequence[PoolCapacity], load: int, effort: int) -> float:

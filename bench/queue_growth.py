@@ -20,9 +20,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
-from tilecast.queue.solver import QueueSolution, solve
-from tilecast.queue.totals import report
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
+from tilecast.planner.solver import QueueSolution, solve
+from tilecast.planner.totals import report
 
 T = TypeVar("T")
 

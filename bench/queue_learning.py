@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilecast.calibration import Calibration, Key, Run, fit, group
-from tilecast.queue.problem import JobOption, PoolCapacity
+from tilecast.planner.problem import JobOption, PoolCapacity
 
 REPORT_S = 600.0
 """Running time in seconds after which a job has reported its step."""

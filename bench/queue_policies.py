@@ -38,18 +38,18 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from queue_learning import Arrival, State, StepLearner, measured_run, scaled
-from tilecast import models
-from tilecast.advise import Constraints, Request
+from tilecast import zoo
+from tilecast.advice import Constraints, Request
 from tilecast.calibration import LEAST, Run, digest, framework_of, scale
 from tilecast.cli.pool_inputs import usual_pool
 from tilecast.hardware import find_gpu
-from tilecast.queue.columns import alone_s, columns
-from tilecast.queue.options import capacity, job_options
-from tilecast.queue.policies import POLICIES
-from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
-from tilecast.queue.relaxation import Classes, peak
-from tilecast.queue.solver import solve
-from tilecast.queue.timeline import Nodes, Tasks, starts
+from tilecast.planner.columns import alone_s, columns
+from tilecast.planner.options import capacity, job_options
+from tilecast.planner.policies import POLICIES
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
+from tilecast.planner.relaxation import Classes, peak
+from tilecast.planner.solver import solve
+from tilecast.planner.timeline import Nodes, Tasks, starts
 from tilecast.spec import Model, Workload
 from tilecast.validate import runs
 from tilecast.validate import table as table_of_runs
@@ -180,7 +180,7 @@ MODELS = {"ResNet-18": "resnet-18-cifar", "ResNet-50": "resnet-50", "Transformer
 
 def model(kind: str) -> Model:
     """Return the model of a job type; LM is PyTorch's example of a language model with its defaults, on WikiText-2."""
-    known = models.preset(MODELS[kind])
+    known = zoo.preset(MODELS[kind])
     return replace(known, extra={**known.extra, "cells": 200.0, "vocabulary": 33278.0}) if kind == "LM" else known
 
 

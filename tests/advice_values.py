@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilecast import models
-from tilecast.advise import Advice, AdviceOrigin, Offer, Rejection, Request
+from tilecast import zoo
+from tilecast.advice import Advice, AdviceOrigin, Offer, Rejection, Request
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Workload
 from tilecast_operator.answer import Declined
@@ -54,7 +54,7 @@ def offer(**changes: Any) -> Offer:
 
 
 def request() -> Request:
-    return Request("a-job", Workload(model=models.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
+    return Request("a-job", Workload(model=zoo.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
 
 
 def advice(**changes: Any) -> Advice:

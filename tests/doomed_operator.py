@@ -15,7 +15,7 @@ from pathlib import Path
 
 from job_store import PLACING, JobStore
 from operator_store import JOBS, job, node, on_first_pool, settled
-from tilecast.advise import Request
+from tilecast.advice import Request
 from tilecast.api import training_job
 from tilecast.jobs import APPLIED
 from tilecast_operator.assembly import Assembly

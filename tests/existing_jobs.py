@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast import nodes
-from tilecast.advise import advise
+from tilecast.advice import advise
 from tilecast.api import documents, training_job
 from tilecast.api.base import check
 from tilecast.hardware import Pool

@@ -14,7 +14,7 @@ import pytest
 
 from operator_store import QUICK, Store, patched
 from tilecast import nodes
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, JOB_KINDS

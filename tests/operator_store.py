@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from advice_values import advice, offer
-from tilecast.advise import Advice, Request
+from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster import lists

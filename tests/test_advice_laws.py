@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import models, uncertainty
-from tilecast.advise import Budget, Constraints, Offer, Request, advise
-from tilecast.advise.boards import judge
-from tilecast.advise.choose import Choice, simplicity
-from tilecast.advise.rank import field
+from tilecast import uncertainty, zoo
+from tilecast.advice import Budget, Constraints, Offer, Request, advise
+from tilecast.advice.boards import judge
+from tilecast.advice.choose import Choice, simplicity
+from tilecast.advice.rank import field
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
 from tilecast.render.document import to_json
@@ -41,7 +41,7 @@ def pools(draw: st.DrawFn, least: int = 1) -> list[Pool]:
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
     name = draw(st.sampled_from(["gpt2", "llama-3.2-1b", "bert-base", "resnet-50", "mixtral-8x7b", "llama-2-7b"]))
-    model = models.preset(name)
+    model = zoo.preset(name)
     precisions: tuple[Precision, ...] = draw(st.sampled_from([(), ("bf16", "fp16"), ("fp32", "fp16", "bf16")]))
     precision = draw(st.sampled_from(precisions or ("fp16", "bf16", "fp32")))
     batch = draw(st.sampled_from([8, 24, 48, 64]))

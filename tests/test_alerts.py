@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from conftest import ensure_or_fail
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, settled
 from test_observe import body, status, store_with, until
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.api import ApiError

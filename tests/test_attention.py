@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilecast import constants, kernels, models
+from tilecast import constants, kernels, zoo
 from tilecast.graph import KernelTable, Op
 from tilecast.hardware import find_gpu, gpus
 from tilecast.spec import Workload
@@ -13,7 +13,7 @@ from tilecast.step.blocks import fused_attention, operator_seconds
 
 
 def workload(**facts: object) -> Workload:
-    return Workload(models.preset("gpt2-xl"), 1024, 8, precision="fp16", **facts)  # type: ignore[arg-type]
+    return Workload(zoo.preset("gpt2-xl"), 1024, 8, precision="fp16", **facts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

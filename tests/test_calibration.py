@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import calibration, models, search
-from tilecast.advise import Request, advise
+from tilecast import calibration, search, zoo
+from tilecast.advice import Request, advise
 from tilecast.api import calibration as calibration_file
 from tilecast.calibration import LEAST, Calibration, Correction, Run, current, drifted, fit, left_out, relative_error
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -164,7 +164,7 @@ def pool(table: Calibration) -> Pool:
     return Pool("p", gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"), calibration=table)
 
 
-WORKLOAD = Workload(models.preset("llama-3.1-8b"), sequence_length=4096, global_batch=64)
+WORKLOAD = Workload(zoo.preset("llama-3.1-8b"), sequence_length=4096, global_batch=64)
 
 
 def test_a_calibrated_pool_gives_corrected_steps_whose_parts_still_sum() -> None:

@@ -17,8 +17,8 @@ from tilecast.api.calibration import Seen
 from tilecast.calibration import Run
 from tilecast.cli import VERBS, main
 from tilecast.cli.progress import track
-from tilecast.models.traced import document, onnx_file
-from tilecast.sweep import FIELDS
+from tilecast.sweeps import FIELDS
+from tilecast.zoo.traced import document, onnx_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "cli.md").read_text()

@@ -387,7 +387,7 @@ def test_three_operators_say_everything_once(cluster: Cluster, account: Path, op
 FORKED_OPERATORS = """
 import logging, os, signal, sys
 import kopf
-import tilecast.advise, tilecast_operator.main
+import tilecast.advice, tilecast_operator.main
 from processes import die_with_parent
 logging.basicConfig(level=logging.INFO)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

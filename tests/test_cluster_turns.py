@@ -14,7 +14,7 @@ import witness
 from cluster import Cluster, wait_for
 from conftest import Helm
 from operator_process import Operator, is_answered
-from tilecast import models
+from tilecast import zoo
 from tilecast.jobs import APPLIED, TRAINING
 
 pytestmark = pytest.mark.cluster
@@ -32,7 +32,7 @@ MEANWHILE = 12
 
 These are searches and writes that were under way.
 """
-PRESETS = tuple(sorted(model.name for model in models.presets().values() if model.vocab))
+PRESETS = tuple(sorted(model.name for model in zoo.presets().values() if model.vocab))
 
 
 def job(namespace: str, name: str, number: int) -> dict[str, Any]:

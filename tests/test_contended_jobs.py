@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 
 from job_store import JOBS, PLACING, JobStore, serving, until
 from operator_store import settled
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, POOL

@@ -12,7 +12,7 @@ import yaml
 
 from tilecast.api import crds, gpu_pool, model_source, queue_advice, training, training_job
 from tilecast.api.base import ApiModel
-from tilecast.queue.policies import POLICIES
+from tilecast.planner.policies import POLICIES
 
 ROOT = Path(__file__).parent.parent
 JOBS = sorted((ROOT / "examples" / "jobs").glob("*.yaml"))

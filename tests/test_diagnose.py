@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import constants, models, search
+from tilecast import constants, search, zoo
 from tilecast.cli import main
 from tilecast.diagnose import PLAUSIBLE, diagnose
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -17,7 +17,7 @@ from tilecast.spec import Plan, Plans, Workload
 
 T4 = find_gpu("t4")
 POOL = Pool("t4", T4, 4, 2, find_link("pcie3"), find_link("ethernet-25"))
-GPT = Workload(models.preset("gpt2"), 512, 64, precision="fp16")
+GPT = Workload(zoo.preset("gpt2"), 512, 64, precision="fp16")
 PLAN = Plan(data=8, micro_batch=4, gradient_accumulation=2)
 FORECAST = search.price(GPT, Plans.of(PLAN), POOL)
 TOTAL, PARTS = float(FORECAST.step_s[0]), FORECAST.times.parts(0)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast import models, search
-from tilecast.advise import stated
+from tilecast import search, zoo
+from tilecast.advice import stated
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.models import huggingface
 from tilecast.render.launch import Setting, launch, refuse
 from tilecast.search import Limits
 from tilecast.spec import CHECKPOINTING, Plan, SpecError, Stated, Workload
+from tilecast.zoo import huggingface
 
 PUBLISHED = json.loads((Path(__file__).parent / "configs.json").read_text())
 DIT = "facebook/DiT-XL-2-256/transformer"
@@ -37,7 +37,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 def graph(name: str, **changes: Any) -> Graph:
     workload = Workload(huggingface.model(config(name, **changes)), 1, 1)
-    return models.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0))
+    return zoo.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0))
 
 
 def block(name: str, **changes: Any) -> Block:
@@ -56,7 +56,7 @@ def activation_bytes(part: Block) -> float:
 @pytest.mark.parametrize("name", [name for name, one in PUBLISHED.items() if "_class_name" in one["config"]])
 def test_parameters_are_those_of_diffusers(name: str) -> None:
     """SD3 once had 1.5 % too many, for the text after its last block, and FLUX.1 0.1 % too few, for guidance."""
-    assert models.parameters(Workload(huggingface.model(config(name)), 1, 1)) == PUBLISHED[name]["parameters"]
+    assert zoo.parameters(Workload(huggingface.model(config(name)), 1, 1)) == PUBLISHED[name]["parameters"]
 
 
 @pytest.mark.parametrize("dual", [range(13), range(24)])
@@ -207,14 +207,14 @@ def test_blocks_are_recomputed_whole_or_not_at_all() -> None:
 def test_norms_and_rotations_take_time_and_memory() -> None:
     """Without its norms of queries and keys and without its rotation, Wan is faster and smaller."""
     whole = huggingface.model(config(WAN))
-    bare = models.model_from({"name": "bare", "family": whole.family, **whole.extra, "query_key_norm": 0, "rotates": 0})
+    bare = zoo.model_from({"name": "bare", "family": whole.family, **whole.extra, "query_key_norm": 0, "rotates": 0})
     plan = Stated(data=8, zero_stage=3, checkpointing="full")
     seconds, bytes_ = [], []
     for model in (whole, bare):
         workload = Workload(model, 1, 8)
         prices = search.price(workload, stated.plans(workload, 8, plan, "--plan"), pool())
         seconds.append(float(prices.step_s[0]))
-        bytes_.append(activation_bytes(models.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0)).layers[0]))
+        bytes_.append(activation_bytes(zoo.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0)).layers[0]))
     assert 1.01 < seconds[0] / seconds[1] < 1.5
     assert bytes_[0] - bytes_[1] == pytest.approx(BF16 * 5120 * (6 * 32760 + 2 * 512))
 

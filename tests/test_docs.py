@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tilecast import collectives, models
+from tilecast import collectives, zoo
 from tilecast.api import gpu_pool, training_job
 from tilecast.cli import main
 from tilecast.collectives import Group
@@ -56,7 +56,7 @@ def commands() -> list[str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from test_huggingface import config
     from test_traced_onnx import gpt_in_onnx
-    from tilecast.models.traced import document, onnx_file
+    from tilecast.zoo.traced import document, onnx_file
 
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "job.yaml").symlink_to(ROOT / "examples" / "jobs" / "llama-7b-pretrain.yaml")
@@ -128,7 +128,7 @@ def test_the_worked_gpu_and_model_are_read(tmp_path: Path) -> None:
         load_gpu(path)
     ((name, table),) = tomllib.loads(worked("preset")).items()
     assert table.pop("aliases")
-    assert models.model_from({"name": name, **table}).layers == 12
+    assert zoo.model_from({"name": name, **table}).layers == 12
 
 
 def test_every_collective_of_nccl_has_a_row_in_concepts() -> None:

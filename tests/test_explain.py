@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast import models, search
+from tilecast import search, zoo
 from tilecast.cli import main
 from tilecast.explain import Explanation, explain
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -18,15 +18,15 @@ from tilecast.spec import Framework, Plan, Plans, Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 4, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
-GPT = Workload(models.preset("gpt2-xl"), 1024, 64)
+GPT = Workload(zoo.preset("gpt2-xl"), 1024, 64)
 JOBS = {
     "gpt": GPT,
-    "llama": Workload(models.preset("llama-3.2-1b"), 2048, 16),
-    "mixtral": Workload(models.preset("mixtral-8x7b"), 2048, 16),
-    "resnet": Workload(models.preset("resnet-50"), 1, 64),
-    "bert": Workload(models.preset("bert-large"), 512, 16, execution="compiled"),
-    "t5": Workload(models.preset("t5-v1.1-base"), 512, 16),
-    "serving": Workload(models.preset("gpt2"), 1024, 16, training=False, optimizer="none"),
+    "llama": Workload(zoo.preset("llama-3.2-1b"), 2048, 16),
+    "mixtral": Workload(zoo.preset("mixtral-8x7b"), 2048, 16),
+    "resnet": Workload(zoo.preset("resnet-50"), 1, 64),
+    "bert": Workload(zoo.preset("bert-large"), 512, 16, execution="compiled"),
+    "t5": Workload(zoo.preset("t5-v1.1-base"), 512, 16),
+    "serving": Workload(zoo.preset("gpt2"), 1024, 16, training=False, optimizer="none"),
 }
 
 
@@ -157,7 +157,7 @@ def test_weights_that_every_micro_batch_gathers_are_shown(framework: Framework, 
     rows = synced(explanation)
     assert rows[0][0] == "gradients, each micro-batch"
     shown = [(name, sent, runs) for what, name, sent, runs in rows if what == "weights, each micro-batch"]
-    whole = 2.0 * models.parameters(GPT)
+    whole = 2.0 * zoo.parameters(GPT)
     assert shown == ([("all_gather", pytest.approx(whole), f"{gathers}")] if gathers else [])
     assert explanation.gathered_bytes == pytest.approx(whole if gathers else 0.0)
 

@@ -67,20 +67,18 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     house = House(tmp_path_factory.mktemp("house"))
     house.add_file("hardware/gpus/zeta-100.toml", "zeta-100.toml")
     house.add_file("hardware/links/zetalink.toml", "zetalink.toml")
-    house.append("models/presets/decoders.toml", "presets.toml")
-    house.append("models/huggingface/types/decoders.toml", "types.toml")
-    house.add_file("models/zeta.py", "zeta.py")
-    house.add_line("models/families.py", "    zeta,\n", ")\nfrom tilecast.spec import")
-    house.add_line(
-        "models/families.py", '    "zeta": replace(_DECODER, build=zeta.build),\n', '    "encoder": replace('
-    )
-    house.change("models/traced/onnx_file.py", '"tanh": "Tanh"', '"tanh": "Tanh Atanh"')
-    house.change("models/traced/torch_operators.py", '"tanh": "tanh tanh_"', '"tanh": "tanh tanh_ zeta_act"')
+    house.append("zoo/presets/decoders.toml", "presets.toml")
+    house.append("zoo/huggingface/types/decoders.toml", "types.toml")
+    house.add_file("zoo/zeta.py", "zeta.py")
+    house.add_line("zoo/families.py", "    zeta,\n", "    vision,\n)")
+    house.add_line("zoo/families.py", '    "zeta": replace(_DECODER, build=zeta.build),\n', '    "encoder": replace(')
+    house.change("zoo/traced/onnx_file.py", '"tanh": "Tanh"', '"tanh": "Tanh Atanh"')
+    house.change("zoo/traced/torch_operators.py", '"tanh": "tanh tanh_"', '"tanh": "tanh tanh_ zeta_act"')
     house.add_line(
         "fuse.py", '    "zeta": FusionPass("look-ups vanish", ("compiled",)),\n', '    "attention": FusionPass('
     )
     look_up = 'rowwise(name, numerics, "embedding", rows, cols, launches=4.0)'
-    house.change("models/layers.py", f"return {look_up}", f'return fused_away("zeta", {look_up})')
+    house.change("zoo/layers.py", f"return {look_up}", f'return fused_away("zeta", {look_up})')
     house.add_file("jobs/zeta_job.py", "zeta_job.py")
     api = '    "ZetaJob": JobApi("zeta.dev/v1", "tilecast.jobs.zeta_job"),\n'
     house.add_line("api/job_kinds.py", api, '    "Job": JobApi(')
@@ -165,7 +163,7 @@ weight = onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "w")
 nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["y"]), onnx.helper.make_node("Atanh", ["y"], ["z"])]
 ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [8, 64]) for name in "xz"]
 onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "zeta", ends[:1], ends[1:], [weight])), "zeta.onnx")
-from tilecast.models.traced import onnx_file, torch_operators
+from tilecast.zoo.traced import onnx_file, torch_operators
 from pathlib import Path
 print([item.kind for item in onnx_file.read(Path("zeta.onnx")).operators])
 print(torch_operators.KINDS["zeta_act"])
@@ -178,11 +176,11 @@ print(torch_operators.KINDS["zeta_act"])
 def test_a_fusion_pass_is_one_line(house: House) -> None:
     program = """
 from dataclasses import replace
-from tilecast import fuse, models
+from tilecast import fuse, zoo
 from tilecast.spec import Plan, Plans, Workload
-eager = Workload(models.preset("gpt2"), 512, 8, "bf16")
+eager = Workload(zoo.preset("gpt2"), 512, 8, "bf16")
 for workload in (eager, replace(eager, execution="compiled")):
-    graph = fuse.apply(models.shard(workload, Plans.of(Plan(data=8))).graph, fuse.passes(workload))
+    graph = fuse.apply(zoo.shard(workload, Plans.of(Plan(data=8))).graph, fuse.passes(workload))
     print(any(op.unless == "zeta" for block in graph.blocks for op in block.ops))
 """
     assert house.python(program).splitlines() == ["True", "False"]

@@ -18,7 +18,7 @@ import pytest
 from advice_values import advice, offer
 from job_store import PLACING, JobStore, serving, until
 from operator_store import job
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.api import training_job
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast import fuse, models, search
+from tilecast import fuse, search, zoo
 from tilecast.graph import Graph, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import EXECUTIONS, Plan, Plans, Workload
@@ -16,12 +16,12 @@ ONE = np.ones(1, dtype=np.int64)
 
 
 def workload(name: str, **how: Any) -> Workload:
-    model = models.preset(name)
+    model = zoo.preset(name)
     return Workload(model, 512 if model.vocab else 1, 8, **how)
 
 
 def graph(name: str, **how: Any) -> Graph:
-    return models.build(workload(name, **how), Shards(ONE, ONE, ONE, ONE, 0 * ONE))
+    return zoo.build(workload(name, **how), Shards(ONE, ONE, ONE, ONE, 0 * ONE))
 
 
 def names(built: Graph) -> set[str]:

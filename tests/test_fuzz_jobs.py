@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from operator_store import JOBS, QUICK, Store, job, node, operator, ready, settled
 from tilecast import untrusted
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator import main  # noqa: F401 - it lets as many levels through as the API server does
 from tilecast_operator.assembly import Assembly

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from job_store import JOBS, PLACING, JobStore, serving, until
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import APPLIED
 from tilecast_operator.assembly import Assembly

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.graph import Graph, Shards
-from tilecast.models import huggingface
 from tilecast.spec import Floats, SpecError, Workload
+from tilecast.zoo import huggingface
 
 
 def llama(**keys: Any) -> dict[str, Any]:
@@ -135,12 +135,12 @@ def config(kind: str, **changes: Any) -> dict[str, Any]:
 
 
 def size(model: Any) -> float:
-    return models.parameters(Workload(model, 128 if model.vocab else 1, 1))
+    return zoo.parameters(Workload(model, 128 if model.vocab else 1, 1))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_config_is_the_preset_of_its_model(kind: str) -> None:
-    preset, model = models.preset(CONFIGS[kind][0]), huggingface.model(config(kind))
+    preset, model = zoo.preset(CONFIGS[kind][0]), huggingface.model(config(kind))
     assert size(model) == pytest.approx(size(preset), rel=0.004)
     names = ("family", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "causal", "rotary")
     assert {name: getattr(model, name) for name in names} == {name: getattr(preset, name) for name in names}
@@ -397,7 +397,7 @@ def test_any_value_anywhere_is_read_or_refused(kind: str, data: st.DataObject) -
         model = huggingface.model({**document, key: data.draw(VALUES)})
     except SpecError:
         return
-    assert models.parameters(Workload(model, 128 if model.vocab else 1, 1)) >= 0
+    assert zoo.parameters(Workload(model, 128 if model.vocab else 1, 1)) >= 0
 
 
 GPUS = ["--gpus", "h100-sxm:8,a100-80:8"]
@@ -502,7 +502,7 @@ def test_a_name_that_is_no_model_is_told_what_helps(name: str, rest: str, capsys
 @pytest.mark.parametrize("name", ["ai21labs/Jamba-v0.1", "tiiuae/Falcon-H1-0.5B-Base", "Qwen/Qwen2.5-VL-3B-Instruct"])
 def test_adapters_stand_beside_hybrids_and_towers(name: str) -> None:
     model = huggingface.model(published(name))
-    adapted = models.parameters(Workload(model, 128, 1, lora_rank=16)) / size(model)
+    adapted = zoo.parameters(Workload(model, 128, 1, lora_rank=16)) / size(model)
     assert 1.0005 < adapted < 1.05
 
 
@@ -521,7 +521,7 @@ def graph(name: str, micro: list[int], tensor: list[int]) -> Graph:
     model = huggingface.model(published(name))
     ones = np.ones(len(micro), np.int64)
     shards = Shards(np.array(micro), np.array(tensor), ones, ones, 0 * ones)
-    return models.build(Workload(model, 256 if model.vocab else 1, 1), shards)
+    return zoo.build(Workload(model, 256 if model.vocab else 1, 1), shards)
 
 
 def work(built: Graph, column: str = "flops") -> Floats:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.calibration import Calibration
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -19,7 +19,7 @@ from tilecast.spec import Plan, Plans, Workload
 from tilecast.step import StepTimes, step
 from tilecast.step.blocks import kernel_seconds
 
-JOB = Workload(models.preset("resnet-50"), 1, 2048, "fp16", optimizer="momentum", memory_format="channelsLast")
+JOB = Workload(zoo.preset("resnet-50"), 1, 2048, "fp16", optimizer="momentum", memory_format="channelsLast")
 POOL = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("efa-400"))
 PLANS = Plans.of(Plan(data=1, micro_batch=128, gradient_accumulation=16), Plan(data=16, micro_batch=128))
 WORDS = [
@@ -38,7 +38,7 @@ WORDS = [
 
 def times(rate: float | None) -> StepTimes:
     job = replace(JOB, input_samples_per_s=rate)
-    sharded = models.shard(job, PLANS)
+    sharded = zoo.shard(job, PLANS)
     return step(job, sharded, PLANS, POOL, kernel_seconds(job, sharded, POOL.gpu))
 
 
@@ -67,7 +67,7 @@ def test_a_correction_leaves_the_stated_rate_alone(monkeypatch: pytest.MonkeyPat
      ("gpt2-xl", False), ("deepspeech2", False), ("stable-diffusion-v2", False), ("dlrm", False)],
 )  # fmt: skip
 def test_models_of_images_are_told_from_others(name: str, reads: bool) -> None:
-    assert models.reads_images(models.preset(name)) is reads
+    assert zoo.reads_images(zoo.preset(name)) is reads
 
 
 def advised(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -21,11 +21,11 @@ import pytest
 
 from test_launch import CASES, setting
 from test_launch_priced import JOBS, PLANS, STAGE, WORKLOADS, base
-from tilecast import models
-from tilecast.models import huggingface
+from tilecast import zoo
 from tilecast.overlap import hides
 from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
 from tilecast.spec import Plan, SpecError, Workload
+from tilecast.zoo import huggingface
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -176,7 +176,7 @@ def test_transformers_builds_the_class_that_is_printed(name: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch = pytest.importorskip("torch", reason="torch is not installed")
     given = PUBLISHED[name]["config"]
-    head = models.auto(huggingface.model(given))
+    head = zoo.auto(huggingface.model(given))
     if not head or given.get("model_type") not in transformers.CONFIG_MAPPING:
         pytest.skip("not for the Trainer" if not head else "code of its own")
     kind = f"AutoModel{head}"
@@ -292,11 +292,11 @@ def test_torchtitan_reads_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_torchtitan_has_the_flavors() -> None:
-    models = pytest.importorskip("torchtitan.models", reason="torchtitan is not installed")
+    package = pytest.importorskip("torchtitan.models", reason="torchtitan is not installed")
     from tilecast.render.launch.torchtitan import _FLAVORS
 
     for name, flavor in _FLAVORS.values():
-        source = (Path(models.__path__[0]) / name / "__init__.py").read_text()
+        source = (Path(package.__path__[0]) / name / "__init__.py").read_text()
         literals = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
         assert flavor in literals
 

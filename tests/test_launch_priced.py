@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tilecast import memory, models, search
+from tilecast import memory, search, zoo
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
 from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
-LLAMA = Workload(models.preset("llama-3.1-8b"), 8192, 128, steps=1000)
-RESNET = Workload(models.preset("resnet-50"), 1, 1024, "fp16", optimizer="momentum")
-MIXTRAL = Workload(models.preset("mixtral-8x7b"), 4096, 256)
+LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 128, steps=1000)
+RESNET = Workload(zoo.preset("resnet-50"), 1, 1024, "fp16", optimizer="momentum")
+MIXTRAL = Workload(zoo.preset("mixtral-8x7b"), 4096, 256)
 JOBS = {"llama": LLAMA, "resnet": RESNET, "mixtral": MIXTRAL}
 POOL = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 2, find_link("nvlink4"), find_link("infiniband-ndr-8x400"))
 STAGE = {"torchrun": 0, "fsdp2": 3, "deepspeed": 1, "megatron": 1, "torchtitan": 3, "accelerate": 3, "trainer": 3}
@@ -72,7 +72,7 @@ def printed(launcher: str, workload: Workload, plan: Plan) -> Launch | None:
 
 def bill(workload: Workload, plan: Plan) -> tuple[float, ...]:
     plans = Plans.of(plan)
-    footprint = memory.footprint(workload, models.shard(workload, plans), plans)
+    footprint = memory.footprint(workload, zoo.shard(workload, plans), plans)
     return tuple(footprint.items(0).values())
 
 
@@ -159,7 +159,7 @@ def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -
         "trainer": "reduce_dtype=torch.float32" in everything or precision == "fp32",
     }
     assert asked[launcher] == wide
-    parameters = models.parameters(LLAMA)
+    parameters = zoo.parameters(LLAMA)
     plan = Plan(data=1)
     gradients = bill(priced, plan)[1]
     assert gradients == pytest.approx(parameters * (4 if wide else 2), rel=1e-6)
@@ -219,7 +219,7 @@ def test_weights_beside_adapters_are_loaded_as_they_are_billed(launcher: str, st
     job = replace(LLAMA, precision=precision, lora_rank=16)  # type: ignore[arg-type]
     output = printed(launcher, job, plan)
     assert output is not None
-    sharded = models.shard(job, Plans.of(plan))
+    sharded = zoo.shard(job, Plans.of(plan))
     billed = float(sharded.frozen_bytes(job, Plans.of(plan))[0])
     dtype = {4.0: "torch.float32", 2.0: {"fp16": "torch.float16"}.get(precision, "torch.bfloat16")}[billed]
     (line,) = [one for one in output.script if "checkpoint, dtype=" in one]
@@ -246,7 +246,7 @@ def test_buckets_of_deepspeed_take_what_is_billed() -> None:
         held = each * (zero["reduce_bucket_size"] + zero["allgather_bucket_size"])
         assert held == pytest.approx(elements, rel=1e-6)
         plans, priced = Plans.of(plan), replace(job, framework="deepspeed")
-        billed = memory.footprint(priced, models.shard(priced, plans), plans).buffers[0]
+        billed = memory.footprint(priced, zoo.shard(priced, plans), plans).buffers[0]
         assert billed == pytest.approx(2 * held, rel=1e-6)  # 16-bit gradients
     assert printed("deepspeed", sized, replace(base("deepspeed"), zero_stage=0)) is None
 
@@ -261,8 +261,8 @@ def test_options_of_megatron_are_options_of_megatron() -> None:
     takes |= {f"--{name.replace('_', '-')}": True for name in known["core"]["values"]}
     takes |= {f"--{name}": kind == "value" for name, (kind, _) in known["arguments"].items()}
     seen = set[str]()
-    families = (LLAMA, MIXTRAL, *(Workload(models.preset(name), 512, 128) for name in ("t5-large", "bert-large")))
-    deepseek = Workload(models.preset("deepseek-v3"), 4096, 4096, precision="fp8", framework="nemo")
+    families = (LLAMA, MIXTRAL, *(Workload(zoo.preset(name), 512, 128) for name in ("t5-large", "bert-large")))
+    deepseek = Workload(zoo.preset("deepseek-v3"), 4096, 4096, precision="fp8", framework="nemo")
     for job in (*families, deepseek, replace(LLAMA, framework="nemo")):
         for one in WORKLOADS:
             for plan in PLANS:

@@ -23,7 +23,7 @@ from cluster import free_ports
 from lease_store import PATH, PLACE, CutOff, LeaseStore
 from operator_store import JOBS, LEARNINGS, job, on_first_pool, operator, ready, settled
 from test_server import certificate
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.spec import SpecError
 from tilecast_operator import server

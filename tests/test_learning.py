@@ -16,7 +16,7 @@ import pytest
 
 from operator_store import LEARNINGS, POOLS, job, operator, patched, settled
 from test_observe import Reviewing, body, metrics, until
-from tilecast.advise import advise
+from tilecast.advice import advise
 from tilecast.api import pool_learning
 from tilecast.api.calibration import Seen
 from tilecast.api.pool_learning import MAX_KEPT, Forget

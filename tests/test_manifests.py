@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import memory, models, search
-from tilecast.advise import advise
+from tilecast import memory, search, zoo
+from tilecast.advice import advise
 from tilecast.api import documents, gpu_pool, training_job
 from tilecast.api.training import Training
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -116,7 +116,7 @@ def test_quantized_weights_are_the_frozen_ones() -> None:
     gpu = find_gpu("a100-80")
     pool = Pool("a100-80", gpu, 8, 1, find_link(gpu.intra_link), find_link("ethernet-100"))
     whole, quarter = (search.price(job, plans, pool) for job in (lora, qlora))
-    held = [memory.footprint(job, models.shard(job, plans), plans).parameters[0] for job in (lora, qlora)]
+    held = [memory.footprint(job, zoo.shard(job, plans), plans).parameters[0] for job in (lora, qlora)]
     assert held[1] < 0.4 * held[0]
     assert quarter.times.communication[0] < whole.times.communication[0]  # 4 bits are gathered
     assert quarter.times.compute[1] > whole.times.compute[1]  # and written in 16 bits, whether or not they are gathered

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import hardware, memory, models
+from tilecast import hardware, memory, zoo
 from tilecast.spec import CHECKPOINTING, Model, Plan, Plans, Workload
 
 GIB = 2**30
@@ -24,7 +24,7 @@ GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positi
 
 def layer_activations(workload: Workload, plan: Plan) -> float:
     """Return the bytes that all layers keep for one micro-batch."""
-    sharded = models.shard(workload, Plans.of(plan))
+    sharded = zoo.shard(workload, Plans.of(plan))
     mode = CHECKPOINTING.index(plan.checkpointing)
     return float(sum(block.repeat * block.activation_bytes[mode][0] for block in sharded.graph.layers))
 
@@ -48,7 +48,7 @@ def test_activations_of_the_22b_example(checkpointing: str, sequence_parallel: b
 
 def bill(workload: Workload, plan: Plan) -> memory.Footprint:
     plans = Plans.of(plan)
-    return memory.footprint(workload, models.shard(workload, plans), plans)
+    return memory.footprint(workload, zoo.shard(workload, plans), plans)
 
 
 @pytest.mark.parametrize(
@@ -57,22 +57,22 @@ def bill(workload: Workload, plan: Plan) -> memory.Footprint:
     [(0, 16.0), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)],
 )
 def test_model_states_are_those_of_zero(zero_stage: int, bytes_per_parameter: float) -> None:
-    workload = Workload(models.preset("gpt2-xl"), 1024, 8, "bf16", optimizer="adam")
+    workload = Workload(zoo.preset("gpt2-xl"), 1024, 8, "bf16", optimizer="adam")
     footprint = bill(workload, Plan(data=8, zero_stage=zero_stage))
     states = float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
-    assert states == pytest.approx(bytes_per_parameter * models.parameters(workload), rel=1e-6)
+    assert states == pytest.approx(bytes_per_parameter * zoo.parameters(workload), rel=1e-6)
 
 
 def test_fp32_adam_takes_sixteen_bytes_a_parameter_and_momentum_twelve() -> None:
     for optimizer, each in (("adam", 16.0), ("momentum", 12.0)):
-        workload = Workload(models.preset("resnet-50"), 1, 8, "fp32", optimizer=optimizer)  # type: ignore[arg-type]
+        workload = Workload(zoo.preset("resnet-50"), 1, 8, "fp32", optimizer=optimizer)  # type: ignore[arg-type]
         footprint = bill(workload, Plan(micro_batch=8))
         states = float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
-        assert states == pytest.approx(each * models.parameters(workload))
+        assert states == pytest.approx(each * zoo.parameters(workload))
 
 
 def test_the_bill_sums_to_its_total() -> None:
-    footprint = bill(Workload(models.preset("llama-2-7b"), 4096, 8), Plan(data=8, zero_stage=3))
+    footprint = bill(Workload(zoo.preset("llama-2-7b"), 4096, 8), Plan(data=8, zero_stage=3))
     assert sum(footprint.items(0).values()) == pytest.approx(float(footprint.total[0]))
 
 
@@ -83,7 +83,7 @@ def test_the_bill_sums_to_its_total() -> None:
     mode=st.sampled_from(["none", "selective", "full"]),
 )
 def test_more_sharding_and_more_recomputation_never_need_more(micro: int, data: int, stage: int, mode: str) -> None:
-    workload = Workload(models.preset("llama-2-7b"), 2048, 64)
+    workload = Workload(zoo.preset("llama-2-7b"), 2048, 64)
     one = Plan(data=data, zero_stage=stage, micro_batch=micro, checkpointing=mode)  # type: ignore[arg-type]
     other = Plan(data=data, zero_stage=stage + 1, micro_batch=micro, checkpointing="full")
     states = [
@@ -99,7 +99,7 @@ RECORDED = json.loads((Path(__file__).parent / "memory" / "torch.json").read_tex
 
 @pytest.mark.parametrize("step", RECORDED, ids=[step["name"] for step in RECORDED])
 def test_a_step_needs_what_torch_was_seen_to_need(step: dict[str, Any]) -> None:
-    model = models.model_from({"name": step["name"], **step["model"]})
+    model = zoo.model_from({"name": step["name"], **step["model"]})
     workload = Workload(
         model, step["sequence"], step["batch"], step["precision"], optimizer=step["optimizer"],
         attention=step["attention"],
@@ -115,7 +115,7 @@ def test_a_step_needs_what_torch_was_seen_to_need(step: dict[str, Any]) -> None:
 
 def total(name: str, sequence: int, plan: Plan, **job: Any) -> float:
     """Return the bytes of a preset's job on the fullest GPU."""
-    return float(bill(Workload(models.preset(name), sequence, 512, **job), plan).total[0])
+    return float(bill(Workload(zoo.preset(name), sequence, 512, **job), plan).total[0])
 
 
 IMPOSSIBLE: list[tuple[str, int, Plan, str, dict[str, Any]]] = [
@@ -206,15 +206,15 @@ def test_plans_that_people_run_fit(name: str, sequence: int, plan: Plan, gpu: st
 
 
 def test_a_table_is_its_rows() -> None:
-    workload = Workload(models.preset("llama-2-7b"), 2048, 64)
+    workload = Workload(zoo.preset("llama-2-7b"), 2048, 64)
     rows = [Plan(data=8, zero_stage=stage, micro_batch=micro) for stage in (0, 1, 3) for micro in (1, 2, 4)]
     plans = Plans.of(*rows)
-    table = memory.footprint(workload, models.shard(workload, plans), plans).total
+    table = memory.footprint(workload, zoo.shard(workload, plans), plans).total
     assert np.array_equal(table, np.array([bill(workload, plan).total[0] for plan in rows]))
 
 
 def test_a_job_is_billed_at_its_largest_images() -> None:
-    detector = models.preset("retinanet-r50")
+    detector = zoo.preset("retinanet-r50")
     sizes = {"image": 640.0, "image_width": 640.0}
     fixed = {name: value for name, value in detector.extra.items() if not name.startswith("largest")} | sizes
     plan = Plan(micro_batch=4)
@@ -230,20 +230,20 @@ def test_a_job_is_billed_at_its_largest_images() -> None:
     assert totals["varied"].activations[0] == totals["large"].activations[0]
     assert totals["varied"].cached[0] > 4 * totals["large"].cached[0] > 0
     steps = [replace(detector, extra=extra) for extra in (fixed, fixed | {"largest_image": 1280.0})]
-    kernels = [models.shard(Workload(model, 1, 4, **job), Plans.of(plan)).graph.kernels()[0] for model in steps]
+    kernels = [zoo.shard(Workload(model, 1, 4, **job), Plans.of(plan)).graph.kernels()[0] for model in steps]
     assert (kernels[0].dims == kernels[1].dims).all()
 
 
 def test_the_backward_pass_of_a_network_is_billed_at_its_fullest_moment() -> None:
     # VGG-16's last convolution comes before most activations are kept; the first of a U-Net's way up after half.
     job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
-    classifier = bill(Workload(models.preset("vgg-16"), 1, 8, **job), Plan(micro_batch=8))
-    segmenter = bill(Workload(models.preset("unet-2d"), 1, 8, **job), Plan(micro_batch=8))
+    classifier = bill(Workload(zoo.preset("vgg-16"), 1, 8, **job), Plan(micro_batch=8))
+    segmenter = bill(Workload(zoo.preset("unet-2d"), 1, 8, **job), Plan(micro_batch=8))
     assert segmenter.working[0] / segmenter.activations[0] > classifier.working[0] / classifier.activations[0]
 
 
 def test_a_block_that_is_sharded_has_its_whole_gradient_while_it_is_reduced() -> None:
-    model = models.preset("llama-2-70b")
+    model = zoo.preset("llama-2-70b")
     trained, frozen = (
         bill(
             Workload(model, 512, 8, framework="fsdp2", optimizer="momentum", lora_rank=rank),
@@ -261,7 +261,7 @@ def test_a_block_that_is_sharded_has_its_whole_gradient_while_it_is_reduced() ->
     [("l4", 60 / 1024), ("h800-sxm", 480 / 1024), ("h100-sxm", 720 / 1024)],
 )
 def test_a_communicator_takes_the_channels_of_the_link(gpu: str, gib: float) -> None:
-    workload = Workload(models.preset("gpt2"), 1024, 8)
+    workload = Workload(zoo.preset("gpt2"), 1024, 8)
     alone, together = (
         memory.context_bytes(workload, Plans.of(plan), hardware.find_gpu(gpu))[0] for plan in (Plan(), Plan(data=8))
     )
@@ -270,7 +270,7 @@ def test_a_communicator_takes_the_channels_of_the_link(gpu: str, gib: float) -> 
 
 def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
     # 8 H100 of a node: 7 peers with 32 channels of 10 MiB (NVIDIA/nccl, issue 1685, tells 3.3 GB with those of 2 MiB).
-    workload, gpu = Workload(models.preset("mixtral-8x7b"), 4096, 64), hardware.find_gpu("h100-sxm")
+    workload, gpu = Workload(zoo.preset("mixtral-8x7b"), 4096, 64), hardware.find_gpu("h100-sxm")
 
     def context(expert: int) -> float:
         return float(memory.context_bytes(workload, Plans.of(Plan(data=64, expert=expert)), gpu)[0])
@@ -283,7 +283,7 @@ def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
 def test_only_layers_of_the_library_leave_unused_gradients() -> None:
     """Only dense layers of Megatron-Core fuse the accumulation: a U-Net under NeMo has none, a decoder has."""
     for name, sequence, has in (("stable-diffusion-v2", 1, False), ("gpt2", 1024, True)):
-        workload = Workload(models.preset(name), sequence, 8, "fp16", framework="nemo")
+        workload = Workload(zoo.preset(name), sequence, 8, "fp16", framework="nemo")
         footprint = bill(workload, Plan(data=8, zero_stage=1))
         assert bool(footprint.buffers[0] > 0) is has
         assert footprint.gradients[0] == pytest.approx(2 * footprint.parameters[0], rel=0.05), (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import frameworks, memory, models
+from tilecast import frameworks, memory, zoo
 from tilecast.graph import Shards
 from tilecast.spec import Attention, Checkpointing, Framework, Model, Plan, Plans, SpecError, Workload
 
@@ -19,7 +19,7 @@ WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)
 
 def flops(workload: Workload) -> float:
     """Return the FLOPs of the matrix work of one pass over one sample."""
-    graph = models.build(workload, WHOLE)
+    graph = zoo.build(workload, WHOLE)
     return sum(
         block.repeat * op.count * float(op.table.flops()[0])
         for block in graph.blocks
@@ -49,7 +49,7 @@ def test_gpt_forward_flops_are_the_closed_form(
 
 
 def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
-    model = models.preset("gpt2")
+    model = zoo.preset("gpt2")
     eager, flash = (
         flops(Workload(model, 1024, 1, "fp16", training=False, attention=kind)) for kind in ("eager", "flash")
     )
@@ -61,7 +61,7 @@ def ops_flops(workload: Workload, *words: str) -> float:
     """Return the FLOPs of the matrix work of operators whose names contain one of these words."""
     return sum(
         block.repeat * op.count * float(op.table.flops()[0])
-        for block in models.build(workload, WHOLE).blocks
+        for block in zoo.build(workload, WHOLE).blocks
         for op in block.ops
         if op.table.kind[0] <= 2 and any(word in f"{block.name}.{op.name}" for word in words)
     )
@@ -70,7 +70,7 @@ def ops_flops(workload: Workload, *words: str) -> float:
 @pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3"])
 def test_latent_attention_is_the_closed_form(name: str) -> None:
     """2 b s [h (c + r) + c a (d - r + v) + q-projections + a v h] + 2 b s^2 a (d + v) per layer (arXiv 2405.04434)."""
-    model, s = models.preset(name), 4096
+    model, s = zoo.preset(name), 4096
     extra, heads, hidden, width = model.extra, model.heads, model.hidden, model.head_dim
     latent, rotated, value = extra["latent"], extra["rotary_dim"], extra["value_dim"]
     lowered = extra.get("query_latent", 0)
@@ -86,8 +86,8 @@ def test_latent_attention_is_the_closed_form(name: str) -> None:
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_fused_latent_attention_has_the_flops_of_its_products(phase: str) -> None:
     """One product is as wide as queries and one as wide as values, forward; three and two backward; half is masked."""
-    model, s = models.preset("deepseek-v3"), 4096
-    graph = models.build(Workload(model, s, 1, "bf16"), WHOLE)
+    model, s = zoo.preset("deepseek-v3"), 4096
+    graph = zoo.build(Workload(model, s, 1, "bf16"), WHOLE)
     fused = sum(
         block.repeat * float(op.table.flops()[0])
         for block in graph.layers
@@ -100,9 +100,7 @@ def test_a_fused_latent_attention_has_the_flops_of_its_products(phase: str) -> N
 
 def test_first_layers_are_dense_and_experts_alternate() -> None:
     layers = {
-        name: {
-            block.name: block.repeat for block in models.build(Workload(models.preset(name), 16384, 1), WHOLE).layers
-        }
+        name: {block.name: block.repeat for block in zoo.build(Workload(zoo.preset(name), 16384, 1), WHOLE).layers}
         for name in ("deepseek-v3", "llama-4-scout", "llama-4-maverick", "gpt-oss-120b", "switch-base-8")
     }
     assert layers == {
@@ -116,7 +114,7 @@ def test_first_layers_are_dense_and_experts_alternate() -> None:
 
 def test_a_window_and_a_chunk_hide_what_lies_outside() -> None:
     """A query sees min(position, window) keys, or the earlier keys of its chunk; shorter sequences are not affected."""
-    plain = models.preset("llama-2-7b")
+    plain = zoo.preset("llama-2-7b")
     windowed, chunked = (replace(plain, extra={key: 512.0}) for key in ("sliding_window", "attention_chunk"))
 
     def seen(model: Model, sequence: int, attention: Attention = "flash") -> float:
@@ -144,10 +142,10 @@ def test_transformer_xl_is_the_closed_form() -> None:
 
     Positions are projected once.
     """
-    model, s, b = models.preset("transformer-xl-base"), 192, 4
+    model, s, b = zoo.preset("transformer-xl-base"), 192, 4
     h, keys = model.hidden, 192 + 192
     shards = Shards(ONE * b, ONE, ONE, ONE, ONE * 0)
-    graph = models.build(Workload(model, s, b, "fp16", training=False), shards)
+    graph = zoo.build(Workload(model, s, b, "fp16", training=False), shards)
     work = sum(
         block.repeat * op.count * float(op.table.flops()[0])
         for block in graph.layers
@@ -160,7 +158,7 @@ def test_transformer_xl_is_the_closed_form() -> None:
 
 def test_an_adaptive_softmax_sees_few_words_and_a_full_one_all() -> None:
     full, adaptive = (
-        ops_flops(Workload(models.preset(f"transformer-xl-base{kind}"), 192, 1, training=False), "head.logits")
+        ops_flops(Workload(zoo.preset(f"transformer-xl-base{kind}"), 192, 1, training=False), "head.logits")
         for kind in ("-full-softmax", "")
     )
     assert full == 2 * 192 * 512 * 267735
@@ -183,9 +181,9 @@ HEADS = {
 
 @pytest.mark.parametrize("name", HEADS)
 def test_training_has_a_loss_and_a_way_back_and_inference_neither(name: str) -> None:
-    model = models.preset(name)
+    model = zoo.preset(name)
     for training in (True, False):
-        graph = models.build(Workload(model, 128 if model.vocab else 1, 1, "fp16", training=training), WHOLE)
+        graph = zoo.build(Workload(model, 128 if model.vocab else 1, 1, "fp16", training=training), WHOLE)
         ops = [(f"{block.name}.{op.name}", op.phase) for block in graph.blocks for op in block.ops]
         assert any(phase == "backward" for _, phase in ops) == training
         for word in HEADS[name]:
@@ -198,17 +196,17 @@ def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
 
     Base weights have neither a gradient GEMM nor optimizer state, but are still held.
     """
-    model = models.preset(name)
+    model = zoo.preset(name)
     base, tuned = (Workload(model, 512, 1, "bf16", lora_rank=rank) for rank in (0, 16))
-    added = models.parameters(tuned) - models.parameters(base)
-    sharded = models.shard(tuned, Plans.of(Plan()))
-    assert sharded.trainable_share(Plans.of(Plan()))[0] * models.parameters(tuned) == pytest.approx(added)
+    added = zoo.parameters(tuned) - zoo.parameters(base)
+    sharded = zoo.shard(tuned, Plans.of(Plan()))
+    assert sharded.trainable_share(Plans.of(Plan()))[0] * zoo.parameters(tuned) == pytest.approx(added)
     names = {op.name for block in sharded.graph.blocks for op in block.ops if op.name.endswith(".weight-gradient")}
     assert names and all(item.startswith("lora.") for item in names)
     if name == "llama-2-7b":
         h, f = model.hidden, model.ffn_hidden
         assert added == 32 * 16 * ((h + 3 * h) + 2 * h + (h + 2 * f) + (f + h))
-    bills = [memory.footprint(workload, models.shard(workload, Plans.of(Plan())), Plans.of(Plan())) for workload in
+    bills = [memory.footprint(workload, zoo.shard(workload, Plans.of(Plan())), Plans.of(Plan())) for workload in
              (base, tuned)]  # fmt: skip
     assert bills[1].gradients[0] == pytest.approx(2 * added)
     assert bills[1].optimizer[0] == pytest.approx(12 * added)
@@ -218,42 +216,42 @@ def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize(("framework", "bits"), [("huggingface", 4.5), ("torchtune", 4.127)])
 def test_a_quantized_weight_is_written_before_each_product(framework: Framework, bits: float) -> None:
     """Both passes read 4 bits of each weight of the layers and write 16, except for the norms' weights, which stay."""
-    model = models.preset("llama-2-7b")
+    model = zoo.preset("llama-2-7b")
     jobs = [Workload(model, 512, 1, lora_rank=16, frozen_bits=held, framework=framework) for held in (16, 4)]
-    whole, quantized = (models.build(job, WHOLE).layers[0].ops for job in jobs)
+    whole, quantized = (zoo.build(job, WHOLE).layers[0].ops for job in jobs)
     written = [op for op in quantized if op.name.endswith(".dequantize")]
     assert [op.name for op in quantized if not op.name.endswith(".dequantize")] == [op.name for op in whole]
     assert {op.phase for op in written} == {"forward", "backward"}
     weights = 4 * 4096**2 + 3 * 4096 * 11008
     assert sum(op.table.bytes()[0] for op in written) == pytest.approx(2 * weights * (bits / 8 + 2))
-    forward = models.build(replace(jobs[1], training=False), WHOLE).layers[0].ops
+    forward = zoo.build(replace(jobs[1], training=False), WHOLE).layers[0].ops
     assert sum(op.name.endswith(".dequantize") for op in forward) == len(written) / 2
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Checkpointing) -> None:
     """One at a time: MatMul4Bit writes the weight for its one product and keeps nothing of it."""
-    model = models.preset("llama-2-7b")
+    model = zoo.preset("llama-2-7b")
     plans = Plans.of(Plan(checkpointing=checkpointing))
     jobs = [Workload(model, 16, 1, lora_rank=4, frozen_bits=held, framework="huggingface") for held in (16, 4)]
-    whole, quantized = (memory.footprint(job, models.shard(job, plans), plans) for job in jobs)
-    layer = models.build(jobs[1], WHOLE).layers[0]
+    whole, quantized = (memory.footprint(job, zoo.shard(job, plans), plans) for job in jobs)
+    layer = zoo.build(jobs[1], WHOLE).layers[0]
     largest = 2 * 4096 * 11008  # of the gate, or of the product that it gates
     assert layer.copied_bytes[0] == largest
     assert whole.working[0] < largest <= quantized.working[0]
-    assert models.build(jobs[0], WHOLE).layers[0].copied_bytes[0] == 0
+    assert zoo.build(jobs[0], WHOLE).layers[0].copied_bytes[0] == 0
     one, two = (np.array(sizes, np.int64) for sizes in ((1, 1), (1, 2)))
-    split = models.build(jobs[1], Shards(one, two, one, one, np.zeros(2, np.int64))).layers[0]
+    split = zoo.build(jobs[1], Shards(one, two, one, one, np.zeros(2, np.int64))).layers[0]
     assert split.copied_bytes.tolist() == [largest, largest / 2]
 
 
 @pytest.mark.parametrize(("framework", "calls"), [("huggingface", 1.0), ("megatron", 2.0)])
 def test_quantized_experts_of_a_rank_are_written_before_each_product(framework: Framework, calls: float) -> None:
     """All experts that the rank holds are written, chosen or not; routers and norms stay."""
-    model = models.preset("mixtral-8x7b")
+    model = zoo.preset("mixtral-8x7b")
     job = Workload(model, 512, 1, lora_rank=16, frozen_bits=4, framework=framework)
     one = np.ones(1, dtype=np.int64)
-    ops = models.build(job, Shards(one, one, one, 4 * one, 0 * one)).layers[0].ops
+    ops = zoo.build(job, Shards(one, one, one, 4 * one, 0 * one)).layers[0].ops
     written = [op for op in ops if op.name == "experts.dequantize"]
     assert [op.phase for op in written] == ["forward", "backward"]
     bits = frameworks.FRAMEWORKS[framework].quantized_bits
@@ -264,12 +262,12 @@ def test_quantized_experts_of_a_rank_are_written_before_each_product(framework: 
 
 def test_lora_of_a_network_without_adapters_is_refused() -> None:
     with pytest.raises(SpecError, match="has no adapters; leave it out"):
-        models.build(Workload(models.preset("resnet-50"), 1, 1, lora_rank=8), WHOLE)
+        zoo.build(Workload(zoo.preset("resnet-50"), 1, 1, lora_rank=8), WHOLE)
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "resnet-50", "mixtral-8x7b", "llama-4-maverick"])
 def test_backward_is_twice_forward(name: str) -> None:
-    model = models.preset(name)
+    model = zoo.preset(name)
     sequence = 512 if model.vocab else 1
     forward = flops(Workload(model, sequence, 1, "fp16", training=False, attention="eager"))
     both = flops(Workload(model, sequence, 1, "fp16", attention="eager"))
@@ -312,14 +310,14 @@ GIGAMACS = {
 
 @pytest.mark.parametrize("name", GIGAMACS)
 def test_forward_multiply_adds_are_the_published_ones(name: str) -> None:
-    workload = Workload(models.preset(name), 1, 1, "fp16", training=False, attention="eager")
+    workload = Workload(zoo.preset(name), 1, 1, "fp16", training=False, attention="eager")
     assert flops(workload) / 2e9 == pytest.approx(GIGAMACS[name], rel=0.02)
 
 
 def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
     """335 M parameters are published; the generator adds 24 layers of width 256 with their projection and head."""
-    electra = models.parameters(Workload(models.preset("electra-large"), 512, 1)) / 1e6
-    generator = models.preset("electra-large")
+    electra = zoo.parameters(Workload(zoo.preset("electra-large"), 512, 1)) / 1e6
+    generator = zoo.preset("electra-large")
     layer = 12 * generator.extra["generator_hidden"] ** 2 + 13 * generator.extra["generator_hidden"]
     assert electra - 24 * layer / 1e6 == pytest.approx(335.1, rel=0.005)
 
@@ -327,12 +325,12 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "llama-2-7b", "llama-2-70b", "gemma-2-9b"])
 def test_tensor_parallel_ranks_share_the_matrix_work(name: str, tensor: int) -> None:
-    model = models.preset(name)
+    model = zoo.preset(name)
     workload = Workload(model, 2048, 1, "bf16")
     shards = Shards(ONE, ONE * tensor, ONE, ONE, ONE * 0)
     work = sum(
         block.repeat * op.count * float(op.table.flops()[0])
-        for block in models.build(workload, shards).blocks
+        for block in zoo.build(workload, shards).blocks
         for op in block.ops
         if op.table.kind[0] <= 2
     )
@@ -341,11 +339,11 @@ def test_tensor_parallel_ranks_share_the_matrix_work(name: str, tensor: int) -> 
 
 def test_columns_equal_one_row_at_a_time() -> None:
     """Each column of the graph of many shards equals the graph of that shard alone."""
-    workload = Workload(models.preset("llama-2-7b"), 2048, 8, "bf16")
+    workload = Workload(zoo.preset("llama-2-7b"), 2048, 8, "bf16")
     micro, tensor = (grid.ravel() for grid in np.meshgrid([1, 2, 4], [1, 2, 8]))
-    many = models.build(workload, Shards(micro, tensor, micro * 0 + 1, micro * 0 + 1, (tensor > 1).astype(np.int64)))
+    many = zoo.build(workload, Shards(micro, tensor, micro * 0 + 1, micro * 0 + 1, (tensor > 1).astype(np.int64)))
     for index in range(len(micro)):
-        alone = models.build(
+        alone = zoo.build(
             workload,
             Shards(micro[[index]], tensor[[index]], ONE, ONE, (tensor[[index]] > 1).astype(np.int64)),
         )
@@ -367,10 +365,10 @@ def test_columns_equal_one_row_at_a_time() -> None:
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""
-    workload = Workload(models.preset(name), 128, 4, "fp16")
+    workload = Workload(zoo.preset(name), 128, 4, "fp16")
     batches = np.array([1, 2, 4])
     ones = np.ones_like(batches)
-    graph = models.build(workload, Shards(batches, ones, ones, ones, 0 * ones))
+    graph = zoo.build(workload, Shards(batches, ones, ones, ones, 0 * ones))
     work = sum(
         block.repeat * op.count * op.table.flops() * np.ones(3)
         for block in graph.blocks
@@ -384,11 +382,11 @@ def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
         assert (np.broadcast_to(block.parameters, 3) == block.parameters[0]).all()
 
 
-@pytest.mark.parametrize("name", sorted({model.family for model in models.presets().values()}))
+@pytest.mark.parametrize("name", sorted({model.family for model in zoo.presets().values()}))
 def test_every_family_says_which_block_is_which(name: str) -> None:
     """Blocks of a graph have distinct names, in the breakdown of a step and for look-ups."""
-    model = next(model for model in models.presets().values() if model.family == name)
-    blocks = [block.name for block in models.build(Workload(model, 128, 1), WHOLE).blocks]
+    model = next(model for model in zoo.presets().values() if model.family == name)
+    blocks = [block.name for block in zoo.build(Workload(model, 128, 1), WHOLE).blocks]
     assert len(set(blocks)) == len(blocks)
 
 
@@ -406,5 +404,5 @@ def test_every_family_says_which_block_is_which(name: str) -> None:
 def test_impossible_dimensions_name_the_field(change: dict[str, object], field: str) -> None:
     table = {"name": "x", "family": "decoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 100}
     with pytest.raises(SpecError) as caught:
-        models.model_from({**table, **change})
+        zoo.model_from({**table, **change})
     assert caught.value.field == field

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import memory, models, search
-from tilecast.advise import stated
+from tilecast import memory, search, zoo
+from tilecast.advice import stated
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.models.cnn import identities
-from tilecast.models.numerics import Numerics
-from tilecast.models.recurrent import GATES, recurrent
 from tilecast.search import Limits, expert_degrees
 from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
 from tilecast.validate import table
+from tilecast.zoo.cnn import identities
+from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.recurrent import GATES, recurrent
 
 ONE = np.ones(1, dtype=np.int64)
 WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)
@@ -27,7 +27,7 @@ WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)
 @given(ranks=st.sampled_from([2, 4, 8, 64]), batch=st.integers(1, 64))
 def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> None:
     """A rank sees the samples of all ranks and its share of the identities: the same FLOPs, a share of the weights."""
-    workload = Workload(models.preset("insightface-r50"), 1, batch, "fp16")
+    workload = Workload(zoo.preset("insightface-r50"), 1, batch, "fp16")
     whole, share = (
         identities.classifier(workload, Shards(ONE * batch, ONE, ONE, ONE * expert, ONE * 0)) for expert in (1, ranks)
     )
@@ -41,9 +41,9 @@ def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> 
 @given(ranks=st.sampled_from([1, 2, 4, 8, 64]))
 def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
     """A rank holds a share of the table's weights and moments; keys and vectors are its own; no gradient is reduced."""
-    workload = Workload(models.preset("dlrm-small"), 1, 64 * ranks, "fp16", optimizer="adam")
+    workload = Workload(zoo.preset("dlrm-small"), 1, 64 * ranks, "fp16", optimizer="adam")
     plans = Plans.of(Plan(data=ranks, expert=ranks, micro_batch=64))
-    sharded = models.shard(workload, plans)
+    sharded = zoo.shard(workload, plans)
     held = 4_187_000_000 / ranks
     bill = memory.footprint(workload, sharded, plans)
     (block,) = sharded.graph.blocks
@@ -57,9 +57,9 @@ def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
 
 @given(share=st.floats(0.01, 1.0))
 def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(share: float) -> None:
-    model = models.preset("dlrm-small")
+    model = zoo.preset("dlrm-small")
     workload = Workload(replace(model, extra={**model.extra, "distinct": share}), 1, 64, "fp16", optimizer="adam")
-    (block,) = models.build(workload, Shards(ONE * 64, ONE, ONE, ONE * 8, ONE * 0)).layers
+    (block,) = zoo.build(workload, Shards(ONE * 64, ONE, ONE, ONE * 8, ONE * 0)).layers
     moved = {op.name: float(op.table.bytes()[0]) for op in block.ops if op.name.startswith("tables")}
     row = 128 * 4
     assert moved["tables"] == pytest.approx(64 * 26 * (share + 1) / 2 * (8 + 2 * row))
@@ -71,10 +71,10 @@ def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(sh
 
 def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() -> None:
     data = np.array([1, 2, 6])
-    assert expert_degrees(models.preset("dlrm-small"), data).tolist() == [[1], [2], [6]]
-    assert expert_degrees(models.preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
-    assert expert_degrees(models.preset("resnet-50"), data).tolist() == [[1], [1], [1]]
-    assert expert_degrees(models.preset("mixtral-8x7b"), data).tolist() == [[1, 0, 0, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
+    assert expert_degrees(zoo.preset("dlrm-small"), data).tolist() == [[1], [2], [6]]
+    assert expert_degrees(zoo.preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
+    assert expert_degrees(zoo.preset("resnet-50"), data).tolist() == [[1], [1], [1]]
+    assert expert_degrees(zoo.preset("mixtral-8x7b"), data).tolist() == [[1, 0, 0, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
 
 
 def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
@@ -82,8 +82,8 @@ def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
 
     The keys are the pixels', then the text's 77.
     """
-    workload = Workload(models.preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
-    (network,) = models.build(workload, WHOLE).layers
+    workload = Workload(zoo.preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
+    (network,) = zoo.build(workload, WHOLE).layers
     flops = sum(
         op.count * float(op.table.flops()[0])
         for op in network.ops
@@ -96,14 +96,14 @@ def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
 
 def test_a_model_is_cut_to_its_first_layers() -> None:
     """The first layers of DeepSeek-V3 are dense and stay so; a model without layers, or with fewer, is not cut."""
-    cut = models.preset("deepseek-v3 cut to 4 layers")
-    assert (cut.layers, cut.hidden, cut.extra) == (4, 7168, models.preset("deepseek-v3").extra)
-    blocks = models.build(Workload(cut, 4096, 1), WHOLE).layers
+    cut = zoo.preset("deepseek-v3 cut to 4 layers")
+    assert (cut.layers, cut.hidden, cut.extra) == (4, 7168, zoo.preset("deepseek-v3").extra)
+    blocks = zoo.build(Workload(cut, 4096, 1), WHOLE).layers
     assert {block.name: block.repeat for block in blocks} == {"layer": 3, "expert-layer": 1}
-    assert models.is_preset("llama3-70b (cut to 12 layers)")
+    assert zoo.is_preset("llama3-70b (cut to 12 layers)")
     for name in ("resnet-50 cut to 3 layers", "llama3-70b cut to 81 layers"):
         with pytest.raises(SpecError, match="layers, not"):
-            models.preset(name)
+            zoo.preset(name)
 
 
 @given(
@@ -116,7 +116,7 @@ def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
     steps: int, batch: int, cells: int, cell: str
 ) -> None:
     """There are 2 b s g h (i + h) FLOPs forward and twice that backward; products with the state run one by one."""
-    numerics = Numerics.of(Workload(models.preset("lstm-ptb"), 1, 1, "fp16"))
+    numerics = Numerics.of(Workload(zoo.preset("lstm-ptb"), 1, 1, "fp16"))
     ops, parameters, _ = recurrent(
         "layer", numerics, batch=np.array([float(batch)]), steps=steps, inputs=256, hidden=cells, cell=cell
     )
@@ -132,9 +132,9 @@ def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
 def test_fixed_norms_keep_nothing() -> None:
     """A detector's pretrained, frozen backbone keeps no input of a norm for the backward pass."""
     free, fixed = (
-        models.build(Workload(replace(model, extra={**model.extra, "frozen": float(fixed)}), 1, 1, "fp16"), WHOLE)
+        zoo.build(Workload(replace(model, extra={**model.extra, "frozen": float(fixed)}), 1, 1, "fp16"), WHOLE)
         for fixed in (False, True)
-        for model in (models.preset("retinanet-r50"),)
+        for model in (zoo.preset("retinanet-r50"),)
     )
     assert fixed.layers[0].activation_bytes[0, 0] < 0.7 * free.layers[0].activation_bytes[0, 0]
     assert fixed.layers[0].parameters[0] == free.layers[0].parameters[0]
@@ -144,7 +144,7 @@ def test_fixed_norms_keep_nothing() -> None:
 def test_a_search_prices_only_what_the_model_can_spread(name: str, degrees: set[int]) -> None:
     link = find_link("nvlink3")
     pool = Pool("a100", find_gpu("a100-80"), gpus_per_node=8, max_nodes=1, intra=link, inter=link)
-    plans = search.find(Workload(models.preset(name), 1, 1024, "fp16"), pool, Limits(gpus=8))
+    plans = search.find(Workload(zoo.preset(name), 1, 1024, "fp16"), pool, Limits(gpus=8))
     assert set(plans.plans.expert.tolist()) == degrees
     assert plans.fits.all()
 
@@ -183,7 +183,7 @@ def test_fewer_hidden_layers_replace_those_of_the_preset() -> None:
 
 
 def test_a_stated_plan_spreads_tables_without_being_told() -> None:
-    workload = Workload(models.preset("dlrm-small"), 1, 1024, "fp16")
+    workload = Workload(zoo.preset("dlrm-small"), 1, 1024, "fp16")
     assert set(stated.plans(workload, 8, Stated(data=8), "--plan").expert.tolist()) == {8}
     with pytest.raises(SpecError, match="ep=4 does not spread the rows of dlrm-small over 8 ranks; write ep=8"):
         stated.plans(workload, 8, Stated(data=8, expert=4), "--plan")

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from operator_store import JOBS, LEARNINGS, Store, job, node, operator, settled
-from tilecast.advise import advise
+from tilecast.advice import advise
 from tilecast.api.status import ObservedStep
 from tilecast_operator import server
 from tilecast_operator.assembly import Assembly

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from advice_values import advice
 from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operator, ready, settled
-from tilecast.advise import Advice, Request
+from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast.spec import SpecError
 from tilecast_operator import server

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from job_store import H100, JOBS, PLACING, WORKLOADS, JobStore, serving, until
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, APPLIED, MODEL, NEXT_QUEUE, QUEUE
 from tilecast_operator.assembly import Assembly

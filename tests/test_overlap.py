@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import constants, models, overlap, search
+from tilecast import constants, overlap, search, zoo
 from tilecast.cli import main
 from tilecast.frameworks import gradient_bytes
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -24,7 +24,7 @@ from tilecast.step.blocks import kernel_seconds
 from tilecast.step.replicas import SyncSeconds, sync_seconds
 from tilecast.step.weights import Held
 
-BERT = Workload(models.preset("bert-large"), 512, 256, framework="ddp")
+BERT = Workload(zoo.preset("bert-large"), 512, 256, framework="ddp")
 SLOW = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("ethernet-25"))
 PLAN = Plan(data=16, micro_batch=16)
 
@@ -67,7 +67,7 @@ def test_a_longer_pass_hides_more_and_never_the_last_bucket(
 
 def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeconds:
     plans = Plans.of(plan)
-    sharded = models.shard(workload, plans)
+    sharded = zoo.shard(workload, plans)
     caps = overlap.Caps.of(workload, plans, 4.0, np.ones(1))
     return sync_seconds(
         workload, sharded, Held.of(workload, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped()
@@ -128,7 +128,7 @@ def test_buckets_after_the_backward_pass_cost_their_latency() -> None:
 
 def test_sizes_that_are_tried_cost_what_the_job_would_with_them() -> None:
     plans, sizes = Plans.of(PLAN), (1, 25, 200)
-    sharded = models.shard(BERT, plans)
+    sharded = zoo.shard(BERT, plans)
     seconds = bucketed(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
     assert seconds == pytest.approx([step_s(replace(BERT, bucket_mib=size)) for size in sizes], rel=1e-9)
     assert step_s(BERT) == seconds[1]
@@ -256,11 +256,11 @@ def test_the_command_has_the_job_s_buckets(launcher: str, framework: Framework, 
 
 def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     """Where every rank has its own experts, the buckets hold the weights that ranks share."""
-    job = Workload(models.preset("mixtral-8x7b"), 2048, 64, framework="megatron")
+    job = Workload(zoo.preset("mixtral-8x7b"), 2048, 64, framework="megatron")
     link = find_link("nvlink4")
     pool = Pool("h100", find_gpu("h100-sxm"), 8, 1, link, link)
     plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
-    sharded = models.shard(job, plans)
+    sharded = zoo.shard(job, plans)
     caps = overlap.Caps.of(job, plans, gradient_bytes(job), np.ones(1))
     sync = sync_seconds(job, sharded, Held.of(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped())
     shared = sharded.stage("parameters", plans) - sharded.stage("expert_parameters", plans)

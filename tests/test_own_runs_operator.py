@@ -18,7 +18,7 @@ from test_observe import metrics, until
 from test_targets import operating, shown, targeted, train_job
 from test_transfer_operator import NODES, advised, report
 from test_transfer_operator import better as better_places
-from tilecast.advise import advise
+from tilecast.advice import advise
 from tilecast.api import pool_learning
 from tilecast.api.calibration import Seen
 from tilecast.transfer import UNTOLD, MeasuredParts

@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import chain, constants, memory, models, perlayer, search
+from tilecast import chain, constants, memory, perlayer, search, zoo
 from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -44,7 +44,7 @@ def families(
 
 def small(**dimensions: float) -> Model:
     table = {"name": "small", "family": "decoder", "layers": 3, "hidden": 512, "heads": 8, "vocab": 8000}
-    return models.model_from({**table, "tied_embeddings": False, **dimensions})
+    return zoo.model_from({**table, "tied_embeddings": False, **dimensions})
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def small(**dimensions: float) -> Model:
     ],
 )
 def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequence: int, gpu: str, gpus: int) -> None:
-    workload = Workload(models.preset(name), sequence, 128, "fp16")
+    workload = Workload(zoo.preset(name), sequence, 128, "fp16")
     on = pool(gpu)
     ratios, over = [], []
     every = families(workload, on, gpus)
@@ -122,7 +122,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
 
 @pytest.mark.parametrize(("gpu", "batch"), [("h100-sxm", 64), ("a100-40", 48)])
 def test_waits_for_gradients_count_before_strategies_are_chosen(gpu: str, batch: int) -> None:
-    workload = Workload(models.preset("bert-large"), 128, batch, "fp16")
+    workload = Workload(zoo.preset("bert-large"), 128, batch, "fp16")
     per_layer = perlayer.best(workload, pool(gpu), 2)
     assert per_layer is not None and per_layer.saving is not None
     assert per_layer.saving >= -1e-9
@@ -148,7 +148,7 @@ def test_the_example_gains_more_than_two_percent(capsys: pytest.CaptureFixture[s
 
 
 def test_a_framework_limits_what_varies() -> None:
-    workload = Workload(models.preset("gpt2-xl"), 1024, 512, "fp16", fused_loss=True)  # the fused loss keeps as much
+    workload = Workload(zoo.preset("gpt2-xl"), 1024, 512, "fp16", fused_loss=True)  # the fused loss keeps as much
     free = perlayer.best(workload, pool("t4", nodes=1), 8)
     bound = perlayer.best(replace(workload, framework="megatron"), pool("t4", nodes=1), 8)
     assert free is not None
@@ -164,7 +164,7 @@ def test_a_framework_limits_what_varies() -> None:
 def test_layers_that_alternate_stand_where_they_are() -> None:
     model = small(family="moe", layers=6, experts=4, top_k=2, moe_every=2, tied_embeddings=True)
     workload = Workload(model, 512, 64, "bf16")
-    sharded = models.shard(workload, Plans.of(Plan()))
+    sharded = zoo.shard(workload, Plans.of(Plan()))
     names = [block.name for block in sharded.graph.sequence()]
     assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
     every = families(workload, pool("a100-40"), 4)

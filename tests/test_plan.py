@@ -7,16 +7,16 @@ import json
 import numpy as np
 import pytest
 
-from tilecast import models, search
-from tilecast.advise import Request, advise, stated
+from tilecast import search, zoo
+from tilecast.advice import Request, advise, stated
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 2, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
-LLAMA = Workload(models.preset("llama-3.1-8b"), 8192, 128)
-MIXTRAL = Workload(models.preset("mixtral-8x7b"), 4096, 64)
+LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 128)
+MIXTRAL = Workload(zoo.preset("mixtral-8x7b"), 4096, 64)
 JOB = ["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "128", "--gpus", "h100-sxm:16"]
 
 
@@ -121,7 +121,7 @@ def test_contradictions_are_named(text: str, problem: str, capsys: pytest.Captur
     ],
 )
 def test_contradictions_with_a_model_are_named(model: str, text: str, problem: str) -> None:
-    preset = models.preset(model)
+    preset = zoo.preset(model)
     workload = Workload(preset, 512 if preset.vocab else 1, 64)
     with pytest.raises(SpecError, match=problem):
         stated.plans(workload, 16, Stated.parse(text, "plan"), "plan")

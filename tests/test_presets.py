@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.spec import SpecError, Workload
 
 # Parameters in millions as each model's authors publish them (model card or paper; torchvision for images).
@@ -252,9 +252,9 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_the_published_ones(name: str) -> None:
-    model = models.preset(name)
+    model = zoo.preset(name)
     workload = Workload(model, 128 if model.vocab else 1, 1)
-    assert models.parameters(workload) / 1e6 == pytest.approx(PUBLISHED[name], rel=0.004)
+    assert zoo.parameters(workload) / 1e6 == pytest.approx(PUBLISHED[name], rel=0.004)
 
 
 @pytest.mark.parametrize(
@@ -314,12 +314,12 @@ def test_parameters_are_the_published_ones(name: str) -> None:
     ],
 )
 def test_names_are_found_however_tables_write_them(written: str, name: str) -> None:
-    assert models.preset(written).name == name
+    assert zoo.preset(written).name == name
 
 
 def test_unknown_preset_offers_the_nearest() -> None:
     with pytest.raises(SpecError, match="did you mean llama-2-7b"):
-        models.preset("lama-2-7b")
+        zoo.preset("lama-2-7b")
 
 
 @pytest.mark.parametrize(
@@ -336,17 +336,17 @@ def test_unknown_preset_offers_the_nearest() -> None:
 )
 def test_a_name_cut_short_or_with_more_behind_it_offers_the_presets_that_begin_so(typed: str, meant: str) -> None:
     with pytest.raises(SpecError, match=rf"did you mean {meant}\?"):
-        models.preset(typed)
+        zoo.preset(typed)
 
 
 def test_a_large_family_is_listed_in_part() -> None:
     with pytest.raises(
         SpecError, match=r"did you mean one of qwen-1\.8b, .* \(`tilecast show models` lists \d+ more\)"
     ):
-        models.preset("qwen")
-    assert "llama-30b" not in models.family("llama3")
-    assert models.family("g") == models.family("nosuch") == []
+        zoo.preset("qwen")
+    assert "llama-30b" not in zoo.family("llama3")
+    assert zoo.family("g") == zoo.family("nosuch") == []
 
 
 def test_presets_are_many_and_distinct() -> None:
-    assert len({model.name for model in models.presets().values()}) >= 250
+    assert len({model.name for model in zoo.presets().values()}) >= 250

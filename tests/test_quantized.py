@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast import kernels, models
+from tilecast import kernels, zoo
 from tilecast.graph import KIND_NAMES, Block, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
 from tilecast.spec import PRECISIONS, Plan, Plans, Workload
 
-DENSE = Workload(models.preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)
-SPARSE = replace(DENSE, model=models.preset("qwen3-30b-a3b"))
-BIASED = replace(SPARSE, model=models.preset("gpt-oss-120b"), precision="bf16")
+DENSE = Workload(zoo.preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)
+SPARSE = replace(DENSE, model=zoo.preset("qwen3-30b-a3b"))
+BIASED = replace(SPARSE, model=zoo.preset("gpt-oss-120b"), precision="bf16")
 
 
 def blocks(job: Workload, **degrees: int) -> dict[str, Block]:
     columns = {"micro_batch": 1, "tensor": 1, "context": 1, "expert": 1, "sequence_parallel": 0, **degrees}
     shards = Shards(**{name: np.array([value]) for name, value in columns.items()})
-    return {block.name: block for block in models.build(job, shards).blocks}
+    return {block.name: block for block in zoo.build(job, shards).blocks}
 
 
 def ops(job: Workload, block: str, **degrees: int) -> dict[str, Op]:
@@ -129,7 +129,7 @@ def test_a_norm_in_operators_takes_many_passes() -> None:
 
 
 def test_an_activation_in_operators_takes_as_many_kernels_as_the_model_writes() -> None:
-    job = Workload(models.preset("gpt2-xl"), 1024, 8, precision="fp16")
+    job = Workload(zoo.preset("gpt2-xl"), 1024, 8, precision="fp16")
     written, one = (ops(replace(job, framework=name), "layer") for name in ("huggingface", "ddp"))
     assert written["mlp.activation"].count == 8.0
     assert one["mlp.activation"].count == 1.0
@@ -149,7 +149,7 @@ def test_attention_meets_the_limit_of_power_later_than_products() -> None:
 def test_every_kind_of_these_operators_is_priced() -> None:
     plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
     for job in (SPARSE, BIASED):
-        sharded = models.shard(job, plans)
+        sharded = zoo.shard(job, plans)
         times = kernels.seconds(sharded.graph.kernels()[0], find_gpu("gb200"))
         assert np.isfinite(times.seconds).all() and (times.seconds > 0).all()
         assert {"gemm", "attention", "elementwise"} <= {KIND_NAMES[code] for code in times.table.kind}

@@ -11,14 +11,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tilecast.queue.assignment import Assignment, QueueScore
-from tilecast.queue.columns import QueueColumns, alone_s, columns
-from tilecast.queue.policies import POLICIES
-from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, checked
-from tilecast.queue.references import REFERENCES
-from tilecast.queue.solver import solve
-from tilecast.queue.timeline import Tasks, starts
-from tilecast.queue.totals import report
+from tilecast.planner.assignment import Assignment, QueueScore
+from tilecast.planner.columns import QueueColumns, alone_s, columns
+from tilecast.planner.policies import POLICIES
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, checked
+from tilecast.planner.references import REFERENCES
+from tilecast.planner.solver import solve
+from tilecast.planner.timeline import Tasks, starts
+from tilecast.planner.totals import report
 from tilecast.spec import Floats, SpecError
 
 

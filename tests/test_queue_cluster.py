@@ -42,7 +42,7 @@ from test_jobs_cluster import (
 from tilecast import nodes
 from tilecast.api import training_job
 from tilecast.jobs import APPLIED, ENABLED, HOLD_QUEUE, MODE, MODEL, NEXT_QUEUE, QUEUE, TRAINING
-from tilecast.queue.options import job_options
+from tilecast.planner.options import job_options
 from witness import kubeconfig_of
 
 pytestmark = pytest.mark.cluster

@@ -16,13 +16,13 @@ from job_store import EXAMPLES, H100, PLACING, JobStore, serving, training_job, 
 from job_store import JOBS as BATCH
 from operator_store import JOBS, QUEUE_ADVICES, QUICK, Store, node, operator, settled
 from tilecast import nodes
-from tilecast.advise import advise
+from tilecast.advice import advise
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import APPLIED, WEIGHT
 from tilecast.jobs.kueue import Quotas
-from tilecast.queue import solver
-from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned
-from tilecast.queue.totals import report as totals
+from tilecast.planner import solver
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned
+from tilecast.planner.totals import report as totals
 from tilecast_operator import queue_rows
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.kinds import Key

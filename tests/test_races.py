@@ -15,7 +15,7 @@ import yaml
 
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, ready, settled
 from tilecast import nodes
-from tilecast.advise import Advice, Request, inputs_hash
+from tilecast.advice import Advice, Request, inputs_hash
 from tilecast.api import training_job
 from tilecast.calibration import Calibration, Correction
 from tilecast.hardware import Pool

@@ -17,8 +17,8 @@ from prometheus_client import generate_latest
 
 from advice_values import offer, request
 from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operator, ready, settled
-from tilecast.advise import Advice, Request, advise
-from tilecast.advise.incumbent import MARGIN, Incumbent, hold
+from tilecast.advice import Advice, Request, advise
+from tilecast.advice.incumbent import MARGIN, Incumbent, hold
 from tilecast.api.gpu_pool import DISCOVERED
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue

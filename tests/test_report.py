@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advice_values import advice, offer, pool, refused
-from tilecast import constants, models, nodes
-from tilecast.advise import Advice, Request, advise
+from tilecast import constants, nodes, zoo
+from tilecast.advice import Advice, Request, advise
 from tilecast.api.calibration import PoolCalibration
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition, Summary, TrainingJobStatus
@@ -139,7 +139,7 @@ def low_confidence(verdict: Answer) -> Condition:
 
 @pytest.mark.parametrize("preset", ["llama-2-7b", "bert-large", "resnet-50", "vit-l-16"])
 def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
-    family = (model := models.preset(preset)).family
+    family = (model := zoo.preset(preset)).family
     asked = Request("a-job", Workload(model=model, sequence_length=512, global_batch=64))
     usual = constants.widths().unstated.get(family, constants.widths().unstated["other"])
     for factor, expected in ((1.0, "False"), (1.14, "False"), (1.16, "True"), (2.0, "True")):
@@ -152,7 +152,7 @@ def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
 
 
 def test_an_ordinary_job_is_not_low_confidence_once_its_like_was_measured() -> None:
-    asked = Request("a-job", Workload(model=models.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
+    asked = Request("a-job", Workload(model=zoo.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
     assert low_confidence(advise(asked, [pool(max_nodes=1, calibration=MEASURED)])).status == "False"
     unproven = low_confidence(advise(asked, [pool(max_nodes=1)]))
     assert (unproven.status, unproven.reason) == ("True", "FewObservations")

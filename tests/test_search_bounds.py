@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from operator_store import JOBS, Store, job, operator, ready, settled
-from tilecast import advise as advising
-from tilecast import graph, models
-from tilecast.advise import Advice, Request, advise
+from tilecast import advice as advising
+from tilecast import graph, zoo
+from tilecast.advice import Advice, Request, advise
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.jobs import in_words
-from tilecast.models import huggingface, traced
 from tilecast.spec import SearchTooLargeError, SpecError, Workload
 from tilecast.trace import Trace, TraceOperator
+from tilecast.zoo import huggingface, traced
 
 TRAINING = {"globalBatchSize": 256}
 DEPTHS = [1000] * 50
@@ -74,9 +74,9 @@ def test_the_largest_published_models_are_read_with_a_wide_margin() -> None:
     configs = json.loads((Path(__file__).parent / "configs.json").read_text())
     names = ("stabilityai/stable-diffusion-xl-base-1.0/unet", "nvidia/segformer-b5-finetuned-ade-640-640")
     largest = [huggingface.model(configs[name].get("config", configs[name])) for name in names] + [
-        models.preset("densenet-201")
+        zoo.preset("densenet-201")
     ]
-    counts = [models.operators(Workload(model, 1, 1)) for model in largest]
+    counts = [zoo.operators(Workload(model, 1, 1)) for model in largest]
     assert counts[0] == max(counts) and 2 * counts[0] < graph.MOST_OPERATORS, counts
 
 
@@ -97,7 +97,7 @@ def test_a_graph_of_too_many_operators_is_refused(monkeypatch: pytest.MonkeyPatc
     )
     trace = Trace(1, 1, ("x",), tuple(f"w{n}" for n in range(40)), ("y39",), shapes, operators)
     workload = Workload(traced.model("a", trace), 1, 8)
-    assert models.operators(workload) > 40
+    assert zoo.operators(workload) > 40
     monkeypatch.setattr(graph, "MOST_OPERATORS", 39)
     with pytest.raises(SearchTooLargeError, match="40 distinct operators"):
         advise(Request("a", workload), [pool("a")])
@@ -120,7 +120,7 @@ def test_what_a_job_leaves_open_is_counted_with_the_models_operators() -> None:
 
 
 def test_where_there_are_too_many_plans_fewer_node_counts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = Request("a", Workload(models.preset("llama-2-7b"), 4096, 720, micro_batch=1))
+    request = Request("a", Workload(zoo.preset("llama-2-7b"), 4096, 720, micro_batch=1))
     everything = advise(request, [pool("a"), pool("b")])
     monkeypatch.setattr(advising, "MOST_PLANS", everything.plans_evaluated - 1)
     fewer = advise(request, [pool("a"), pool("b")])

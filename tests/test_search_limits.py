@@ -12,8 +12,8 @@ import pytest
 
 from job_store import JobStore, serving, until
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, ready, settled
-from tilecast import models
-from tilecast.advise import MOST_PLANS, Advice, Request, advise
+from tilecast import zoo
+from tilecast.advice import MOST_PLANS, Advice, Request, advise
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.jobs import APPLIED
@@ -36,7 +36,7 @@ def pool(gpu: str, gpus_per_node: int, nodes: int) -> Pool:
 
 
 def request(batch: int) -> Request:
-    return Request(f"job-{batch}", Workload(models.preset("gpt2"), 128, batch, precision="fp16"))
+    return Request(f"job-{batch}", Workload(zoo.preset("gpt2"), 128, batch, precision="fp16"))
 
 
 def greedy(asked: Request, pools: Sequence[Pool]) -> Advice:

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, settled
-from tilecast import advise as advising
-from tilecast import models
-from tilecast.advise import Advice, Offer, Request
+from tilecast import advice as advising
+from tilecast import zoo
+from tilecast.advice import Advice, Offer, Request
 from tilecast.calibration import Calibration, Correction
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render import document
@@ -39,7 +39,7 @@ POOL = Pool("t4", GPU, 1, 4, find_link(GPU.intra_link), find_link("ethernet-10")
 
 
 def request(batch: int = 8) -> Request:
-    workload = Workload(models.preset("gpt2"), 128, batch, precision="fp16")
+    workload = Workload(zoo.preset("gpt2"), 128, batch, precision="fp16")
     return Request(f"job-{batch}", workload)
 
 
@@ -211,7 +211,7 @@ async def test_of_searches_that_wait_the_shortest_is_next(
         return on_first_pool(asked, pools)
 
     def asked(model: str, name: str) -> Request:
-        return Request(name, Workload(models.preset(model), 128, 8, precision="fp16"))
+        return Request(name, Workload(zoo.preset(model), 128, 8, precision="fp16"))
 
     searches = Searches(search, 1, 0)
     try:

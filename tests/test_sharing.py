@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import hardware, memory, models, search, sharing
-from tilecast.advise import Constraints, Request, advise
+from tilecast import hardware, memory, search, sharing, zoo
+from tilecast.advice import Constraints, Request, advise
 from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link, gpus
@@ -29,8 +29,8 @@ def pool(gpu: str, per_node: int = 8, nodes: int = 2) -> Pool:
     return Pool(facts.name, facts, per_node, nodes, link, find_link("ethernet-100"), price_per_gpu_hour=3.0)
 
 
-SMALL = Workload(models.preset("resnet-18"), 1, 4, "bf16")
-LARGE = Workload(models.preset("llama-2-7b"), 4096, 8, "bf16")
+SMALL = Workload(zoo.preset("resnet-18"), 1, 4, "bf16")
+LARGE = Workload(zoo.preset("llama-2-7b"), 4096, 8, "bf16")
 GPUS = ["a100-40", "a100-80", "h100-sxm"]
 
 
@@ -61,7 +61,7 @@ def test_llama_7b_does_not(gpu: str) -> None:
 
 
 def test_a_job_that_fills_a_gpu_is_left_alone_unless_cost_counts() -> None:
-    busy = Workload(models.preset("gpt2"), 1024, 8, "bf16")
+    busy = Workload(zoo.preset("gpt2"), 1024, 8, "bf16")
     shares = sharing.consider(busy, pool("h100-sxm"))
     assert shares is not None
     assert shares.options
@@ -89,7 +89,7 @@ def test_gpus_without_slices_are_shared() -> None:
     batch=st.sampled_from([4, 16, 64]),
 )
 def test_no_part_beats_the_whole_and_all_widen_the_range(gpu: str, name: str, batch: int) -> None:
-    model = models.preset(name)
+    model = zoo.preset(name)
     workload = Workload(model, 256 if model.vocab else 1, batch, "bf16")
     shares = sharing.consider(workload, pool(gpu))
     assert shares is not None

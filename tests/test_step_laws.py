@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilecast import constants, models, overlap, search
+from tilecast import constants, overlap, search, zoo
 from tilecast.frameworks import gradient_bytes
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Framework, Plan, Plans, Workload
@@ -16,7 +16,7 @@ from tilecast.step.blocks import host, kernel_seconds
 from tilecast.step.replicas import sync_seconds
 from tilecast.step.weights import Held, copied_bytes, copied_bytes_per_s, optimizer_seconds
 
-JOB = Workload(models.preset("gpt2-xl"), 1024, 64, precision="bf16")
+JOB = Workload(zoo.preset("gpt2-xl"), 1024, 64, precision="bf16")
 
 
 def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str = "") -> Pool:
@@ -26,13 +26,13 @@ def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str =
 
 def copied(job: Workload, plans: Plans) -> list[float]:
     """Return the bytes that a micro-batch copies per parameter."""
-    held = Held.of(job, models.shard(job, plans), plans)
+    held = Held.of(job, zoo.shard(job, plans), plans)
     return (copied_bytes(job, held, plans) / held.parameters).tolist()
 
 
 def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:
     plans = Plans.of(plan)
-    sharded = models.shard(job, plans)
+    sharded = zoo.shard(job, plans)
     times = step(job, sharded, plans, where, kernel_seconds(job, sharded, where.gpu))
     return {**times.parts(0), "total": float(times.total[0])}
 
@@ -154,10 +154,10 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
     for name in ("nemo", "megatron"):
         own = replace(job, framework=name)
         caps, units = overlap.Caps.whole(1), np.ones(1)
-        sharded = models.shard(own, plans)
+        sharded = zoo.shard(own, plans)
         whole = Held.of(own, sharded, plans)
         seconds[name] = sync_seconds(own, sharded, whole, plans, where, caps, units, constants.shipped()).updated_s[0]
-    layered = models.shard(job, plans).layered_share(plans)[0]
+    layered = zoo.shard(job, plans).layered_share(plans)[0]
     assert seconds["nemo"] == pytest.approx(seconds["megatron"] * (1 - layered / 2), rel=0.05)
 
 
@@ -184,7 +184,7 @@ def test_userbuffers_need_sequence_parallelism() -> None:
 )
 def test_an_update_moves_the_states_that_are_held(framework: Framework, each: float) -> None:
     job, plans, gpu = replace(JOB, framework=framework), Plans.of(Plan()), find_gpu("a100-80")
-    sharded = models.shard(job, plans)
+    sharded = zoo.shard(job, plans)
     moved = optimizer_seconds(job, sharded, plans, gpu, constants.shipped()) * copied_bytes_per_s(
         gpu, constants.shipped()
     )
@@ -196,7 +196,7 @@ def test_buckets_that_are_copies_are_read_and_written_twice(framework: Framework
     """DistributedDataParallel copies FP32 gradients into its buckets and back, if it has other replicas."""
     job, gpu = replace(JOB, framework=framework), find_gpu("a100-80")
     plans = Plans.of(Plan(), Plan(data=8))
-    sharded = models.shard(job, plans)
+    sharded = zoo.shard(job, plans)
     moved = optimizer_seconds(job, sharded, plans, gpu, constants.shipped()) * copied_bytes_per_s(
         gpu, constants.shipped()
     )
@@ -231,9 +231,7 @@ def test_replicas_wait_for_every_tensor_where_samples_differ() -> None:
         alone, beside = (seconds(job, Plan(data=n, micro_batch=samples), pool())["launch"] for n in (1, replicas))
         return beside - alone
 
-    small, large = (
-        Workload(models.preset(name), 1, 512, "fp16", framework="ddp") for name in ("resnet-50", "bert-large")
-    )
+    small, large = (Workload(zoo.preset(name), 1, 512, "fp16", framework="ddp") for name in ("resnet-50", "bert-large"))
     large = replace(large, sequence_length=128)
     assert more(small, 64) == pytest.approx(more(small, 16), rel=1e-9) == pytest.approx(more(small, 64, 2), rel=1e-9)
     assert 0 < more(small, 64) < more(large, 64)
@@ -255,6 +253,6 @@ def test_memory_costs_a_framework_less_where_vector_units_have_time() -> None:
 
 def test_every_plan_has_a_finite_step() -> None:
     plans = search.enumerate_plans(JOB, pool(), search.Limits(gpus=8))
-    sharded = models.shard(JOB, plans)
+    sharded = zoo.shard(JOB, plans)
     times = step(JOB, sharded, plans, pool(), kernel_seconds(JOB, sharded, pool().gpu))
     assert np.isfinite(times.total).all() and (times.total > 0).all()

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import models
-from tilecast.advise import Request, advise
+from tilecast import zoo
+from tilecast.advice import Request, advise
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render import charts
 from tilecast.render.sweep import BAR, bar
 from tilecast.spec import SpecError, Workload
-from tilecast.sweep import FIELDS, Over, Value, vary
+from tilecast.sweeps import FIELDS, Over, Value, vary
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = str(ROOT / "examples" / "jobs" / "llama-7b-pretrain.yaml")
@@ -90,7 +90,7 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
     assert half.gpu.memory_bandwidth_bytes_per_s == gpu.memory_bandwidth_bytes_per_s
     # The power limit allows 60 % of the full clock, which is more than half the clock needs.
     assert half.gpu.sustained_ratio["bf16"] == 1.0
-    workload = Workload(models.preset("llama-2-7b"), 4096, 16, framework="fsdp2")
+    workload = Workload(zoo.preset("llama-2-7b"), 4096, 16, framework="fsdp2")
     cool = replace(POOL, gpu=replace(gpu, sustained_ratio=dict.fromkeys(gpu.peak_flops, 1.0)))
     slow, fast = (advise(Request("x", workload), vary([cool], field, Value(x, True))).best for x in (0.5, 1.0))
     assert slow is not None and fast is not None

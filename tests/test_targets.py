@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 from job_store import EXAMPLES, H100, JOBS, PLACING, JobStore, serving, training_job, until
 from operator_store import JOBS as TRAINING_JOBS
 from operator_store import node, operator, settled
-from tilecast.advise import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
 from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, MODE

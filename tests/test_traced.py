@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast import models, search
-from tilecast.advise import Request, advise
+from tilecast import search, zoo
+from tilecast.advice import Request, advise
 from tilecast.api import documents
 from tilecast.cli import main
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.models import traced
-from tilecast.models.traced import document, repeats, torch_build, torch_export
 from tilecast.spec import Model, SpecError, Workload
+from tilecast.zoo import traced
+from tilecast.zoo.traced import document, repeats, torch_build, torch_export
 from traced_graphs import GRAPHS, activation_bytes, fixture, flops, graph, seconds, stored
 
 GPT = Model("gpt", "decoder", 2, 128, 4, 4, 32, 512, 512, positions=64, dropout=True)
@@ -31,13 +31,13 @@ LLAMA = Model(
 )  # fmt: skip
 
 
-BUILT_IN = {"transformer": (GPT, 64), "llama": (LLAMA, 64), "resnet": (models.preset("resnet-18"), 1)}
+BUILT_IN = {"transformer": (GPT, 64), "llama": (LLAMA, 64), "resnet": (zoo.preset("resnet-18"), 1)}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_traced_module_has_the_parameters_of_its_family(name: str) -> None:
     built_in, sequence = BUILT_IN[name]
-    counts = [models.parameters(Workload(model, sequence, 8)) for model in (built_in, fixture(name))]
+    counts = [zoo.parameters(Workload(model, sequence, 8)) for model in (built_in, fixture(name))]
     assert counts[0] == pytest.approx(counts[1], abs=0.5)
 
 
@@ -90,7 +90,7 @@ def test_a_compiler_fuses_chains_and_norms() -> None:
 def test_twice_the_micro_batch_is_twice_the_work() -> None:
     batches = np.array([1, 2, 8])
     ones = np.ones_like(batches)
-    built = models.build(Workload(fixture("transformer"), 64, 8), Shards(batches, ones, ones, ones, 0 * ones))
+    built = zoo.build(Workload(fixture("transformer"), 64, 8), Shards(batches, ones, ones, ones, 0 * ones))
     # Weights are cast, and positions looked up, once, whatever the batch.
     ops = [(block.repeat * op.count, op) for block in built.blocks for op in block.ops if op.table.kind[0] <= 2]
     work = sum(count * op.table.flops() for count, op in ops)
@@ -234,7 +234,7 @@ def test_layers_that_repeat_are_copied(target: str, built_in: Model, monkeypatch
         whole = torch_export.trace(target)
     assert [one.kind for one in short.operators] == [one.kind for one in whole.operators]
     for model in (traced.model("short", short), traced.model("whole", whole)):
-        assert models.parameters(Workload(model, 64, 8)) == models.parameters(Workload(traced.model("", whole), 64, 8))
+        assert zoo.parameters(Workload(model, 64, 8)) == zoo.parameters(Workload(traced.model("", whole), 64, 8))
         assert flops(model, 64) == flops(traced.model("", whole), 64)
         assert activation_bytes(model, 64) == activation_bytes(traced.model("", whole), 64)
 

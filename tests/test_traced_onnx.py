@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.cli import main
-from tilecast.models import traced
-from tilecast.models.traced import onnx_file, torch_operators
-from tilecast.models.traced.operators import OPERATORS
 from tilecast.spec import Model, SpecError, Workload
+from tilecast.zoo import traced
+from tilecast.zoo.traced import onnx_file, torch_operators
+from tilecast.zoo.traced.operators import OPERATORS
 from traced_graphs import activation_bytes, flops, seconds, stored
 
 onnx = pytest.importorskip("onnx")
@@ -113,17 +113,17 @@ def test_an_onnx_transformer_does_the_work_of_its_family(tmp_path: Path, dims: l
     assert model.trace.sequence == 64
     for how in ({}, {"training": False}, {"attention": "eager"}):
         assert flops(model, 64, **how) == pytest.approx(flops(plain, 64, **how), rel=0.01)
-    assert models.parameters(Workload(model, 64, 8)) == models.parameters(Workload(plain, 64, 8))
+    assert zoo.parameters(Workload(model, 64, 8)) == zoo.parameters(Workload(plain, 64, 8))
     assert activation_bytes(model, 64) == pytest.approx(activation_bytes(plain, 64), rel=0.15)
 
 
 def test_an_onnx_resnet_does_the_work_of_its_family(tmp_path: Path) -> None:
     model, preset = (
         traced.model("resnet", onnx_file.read(resnet_in_onnx(tmp_path / "r.onnx"))),
-        models.preset("resnet-18"),
+        zoo.preset("resnet-18"),
     )
     assert flops(model, 1) == pytest.approx(flops(preset, 1), rel=0.01)
-    assert models.parameters(Workload(model, 1, 8)) == pytest.approx(models.parameters(Workload(preset, 1, 8)))
+    assert zoo.parameters(Workload(model, 1, 8)) == pytest.approx(zoo.parameters(Workload(preset, 1, 8)))
 
 
 def test_the_command_line_reads_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,6 +214,6 @@ def test_an_onnx_file_becomes_a_graph_document(tmp_path: Path, capsys: pytest.Ca
     assert flops(trace, 64) == flops(direct, 64)
     assert activation_bytes(trace, 64) == activation_bytes(direct, 64)
     assert seconds(trace, 64) == seconds(direct, 64)
-    assert models.parameters(Workload(trace, 64, 8)) == models.parameters(Workload(direct, 64, 8))
+    assert zoo.parameters(Workload(trace, 64, 8)) == zoo.parameters(Workload(direct, 64, 8))
     assert main(["trace", "my_module:build", "--seq", "64", "-o", str(out)]) == 2
     assert "--seq: is for an ONNX file" in capsys.readouterr().err

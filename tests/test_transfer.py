@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from tilecast import shipped
 from tilecast.cli import main
-from tilecast.models import FAMILIES
 from tilecast.spec import Plan, Plans
 from tilecast.transfer import APART, MOST, UNTOLD, JobRun, JobRuns, MeasuredParts, Place, carried, compared
 from tilecast.validate import runs as tables
 from tilecast.validate import transfer
+from tilecast.zoo import FAMILIES
 
 A100 = Place("a100-80", "ampere", "bf16", 2048, 64, "decoder")
 H100 = replace(A100, gpu="h100-sxm", architecture="hopper")

@@ -11,7 +11,7 @@ from operator_store import node, operator, settled
 from test_learning import TRAINING_JOBS, SharedStore
 from test_observe import body, until
 from test_targets import operating, shown, targeted, train_job
-from tilecast.advise import advise
+from tilecast.advice import advise
 from tilecast.api.status import Alternative, Condition, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.objectives import OBJECTIVES
 from tilecast.render import document

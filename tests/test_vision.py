@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilecast import kernels, models
+from tilecast import kernels, zoo
 from tilecast.cli import main
 from tilecast.graph import KIND_NAMES, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
-from tilecast.models import huggingface, layers, traced
-from tilecast.models.numerics import Numerics
-from tilecast.models.traced import document
 from tilecast.spec import SpecError, Workload
 from tilecast.validate import runs
 from tilecast.validate.graphs import GraphName, Graphs, graph_of
+from tilecast.zoo import huggingface, layers, traced
+from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.traced import document
 
 RESNET = Path(__file__).parent / "graphs" / "resnet.json"
 ONE = np.ones(1, dtype=np.int64)
@@ -40,8 +40,8 @@ def folder(tmp_path: Path, name: str = f"some_net@{IMAGE}.json") -> Graphs:
 
 
 def ops(**how: Any) -> list[Op]:
-    model = how.pop("model", models.preset("resnet-50"))
-    built = models.build(Workload(model, 1, 8, **{"precision": "fp16", **how}), Shards(8 * ONE, ONE, ONE, ONE, 0 * ONE))
+    model = how.pop("model", zoo.preset("resnet-50"))
+    built = zoo.build(Workload(model, 1, 8, **{"precision": "fp16", **how}), Shards(8 * ONE, ONE, ONE, ONE, 0 * ONE))
     return [op for block in built.blocks for op in block.ops]
 
 
@@ -113,7 +113,7 @@ def convolution(**dims: float) -> dict[str, Any]:
 
 
 def emitted(memory_format: Any, **dims: float) -> list[Op]:
-    workload = Workload(models.preset("resnet-50"), 1, 8, precision="fp16", memory_format=memory_format)
+    workload = Workload(zoo.preset("resnet-50"), 1, 8, precision="fp16", memory_format=memory_format)
     return layers.convolution("conv", Numerics.of(workload), convolution(**dims))
 
 
@@ -175,7 +175,7 @@ def test_the_memory_format_of_a_bare_model_is_a_flag(capsys: pytest.CaptureFixtu
 def test_the_gradient_of_regions_is_added_neighbour_by_neighbour() -> None:
     def written(name: str, memory_format: str) -> float:
         """Return the bytes that the gradient writes for each pixel of a region."""
-        walked_ops = ops(model=models.preset(name), precision="fp32", memory_format=memory_format)
+        walked_ops = ops(model=zoo.preset(name), precision="fp32", memory_format=memory_format)
         gradient = next(op for op in walked_ops if op.name == "align.gradient")
         ((_, _, dims),) = gradient.table.groups()
         return float(dims["written_bytes"][0])
@@ -200,7 +200,7 @@ def test_windows_of_swin_are_no_larger_than_the_image_and_cover_it(image: int, w
     model = huggingface.model({**published, "image_size": image})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        built = models.build(Workload(model, 1, 1, training=False), Shards(ONE, ONE, ONE, ONE, 0 * ONE))
+        built = zoo.build(Workload(model, 1, 1, training=False), Shards(ONE, ONE, ONE, ONE, 0 * ONE))
     stages = [block for block in built.layers if block.name.endswith("-layer")]
     flops = [next(op for op in stage.ops if op.name == "attention.scores").table.flops()[0] for stage in stages]
     wide = [2.0 * count * side**4 * 192 * 2**stage for stage, (count, side) in enumerate(windows)]

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tilecast import models, search
-from tilecast.advise import Request
+from tilecast import search, zoo
+from tilecast.advice import Request
 from tilecast.api import training_job
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.models import traced
-from tilecast.models.traced import document
 from tilecast.spec import Model, Plan, Plans, Workload
+from tilecast.zoo import traced
+from tilecast.zoo.traced import document
 
 GRAPHS = Path(__file__).parent / "graphs"
 ONE = np.ones(1, dtype=np.int64)
@@ -27,7 +27,7 @@ def fixture(name: str) -> Model:
 
 
 def graph(model: Model, sequence: int, **how: Any) -> Any:
-    return models.build(Workload(model, sequence, 8, **how), Shards(4 * ONE, ONE, ONE, ONE, 0 * ONE))
+    return zoo.build(Workload(model, sequence, 8, **how), Shards(4 * ONE, ONE, ONE, ONE, 0 * ONE))
 
 
 def flops(model: Model, sequence: int, **how: Any) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import transformers
 
-from tilecast.models import huggingface
+from tilecast.zoo import huggingface
 
 _OTHERS = ("model", "tie_word_embeddings")
 """Names that are not keys, and a key that the tables state because its default changed from release to release."""

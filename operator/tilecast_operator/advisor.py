@@ -18,10 +18,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
-from tilecast import kernels, models
-from tilecast.advise import Advice, Request, inputs_hash
-from tilecast.advise.incumbent import Incumbent, hold
-from tilecast.advise.ran import Ran, ran
+from tilecast import kernels, zoo
+from tilecast.advice import Advice, Request, inputs_hash
+from tilecast.advice.incumbent import Incumbent, hold
+from tilecast.advice.ran import Ran, ran
 from tilecast.api import training_job
 from tilecast.api.calibration import Seen
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -343,6 +343,6 @@ def _held(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer
 
 
 def _small_job() -> tuple[Request, list[Pool]]:
-    workload = Workload(model=models.preset("gpt2"), sequence_length=128, global_batch=1, precision="fp16")
+    workload = Workload(model=zoo.preset("gpt2"), sequence_length=128, global_batch=1, precision="fp16")
     gpu = find_gpu("t4")
     return Request("warm-up", workload), [Pool("t4", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-10"))]

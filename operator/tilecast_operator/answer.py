@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.nodes import NodesReport
 from tilecast.spec import SearchTooLargeError, SpecError
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilecast.advise import advise
+from tilecast.advice import advise
 from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast_operator.advisor import Advisor, ReadRequest
 from tilecast_operator.cluster.api import Api

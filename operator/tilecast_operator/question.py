@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilecast.advise import Request
+from tilecast.advice import Request
 from tilecast_operator.answer import Declined
 from tilecast_operator.observed.own_runs import OwnRuns
 from tilecast_operator.turns import TurnClaim

@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from tilecast.jobs.kueue import Quotas
 from tilecast.nodes import FoundPool
-from tilecast.queue.options import capacity
-from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned, running
-from tilecast.queue.solver import solve
-from tilecast.queue.totals import QueueReport, report
+from tilecast.planner.options import capacity
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned, running
+from tilecast.planner.solver import solve
+from tilecast.planner.totals import QueueReport, report
 from tilecast.spec import SpecError
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.free_gpus import Free

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
 
-from tilecast.advise import Advice, Request
+from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator import pickles
 from tilecast_operator.search_process import Cause, SearchLimits, SearchProcess

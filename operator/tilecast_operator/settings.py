@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from tilecast.queue.policies import POLICIES
+from tilecast.planner.policies import POLICIES
 from tilecast.spec import SpecError
 from tilecast_operator.selector import LabelSelector
 

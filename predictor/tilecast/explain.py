@@ -13,12 +13,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import constants, frameworks, kernels, models, step
+from tilecast import constants, frameworks, kernels, step, zoo
 from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
-from tilecast.models import Sharded
 from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
 from tilecast.step import blocks, passes, placement, weights
+from tilecast.zoo import Sharded
 
 Bound = Literal["compute", "memory"]
 
@@ -167,7 +167,7 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
         SpecError: the pool's GPU cannot run the workload's precision.
     """
     plans = Plans.of(plan)
-    sharded = models.shard(workload, plans)
+    sharded = zoo.shard(workload, plans)
     table, rows = sharded.graph.kernels()
     times = kernels.seconds(table, pool.gpu)
     once = zip(_in_order(sharded.graph), rows, strict=True)

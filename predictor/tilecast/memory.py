@@ -22,11 +22,11 @@ from typing import Literal
 
 import numpy as np
 
-from tilecast import frameworks, fuse, models, overlap
+from tilecast import frameworks, fuse, overlap, zoo
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
-from tilecast.models import Sharded
 from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload, distinct
+from tilecast.zoo import Sharded
 
 Figure = Literal["allocated", "reserved", "device"]
 
@@ -304,7 +304,7 @@ def _at_largest(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Wor
     height = extra["largest_image"]
     sizes = {"image": height, "image_width": extra.get("largest_image_width", height)}
     largest = replace(workload, model=replace(workload.model, extra={**extra, **sizes}))
-    return largest, models.shard(largest, plans)
+    return largest, zoo.shard(largest, plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +435,7 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
     buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * each.gradient), 0.0)
     # Convolutional networks use none of the library's layers, which have the placeholders.
-    is_network = models.recomputes(workload.model) == ("none",)
+    is_network = zoo.recomputes(workload.model) == ("none",)
     if is_network or not (framework.wgrad_placeholders and workload.is_mixed):
         return np.asarray(buckets)
     # Each shape of a layer's weights has a permanent placeholder, the output layer one while its gradient is computed.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast.advise import Constraints, Request
-from tilecast.advise.rank import field
+from tilecast.advice import Constraints, Request
+from tilecast.advice.rank import field
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 

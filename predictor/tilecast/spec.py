@@ -105,7 +105,7 @@ class SearchTooLargeError(SpecError):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Dimensions of an architecture. `family` is a key of `tilecast.models.FAMILIES`."""
+    """Dimensions of an architecture. `family` is a key of `tilecast.zoo.FAMILIES`."""
 
     name: str
     family: str
@@ -130,7 +130,7 @@ class Model:
     trace: Trace | None = None
     """Operators of a model of family "traced", which has no dimensions of its own."""
     pattern: tuple[str, ...] = ()
-    """Composition of each layer of a hybrid model; `tilecast.models.hybrid` explains the words."""
+    """Composition of each layer of a hybrid model; `tilecast.zoo.hybrid` explains the words."""
     towers: tuple[Model, ...] = ()
     """Separate networks whose output the model reads, trained with it: an encoder of images or of sound."""
     notes: tuple[str, ...] = ()

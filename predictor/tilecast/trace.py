@@ -1,6 +1,6 @@
 """Traced models: the operators that a program ran on one batch, with the shapes of every tensor.
 
-An ONNX file or a program of `torch.export` is reduced to these two classes; `tilecast.models.traced` turns them into a
+An ONNX file or a program of `torch.export` is reduced to these two classes; `tilecast.zoo.traced` turns them into a
 graph of kernels for any micro-batch.
 """
 
@@ -17,7 +17,7 @@ Shape: TypeAlias = tuple[int, ...]
 class TraceOperator:
     """One operator.
 
-    `kind` is a key of `tilecast.models.traced.OPERATORS`; inputs and outputs name tensors, "" where an optional one is
+    `kind` is a key of `tilecast.zoo.traced.OPERATORS`; inputs and outputs name tensors, "" where an optional one is
     left out.
     """
 

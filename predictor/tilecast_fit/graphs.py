@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.models.traced import document, torch_build, torch_export
 from tilecast.spec import SpecError
 from tilecast.validate import runs
 from tilecast.validate.graphs import GraphName, graph_of
+from tilecast.zoo.traced import document, torch_build, torch_export
 
 LONGEST_REASON = 4000
 """Largest message of a process in bytes; it must fit into a pipe that is not read yet."""

@@ -1,10 +1,10 @@
 """A family: decoders whose graph is that of any other."""
 
 from tilecast.graph import Graph, Shards
-from tilecast.models import transformer
 from tilecast.spec import Workload
+from tilecast.zoo import transformer
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of one rank."""
+    """Return the graph of one rank."""
     return transformer.build(workload, shards)

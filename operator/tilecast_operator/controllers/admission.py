@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import jobs
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.api import training_job
 from tilecast.jobs import HOLD_QUEUE, NEXT_QUEUE, QUEUE, Job, Placement, candidates
 from tilecast.spec import SpecError

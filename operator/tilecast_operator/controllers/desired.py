@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.cluster.documents import OBSERVED, STARTED, Note

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilecast import jobs
-from tilecast.advise import Request
+from tilecast.advice import Request
 from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
 from tilecast.nodes import NodesReport

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilecast import jobs
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.api.fields import Document
 from tilecast.jobs import Job, Placement
 from tilecast_operator.cluster.api import UNREACHABLE, ApiError

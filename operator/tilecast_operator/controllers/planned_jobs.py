@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.api.status import QueuePosition, TrainingJobStatus
 from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.cluster.kinds import Key

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 
 from tilecast import jobs
-from tilecast.advise import Request
+from tilecast.advice import Request
 from tilecast.api.fields import mapping
 from tilecast.hardware import Pool
-from tilecast.queue.options import job_options
-from tilecast.queue.problem import JobOption, Unplanned
+from tilecast.planner.options import job_options
+from tilecast.planner.problem import JobOption, Unplanned
 from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, message

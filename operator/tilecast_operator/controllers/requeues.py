@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tilecast import jobs
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.api.fields import Document
 from tilecast.jobs import Job
 from tilecast_operator.cluster.api import ApiError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from tilecast.advise.ran import Ran
+from tilecast.advice.ran import Ran
 from tilecast.api.status import FrozenForecast, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.hardware import normalise
 from tilecast.nodes import NodesReport

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.api import training_job
 from tilecast.api.fields import mapping
 from tilecast.api.status import TrainingJobStatus

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 import tilecast
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast_operator.answer import Answer, reason

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilecast import calibration
-from tilecast.advise import Advice, Request
-from tilecast.advise.measured import SLIP, Measurement, OwnRun, own_runs, with_note, with_notes
-from tilecast.advise.rank import variants
+from tilecast.advice import Advice, Request
+from tilecast.advice.measured import SLIP, Measurement, OwnRun, own_runs, with_note, with_notes
+from tilecast.advice.rank import variants
 from tilecast.api.calibration import Seen
 from tilecast.calibration import Calibration
 from tilecast.hardware import Pool

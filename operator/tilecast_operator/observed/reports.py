@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from tilecast import calibration, untrusted
-from tilecast.advise.measured import ROUNDING
+from tilecast.advice.measured import ROUNDING
 from tilecast.api.base import MAX_GPUS, check
 from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tilecast.advise import Advice
+from tilecast.advice import Advice
 from tilecast.api.status import Recommendation, Summary
 from tilecast.memo import Memo
 from tilecast.render import document, units

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pydantic import ValidationError
 
 from tilecast import constants
-from tilecast.advise import Advice, Offer, WhyNot
+from tilecast.advice import Advice, Offer, WhyNot
 from tilecast.api.base import StatusModel
 from tilecast.api.status import (
     Alternative,

@@ -20,9 +20,9 @@ from tilecast.api.queue_advice import (
 )
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import WEIGHT
-from tilecast.queue.problem import JobOption
-from tilecast.queue.references import own_best
-from tilecast.queue.totals import QueuedPlace, QueueReport, QueueTotals
+from tilecast.planner.problem import JobOption
+from tilecast.planner.references import own_best
+from tilecast.planner.totals import QueuedPlace, QueueReport, QueueTotals
 from tilecast.render import units
 from tilecast_operator.cluster.view import seconds, stamp
 from tilecast_operator.queue_rows import PlannedQueue

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.api.base import MAX_SEQUENCE, OBJECT_NAME, ApiModel, ValidationRule, optional_field
 from tilecast.spec import Model
 
@@ -65,7 +65,7 @@ class Transformer(ApiModel):
 
     def model(self, name: str) -> Model:
         """Return these dimensions as a `Model`."""
-        return models.model_from(
+        return zoo.model_from(
             {
                 "name": name,
                 "family": self.family,

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast import models, untrusted
+from tilecast import untrusted, zoo
 from tilecast.api.fields import mapping
 from tilecast.api.model_source import ModelSource
-from tilecast.models import huggingface, traced
-from tilecast.models.traced import document as graph_document
-from tilecast.models.traced import onnx_file
 from tilecast.spec import Model, SpecError
 from tilecast.trace import Trace
+from tilecast.zoo import huggingface, traced
+from tilecast.zoo.traced import document as graph_document
+from tilecast.zoo.traced import onnx_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def model_of(
     try:
         if source.transformer is not None:
             return source.transformer.model(name)
-        return models.preset(str(source.preset))
+        return zoo.preset(str(source.preset))
     except SpecError as error:
         field = "spec.model.preset" if source.transformer is None else "spec.model.transformer"
         raise error.at(field) from None
@@ -132,7 +132,7 @@ def sequence_length(model: Model, given: int | None) -> int:
         return model.trace.sequence
     if model.vocab == 0:
         if given not in (None, 1):
-            takes = "reads images, not tokens" if models.reads_images(model) else "takes samples of one length"
+            takes = "reads images, not tokens" if zoo.reads_images(model) else "takes samples of one length"
             raise SpecError(field, f"{model.name} {takes}", "leave it out")
         return 1
     if given is None and (usual := int(model.extra.get("text_length", 0))):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 from pydantic import Field
 from pydantic.alias_generators import to_snake
 
-from tilecast import models
-from tilecast.advise import Baseline, Budget, Constraints, Request
+from tilecast import zoo
+from tilecast.advice import Baseline, Budget, Constraints, Request
 from tilecast.api.base import (
     API_VERSION,
     MAX_BATCH,
@@ -301,7 +301,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
     workload = _workload(spec, model, sequence_length(model, training.sequence_length))
     _check_sync(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
-        models.operators(workload)  # refuses models that are too large, while the job is read
+        zoo.operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
     return Request(
         name=name,

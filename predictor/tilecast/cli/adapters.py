@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.api.base import shown
 from tilecast.spec import SpecError
 
@@ -77,10 +77,10 @@ def _base(name: object, field: str, rank: int) -> str:
         problem = "is missing" if not name else f"{shown(name)} is no name of a model"
         raise SpecError(field, problem, remedy)
     try:
-        preset = models.preset(name)
+        preset = zoo.preset(name)
     except SpecError as error:
         raise SpecError(field, f"{shown(name)} is no preset", f"{remedy}; {error.remedy}") from None
-    if preset.family not in models.ADAPTED:
+    if preset.family not in zoo.ADAPTED:
         problem = f"{preset.name} is of family {preset.family}, which has no adapters"
-        raise SpecError(field, problem, f"name a model of family {', '.join(models.ADAPTED)}")
+        raise SpecError(field, problem, f"name a model of family {', '.join(zoo.ADAPTED)}")
     return preset.name

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tilecast import search
-from tilecast.advise import Advice, Baseline, Offer, Request, advise, measured
+from tilecast.advice import Advice, Baseline, Offer, Request, advise, measured
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, measurements, pool_inputs, reading
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool

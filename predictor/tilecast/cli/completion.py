@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tilecast import cli, models
+from tilecast import cli, zoo
 from tilecast.spec import SpecError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     except ImportError:
         raise SpecError("completion", "needs shtab, which is not installed", "pip install shtab") from None
     whole = cli.parser()
-    presets = " ".join(sorted({model.name for model in models.presets().values()}))
+    presets = " ".join(sorted({model.name for model in zoo.presets().values()}))
     for action in _actions(whole):
         if action.dest == "job":
             action.complete = _job(presets)  # type: ignore[attr-defined]

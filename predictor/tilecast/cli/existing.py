@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilecast import jobs
-from tilecast.advise import Advice, Request
+from tilecast.advice import Advice, Request
 from tilecast.api import documents
 from tilecast.api.edit import edited
 from tilecast.cli.reading import shown_name

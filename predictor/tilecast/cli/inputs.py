@@ -16,15 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilecast import models
-from tilecast.advise import Request
+from tilecast import zoo
+from tilecast.advice import Request
 from tilecast.api import base, training_job
 from tilecast.api.job_kinds import listed
 from tilecast.cli import adapters
 from tilecast.cli.reading import amount, flag_of, is_file, read_text, seconds, shown_name
-from tilecast.models import huggingface
-from tilecast.models.traced import document as graph_document
-from tilecast.models.traced import onnx_file
 from tilecast.objectives import OBJECTIVES
 from tilecast.spec import (
     EXECUTIONS,
@@ -37,6 +34,9 @@ from tilecast.spec import (
     SpecError,
 )
 from tilecast.trace import Trace
+from tilecast.zoo import huggingface
+from tilecast.zoo.traced import document as graph_document
+from tilecast.zoo.traced import onnx_file
 
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
@@ -195,11 +195,11 @@ def _preset(name: str) -> str:
         SpecError: there is none; if the config.json of such a model could be read, the remedy says so.
     """
     try:
-        return models.preset(name).name
+        return zoo.preset(name).name
     except SpecError as error:
         kind, kinds = _hyphened(name.rpartition("/")[2]), set(map(_hyphened, huggingface.supported()))
         is_of_one = any(re.match(rf"{re.escape(known)}[-\d]", kind) for known in kinds)
-        is_known = kind in kinds and not models.family(name)
+        is_known = kind in kinds and not zoo.family(name)
         if is_known or ("did you mean" not in error.remedy and is_of_one):
             remedy = "give its config.json, which can be read; `tilecast show models` lists the presets"
             raise error.at(error.field, remedy) from None
@@ -241,7 +241,7 @@ def _in_folder(job: str) -> str | None:
         if (path := Path(job) / name).is_file():
             return str(path)
     try:
-        models.preset(job)
+        zoo.preset(job)
     except SpecError:
         problem = f"is a folder without {' or '.join(_FOLDER)}"
         raise SpecError(job, problem, "name a file in it, or a preset") from None

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from tilecast import untrusted
-from tilecast.advise.measured import Measurement
+from tilecast.advice.measured import Measurement
 from tilecast.api.base import ApiModel, check, optional_field
 from tilecast.api.parts import PartSeconds
 from tilecast.cli import pool_inputs, reading

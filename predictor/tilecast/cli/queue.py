@@ -13,11 +13,11 @@ from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, pool_inputs
 from tilecast.cli.queued import QueueDocuments, QueueReader, ReadQueue, listed
 from tilecast.cli.reading import seconds
 from tilecast.hardware import Pool
-from tilecast.queue.options import capacity
-from tilecast.queue.policies import POLICIES
-from tilecast.queue.problem import QueueProblem, Unplanned
-from tilecast.queue.solver import solve
-from tilecast.queue.totals import QueueReport, report
+from tilecast.planner.options import capacity
+from tilecast.planner.policies import POLICIES
+from tilecast.planner.problem import QueueProblem, Unplanned
+from tilecast.planner.solver import solve
+from tilecast.planner.totals import QueueReport, report
 from tilecast.render import queue as render
 from tilecast.render.queue import QueueScreen, WhatIf
 from tilecast.spec import SpecError

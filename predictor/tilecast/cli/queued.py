@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tilecast import jobs
-from tilecast.advise import Request, advise
+from tilecast.advice import Request, advise
 from tilecast.api import documents, training_job
 from tilecast.api.documents import Document
 from tilecast.api.fields import mapping, value_at
@@ -20,8 +20,8 @@ from tilecast.jobs.candidates import candidates
 from tilecast.jobs.candidates import request as narrowed
 from tilecast.jobs.quantities import pod_gpus
 from tilecast.nodes import PublishedDevice
-from tilecast.queue.options import job_options
-from tilecast.queue.problem import JobOption, QueuedJob, Unplanned, running
+from tilecast.planner.options import job_options
+from tilecast.planner.problem import JobOption, QueuedJob, Unplanned, running
 from tilecast.spec import SpecError
 
 _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")

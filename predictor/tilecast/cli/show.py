@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.cli import EXIT_OK, pool_inputs
 from tilecast.hardware import Pool, find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
 from tilecast.nodes import NodesReport
@@ -102,7 +102,7 @@ def _gpu(options: argparse.Namespace) -> Row:
 
 
 def _models(_: argparse.Namespace) -> list[Row]:
-    distinct = {model.name: model for model in models.presets().values()}
+    distinct = {model.name: model for model in zoo.presets().values()}
     return [
         {"MODEL": name, "FAMILY": model.family, "PARAMETERS": round(_parameters(model))}
         for name, model in sorted(distinct.items())
@@ -110,11 +110,11 @@ def _models(_: argparse.Namespace) -> list[Row]:
 
 
 def _parameters(model: Model) -> float:
-    return models.parameters(Workload(model, 128, 1))
+    return zoo.parameters(Workload(model, 128, 1))
 
 
 def _model(options: argparse.Namespace) -> Row:
-    model = models.preset(options.name)
+    model = zoo.preset(options.name)
     facts = {key: value for key, value in asdict(model).items() if value not in (None, 0, {}) and key != "extra"}
     source = "the published configuration of that name, or the table of its paper"
     row = {**facts, **model.extra, "parameters": _parameters(model)}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tilecast.advise import advise
+from tilecast.advice import advise
 from tilecast.api.training_job import TrainingJobSpec
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, pool_inputs
 from tilecast.cli.progress import track
@@ -15,7 +15,7 @@ from tilecast.hardware import Pool
 from tilecast.render import charts
 from tilecast.render import sweep as render
 from tilecast.spec import SpecError
-from tilecast.sweep import FIELDS, Over, Row, Value, vary
+from tilecast.sweeps import FIELDS, Over, Row, Value, vary
 
 _FIELDS = ", ".join(f"{name} ({field.unit})" if field.unit else name for name, field in FIELDS.items())
 EPILOG = f"""\

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from tilecast.cli import EXIT_OK, inputs
-from tilecast.models.traced import document
 from tilecast.spec import SpecError
+from tilecast.zoo.traced import document
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from tilecast.models.traced import torch_export
+    from tilecast.zoo.traced import torch_export
 
     if options.target.endswith(".onnx"):
         text = document.write(inputs.onnx(options.target, options.seq))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tilecast.advise import Advice, Baseline, Offer, Rejection, Request
+from tilecast.advice import Advice, Baseline, Offer, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.jobs.claims import matching
 from tilecast.jobs.interface import Job, Placement, Pods, is_choice

@@ -22,7 +22,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from tilecast import chain, constants, memory, models, search
+from tilecast import chain, constants, memory, search, zoo
 from tilecast.chain import Chain
 from tilecast.constants import Constants
 from tilecast.graph import Graph
@@ -208,7 +208,7 @@ class Families:
         if not len(plans):
             return None
         fitted = constants.shipped()
-        sharded = models.shard(workload, plans)
+        sharded = zoo.shard(workload, plans)
         graph = sharded.graph
         order = np.array([number_of(graph.blocks, block) for block in graph.sequence()])
         if len(order) < 2:

@@ -10,10 +10,10 @@ from tilecast import collectives, memory, overlap
 from tilecast.constants import Constants
 from tilecast.graph import Block
 from tilecast.hardware import Pool
-from tilecast.models import Sharded
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plans, Workload
 from tilecast.step import passes, placement, replicas, weights
 from tilecast.step.blocks import KernelSeconds
+from tilecast.zoo import Sharded
 
 
 @dataclass(frozen=True, slots=True)

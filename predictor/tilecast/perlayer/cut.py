@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import chain, constants, memory, models
+from tilecast import chain, constants, memory, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Pool
-from tilecast.models import Sharded
 from tilecast.perlayer.costs import alone_block, number_of
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks, passes, replicas, weights
+from tilecast.zoo import Sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     if plan.pipeline == 1 or plan.virtual_stages > 1 or not workload.training:
         return None
     plans = Plans.of(plan)
-    sharded, fitted = models.shard(workload, plans), constants.shipped()
+    sharded, fitted = zoo.shard(workload, plans), constants.shipped()
     graph = sharded.graph
     order = [number_of(graph.blocks, block) for block in graph.sequence()]
     seconds, static, activations, working = _blocks(workload, sharded, plan, pool, fitted)

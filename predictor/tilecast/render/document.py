@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from tilecast import models
-from tilecast.advise import Advice, Change, Offer, Rejection, WhyNot
-from tilecast.advise.incumbent import Incumbent
+from tilecast import zoo
+from tilecast.advice import Advice, Change, Offer, Rejection, WhyNot
+from tilecast.advice.incumbent import Incumbent
 from tilecast.api.status import Parallelism
 from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.render.columns import csv_text
@@ -53,7 +53,7 @@ def document(advice: Advice) -> dict[str, Any]:
 
 def workload(trained: Workload) -> dict[str, Any]:
     """Return the model of a job, with the number of parameters that it has without adapters."""
-    whole = models.parameters(replace(trained, lora_rank=0))
+    whole = zoo.parameters(replace(trained, lora_rank=0))
     return {"model": trained.model.name, "family": trained.model.family, "parameters": round(whole)}
 
 

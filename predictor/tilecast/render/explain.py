@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.advise import Offer
+from tilecast.advice import Offer
 from tilecast.explain import Explanation, PricedOperator, Sums, Sync
 from tilecast.render.columns import columns
 from tilecast.render.document import figures

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
-from tilecast import models
-from tilecast.advise import Advice, Offer
+from tilecast import zoo
+from tilecast.advice import Advice, Offer
 from tilecast.explain import Explanation
 from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.render import charts
@@ -32,7 +32,7 @@ def page(
     """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
-    held = parameters(models.parameters(replace(workload, lora_rank=0)))
+    held = parameters(zoo.parameters(replace(workload, lora_rank=0)))
     batch = f"{count(workload.tokens_per_step)} {unit} a step"
     subtitle = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [

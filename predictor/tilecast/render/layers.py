@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilecast.advise import Offer
+from tilecast.advice import Offer
 from tilecast.perlayer import TIDY, LayerGroup, PerLayer, PipelineCut
 from tilecast.render.units import duration, gibibytes
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tilecast.queue.problem import JobOption, Unplanned
-from tilecast.queue.references import REFERENCES
-from tilecast.queue.totals import QueuedPlace, QueueReport, QueueTotals
+from tilecast.planner.problem import JobOption, Unplanned
+from tilecast.planner.references import REFERENCES
+from tilecast.planner.totals import QueuedPlace, QueueReport, QueueTotals
 from tilecast.render import queue_page
 from tilecast.render.columns import columns, csv_text
 from tilecast.render.table import wrapped

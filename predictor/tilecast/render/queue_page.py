@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from tilecast.queue.totals import QueuedPlace, QueueReport
+from tilecast.planner.totals import QueuedPlace, QueueReport
 from tilecast.render import charts
 from tilecast.render.page import facts, figure, table, whole
 from tilecast.render.units import duration

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from tilecast.advise import Offer
+from tilecast.advice import Offer
 from tilecast.render.charts import Axis, Chart, Point, Series, seconds
 from tilecast.render.columns import columns, csv_text
 from tilecast.render.document import alternative, figures, rejection
 from tilecast.render.units import count, duration, interval, money
-from tilecast.sweep import Row, efficiency, per_gpu
+from tilecast.sweeps import Row, efficiency, per_gpu
 
 Measure = Literal["step", "cost", "throughput"]
 MEASURES: tuple[Measure, ...] = ("step", "cost", "throughput")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from dataclasses import replace
 
-from tilecast import models
-from tilecast.advise import Advice, Offer, WhyNot
-from tilecast.advise.choose import MAX_TIED
+from tilecast import zoo
+from tilecast.advice import Advice, Offer, WhyNot
+from tilecast.advice.choose import MAX_TIED
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters
 from tilecast.step import PARTS
@@ -62,7 +62,7 @@ def _headline(advice: Advice) -> str:
     unit = "tokens" if workload.samples_are_tokens else "samples"
     batch = f"{count(workload.tokens_per_step)} {unit}/step"
     precision = advice.best.workload.precision if advice.best else workload.precision
-    size = parameters(models.parameters(replace(workload, lora_rank=0)))
+    size = parameters(zoo.parameters(replace(workload, lora_rank=0)))
     head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 

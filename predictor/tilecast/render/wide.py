@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilecast.advise import Advice, Offer
+from tilecast.advice import Advice, Offer
 from tilecast.render.columns import columns
 from tilecast.render.table import table
 from tilecast.render.units import count, duration, gibibyte_range, money, size

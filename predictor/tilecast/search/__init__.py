@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import memory, models, step
+from tilecast import memory, step, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memo import Later, Memo
 from tilecast.memory import Footprint
-from tilecast.models import Sharded
 from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abilities, engine
 from tilecast.search.enumeration import (
     NO_LIMITS,
@@ -30,6 +29,7 @@ from tilecast.search.enumeration import (
 )
 from tilecast.spec import Floats, Ints, Plans, Precision, Workload
 from tilecast.step import StepTimes, blocks
+from tilecast.zoo import Sharded
 
 __all__ = [
     "FRAMEWORKS",
@@ -175,7 +175,7 @@ def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
 
 
 def _table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
-    models.builder(workload)
+    zoo.builder(workload)
     pool.gpu.peak(workload.precision)
     needed, priced = Later(lambda: space.needed(pool.gpu)), Later(lambda: _priced(workload, space, pool))
     return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, needed, priced)
@@ -212,7 +212,7 @@ class _Space:
 
     @classmethod
     def of(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
-        sharded = Later(lambda: models.shard(workload, plans))
+        sharded = Later(lambda: zoo.shard(workload, plans))
 
         def billed() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
@@ -262,7 +262,7 @@ def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    sharded = models.shard(workload, plans)
+    sharded = zoo.shard(workload, plans)
     return price_sharded(workload, sharded, plans, pool)
 
 

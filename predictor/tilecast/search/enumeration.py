@@ -22,14 +22,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilecast import frameworks, fuse, models
+from tilecast import frameworks, fuse, zoo
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
-from tilecast.models import traced
-from tilecast.models.families import FAMILIES
 from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
 from tilecast.spec import CHECKPOINTING, Ints, Model, Plans, SpecError, Workload
 from tilecast.step import placement
+from tilecast.zoo import traced
+from tilecast.zoo.families import FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ _WAYS: Memo[tuple[object, ...], tuple[_Table, Mask]] = Memo(8)
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
     """Return the plans, and whether node counts were left out to keep them few."""
-    deciding = models.recomputes(workload.model), *(getattr(workload, name) for name in _DECIDING)
+    deciding = zoo.recomputes(workload.model), *(getattr(workload, name) for name in _DECIDING)
     ways, allowed = _WAYS.get(deciding, lambda: _ways(workload))
     for digits in (64, 4, 3, 2, 1):
         outer = _batches(workload, _splits(workload, pool, limits, digits))
@@ -248,10 +248,10 @@ def _ways(workload: Workload) -> tuple[_Table, Mask]:
     zero = [0] if is_whole else [3] if workload.offload == "parameters" else [0, 1, 2, 3]
     recompute = [0]
     if workload.checkpointing is not None:
-        models.refuse_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
+        zoo.refuse_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
         recompute = [CHECKPOINTING.index(workload.checkpointing)]
     elif workload.training:
-        recompute = [CHECKPOINTING.index(mode) for mode in models.recomputes(model)]
+        recompute = [CHECKPOINTING.index(mode) for mode in zoo.recomputes(model)]
     sizes = ([0, 1], recompute, zero, list(range(1, MAX_VIRTUAL + 1)))
     names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")

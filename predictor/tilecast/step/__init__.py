@@ -22,7 +22,6 @@ from tilecast import constants, overlap
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
-from tilecast.models import Sharded
 from tilecast.spec import Distinct, Floats, Ints, Plans, Rows, Workload, distinct
 from tilecast.step.blocks import KernelSeconds
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
@@ -38,6 +37,7 @@ from tilecast.step.weights import (
     once_seconds,
 )
 from tilecast.transfer import JobRuns, Place, carried, node_samples
+from tilecast.zoo import Sharded
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """Parts of a step, in the order of tables."""

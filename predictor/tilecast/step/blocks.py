@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast import constants, frameworks, kernels, models
+from tilecast import constants, frameworks, kernels, zoo
 from tilecast.constants import Constants, FusedAttention
 from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op
 from tilecast.hardware import Gpu
 from tilecast.memo import Memo
-from tilecast.models import Sharded
 from tilecast.spec import Floats, Rows, Workload
+from tilecast.zoo import Sharded
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
 """Parts of a step that the residuals of measured runs are compared with: matrix products, fused attention,
@@ -85,7 +85,7 @@ def kernel_seconds(
         return sharded.graph, _kernel_seconds(alike, sharded.graph, gpu, constants.shipped())
 
     # The graph is kept with its times, so that its id is not reused for another graph.
-    alike = models.of_any_batch(workload)
+    alike = zoo.of_any_batch(workload)
     return _PRICED.get((id(sharded.graph), alike, gpu), make)[1]
 
 

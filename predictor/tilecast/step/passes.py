@@ -11,10 +11,10 @@ from tilecast.collectives import Algorithm, Group
 from tilecast.constants import Constants
 from tilecast.graph import Transfer
 from tilecast.hardware import Pool
-from tilecast.models import Sharded
 from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct
 from tilecast.step.blocks import BlockTimes, KernelSeconds, host
 from tilecast.step.placement import group_of, joined
+from tilecast.zoo import Sharded
 
 _FULL = CHECKPOINTING.index("full")
 

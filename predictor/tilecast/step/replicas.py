@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import collectives, frameworks, models, overlap
+from tilecast import collectives, frameworks, overlap, zoo
 from tilecast.collectives import Group
 from tilecast.constants import Constants
 from tilecast.hardware import Pool, find_link
-from tilecast.models import Sharded
 from tilecast.spec import Columns, Floats, Plans, Workload
 from tilecast.step.passes import MicroBatch
 from tilecast.step.placement import group_of
 from tilecast.step.weights import Held, reshards_weights, update_seconds
+from tilecast.zoo import Sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def straggle(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
     It is the expected largest of as many normal deviates as there are ranks. They spread more where ranks are fed
     unequal samples.
     """
-    spread = fitted.jitter if models.feeds_alike(workload.model) else fitted.uneven_jitter
+    spread = fitted.jitter if zoo.feeds_alike(workload.model) else fitted.uneven_jitter
     return np.asarray(1.0 + spread * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
 
 

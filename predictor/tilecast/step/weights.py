@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import frameworks, fuse, models
+from tilecast import frameworks, fuse, zoo
 from tilecast.constants import Constants
 from tilecast.graph import KIND_NAMES, Graph
 from tilecast.hardware import Gpu
-from tilecast.models import Sharded
 from tilecast.spec import Columns, Floats, Plans, Workload
 from tilecast.step.blocks import host
 from tilecast.step.passes import MicroBatch
+from tilecast.zoo import Sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def gradient_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Con
     samples. Hand-written kernels keep gradients in one buffer, asynchronous servers wait for no replica, and adapters
     were not measured: none of these waits.
     """
-    waits = workload.training and not (workload.fused_kernels or models.feeds_alike(workload.model))
+    waits = workload.training and not (workload.fused_kernels or zoo.feeds_alike(workload.model))
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))
     each_s = _tensors(graph) / plans.pipeline * fitted.gradient_s[host(workload)]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tilecast import untrusted
 from tilecast.api.documents import MAX_JSON_BYTES
-from tilecast.models import traced
-from tilecast.models.traced import document
 from tilecast.spec import Model, SpecError
+from tilecast.zoo import traced
+from tilecast.zoo.traced import document
 
 _IMAGE = re.compile(r"\bimage size (\d{1,5})\b")
 _NAME = re.compile(r"[\w.+-]+", re.ASCII)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.spec import Model, SpecError
 from tilecast.validate.cells import Row, UnreadRow, integer, noted, real
 
@@ -23,7 +23,7 @@ def model_of(row: Row) -> Model:
     """
     stated = {ours: value for theirs, ours in _DIMENSIONS if (value := integer(row, theirs))}
     try:
-        known = models.preset(_preset_name(row))
+        known = zoo.preset(_preset_name(row))
     except SpecError:
         return _from_dimensions(row, stated)
     if not stated or known.hidden == 0:
@@ -134,7 +134,7 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
         table |= {"embedding_norm": 1, "token_types": 2, "final_norm": 0, "head_transform": 1, "pooler": 1}
         table["head_share"] = 0.15625
     try:
-        return models.model_from(table)
+        return zoo.model_from(table)
     except SpecError:
         raise UnreadRow("unknown-model") from None
 
@@ -175,6 +175,6 @@ def _preset_name(row: Row) -> str:
     """
     name = row.get("model_name", "")
     classifier = f"{name}-classifier"
-    if row.get("family") == "encoder" and row.get("optimizer") == "none" and models.is_preset(classifier):
+    if row.get("family") == "encoder" and row.get("optimizer") == "none" and zoo.is_preset(classifier):
         return classifier
     return name

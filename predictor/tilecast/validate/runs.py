@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast import constants, kernels, models, search, shipped, uncertainty
+from tilecast import constants, kernels, search, shipped, uncertainty, zoo
 from tilecast.constants import Constants
 from tilecast.graph import Graph, KernelTable, Shards
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
-from tilecast.models import Sharded
 from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
@@ -28,6 +27,7 @@ from tilecast.validate import Track, residuals, untracked
 from tilecast.validate.cells import Row, UnreadRow
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.table import RunCase, read
+from tilecast.zoo import Sharded
 
 COLUMNS = (
     "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
@@ -106,7 +106,7 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Run
             for end, (index, one, table) in zip(ends, members, strict=True)
         )
         try:
-            sharded = models.shard(case.workload, plans)
+            sharded = zoo.shard(case.workload, plans)
             timed = kernels.seconds(sharded.graph.kernels()[0], case.pool.gpu)
         except SpecError:
             refused |= dict.fromkeys((member.index for member in group_members), "impossible-size")
@@ -256,7 +256,7 @@ def _usual_expert_parallelism(case: RunCase) -> int:
     gathered (NeMo AutoModel, components/moe/parallelizer.py: only what expert parallelism leaves together is sharded).
     Models whose tables are cut by rows use all data-parallel ranks.
     """
-    if models.spreads_rows(case.workload.model):
+    if zoo.spreads_rows(case.workload.model):
         return case.stated["data"] or 1
     experts = int(case.workload.model.extra.get("experts", 1))
     data = case.stated["data"] or 1
@@ -321,7 +321,7 @@ def _one(workload: Workload, pool: Pool, priced: Priced, member: GroupMember) ->
 def model_flops(workload: Workload) -> float:
     """Return the FLOPs that the model needs for a step, over all GPUs and without recomputation."""
     one = np.ones(1, dtype=np.int64)
-    graph = models.build(workload, Shards(one, one, one, one, one * 0))
+    graph = zoo.build(workload, Shards(one, one, one, one, one * 0))
     table, repeats = _operators(graph)
     return float(sum(repeats * table.flops())) * workload.global_batch
 
@@ -329,7 +329,7 @@ def model_flops(workload: Workload) -> float:
 def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
     """Return the seconds of a step on a perfect machine: every operator at the peak of compute or memory."""
     shards = Shards(*(np.array([value]) for value in (plan.micro_batch, plan.tensor, plan.context, plan.expert, 0)))
-    graph = models.build(workload, shards)
+    graph = zoo.build(workload, shards)
     table, repeats = _operators(graph)
     peak = pool.gpu.peak_flops.get(workload.precision, pool.gpu.peak_flops["fp32"])
     bound = np.maximum(table.flops() / peak, table.bytes() / pool.gpu.memory_bandwidth_bytes_per_s)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.hardware import Pool, find_gpu
 from tilecast.spec import (
     CHECKPOINTING,
@@ -284,7 +284,7 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     degrees["context"] = degrees["context"] or 1
     if framework(row) == "litgpt" and degrees["data"]:
         degrees["data"] = min(degrees["data"], gpus)
-    if models.spreads_rows(model):
+    if zoo.spreads_rows(model):
         copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and "identities" in model.extra
         degrees["expert"] = 1 if copied else None
     elif row.get("family") != "moe":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tilecast import frameworks, models
+from tilecast import frameworks, zoo
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import Launch, Setting
 from tilecast.render.units import duration, gibibyte_range, gibibytes
@@ -150,10 +150,10 @@ def refuse(launcher: str, workload: Workload) -> None:
     model = workload.model
     any_model = (name for name, other in LAUNCHERS.items() if not other.families and not other.reads_loss)
     remedy = f"use one of {', '.join(any_model)}"
-    if able.reads_loss and model.trace is None and models.auto(model) is None:
+    if able.reads_loss and model.trace is None and zoo.auto(model) is None:
         text = f"{launcher} trains no {model.name}: Transformers builds no model of family {model.family}"
         raise SpecError("--launch", text, remedy)
-    if able.reads_loss and model.trace is None and not models.auto(model):
+    if able.reads_loss and model.trace is None and not zoo.auto(model):
         text = f"{launcher} trains no {model.name}: no AutoModel that is known here returns the loss that is priced"
         raise SpecError("--launch", text, remedy)
     if able.families and model.family not in able.families:

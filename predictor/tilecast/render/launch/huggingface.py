@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tilecast import models
+from tilecast import zoo
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import PORT, SCRIPT, Launch, Setting, Table, options, torchrun
 from tilecast.search import engine
@@ -76,7 +76,7 @@ def _wrapped(setting: Setting) -> list[str]:
     fsdp2_prepare_auto_wrap_policy).
     """
     head, family = script.head(setting), setting.model.family
-    if not is_sharded(setting) or family in _LISTED or (head is None and models.recomputes(setting.model) == ("none",)):
+    if not is_sharded(setting) or family in _LISTED or (head is None and zoo.recomputes(setting.model) == ("none",)):
         return []
     checkpointed = "(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))"
     plugin = "accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap"

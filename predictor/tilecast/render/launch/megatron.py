@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilecast.frameworks import gradient_bytes, holds_fp8_alone
-from tilecast.models.numerics import Numerics
 from tilecast.render.launch.setting import (
     Launch,
     Setting,
@@ -15,6 +14,7 @@ from tilecast.render.launch.setting import (
     options,
     torchrun,
 )
+from tilecast.zoo.numerics import Numerics
 
 SCRIPTS: Mapping[str, str] = {
     "decoder": "pretrain_gpt.py",

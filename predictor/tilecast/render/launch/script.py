@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilecast import fuse, models
-from tilecast.models import ADAPTED, FAMILIES
+from tilecast import fuse, zoo
 from tilecast.render.launch.setting import Setting
 from tilecast.spec import Optimizer, Workload
+from tilecast.zoo import ADAPTED, FAMILIES
 
 DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp8": "torch.bfloat16"}
 """PyTorch's name for the type that a job computes in beside its FP32 weights."""
@@ -43,7 +43,7 @@ def fp32_products(workload: Workload) -> list[str]:
 
 def head(setting: Setting) -> str | None:
     """Return the suffix of Transformers' `AutoModel` class; None if Transformers builds no such model."""
-    return models.auto(setting.model)
+    return zoo.auto(setting.model)
 
 
 def blocks(setting: Setting) -> str:

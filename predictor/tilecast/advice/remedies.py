@@ -1,0 +1,366 @@
+"""Find the smallest change of one input that gives a rejected pool an offer; every change is tried, none is assumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilecast import memory, search
+from tilecast.advice.boards import judge, settle, usable
+from tilecast.advice.changes import FURTHER, apply, grown, more, sizes
+from tilecast.advice.choose import Choice
+from tilecast.advice.rank import Field, field
+from tilecast.advice.values import Change, Rejection, Request
+from tilecast.frameworks import FRAMEWORKS
+from tilecast.hardware import Pool
+from tilecast.search import Limits
+from tilecast.spec import CHECKPOINTING
+
+GIB = 2**30
+MAX_COUNTS = 3
+"""GPU counts that are tried to see whether a changed job fits, the largest first."""
+
+
+def remedied(request: Request, candidates: Field, rejection: Rejection, others: tuple[Choice, ...]) -> Rejection:
+    """Return the rejection with the first change that helps, if one does.
+
+    `others` are the choices of the other pools. Where no change helps alone, the remedy may name a first step and what
+    is then still missing.
+    """
+    if rejection.code == "PriceUnknown":
+        change = _price(request, candidates, others)
+        return rejection if change is None else replace(rejection, remedy=change.text, change=change)
+    remedy = rejection.remedy
+    for change in _CANDIDATES[rejection.code](request, candidates, rejection):
+        judged = _judged(change, request, candidates)
+        if judged is None:
+            change = _least(change, request, candidates)
+            return replace(rejection, remedy=change.text, change=change)
+        if judged.code != rejection.code and remedy is rejection.remedy:
+            remedy = f"{change.text}, and then: {judged.message}"
+    return replace(rejection, remedy=remedy)
+
+
+def _least(change: Change, request: Request, candidates: Field) -> Change:
+    """Return the change that helps, made as small as it can be.
+
+    Inputs that are tried in leaps are bisected between the last value that fails and the one that helps.
+    """
+    if change.input not in _LEAPS:
+        return change
+    present, grain, text = _LEAPS[change.input]
+    start = present(request, candidates.pool) // grain
+
+    def of(value: int) -> Change:
+        return replace(change, value=value * grain, text=text(value * grain, candidates.pool))
+
+    return of(
+        least_whole(lambda value: _judged(of(value), request, candidates) is None, start, int(change.value) // grain)
+    )
+
+
+GRAIN = 64
+"""Multiple of tokens that suggested sequence lengths are rounded to."""
+_LEAPS: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
+    "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, lambda nodes, pool: _nodes(nodes, pool)),
+    "training.sequenceLength": (
+        lambda request, pool: request.workload.sequence_length, GRAIN, lambda length, pool: _sequences(length)
+    ),
+}  # fmt: skip
+"""For inputs that are tried in leaps: the function for the present value, the grain, and the function for the text."""
+
+
+def _nodes(nodes: int, pool: Pool) -> str:
+    return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
+
+
+def _sequences(length: int) -> str:
+    return f"sequences of {length} tokens"
+
+
+def least_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: int = 1) -> int:
+    """Bisect between a number that fails and one that succeeds, and return one that works.
+
+    A number at most `apart` from it, towards `fails`, does not work.
+    """
+    while abs(succeeds - fails) > apart:
+        middle = (fails + succeeds) // 2
+        fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
+    return succeeds
+
+
+def _judged(change: Change, request: Request, candidates: Field) -> Rejection | None:
+    """Return the rejection of a pool that remains after a change; None if the pool then has an offer."""
+    after, pool = apply(change, request, candidates.pool)
+    if change.input in _MASKS:
+        return _against(judge(after, candidates))
+    limits = after.constraints
+    if limits.gpus is not None:
+        counts = [limits.gpus]
+    else:
+        most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
+        counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1]
+    is_open, first = _is_open(after, pool), None
+
+    def against(some: Limits) -> Rejection | None:
+        smaller = field(after, pool, some)
+        fits = is_open and (smaller.within(limits) & smaller.fits).any()
+        return None if fits else _against(judge(after, smaller))
+
+    for count in counts:
+        judged = against(Limits(gpus=count))
+        if judged is None:
+            return None
+        first = first or judged
+    if first is not None and first.code != "NoDivisiblePlan":
+        return first
+    return against(Limits())
+
+
+def _against(judged: Choice | Rejection) -> Rejection | None:
+    return judged if isinstance(judged, Rejection) else None
+
+
+def _is_open(request: Request, pool: Pool) -> bool:
+    """Check whether a plan only has to fit.
+
+    That is so if no plan is stated, the pool is allowed, no price is missing and time and money are not limited.
+    """
+    limits = request.constraints
+    allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
+    bounded = bool(request.goal.bound)
+    known = not request.goal.needs_price or pool.price_per_gpu_hour is not None
+    return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
+
+
+def _counts(pool: Pool, most: int) -> list[int]:
+    """Return GPU counts of a pool up to `most`, ascending.
+
+    They are the divisors of a node, powers of two of whole nodes, and all nodes.
+    """
+    nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {most // pool.gpus_per_node}
+    every = {*search.divisors(pool.gpus_per_node), *(count * pool.gpus_per_node for count in nodes)}
+    return sorted(count for count in every if 0 < count <= min(most, pool.max_gpus))
+
+
+_MASKS = (
+    "constraints.allowedPools",
+    "constraints.allowSharing",
+    "constraints.maxGpus",
+    "constraints.maxNodes",
+    "constraints.maxTensorParallel",
+    "deadlineSeconds",
+    "budget.amount",
+)
+"""Inputs that only choose among plans that are already priced."""
+
+
+def _allow(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    yield Change(
+        "constraints.allowedPools", candidates.pool.name, "fits", f"add {candidates.pool.name} to allowedPools"
+    )
+
+
+def _share(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    yield Change("constraints.allowSharing", "true", "fits", "set constraints.allowSharing")
+
+
+def _precision(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    for name in usable(request, candidates.pool):
+        yield Change("training.precision", name, "fits", f"train in {name}")
+
+
+def _grow(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    for nodes in (1, 2, 4, 8, 16, 32):
+        yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, candidates.pool))
+
+
+def _count(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    """Yield other GPU counts, the nearest first."""
+    asked, limits = request.constraints.gpus, request.constraints
+    if asked is not None:
+        possible = _counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
+        for count in sorted(possible, key=lambda count: (abs(count - asked), count))[:8]:
+            yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
+        wide = grown(candidates.pool, asked)
+        if asked == wide.max_gpus and candidates.pool.is_part:
+            yield more(candidates.pool, asked, "fits")
+        elif asked == wide.max_gpus > candidates.pool.max_gpus:
+            yield Change("pool.maxNodes", wide.max_nodes, "fits", f"raise its maxNodes to {wide.max_nodes}")
+    yield from _batches(request, candidates, rejection)
+
+
+def _batches(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    """Yield global batches that more ranks divide, the nearest first."""
+    own, gpus = request.workload.global_batch, request.constraints.gpus or 1
+    micro = request.workload.micro_batch or 1
+    multiples = {micro * part * max(1, round(own / (micro * part))) for part in search.divisors(gpus)}
+    for batch in sorted(multiples - {own}, key=lambda batch: (abs(batch - own), batch))[:8]:
+        yield Change("training.globalBatchSize", batch, "fits", f"global batch {own} -> {batch}")
+
+
+def _memory(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    """Yield changes that make a job smaller on each GPU, those that cost the user least first."""
+    yield from _loosened(request, candidates)
+    yield from _framework(request)
+    workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
+    yield from _leaner(request)
+    if workload.model.vocab and workload.training and not workload.fused_loss:
+        yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
+    if request.constraints.gpus is None and pool.is_part:
+        for gpus in sizes(pool)[1:]:
+            yield more(pool, gpus, "fits")
+    elif request.constraints.gpus is None:
+        for times in FURTHER:
+            nodes = pool.max_nodes * times
+            yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, pool))
+    if workload.gradient_sync == "parameterServer":
+        yield Change("training.gradientSync", "allReduce", "fits", "gradients summed by replicas, which may shard them")
+    if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
+        yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
+    if workload.samples_are_tokens and workload.model.trace is None:
+        for length in (workload.sequence_length // part // GRAIN * GRAIN for part in (2, 4)):
+            if length:
+                yield Change("training.sequenceLength", length, "fits", _sequences(length))
+    if over:
+        yield roomier(pool, over)
+
+
+def _leaner(request: Request) -> Iterator[Change]:
+    """Yield leaner settings than those that the job or its stated plan fixes."""
+    workload, plan = request.workload, request.plan
+    stage = plan.zero_stage if plan is not None else None
+    if stage is not None and workload.training and workload.gradient_sync == "allReduce":
+        for higher in range(stage + 1, 4):
+            yield Change("plan.zeroStage", higher, "fits", f"ZeRO stage {stage} -> {higher}")
+    micro = (plan.micro_batch if plan is not None else None) or workload.micro_batch
+    for size in search.divisors(micro)[-2::-1] if micro else []:
+        if workload.global_batch % size == 0:
+            yield Change("training.microBatchSize", size, "fits", f"micro-batch {micro} -> {size}")
+    mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
+    if mode is not None and workload.training:
+        for more in CHECKPOINTING[CHECKPOINTING.index(mode) + 1 :]:
+            words = {"selective": "recompute attention (selective)", "full": "recompute every layer (full)"}[more]
+            yield Change("training.activationCheckpointing", more, "fits", words)
+
+
+def roomier(pool: Pool, needed_bytes: float) -> Change:
+    """Return the change to GPUs with the fewest whole GiB that hold this many bytes."""
+
+    def holds(gib: int) -> bool:
+        return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes
+
+    present = math.floor(pool.gpu.memory_bytes / GIB)
+    size = least_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
+    return Change("pool.gpu.memoryGib", size, "fits", f"GPUs of {size} GiB")
+
+
+def _framework(request: Request) -> Iterator[Change]:
+    """Yield other frameworks if the job names one, because they may shard what this one keeps whole."""
+    workload = request.workload
+    for name, able in search.FRAMEWORKS.items():
+        if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
+            continue
+        runs = workload.precision in able.precisions and workload.offload in able.offload
+        if workload.framework not in (None, name) and runs and workload.checkpointing in (None, *able.checkpointing):
+            yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
+
+
+def _loosened(request: Request, candidates: Field) -> Iterator[Change]:
+    """Yield the job's own limits, each relaxed as far as the smallest plan that fits needs."""
+    limits, per_node = request.constraints, candidates.pool.gpus_per_node
+    for name, count, key in (
+        ("constraints.gpus", "gpus", candidates.gpus),
+        ("constraints.maxGpus", "max_gpus", candidates.gpus),
+        ("constraints.maxNodes", "max_nodes", -(-candidates.gpus // per_node)),
+        ("constraints.maxTensorParallel", "max_tensor", candidates.plans.tensor),
+    ):
+        limit = getattr(limits, count)
+        if limit is None:
+            continue
+        # The pool's plans are priced already, so a mask says which of them the other limits leave.
+        absent: dict[str, Any] = {count: None}
+        loose = replace(limits, **absent)
+        fitting = candidates.within(loose) & candidates.fits & candidates.allowed(request)
+        if fitting.any():
+            needed = int(key[fitting].min())
+            yield Change(name, needed, "fits", f"{name.partition('.')[2]} {limit} -> {needed}")
+
+
+def _deadline(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    fitting = candidates.within(request.constraints) & candidates.fits
+    if request.goal.bound == "deadlineSeconds":
+        needed = math.ceil(float(candidates.finish_s[fitting].min()))
+        yield Change("deadlineSeconds", needed, "fits", f"deadlineSeconds {request.deadline_s or 0:.0f} -> {needed}")
+    elif request.budget is not None:
+        needed = math.ceil(float(candidates.cost_to_finish[fitting].min()))
+        yield Change("budget.amount", needed, "fits", f"budget {request.budget.amount:,.0f} -> {needed:,}")
+
+
+_CANDIDATES = {
+    "NotAllowed": _allow,
+    "SharingNotAllowed": _share,
+    "PrecisionNotSupported": _precision,
+    "EmptyPool": _grow,
+    "TooFewGpus": _count,
+    "UnevenNodes": _count,
+    "NoDivisiblePlan": _count,
+    "OutOfMemory": _memory,
+    "TensorParallelUnsupported": _memory,
+    "DeadlineMissed": _deadline,
+    "OverBudget": _deadline,
+}
+"""Functions that yield the changes to try, the smallest first, by the code of the rejection."""
+
+
+def _price(request: Request, candidates: Field, others: tuple[Choice, ...]) -> Change | None:
+    """Return the price below which a pool without a price would be recommended; any price if there are no others."""
+    pool = replace(candidates.pool, price_per_gpu_hour=1.0)
+    judged = judge(request, replace(candidates, pool=pool))
+    if not isinstance(judged, Choice):
+        return None
+    if not others:
+        return Change("pool.price.perGpuHour", 1.0, "wins", "give it a price (GPUPool spec.price.perGpuHour)")
+    return cheaper(request, judged, others)
+
+
+def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """Return the price below which the choice of a pool would be recommended among those of the other pools."""
+    price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
+    ratio = largest_winning(request, choice, others)
+    if not price or ratio is None:
+        return None
+    limit = down(price * ratio)
+    text = f"a price below {limit:g} {pool.currency} per GPU and hour"
+    return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
+
+
+STEPS = 40
+
+
+def largest_winning(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
+    """Return the largest factor on a choice's value that makes it recommended; None if even 0.0001 does not."""
+    low, high = math.log(1e-4), math.log(1e4)
+
+    def wins(factor: float) -> bool:
+        scaled = choice.scaled(factor)
+        return settle(request, (scaled, *others)).choices[0] is scaled
+
+    if choice.value <= 0 or not wins(math.exp(low)):
+        return None
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if wins(math.exp(middle)) else (low, middle)
+    return math.exp(low)
+
+
+def down(value: float) -> float:
+    """Round down to three significant figures."""
+    if value <= 0:
+        return 0.0
+    scale = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(np.round(math.floor(value / scale) * scale, 10))

@@ -1,0 +1,229 @@
+"""Data classes of an advice: the request, the offers, the rejections and the changes that would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tilecast.hardware import Pool
+from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
+from tilecast.sharing import Sharing
+from tilecast.spec import Plan, Precision, Stated, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Limits that the user sets on the answer; None is no limit."""
+
+    gpus: int | None = None
+    max_gpus: int | None = None
+    max_nodes: int | None = None
+    max_tensor: int | None = None
+    allowed_pools: tuple[str, ...] = ()
+    allow_sharing: bool = False
+    """Whether the job may run on part of a GPU: a slice, or a GPU shared with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The pool and plan that the user would use today, priced as a row of its own."""
+
+    pool: str
+    gpus: int
+    plan: Stated | None = None
+    """None leaves the plan to the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Most that the whole run may cost."""
+
+    amount: float
+    currency: str = "USD"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything that decides an advice, except the pools."""
+
+    name: str
+    workload: Workload
+    """The job as requested, in its preferred precision and with its own global batch."""
+    objective: Objective = "time"
+    constraints: Constraints = Constraints()
+    baseline: Baseline | None = None
+    deadline_s: float | None = None
+    budget: Budget | None = None
+    batches: tuple[int, int] | None = None
+    """Smallest and largest global batch that the job may get; None keeps its own."""
+    precisions: tuple[Precision, ...] = ()
+    """Every precision that the job may be trained in; empty keeps its own."""
+    tokens: int | None = None
+    """Tokens of the whole run, if its length is given in tokens."""
+    plan: Stated | None = None
+    """The only plan to price; None leaves it to the search."""
+
+    @property
+    def goal(self) -> ObjectiveRecord:
+        """Record of the objective: what it minimises, and what it needs."""
+        return OBJECTIVES[self.objective]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One plan on one pool, in full. Seconds, bytes; `breakdown` sums to `step_s` and `memory` to `memory_bytes`."""
+
+    pool: Pool
+    nodes: int
+    gpus_per_node: int
+    plan: Plan
+    workload: Workload
+    """The job as this offer trains it, with its global batch and precision."""
+    step_s: float
+    lower_s: float
+    upper_s: float
+    breakdown: Mapping[str, float]
+    memory_bytes: float
+    """Bytes that the plan cannot do without on its fullest GPU."""
+    memory_lower_bytes: float
+    memory_upper_bytes: float
+    """Upper end of the range: what an allocator takes that never has to release memory, if the bill is too low."""
+    memory_available_bytes: float
+    memory: Mapping[str, float]
+    tokens_per_s: float
+    cost_per_1000_steps: float | None
+    finish_s: float | None
+    cost_to_finish: float | None
+    fits_now: bool | None
+    """Whether the pool has this many GPUs free now; None where that is not known."""
+    reason: str
+    correction: float = 1.0
+    """Factor on the step from measured runs.
+
+    `step_s` divided by it is the raw forecast, except for the time that waits for input.
+    """
+    carried: float = 1.0
+    """Part of that factor that comes from the job's own runs."""
+    device_requests: tuple[str, ...] = ()
+    """Requests of the job's ResourceClaims that the pool's devices meet; empty for a job without claims."""
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the upper end of the memory range does not fit."""
+        return self.memory_upper_bytes > self.memory_available_bytes
+
+    @property
+    def bottleneck(self) -> str:
+        """The largest part of the breakdown.
+
+        It is the input where its stated rate bounds the step, because nothing else then shortens the step.
+        """
+        if self.workload.input_samples_per_s is not None and self.breakdown["input"] > 0:
+            return "input"
+        return max(self.breakdown, key=lambda part: self.breakdown[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The smallest change of one input that makes a plan fit or win; `tilecast.advice.changes` applies it."""
+
+    input: str
+    """Key of `tilecast.advice.changes.CHANGES`: the path of the input in the job, or in the pool."""
+    value: float | str
+    """Value that the input must have, in that field's unit."""
+    effect: Literal["fits", "wins"]
+    text: str
+    """The change as a phrase: `micro-batch 4 -> 1`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Reason why a pool has no offer. `code` is one of a closed list, `remedy` the nearest change that would help."""
+
+    pool: str
+    code: str
+    message: str
+    remedy: str
+    plan: Plan | None = None
+    memory_bytes: float | None = None
+    memory_available_bytes: float | None = None
+    change: Change | None = None
+    """The remedy as a value, where one was found and tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """A plan that is not the recommendation: the best of another pool, or a neighbour one step away."""
+
+    subject: str
+    """What differs: `pool`, or a dimension of the plan (`tensor`, `pipeline`, `zeroStage`, `microBatchSize` …)."""
+    pool: str
+    plan: Plan
+    code: str
+    """Code of the reason that binds.
+
+    One of `Slower`, `Dearer`, `MoreGpus`, `OutOfMemory`, `PoolTooSmall`, `Constraint`, `DeadlineMissed`, `OverBudget`,
+    `NotNeeded` or `Tie`.
+    """
+    message: str
+    value: float | None
+    """The number that decided: the ratio to the recommendation, or the bytes that are too many."""
+    change: Change | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceOrigin:
+    """Versions, digests and sources that an advice rests on."""
+
+    version: str
+    model_version: str
+    model_sha256: str
+    """Digest of the utilization model's file."""
+    constants_sha256: str
+    """Digest of the fitted constants."""
+    data_sha256: str
+    """Digest of the facts that ship: GPUs, links, protocols, instance types."""
+    layers: Mapping[str, Mapping[str, str]]
+    """Source of each hardware fact, by pool."""
+    runs: Mapping[str, int]
+    """Number of measured runs that correct the forecasts, by pool; pools without any are absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Answer for one job. `offers` are the best of every pool, best first; `best` is the first of them."""
+
+    request: Request
+    offers: tuple[Offer, ...]
+    pareto: tuple[Offer, ...]
+    """Plans of all pools that no other beats in step time, cost and GPUs at once, fastest first."""
+    rejections: tuple[Rejection, ...]
+    baseline: Offer | None
+    uncapped: Offer | None
+    """The best without the job's own constraints; None if the job has none."""
+    why_not: tuple[WhyNot, ...]
+    ties: int
+    """Number of plans that the forecast cannot tell from the best."""
+    tie_ratio: float
+    """Forecast of the recommendation over the best forecast among those ties; 1 means equal.
+
+    It may be above 1 where the recommendation is simpler or has memory to spare.
+    """
+    notes: tuple[str, ...]
+    """Other things that a reader must know, one sentence each."""
+    plans_evaluated: int
+    confidence: str
+    """Reason for the width of the range, in one sentence."""
+    provenance: AdviceOrigin
+    inputs_hash: str
+    sharing: Sharing | None = None
+    """Ways to share a GPU, if the best plan uses a single one and sharing is worthwhile or allowed."""
+
+    @property
+    def best(self) -> Offer | None:
+        return self.offers[0] if self.offers else None

@@ -1,0 +1,405 @@
+"""Explain why other plans are not recommended: the best of every other pool, and every plan one step away.
+
+The reason that binds is looked up in the table that was searched; the change that would remove it is found by pricing
+with other inputs. A change wins for another pool if that pool is then recommended, and for a neighbour if it is then
+ahead of the plan that is recommended now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilecast import memory, search, step, uncertainty, zoo
+from tilecast.advice.boards import is_tie, judge, order, settle
+from tilecast.advice.changes import faster, grown, leaps, more, sizes
+from tilecast.advice.choose import Choice, island, simplicity, tangled
+from tilecast.advice.rank import Details, Field, field
+from tilecast.advice.remedies import GIB, cheaper, least_whole, roomier
+from tilecast.advice.values import Change, Request, WhyNot
+from tilecast.hardware import Pool
+from tilecast.search import Limits, Mask
+from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
+from tilecast.step import blocks
+
+SPEEDS = np.arange(20, 161) / 20
+"""Factors on the speed of all links that are tried."""
+
+
+def why_not(request: Request, choices: Sequence[Choice]) -> tuple[WhyNot, ...]:
+    """Return the verdict on every choice after the first, and on the neighbours of the first.
+
+    `choices` are those of all pools, ranked.
+    """
+    if not choices:
+        return ()
+    return (*(_pool(request, choices, choice) for choice in choices[1:]), *_neighbours(request, choices[0]))
+
+
+def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot:
+    best = choices[0]
+    ratio = choice.value / best.value if best.value > 0 else None
+    change = _winning(request, choices, choice)
+    if request.goal.fewest_gpus and choice.gpus > best.gpus:
+        code, ratio = "MoreGpus", choice.gpus / best.gpus
+        message = f"{choice.gpus} GPUs against {best.gpus}"
+    elif ratio is not None and is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
+        more = "" if choice.gpus == best.gpus else f", with {choice.gpus} GPUs against {best.gpus}"
+        more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
+        code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
+    else:
+        code = "Dearer" if request.goal.is_price else "Slower"
+        message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {_counted(choice.gpus)}"
+    return WhyNot(
+        "pool", choice.candidates.pool.name, choice.candidates.plans.row(choice.row), code, message, ratio, change
+    )
+
+
+def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
+    """Return the smallest change of its pool with which a choice would be recommended."""
+    others = tuple(item for item in choices if item is not choice)
+    if request.goal.fewest_gpus:
+        return None
+    if request.goal.is_price:
+        return cheaper(request, choice, others)
+    return _more_nodes(request, choices[0], choice, others) or _faster_links(request, choices[0], choice, others)
+
+
+def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
+    return settle(request, (choice, *others)).choices[0] is choice
+
+
+def _surely(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
+    """Check whether a plan of a changed pool makes that pool the recommended one, whatever else the pool then offers.
+
+    The changed pool has better plans too, and may recommend one that ties with its best, so the plan has to win by the
+    width of two ties.
+    """
+    widths = [float(uncertainty.tie_between(choice.errors, other.errors)[0]) for other in others]
+    return _wins(request, choice.scaled(math.exp(2 * max(widths, default=0.0))), others)
+
+
+MOST_CONFIRMED = 256
+"""Most GPUs of a changed pool that is searched whole once more to confirm a narrow win."""
+
+
+def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
+    """Check whether a changed pool is the recommended one."""
+    judged = judge(request, field(request, pool))
+    return isinstance(judged, Choice) and _wins(request, judged, others)
+
+
+def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """Return the smallest growth of a pool with which its choice would be recommended, found by bisection."""
+    pool, limits = choice.candidates.pool, request.constraints
+    known: dict[int, Choice | None] = {}
+    possible = sizes(pool)
+
+    def on(gpus: int) -> Choice | None:
+        wide = grown(pool, gpus)
+        is_wide = wide.max_nodes > (limits.max_nodes or wide.max_nodes)
+        is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or is_wide
+        # No plan gets faster by a larger factor than its number of GPUs grows.
+        if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.most_tied()):
+            return None
+        if gpus not in known:
+            judged = judge(request, field(request, wide, Limits(gpus=gpus)))
+            known[gpus] = judged if isinstance(judged, Choice) else None
+        return known[gpus]
+
+    def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
+        def works(index: int) -> bool:
+            return (candidates := on(possible[index])) is not None and test(request, candidates, others)
+
+        fails = 0
+        for index in leaps(pool, possible):
+            if works(index):
+                # For a large pool, a quarter of its nodes is fine enough.
+                parts = 8 if possible[index] <= MOST_CONFIRMED else 4
+                apart = max(grown(pool, possible[index]).max_nodes // parts, 1)
+                return possible[least_whole(works, fails, index, apart)]
+            fails = index
+        return None
+
+    gpus = least(_wins)
+    if gpus is not None and not _surely(request, known[gpus] or choice, others):
+        wide = grown(pool, gpus)
+        gpus = gpus if gpus <= MOST_CONFIRMED and _confirmed(request, wide, others) else least(_surely)
+    return None if gpus is None else more(pool, gpus, "wins")
+
+
+def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """Return the lowest factor on the speed of all links with which the pool would be recommended."""
+    offer, pool = choice.offer(), choice.candidates.pool
+    hidden = 1 - offer.breakdown["communication"] / offer.step_s
+    if choice.value * hidden > best.value * math.exp(uncertainty.most_tied()):
+        return None
+    workload = choice.candidates.variants[choice.candidates.variant[choice.row]]
+    plan = choice.candidates.plans.take(np.array([choice.row]))
+
+    def hastened(speeds: Floats) -> list[Choice]:
+        steps = _hastened(workload, plan, pool, speeds)[0]
+        return [choice.scaled(ratio, ratio) for ratio in (steps / steps[0]).tolist()]
+
+    if not _wins(request, hastened(SPEEDS[[0, -1]])[-1], others):
+        return None
+    fast = hastened(SPEEDS)
+
+    def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
+        return least_speed(lambda place: test(request, fast[place], others))
+
+    speed = least(_wins)
+    if speed is not None and not (pool.max_gpus <= MOST_CONFIRMED and _confirmed(request, faster(pool, speed), others)):
+        speed = least(_surely)
+    return None if speed is None else _links(speed)
+
+
+def _links(speed: float) -> Change:
+    return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """Plans one step away: what differs, the plan, and its row in the field, or -1 if the search does not have it."""
+
+    subjects: tuple[str, ...]
+    plans: Plans
+    rows: Ints
+
+
+def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
+    candidates, workload = best.candidates, best.candidates.variants[best.candidates.variant[best.row]]
+    plan = candidates.plans.row(best.row)
+    near = _near(request, candidates, workload, plan, int(candidates.variant[best.row]))
+    if not near.subjects:
+        return
+    table = Plans.concatenate([Plans.of(plan), near.plans])
+    rows = np.append(best.row, near.rows)
+    if np.all(rows >= 0):  # they are in the table that was searched
+        step_s, needed = candidates.step_s[rows], candidates.memory_bytes[rows]
+        errors = Details.of(candidates, rows).errors()
+    else:
+        priced = search.price(workload, table, candidates.pool)
+        step_s, needed, errors = priced.step_s, priced.memory_bytes, uncertainty.errors(priced)
+    weight = table.gpus / plan.gpus if request.goal.is_price else np.ones(len(table))
+    values = step_s * weight
+    ratios = values / values[0]
+    more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
+    ties = np.log(ratios) <= uncertainty.tie_within(errors, errors.take(np.array([0])), more)
+    over = needed - memory.usable_bytes(candidates.pool.gpu)
+    is_behind = (ratios > 1) & (over <= 0) & ~ties & (rows >= 0)
+    speeds = _speeds(workload, table, candidates.pool, weight, np.flatnonzero(is_behind))
+    for index, subject in enumerate(near.subjects, 1):
+        row = int(near.rows[index - 1])
+        one = _Neighbour(request, best, subject, table.row(index), row, float(ratios[index]), bool(ties[index]))
+        yield one.verdict(float(over[index]), float(needed[index]), speeds.get(index))
+
+
+def _near(request: Request, candidates: Field, workload: Workload, plan: Plan, variant: int) -> _Near:
+    subjects, plans, rows = [], [], []
+    possible = sizes(candidates.pool)[1:]
+    for subject, one in _steps(plan, workload):
+        row = _row(candidates, one, variant)
+        is_beyond = subject == "gpus" and one.gpus in possible
+        if row >= 0 or is_beyond:
+            subjects.append(subject)
+            plans.append(one)
+            rows.append(row)
+    return _Near(tuple(subjects), Plans.of(*plans), np.array(rows, dtype=np.int64))
+
+
+def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+    """Yield plans with one dimension moved one step up or down.
+
+    The number of GPUs stays, except where it is the dimension that moves.
+    """
+    for name in ("tensor", "pipeline"):
+        degree = getattr(plan, name)
+        up: dict[str, Any] = {name: degree * 2, "data": plan.data // 2}
+        down: dict[str, Any] = {name: degree // 2, "data": plan.data * 2}
+        if plan.data % 2 == 0:
+            yield from _whole(name, replace(plan, **up), workload)
+        if degree % 2 == 0:
+            yield from _whole(name, replace(plan, **down), workload)
+    for name, subject in (("expert", "expert"), ("virtual_stages", "virtualStages")):
+        degree = getattr(plan, name)
+        for other in (degree * 2, degree // 2 if degree % 2 == 0 else 0):
+            changed: dict[str, Any] = {name: other}
+            if other:
+                yield subject, replace(plan, **changed)
+    for stage in (0, 1, 2, 3) if workload.gradient_sync == "allReduce" else ():
+        if stage != plan.zero_stage:
+            yield "zeroStage", replace(plan, zero_stage=stage)
+    for mode in CHECKPOINTING:
+        if mode != plan.checkpointing:
+            yield "activationCheckpointing", replace(plan, checkpointing=mode)
+    for size in (plan.micro_batch * 2, plan.micro_batch // 2):
+        if size:
+            yield from _whole("microBatchSize", replace(plan, micro_batch=size), workload)
+    ranks = search.divisors(workload.global_batch)
+    place = ranks.index(plan.data)
+    for data in (*ranks[place + 1 : place + 2], *ranks[:place][-1:]):
+        yield from _whole("gpus", replace(plan, data=data), workload)
+
+
+def _whole(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+    """Yield the plan with its micro-batches counted anew, if they divide the batch."""
+    each = plan.data * plan.micro_batch
+    if workload.global_batch % each == 0:
+        repeats = workload.global_batch // each
+        yield subject, replace(plan, gradient_accumulation=repeats, sequence_parallel=plan.tensor > 1)
+
+
+def _row(candidates: Field, plan: Plan, variant: int) -> int:
+    rows = np.flatnonzero((candidates.gpus == plan.gpus) & (candidates.variant == variant))
+    one = Plans.of(plan)
+    for name in Plans.__dataclass_fields__:
+        rows = rows[getattr(candidates.plans, name)[rows] == getattr(one, name)[0]]
+    return int(rows[0]) if len(rows) else -1
+
+
+def _hastened(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
+    """Return the steps of n plans with links k times as fast, (n, k)."""
+    sharded = zoo.shard(workload, plans)
+    return step.hastened(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu), speeds)
+
+
+def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints) -> dict[int, float | None]:
+    """Return the lowest factor on the speed of all links that puts each plan in `behind` ahead of the first.
+
+    Plans that no factor in `SPEEDS` puts ahead are left out.
+    """
+
+    def ahead(rows: Ints, speeds: Floats) -> Mask:
+        both = np.append(0, rows)
+        values = _hastened(workload, plans.take(both), pool, speeds) * weight[both, None]
+        return np.asarray(values[1:] < values[0])
+
+    # Few plans are ahead even on the fastest links.
+    if len(behind):
+        behind = behind[ahead(behind, SPEEDS[-1:])[:, 0]]
+    if not len(behind):
+        return {}
+    wins = ahead(behind, SPEEDS)
+    return {int(row): least_speed(lambda place: bool(one[place])) for row, one in zip(behind, wins, strict=True)}  # noqa: B023
+
+
+def least_speed(wins: Callable[[int], bool]) -> float | None:
+    """Return the lowest of `SPEEDS` that wins; None if the last does not. `wins` takes an index into `SPEEDS`."""
+    last = len(SPEEDS) - 1
+    return float(SPEEDS[least_whole(wins, 0, last)]) if wins(last) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbour:
+    """One plan a step away from the best, and what is known about it."""
+
+    request: Request
+    best: Choice
+    subject: str
+    plan: Plan
+    row: int
+    ratio: float
+    """Ratio to the best of what the objective minimises."""
+    is_tie: bool
+
+    def verdict(self, over_bytes: float, needed_bytes: float, speed: float | None) -> WhyNot:
+        """Return the reason that binds, and the smallest change that would remove it."""
+        if over_bytes > 0:
+            return self._why_not(
+                "OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._leaner(needed_bytes)
+            )
+        if self.row < 0:
+            return self._beyond()
+        allowed = self.best.candidates.allowed(self.request)[self.row]
+        if not allowed:
+            return self._why_not(
+                self.request.goal.missed, f"{self.ratio:.2f}x, beyond the job's own limit", self.ratio, None
+            )
+        if not self.best.candidates.within(self.request.constraints)[self.row]:
+            return self._barred()
+        if self.request.goal.fewest_gpus and self.plan.gpus > self.best.gpus:
+            return self._why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
+        if self.is_tie:
+            return self._why_not(
+                "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._behind()}", self.ratio, None
+            )
+        if self.ratio < 1 and not self.best.eligible[self.row]:
+            return self._why_not("NotNeeded", f"{self.ratio:.2f}x, but {self._excuse()}", self.ratio, None)
+        code = "Dearer" if self.request.goal.is_price else "Slower"
+        change = None if speed is None else _links(speed)
+        return self._why_not(code, f"{self.ratio:.2f}x", self.ratio, change)
+
+    def _why_not(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
+        return WhyNot(self.subject, self.best.candidates.pool.name, self.plan, code, message, value, change)
+
+    def _excuse(self) -> str:
+        """Return why a plan that is ahead is not recommended unless the user states it."""
+        if self.plan.tensor > island(self.best.candidates):
+            return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
+        if tangled(self.best.candidates.take(np.array([self.row])))[0]:
+            return "it splits a small replica in three ways; a stated plan asks for it"
+        return "it splits what a GPU holds whole; a stated plan asks for it"
+
+    def _behind(self) -> str:
+        """Return why a plan that ties with the recommended one is not recommended itself."""
+        candidates = self.best.candidates
+        if candidates.tight[self.row] and not self.best.is_tight:
+            return ", but tight in memory"
+        mine = tuple(int(column[0]) for column in simplicity(candidates.take(np.array([self.row]))))
+        return ", but not within that of the fastest" if mine < self.best.preference else " and no simpler"
+
+    def _beyond(self) -> WhyNot:
+        pool = self.best.candidates.pool
+        change = more(pool, self.plan.gpus, "wins")
+        message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
+        return self._why_not("PoolTooSmall", message, self.ratio, change if self.ratio < 1 else None)
+
+    def _barred(self) -> WhyNot:
+        limits, plan = self.request.constraints, self.plan
+        nodes = -(-plan.gpus // self.best.candidates.pool.gpus_per_node)
+        for name, limit, needed, is_broken in (
+            ("maxTensorParallel", limits.max_tensor, plan.tensor, plan.tensor > (limits.max_tensor or plan.tensor)),
+            ("gpus", limits.gpus, plan.gpus, limits.gpus not in (None, plan.gpus)),
+            ("maxGpus", limits.max_gpus, plan.gpus, plan.gpus > (limits.max_gpus or plan.gpus)),
+            ("maxNodes", limits.max_nodes, nodes, nodes > (limits.max_nodes or nodes)),
+        ):
+            if is_broken:
+                text = f"{name} {limit} -> {needed}"
+                change = Change(f"constraints.{name}", needed, "wins", text) if self.ratio < 1 else None
+                return self._why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", self.ratio, change)
+        return self._why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints", self.ratio, None)
+
+    def _leaner(self, needed_bytes: float) -> Change:
+        """Return the change to the plan with the same degrees that fits with the fewest other changes.
+
+        If none fits, it is a change to GPUs with enough memory.
+        """
+        candidates, one = self.best.candidates, Plans.of(self.plan)
+        mask = candidates.fits & (candidates.variant == candidates.variant[self.best.row])
+        for name in ("data", "tensor", "pipeline", "context", "expert", "virtual_stages"):
+            mask &= getattr(candidates.plans, name) == getattr(one, name)[0]
+        rows = np.flatnonzero(mask)
+        if not len(rows):
+            return roomier(candidates.pool, needed_bytes)
+        changes = [getattr(candidates.plans, name)[rows] != getattr(one, name)[0] for name in _OPEN]
+        first = rows[np.lexsort((candidates.step_s[rows], np.sum(changes, axis=0)))[0]]
+        leaner = candidates.plans.row(int(first))
+        texts = [
+            f"{word} {getattr(self.plan, name)} -> {getattr(leaner, name)}"
+            for name, word in _OPEN.items()
+            if getattr(self.plan, name) != getattr(leaner, name)
+        ]
+        return Change("plan", str(leaner), "fits", ", ".join(texts))
+
+
+_OPEN = {"micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointing": "recomputation"}
+"""Columns of a plan that may change while its degrees stay, and their names in texts."""
+
+
+def _counted(gpus: int) -> str:
+    return f"{gpus} GPUs" if gpus > 1 else "1 GPU"

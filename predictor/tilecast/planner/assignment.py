@@ -1,0 +1,173 @@
+"""An option for every job of a queue, the resulting start times in each pool, and the score under a policy."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from tilecast.planner.columns import QueueColumns
+from tilecast.planner.policies import QueuePolicy
+from tilecast.planner.timeline import Simulation, Tasks, simulated
+from tilecast.spec import Floats, Ints
+
+QueueScore: TypeAlias = tuple[float, ...]
+"""Values to minimize, the most important first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTimeline:
+    """Jobs of one pool and their simulated times."""
+
+    jobs: list[int]
+    """Rows of the jobs, in the order in which they may start."""
+    finish: Floats
+    peak: float
+    sums: tuple[float, ...]
+    simulation: Simulation
+
+
+@dataclass(slots=True)
+class Assignment:
+    """An option for every job.
+
+    It changes by moves of jobs to other options; each move simulates only the pools that it touches.
+    """
+
+    columns: QueueColumns
+    policy: QueuePolicy
+    option: list[int]
+    """The option of each job."""
+    pools: list[PoolTimeline] = field(init=False)
+    simulated: int = 0
+    """Number of job starts simulated so far, which limits a search."""
+
+    def __post_init__(self) -> None:
+        members: list[list[int]] = [[] for _ in self.columns.pools]
+        for job, option in enumerate(self.option):
+            members[self.columns.pool[option]].append(job)
+        self.pools = [self._timeline(pool, jobs, {}) for pool, jobs in enumerate(members)]
+
+    @property
+    def score(self) -> QueueScore:
+        """Score of the whole queue."""
+        return _total(self.pools)
+
+    @property
+    def finish(self) -> Floats:
+        """End of each job in seconds from now, (n,)."""
+        ends = np.empty(len(self.option))
+        for pool in self.pools:
+            ends[pool.jobs] = pool.finish
+        return ends
+
+    def tried(self, moves: Mapping[int, int]) -> tuple[QueueScore, dict[int, PoolTimeline]]:
+        """Return the score with other options for some jobs, and the pools that change, without applying the moves."""
+        members = dict[int, list[int]]()
+        for job, option in moves.items():
+            for pool in (int(self.columns.pool[self.option[job]]), int(self.columns.pool[option])):
+                members.setdefault(pool, list(self.pools[pool].jobs))
+        for job in moves:
+            line = members[int(self.columns.pool[self.option[job]])]
+            line.pop(bisect_left(line, job))
+        for job, option in moves.items():
+            line = members[int(self.columns.pool[option])]
+            line.insert(bisect_left(line, job), job)
+        changed = {pool: self._timeline(pool, jobs, moves) for pool, jobs in members.items()}
+        return _total([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
+
+    def apply(self, moves: Mapping[int, int], changed: Mapping[int, PoolTimeline]) -> None:
+        """Apply moves with the changed pools that `tried` returned for them."""
+        for job, option in moves.items():
+            self.option[job] = option
+        for pool, timeline in changed.items():
+            self.pools[pool] = timeline
+
+    def copy(self) -> Assignment:
+        """Return a copy that can be changed independently."""
+        made = Assignment.__new__(Assignment)
+        made.columns, made.policy, made.option = self.columns, self.policy, list(self.option)
+        made.pools, made.simulated = list(self.pools), self.simulated
+        return made
+
+    def _timeline(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
+        self.simulated += len(jobs)
+        if not jobs:
+            return PoolTimeline(jobs, np.zeros(0), -math.inf, (), Simulation([]))
+        columns = self.columns
+        options = np.array([moves.get(job, self.option[job]) for job in jobs])
+        rows = np.array(jobs)
+        tasks = _tasks(columns, pool, rows, options)
+        simulation = self._again(pool, rows, tasks, moves) if moves else simulated(columns.pools[pool], tasks)
+        finish = np.array(simulation.begin) + columns.seconds[options]
+        peaks, sums = self.policy.terms(columns, rows, options, finish)
+        peak = -math.inf if peaks is None else float(peaks.max())
+        return PoolTimeline(jobs, finish, peak, tuple(float(column.sum()) for column in sums), simulation)
+
+    def _again(self, pool: int, rows: Ints, tasks: Tasks, moves: Mapping[int, int]) -> Simulation:
+        """Simulate a pool after some moves, starting from the last stored moment that no move can affect."""
+        old, columns = self.pools[pool], self.columns
+        since = old.simulation.before(self._untouched(pool, moves)) if old.simulation.moments else None
+        if since is None:
+            return simulated(columns.pools[pool], tasks)
+        begin = np.full(len(rows), math.inf)
+        begun = np.array(old.simulation.order[: since.started])
+        old_begin = np.array(old.simulation.begin)
+        begin[np.searchsorted(rows, begun)] = old_begin[np.searchsorted(np.array(old.jobs), begun)]
+        return simulated(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
+
+    def _untouched(self, pool: int, moves: Mapping[int, int]) -> int:
+        """Count the jobs of a pool that start before any move can change anything.
+
+        A job that leaves changes nothing before its own start. A job that arrives changes nothing before the start of
+        the last job ahead of it in its line, since jobs of one line start in order.
+        """
+        old, columns = self.pools[pool], self.columns
+        jobs, order = columns.problem.jobs, old.simulation.order
+        count = len(order)
+        for job, option in moves.items():
+            if columns.pool[self.option[job]] == pool and math.isfinite(old.finish[bisect_left(old.jobs, job)]):
+                count = min(count, order.index(job))
+            if columns.pool[option] == pool:
+                gpus, queue = columns.gpus[option], jobs[job].queue
+                ahead = old.jobs[: bisect_left(old.jobs, job)]
+                same = (one for one in reversed(ahead) if columns.gpus[self.option[one]] == gpus)
+                last = next((one for one in same if jobs[one].queue == queue), None)
+                if last is None:
+                    return 0
+                if math.isfinite(old.finish[bisect_left(old.jobs, last)]):
+                    count = min(count, order.index(last))
+        return count
+
+
+def _tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> Tasks:
+    """Return what some jobs request from a pool."""
+    quotas, arrival = columns.pools[pool].quotas, columns.arrival[jobs]
+    return Tasks(
+        gpus=columns.gpus[options].tolist(),
+        seconds=columns.seconds[options].tolist(),
+        ready_s=arrival.tolist() if (arrival > 0).any() else None,
+        queues=[columns.problem.jobs[job].queue for job in jobs] if quotas else None,
+        names=jobs.tolist(),
+    )
+
+
+def _total(pools: Sequence[PoolTimeline]) -> QueueScore:
+    used = [pool for pool in pools if pool.jobs]
+    if not used:
+        return ()
+    peak = max(pool.peak for pool in used)
+    sums = tuple(sum(parts) for parts in zip(*(pool.sums for pool in used), strict=True))
+    return sums if peak == -math.inf else (peak, *sums)
+
+
+def is_less(score: QueueScore, other: QueueScore) -> bool:
+    """Return whether a score is better than another by more than rounding errors."""
+    for one, two in zip(score, other, strict=True):
+        if abs(one - two) > 1e-9 * max(abs(one), abs(two)):
+            return one < two
+    return False

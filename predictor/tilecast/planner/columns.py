@@ -1,0 +1,159 @@
+"""A checked problem as arrays with one row per job or option; equal jobs share a class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
+from tilecast.spec import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class QueueColumns:
+    """Arrays over jobs in the order in which Kueue starts them, (n,), and over the options of all jobs, (m,)."""
+
+    problem: QueueProblem
+    weight: Floats
+    share: Floats
+    """Share of each job in the total weight."""
+    arrival: Floats
+    due: Floats
+    """The job's deadline, else the horizon; infinite without either."""
+    alone: Floats
+    """Seconds that each job takes with an equal share of every pool, see `alone_s`.
+
+    For a running job, the time since its arrival is added.
+    """
+    present: Ints
+    """Each job's present option; -1 if it has none."""
+    is_running: Ints
+    kind: Ints
+    """Class of each job: jobs of one class differ only in name and arrival."""
+    first: Ints
+    """Index of each job's first option, and the end of the last job's options, (n + 1,)."""
+    job: Ints
+    pool: Ints
+    gpus: Ints
+    seconds: Floats
+    cost: Floats
+    """Cost of each option; 0 where a pool has no price."""
+    width: Floats
+    """Half-width of the forecast's range, as a logarithm."""
+    options: tuple[JobOption, ...]
+
+    @property
+    def pools(self) -> tuple[PoolCapacity, ...]:
+        return self.problem.pools
+
+    def of(self, job: int) -> range:
+        """Return the indices of a job's options."""
+        return range(self.first[job], self.first[job + 1])
+
+
+def columns(problem: QueueProblem) -> QueueColumns:
+    """Return the columns of a checked problem."""
+    jobs = problem.jobs
+    given = [_movable(job) for job in jobs]
+    first = np.cumsum([0, *map(len, given)])
+    places = {pool.name: index for index, pool in enumerate(problem.pools)}
+    horizon = math.inf if problem.horizon_s is None else problem.horizon_s
+    # Equal jobs share their options, which are processed once.
+    same, equal = dict[int, int](), dict[tuple[JobOption, ...], int]()
+    for some in given:
+        if id(some) not in same:
+            same[id(some)] = equal.setdefault(some, len(equal))
+    which = [same[id(some)] for some in given]
+    facts = [_facts(some, places) for some in equal]
+    pool, gpus, seconds, cost, width = (
+        np.concatenate([facts[index][row] for index in which] or [np.zeros(0)]) for row in range(5)
+    )
+    kinds = dict[tuple[object, ...], int]()
+    kind = [kinds.setdefault((index, *_kind(job)), len(kinds)) for job, index in zip(jobs, which, strict=True)]
+    one_of = {number: job for job, number in zip(jobs, kind, strict=True)}
+    shares = {number: alone_s(job.options, problem.pools, len(jobs)) for number, job in one_of.items()}
+    waited = [max(-job.arrival_s, 0.0) * job.is_running for job in jobs]
+    weight = np.array([job.weight for job in jobs], dtype=float)
+    return QueueColumns(
+        problem=problem,
+        weight=weight,
+        share=weight / weight.sum(),
+        arrival=np.array([job.arrival_s for job in jobs], dtype=float),
+        due=np.array([horizon if job.deadline_s is None else job.deadline_s for job in jobs], dtype=float),
+        alone=np.array([shares[number] for number in kind], dtype=float) + np.array(waited, dtype=float),
+        present=np.array(
+            [_present(job, some, start) for job, some, start in zip(jobs, given, first, strict=False)], int
+        ),
+        is_running=np.array([job.is_running for job in jobs], dtype=np.int64),
+        kind=np.array(kind, dtype=np.int64),
+        first=first,
+        job=np.repeat(np.arange(len(jobs)), [len(some) for some in given]),
+        pool=pool.astype(np.int64),
+        gpus=gpus.astype(np.int64),
+        seconds=seconds,
+        cost=cost,
+        width=width,
+        options=tuple(chain.from_iterable(given)),
+    )
+
+
+def _facts(options: Sequence[JobOption], places: Mapping[str, int]) -> Floats:
+    """Return pool, GPUs, seconds, cost and width of each option, (5, k)."""
+    rows = [(places[item.pool], item.gpus, item.seconds, item.cost or 0.0, item.width) for item in options]
+    return np.array(rows, dtype=float).reshape(-1, 5).T
+
+
+def _movable(job: QueuedJob) -> tuple[JobOption, ...]:
+    """Return the options that a job can still take.
+
+    A running job has its present option, and the others with the cost of a move added if it may move.
+    """
+    if not job.is_running:
+        return job.options
+    here = tuple(option for option in job.options if (option.pool, option.gpus) == job.present)
+    if job.move_s is None:
+        return here
+    moved = (option for option in job.options if option not in here)
+    return (*here, *(_later(option, job.move_s) for option in moved))
+
+
+def _later(option: JobOption, seconds: float) -> JobOption:
+    """Return the option with `seconds` added to its remaining run time, and its cost scaled to match."""
+    ratio = 1 + seconds / option.seconds
+    cost = None if option.cost is None else option.cost * ratio
+    ends = (option.seconds + seconds, option.lower_s + seconds, option.upper_s + seconds)
+    return JobOption(option.pool, option.gpus, *ends, cost, option.plan, option.step_s)
+
+
+def _present(job: QueuedJob, options: Sequence[JobOption], start: int) -> int:
+    matches = (index for index, item in enumerate(options) if (item.pool, item.gpus) == job.present)
+    return next((int(start) + index for index in matches), -1)
+
+
+def _kind(job: QueuedJob) -> tuple[object, ...]:
+    """Return the properties that jobs with equal options must also share to be equal."""
+    return job.weight, job.priority, job.queue, job.deadline_s, job.present, job.is_advised, job.is_running
+
+
+def alone_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:
+    """Return the seconds that a job takes with an equal share of the cluster: one of `jobs` parts of every pool.
+
+    The job uses its shares of the pools alternately, the fastest first, and never two at once. Finish-time fairness
+    is measured against this time (Themis, NSDI 2020, section 3; Gavel, OSDI 2020, section 4.2).
+    """
+    best = dict[str, tuple[float, float]]()
+    for option in options:
+        gpus = next((pool.gpus for pool in pools if pool.name == option.pool), 0)
+        share = min(1.0, gpus / (jobs * option.gpus))
+        rate, old = 1 / option.seconds, best.get(option.pool, (0.0, 0.0))
+        if share * rate > old[0] * old[1]:
+            best[option.pool] = share, rate
+    left, total = 1.0, 0.0
+    for share, rate in sorted(best.values(), key=lambda item: -item[1]):
+        total += min(share, left) * rate
+        left -= min(share, left)
+    return 1 / total if total else math.inf

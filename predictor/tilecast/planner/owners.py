@@ -1,0 +1,116 @@
+"""Exchange of places among the jobs of one owner, by the owner's weights and at nobody else's cost.
+
+A plan counts jobs by weights that their owners cannot choose. What an owner says about its own jobs counts after that:
+two of them exchange places if the one with the higher owner's weight gains by it and no job of anybody else ends later
+than before. Jobs of other owners keep their places, whatever the weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tilecast.planner.assignment import Assignment, PoolTimeline, QueueScore
+from tilecast.planner.columns import QueueColumns
+from tilecast.spec import Floats
+
+TRIED = 3
+"""Exchanges tried for each job: those that it would gain most from."""
+LEAST_GAIN = 0.03
+"""Least gain of an exchange, as a share of the weighted completion times of the two jobs.
+
+Smaller gains would only make jobs move to and fro.
+"""
+
+
+def exchange(current: Assignment, effort: int) -> None:
+    """Exchange places among the jobs of each owner by the owner's weights.
+
+    Args:
+        current: the plan, which changes.
+        effort: how many job starts may be simulated.
+    """
+    columns = current.columns
+    stop = current.simulated + effort
+    for members in _members(columns):
+        for job in sorted(members, key=lambda one: -columns.problem.jobs[one].own_weight):
+            for other, moves in _promising(current, members, job):
+                if current.simulated >= stop:
+                    return
+                score, changed = current.tried(moves)
+                is_wished = _is_allowed(current, score) and _gains(current, changed, members, (job, other))
+                if is_wished and not _delays(current, changed, members):
+                    current.apply(moves, changed)
+                    break
+
+
+def _members(columns: QueueColumns) -> Sequence[Sequence[int]]:
+    """Return the waiting jobs of each owner that gives its jobs different weights."""
+    of_owner: dict[str, list[int]] = {}
+    for number, job in enumerate(columns.problem.jobs):
+        if job.owner and not job.is_running:
+            of_owner.setdefault(job.owner, []).append(number)
+    jobs = columns.problem.jobs
+    return [members for members in of_owner.values() if len({jobs[one].own_weight for one in members}) > 1]
+
+
+def _promising(current: Assignment, members: Sequence[int], job: int) -> list[tuple[int, Mapping[int, int]]]:
+    """Return jobs with a lower owner's weight, and the moves by which `job` and each of them exchange places."""
+    columns, finish = current.columns, current.finish
+    jobs, exchanges = columns.problem.jobs, list[tuple[float, int, Mapping[int, int]]]()
+    for other in members:
+        if jobs[other].own_weight >= jobs[job].own_weight:
+            continue
+        there = _option(columns, job, current.option[other])
+        here = _option(columns, other, current.option[job])
+        if there is None or here is None or columns.pool[there] == columns.pool[here]:
+            continue
+        start = finish[other] - columns.seconds[current.option[other]]
+        gain = finish[job] - (start + columns.seconds[there])
+        if gain > 0:
+            exchanges.append((-float(gain), other, {job: there, other: here}))
+    return [(other, moves) for _, other, moves in sorted(exchanges, key=lambda item: item[:2])[:TRIED]]
+
+
+def _option(columns: QueueColumns, job: int, like: int) -> int | None:
+    """Return the job's option on the pool and GPU count of option `like`; None if there is none."""
+    place = columns.pool[like], columns.gpus[like]
+    return next((one for one in columns.of(job) if (columns.pool[one], columns.gpus[one]) == place), None)
+
+
+def _ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Floats, Floats]:
+    """Return when every job ends now, and when it would end after the change, (n,) each."""
+    before, after = current.finish, current.finish
+    for pool in changed.values():
+        after[pool.jobs] = pool.finish
+    return before, after
+
+
+def _is_allowed(current: Assignment, score: QueueScore) -> bool:
+    """Return whether the policy allows a score.
+
+    The completion policy allows every score: its mean of completion times may be traded between an owner's jobs. Under
+    the other policies, the score may not get worse up to the deciding part.
+    """
+    part = current.policy.deciding + 1
+    return current.policy.name == "completion" or score[:part] <= current.score[:part]
+
+
+def _gains(
+    current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int], pair: tuple[int, int]
+) -> bool:  # fmt: skip
+    """Return whether the owner's jobs end earlier by its weights, by enough for the two that would exchange places."""
+    before, after = _ends(current, changed)
+    weight = np.array([current.columns.problem.jobs[one].own_weight for one in members])
+    rows, two = np.array(members), np.isin(members, pair)
+    took = weight * (before[rows] - current.columns.arrival[rows])
+    return float((weight * (before[rows] - after[rows])).sum()) > LEAST_GAIN * float(took[two].sum())
+
+
+def _delays(current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int]) -> bool:
+    """Return whether a job of anybody else would end later."""
+    before, after = _ends(current, changed)
+    is_other = np.ones(len(before), dtype=bool)
+    is_other[np.array(members)] = False
+    return bool((after > before * (1 + 1e-9) + 1e-9)[is_other].any())

@@ -1,0 +1,89 @@
+"""Policies that say what is best for a queue, one record each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from tilecast.planner.columns import QueueColumns
+from tilecast.spec import Floats, Ints
+
+Terms: TypeAlias = tuple[Floats | None, tuple[Floats, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """Objective of a plan: minimize the largest value of one column over jobs, then the sums of others, in order."""
+
+    name: str
+    summary: str
+    terms: Callable[[QueueColumns, Ints, Ints, Floats], Terms]
+    """Function of the columns, some jobs (k,), their options (k,) and their ends (k,).
+
+    It returns the column whose largest value counts first (None if none does), and the columns whose sums count next,
+    (k,) each.
+    """
+    stake: Callable[[QueueColumns, int, int, float], float]
+    """Function of the columns, a job, an option and a ratio.
+
+    It returns the job's own part of the deciding value, times the ratio.
+    """
+    deciding: int = 0
+    """Index of the part of the score that judges a plan; parts before it are counted, not weighed."""
+    unit: Literal["seconds", "price", "ratio"] = "seconds"
+    needs_price: bool = False
+
+
+def _mean(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+    return None, (_share(columns, jobs, finish), columns.cost[options])
+
+
+def _share(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
+    """Return each job's part of the weighted mean of completion times."""
+    return np.asarray(columns.share[jobs] * (finish - columns.arrival[jobs]))
+
+
+def _makespan(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+    return finish, (_share(columns, jobs, finish), columns.cost[options])
+
+
+def _cost(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+    missed = (finish > columns.due[jobs] * (1 + 1e-9)) * columns.weight[jobs]
+    return None, (missed, columns.cost[options], _share(columns, jobs, finish))
+
+
+def _fairness(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+    ratio = (finish - columns.arrival[jobs]) / columns.alone[jobs]
+    return ratio, (ratio / len(columns.weight), columns.cost[options])
+
+
+def _mean_stake(columns: QueueColumns, job: int, option: int, ratio: float) -> float:
+    return float(columns.share[job] * columns.seconds[option] * ratio)
+
+
+def _fairness_stake(columns: QueueColumns, job: int, option: int, ratio: float) -> float:
+    return float(columns.seconds[option] * ratio / columns.alone[job])
+
+
+POLICIES: dict[str, QueuePolicy] = {
+    record.name: record
+    for record in (
+        QueuePolicy("completion", "the least weighted mean of completion times", _mean, _mean_stake),
+        QueuePolicy(
+            "makespan", "the earliest end of the last job", _makespan,
+            lambda columns, job, option, ratio: float(columns.seconds[option] * ratio),
+        ),
+        QueuePolicy(
+            "cost", "the fewest missed deadlines, then the least cost", _cost,
+            lambda columns, job, option, ratio: float(columns.cost[option] * ratio),
+            deciding=1, unit="price", needs_price=True,
+        ),
+        QueuePolicy(
+            "fairness", "the least of the largest finish-time fairness ratio", _fairness, _fairness_stake, unit="ratio"
+        ),
+    )
+}  # fmt: skip
+"""Policies by the name that `--policy` takes."""

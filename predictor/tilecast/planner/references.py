@@ -1,0 +1,202 @@
+"""Outcomes of a queue without a plan for all of it: four ways to place jobs that people and Kueue use."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast.planner.assignment import Assignment
+from tilecast.planner.columns import QueueColumns
+from tilecast.planner.policies import POLICIES
+from tilecast.planner.timeline import Nodes
+from tilecast.spec import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOutcome:
+    """Option and end of each job."""
+
+    option: list[int]
+    finish: Floats
+    """End of each job in seconds from now, (n,)."""
+
+
+def own_best(columns: QueueColumns) -> list[int]:
+    """Return the fastest option of each job, with the fewest GPUs where several are equally fast."""
+    return _least(columns, (columns.seconds, columns.gpus))
+
+
+def _least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]) -> list[int]:
+    """Return the option of each job with the least of one column, then the least of another, then the first."""
+    order = np.lexsort((by[1], by[0], columns.job))
+    return [int(item) for item in order[columns.first[:-1]]]
+
+
+def cheapest(columns: QueueColumns) -> list[int]:
+    """Return the cheapest option of each job, the fastest where several cost the same."""
+    return _least(columns, (columns.cost, columns.seconds))
+
+
+def earliest(columns: QueueColumns) -> list[int]:
+    """Return the option by which each job ends first, given the choices of the jobs before it in the queue."""
+    lines = [_Line(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
+    chosen = []
+    for job in _jobs(columns):
+        begin = max(float(columns.arrival[job]), 0.0)
+        best, ends = -1, (math.inf, 0)
+        for item in columns.of(job):
+            gpus = int(columns.gpus[item])
+            after = (max(lines[columns.pool[item]].ready(gpus), begin) + columns.seconds[item], gpus)
+            if best < 0 or after < ends:
+                best, ends = item, after
+        lines[columns.pool[best]].add(int(columns.gpus[best]), ends[0])
+        chosen.append(best)
+    return chosen
+
+
+class _Line:
+    """GPUs of a pool and when each becomes free, if no job passes another."""
+
+    def __init__(self, free: np.ndarray, per_node: int) -> None:
+        self.per_node = per_node
+        self.until = np.full((len(free), per_node), math.inf)
+        self.until[np.arange(per_node) < free[:, None]] = 0.0
+        self._ready: dict[int, float] = {}
+
+    def ready(self, gpus: int) -> float:
+        """Return when so many GPUs are free at once, on one node or on whole nodes."""
+        if gpus not in self._ready:
+            self._ready[gpus] = float(np.partition(self._nodes(gpus), self._count(gpus) - 1)[self._count(gpus) - 1])
+        return self._ready[gpus]
+
+    def add(self, gpus: int, end: float) -> None:
+        """Occupy the GPUs that are free first with a job of so many GPUs, until its end."""
+        for node in np.argsort(self._nodes(gpus), kind="stable")[: self._count(gpus)]:
+            row = self.until[node]
+            row[: min(gpus, self.per_node)] = end
+            row.sort()
+        self._ready = {}
+
+    def _count(self, gpus: int) -> int:
+        return -(-gpus // self.per_node)
+
+    def _nodes(self, gpus: int) -> Floats:
+        """Return when each node has as many free GPUs as the job takes from it."""
+        return self.until[:, min(gpus, self.per_node) - 1]
+
+
+def placed(columns: QueueColumns, option: list[int]) -> QueueOutcome:
+    """Return the outcome of one option for each job."""
+    return QueueOutcome(option, Assignment(columns, POLICIES["completion"], list(option)).finish)
+
+
+def flavors(columns: QueueColumns) -> QueueOutcome:
+    """Simulate Kueue without advice.
+
+    In the queue's order, each job takes the first pool of the list that has room now, and waits while none has. A job
+    keeps the number of GPUs that it requests, or the nearest number that the pool has an option for.
+    """
+    count = len(columns.weight)
+    rooms = [_Room(Nodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
+    option, finish = [-1] * count, np.full(count, math.inf)
+    coming = sorted((max(float(at), 0.0), job) for job, at in enumerate(columns.arrival))
+    waiting, running = dict[int, list[int]](), list[tuple[float, int, list[int]]]()
+    line_of, wishes = _wish_lines(columns)
+    place = 0
+    while place < count or running:
+        moment = min(coming[place][0] if place < count else math.inf, running[0][0] if running else math.inf)
+        opened = set[int]()
+        while running and running[0][0] <= moment:
+            _, job, nodes = heapq.heappop(running)
+            item = option[job]
+            rooms[columns.pool[item]].give(columns.problem.jobs[job].queue, int(columns.gpus[item]), nodes)
+            opened.add(int(columns.pool[item]))
+        while place < count and coming[place][0] <= moment:
+            job = coming[place][1]
+            heapq.heappush(waiting.setdefault(line_of[int(columns.kind[job])], []), job)
+            place, opened = place + 1, set(range(len(rooms)))
+        # A pool where no job ended has no more room than when the waiting jobs last found none there.
+        able = {line: [wish for wish in wishes[line] if wish[0] in opened] for line, jobs in waiting.items() if jobs}
+        while able:
+            line = min(able, key=lambda item: waiting[item][0])
+            job = waiting[line][0]
+            queue = columns.problem.jobs[job].queue
+            taken = next((wish for wish in able[line] if rooms[wish[0]].has(queue, wish[1])), None)
+            if taken is not None:
+                pool, gpus, place_ = taken
+                option[job] = item = int(columns.first[job]) + place_
+                finish[job] = moment + columns.seconds[item]
+                heapq.heappush(running, (float(finish[job]), job, rooms[pool].take(queue, gpus)))
+                heapq.heappop(waiting[line])
+            if taken is None or not waiting[line]:
+                del able[line]
+    return QueueOutcome(option, finish)
+
+
+@dataclass(slots=True)
+class _Room:
+    """Free GPUs and quotas of a pool."""
+
+    nodes: Nodes
+    quotas: dict[str, int]
+
+    def has(self, queue: str, gpus: int) -> bool:
+        return self.quotas.get(queue, gpus) >= gpus and self.nodes.has_room(gpus)
+
+    def take(self, queue: str, gpus: int) -> list[int]:
+        if queue in self.quotas:
+            self.quotas[queue] -= gpus
+        return self.nodes.take(gpus)
+
+    def give(self, queue: str, gpus: int, nodes: list[int]) -> None:
+        if queue in self.quotas:
+            self.quotas[queue] += gpus
+        self.nodes.give(gpus, nodes)
+
+
+def _wish_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
+    """Return the line of each class of jobs, and the wishes of the jobs in each line.
+
+    Jobs with the same wishes and the same queue share a line: none of them can start while the first cannot.
+    """
+    lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
+    for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):
+        wish = _wish(columns, int(job))
+        place = (columns.problem.jobs[int(job)].queue, *wish)
+        if place not in lines:
+            lines[place] = len(wishes)
+            wishes.append(wish)
+        line_of[int(kind)] = lines[place]
+    return line_of, wishes
+
+
+def _wish(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
+    """Return pool, GPUs and position among the job's options of each option that Kueue tries, in the order of pools."""
+    options = columns.of(job)
+    present = int(columns.present[job])
+    is_own = present >= 0 and not columns.problem.jobs[job].is_advised
+    own = present if is_own else min(options, key=lambda item: columns.seconds[item])
+    asked = columns.gpus[own]
+    nearest = dict[int, int]()
+    for item in [own] if columns.is_running[job] else options:
+        pool = int(columns.pool[item])
+        if pool not in nearest or abs(columns.gpus[item] - asked) < abs(columns.gpus[nearest[pool]] - asked):
+            nearest[pool] = item
+    return [(pool, int(columns.gpus[item]), item - options[0]) for pool, item in sorted(nearest.items())]
+
+
+def _jobs(columns: QueueColumns) -> range:
+    return range(len(columns.weight))
+
+
+REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {
+    "ownBest": ("each on its own best pool, first come first served", lambda held: placed(held, own_best(held))),
+    "earliest": ("each where it would finish first", lambda held: placed(held, earliest(held))),
+    "flavors": ("Kueue's order of flavors", flavors),
+    "cheapest": ("each on its cheapest pool", lambda held: placed(held, cheapest(held))),
+}
+"""Ways to place jobs without a plan for all of them, by name: a summary, and the function that returns the outcome."""

@@ -1,0 +1,239 @@
+"""Linear programs that bound every plan of a queue from below, and the shares of options in their solutions.
+
+The programs ignore nodes and the order of jobs: the GPUs of a pool are one bulk that can be divided freely. The
+distance of a plan from the bound is therefore at least its distance from the best plan. HiGHS solves the programs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from tilecast.planner.columns import QueueColumns
+from tilecast.spec import Floats, Ints
+
+MOST_COLUMNS = 24_000
+"""Most variables of a program; it limits the number of parts that time is divided into."""
+_BISECTIONS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """Bound and option shares from a relaxation."""
+
+    bound: float | None
+    """Value that no plan can be below; None if the program was not solved."""
+    share: Floats
+    """Number of jobs of its class that take each option of `Classes`, (m,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Classes of equal jobs, one row per class, and their options, (m,)."""
+
+    jobs: list[Ints]
+    """Jobs of each class, in order."""
+    option: Ints
+    """Index of each option, among those of the first job of its class."""
+    row: Ints
+    """Class of each option."""
+    count: Floats
+    """Number of jobs in each class."""
+
+    @classmethod
+    def of(cls, columns: QueueColumns) -> Classes:
+        order = np.argsort(columns.kind, kind="stable")
+        bounds = np.flatnonzero(np.diff(columns.kind[order], prepend=-1))
+        jobs = np.split(order, bounds[1:])
+        options = [np.arange(columns.first[some[0]], columns.first[some[0] + 1]) for some in jobs]
+        row = np.repeat(np.arange(len(jobs)), [len(some) for some in options])
+        return cls(jobs, np.concatenate(options), row, np.array([len(some) for some in jobs], dtype=float))
+
+    def spread(self, columns: QueueColumns, share: Floats) -> list[int]:
+        """Return an option for every job: each class takes its options in proportion to the shares, evenly mixed."""
+        chosen = [-1] * len(columns.weight)
+        for index, jobs in enumerate(self.jobs):
+            places = np.flatnonzero(self.row == index)
+            part = share[places] / max(share[places].sum(), 1e-12)
+            taken = np.zeros(len(places))
+            for turn, job in enumerate(jobs):
+                best = int(np.argmax(part * (turn + 1) - taken))
+                taken[best] += 1
+                chosen[job] = int(columns.first[job]) + best
+        return chosen
+
+
+def completion(columns: QueueColumns, classes: Classes, end_s: float) -> Relaxed:
+    """Bound the weighted mean of completion times.
+
+    Time is divided into parts, and a job may be worked on in any of them. It ends half its run after the mean of the
+    times at which it is worked on.
+
+    Source: the mean busy time relaxation of Schulz and Skutella (SIAM J. Discrete Math. 15, 2002).
+    """
+    options = classes.option
+    parts = int(np.clip(MOST_COLUMNS // len(options), 4, 64))
+    edges = end_s * (np.arange(parts + 1) / parts) ** 1.5
+    job = columns.job[options]
+    each = columns.weight[job] / columns.weight.sum()
+    length, area = columns.seconds[options], columns.seconds[options] * columns.gpus[options]
+    cost = each[:, None] * (edges[:-1] + length[:, None] / 2)
+    column = np.arange(cost.size).reshape(cost.shape)
+    class_row = np.broadcast_to(classes.row[:, None], cost.shape)
+    pool_row = len(classes.count) + columns.pool[options][:, None] * parts + np.arange(parts)
+    room = (_gpus(columns)[:, None] * np.diff(edges)).ravel()
+    solved = _minimum(
+        cost.ravel(),
+        [(class_row, column, np.ones_like(cost)), (pool_row, column, np.broadcast_to(area[:, None], cost.shape))],
+        np.concatenate([classes.count, np.full(len(room), -math.inf)]),
+        np.concatenate([classes.count, room]),
+    )
+    if solved is None:
+        return Relaxed(None, _shortest(columns, classes))
+    value, taken = solved
+    first = np.flatnonzero(np.diff(classes.row, prepend=-1))
+    alone = float((classes.count * np.minimum.reduceat(length, first) * each[first]).sum())
+    waited = float((columns.weight * columns.arrival).sum() / columns.weight.sum())
+    return Relaxed(max(value, alone) - waited, taken.reshape(-1, parts).sum(axis=1))
+
+
+def peak(columns: QueueColumns, classes: Classes, since: Floats, scale: Floats, most: float) -> Relaxed:
+    """Bound the largest `(end - since) / scale` over all jobs, for policies that minimize it.
+
+    Bisection searches for the smallest value by which all jobs can be done: each job is due by then, and the work that
+    is due by any moment has to fit before it.
+
+    Source: Lenstra, Shmoys and Tardos (Math. Programming 46, 1990), without their rounding step.
+
+    Args:
+        columns: the jobs.
+        classes: the same jobs, with equal ones as one class.
+        since: the time from which each job's duration counts, (n,).
+        scale: the divisor of each job's duration, (n,).
+        most: a value that some plan reaches, where the bisection starts.
+    """
+    late = np.array([since[some].max() for some in classes.jobs])
+    scales = np.array([scale[some[0]] for some in classes.jobs])
+    low, high, share = 0.0, most, _shortest(columns, classes)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        taken = _by(columns, classes, late + middle * scales)
+        if taken is None:
+            low = middle
+        else:
+            high, share = middle, taken
+    return Relaxed(low, share)
+
+
+def cost(columns: QueueColumns, classes: Classes, missed: float) -> Relaxed:
+    """Bound the cost of all jobs if jobs of at most `missed` total weight miss their deadlines."""
+    due = np.array([columns.due[some].max() for some in classes.jobs])
+    options = classes.option
+    rows = _due_rows(columns, classes, due, columns.cost[options], missed)
+    return Relaxed(None if rows is None else rows[0], _shortest(columns, classes) if rows is None else rows[1])
+
+
+def _by(columns: QueueColumns, classes: Classes, due: Floats) -> Floats | None:
+    """Return shares of options by which each class can end before it is due; None if there are none."""
+    solved = _due_rows(columns, classes, due, columns.seconds[classes.option] * columns.gpus[classes.option], 0.0)
+    return None if solved is None else solved[1]
+
+
+def _due_rows(
+    columns: QueueColumns, classes: Classes, due: Floats, price: Floats, missed: float
+) -> tuple[float, Floats] | None:
+    """Return the least price, and the shares of options, by which classes end before they are due.
+
+    Jobs of at most `missed` total weight may end late. None if there is no solution.
+    """
+    options = classes.option
+    area = columns.seconds[options] * columns.gpus[options]
+    is_late = columns.seconds[options] > due[classes.row]
+    count, weight = len(options), columns.weight[columns.job[options]]
+    finite = np.unique(due[np.isfinite(due)])
+    moments = finite[np.unique(np.linspace(0, len(finite) - 1, _MOMENTS).astype(int))] if len(finite) else finite
+    # Columns: first the options that end in time, then the same options taken although they end late.
+    column = np.arange(count)
+    is_due = due[classes.row][:, None] <= moments
+    choice, moment = np.nonzero(is_due & ~is_late[:, None])
+    pools = len(columns.pools)
+    classes_count = len(classes.count)
+    moment_row = classes_count + 1 + columns.pool[options][choice] * len(moments) + moment
+    room = (_gpus(columns)[:, None] * moments).ravel()
+    return _minimum(
+        np.concatenate([price, price]),
+        [
+            (classes.row, column, np.ones(count)),
+            (classes.row, column + count, np.ones(count)),
+            (np.full(count, classes_count), column + count, np.where(np.isfinite(due[classes.row]), weight, 0.0)),
+            (moment_row, choice, area[choice]),
+        ],
+        np.concatenate([classes.count, [-math.inf], np.full(pools * len(moments), -math.inf)]),
+        np.concatenate([classes.count, [missed], room]),
+        np.concatenate([np.where(is_late, 0.0, math.inf), np.full(count, math.inf if missed > 0 else 0.0)]),
+        fold=count,
+    )
+
+
+_MOMENTS = 16
+"""Number of moments by which the work that is due has to fit; ignoring other moments only lowers a bound."""
+
+
+def _gpus(columns: QueueColumns) -> Floats:
+    return np.array([pool.gpus for pool in columns.pools], dtype=float)
+
+
+def _shortest(columns: QueueColumns, classes: Classes) -> Floats:
+    """Return shares where every class takes its fastest option."""
+    share = np.zeros(len(classes.option))
+    for index, jobs in enumerate(classes.jobs):
+        places = np.flatnonzero(classes.row == index)
+        share[places[np.argmin(columns.seconds[classes.option[places]])]] = len(jobs)
+    return share
+
+
+def _minimum(
+    price: Floats,
+    entries: Sequence[tuple[Ints, Ints, Floats]],
+    lower: Floats,
+    upper: Floats,
+    most: Floats | None = None,
+    fold: int | None = None,
+) -> tuple[float, Floats] | None:
+    """Return the minimum of a linear function and where it is reached; None if there is no feasible optimum.
+
+    Args:
+        price: coefficient of each variable; all variables are at least 0.
+        entries: rows, columns and values of the constraints.
+        lower: lower bound of each row.
+        upper: upper bound of each row.
+        most: upper bound of each variable.
+        fold: where variables repeat after this many, return the sums of the repeated ones.
+    """
+    row, column = (np.concatenate([item[part].ravel() for item in entries]) for part in (0, 1))
+    value = np.concatenate([item[2].ravel() for item in entries])
+    order = np.argsort(column, kind="stable")
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = len(price), len(lower)
+    scale = float(np.abs(price).max(initial=0.0)) or 1.0
+    program.col_cost_ = price / scale
+    program.col_lower_ = np.zeros(len(price))
+    program.col_upper_ = np.full(len(price), highspy.kHighsInf) if most is None else most
+    program.row_lower_, program.row_upper_ = lower, upper
+    program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    program.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=len(price)))])
+    program.a_matrix_.index_, program.a_matrix_.value_ = row[order], value[order]
+    solver = highspy.Highs()
+    for name, setting in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+        solver.setOptionValue(name, setting)
+    solver.passModel(program)
+    solver.run()
+    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    solved = np.array(solver.getSolution().col_value)
+    total = float(solver.getInfo().objective_function_value) * scale
+    return total, solved if fold is None else solved.reshape(-1, fold).sum(axis=0)

@@ -1,0 +1,297 @@
+"""Search for a plan: list scheduling on the relaxation, then a local search that counts the simulations it makes.
+
+The same queue always gets the same plan: nothing depends on the clock, and random numbers come from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from tilecast import uncertainty
+from tilecast.planner import owners, references, relaxation
+from tilecast.planner.assignment import Assignment, QueueScore, is_less
+from tilecast.planner.columns import QueueColumns, columns
+from tilecast.planner.policies import POLICIES, QueuePolicy
+from tilecast.planner.problem import QueueProblem, Unplanned, checked
+from tilecast.planner.relaxation import Classes, Relaxed
+from tilecast.spec import Floats, SpecError
+
+EFFORT = 600_000
+"""Number of job starts that may be simulated; each trial costs `_TRIAL` more, whatever its size."""
+_TRIAL = 60
+_SWAPPED = 40
+"""Largest queue in which every pair of jobs is tried; in larger ones only single jobs move."""
+_NEAR = 3
+"""Options tried for each job of a larger queue: the most promising ones."""
+_NEAR_NEW = 12
+"""Options tried for each new job of a queue that is planned from the present one."""
+_MOST_LISTED = 20_000
+"""Most options of a larger queue that are listed at once."""
+_MOSTLY = 0.1
+"""Largest share of new jobs with which a large queue is planned from the present one."""
+_AGAIN = 4
+"""Divisor of the effort in that case, since the next arrival continues from the result."""
+_KICKS = 40
+"""Number of restarts near the best plan in the search of a small queue."""
+_KICKED = 6
+"""Most jobs that a restart moves."""
+_REACH = NormalDist().inv_cdf(1 - uncertainty.ODDS) / NormalDist().inv_cdf(0.95)
+"""Factor on the half-width of a 90 % range.
+
+At a distance of the product, two forecasts are ordered wrongly with probability `uncertainty.ODDS`.
+"""
+MOST_BEHIND = 0.03
+"""Largest loss allowed for keeping the present where forecasts cannot tell, as a share of the deciding value."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSolution:
+    """An option for every job of a checked problem."""
+
+    columns: QueueColumns
+    policy: QueuePolicy
+    option: list[int]
+    finish: Floats
+    score: QueueScore
+    best: QueueScore
+    """Score of the plan before changes too small for the forecasts to tell apart were taken back."""
+    bound: float | None
+    """Lower bound of the deciding part of the score over all plans; None if it was not requested or not solved."""
+    refused: tuple[Unplanned, ...] = ()
+
+    @property
+    def gap(self) -> float | None:
+        """Distance of the plan from the bound, as a ratio of the bound.
+
+        The plan is at most this far from the best plan.
+        """
+        if self.bound is None or not self.score:
+            return None
+        value = self.score[self.policy.deciding]
+        return value / self.bound - 1 if self.bound > 0 else 0.0 if value <= 0 else None
+
+
+def solve(
+    problem: QueueProblem, policy: str = "completion", *, effort: int = EFFORT, is_bounded: bool = True
+) -> QueueSolution:
+    """Return a plan for a queue.
+
+    Args:
+        problem: jobs and pools.
+        policy: a key of `POLICIES`.
+        effort: how many job starts may be simulated in search of a better plan.
+        is_bounded: whether to solve the relaxation, which bounds the distance from the best plan, and from which large
+            queues start.
+
+    Raises:
+        SpecError: the policy is unknown, needs a price that a pool lacks, or the problem is invalid.
+    """
+    record = _policy(policy)
+    able, refused = checked(problem)
+    held = columns(able)
+    if record.needs_price and (pool := next((item.pool for item in held.options if item.cost is None), None)):
+        raise SpecError(f"pool {pool}", f"has no price, which policy {policy} needs", "give its GPUPool a price")
+    if not able.jobs:
+        return QueueSolution(held, record, [], np.zeros(0), (), (), None, refused)
+    first = _first(held, record)
+    relaxed = None
+    if is_bounded:
+        classes = Classes.of(held)
+        relaxed = _relaxed(held, record, classes, first)
+        spread = Assignment(held, record, classes.spread(held, relaxed.share))
+        first = spread if is_less(spread.score, first.score) else first
+    current = _searched(first, effort // _AGAIN if _is_planned(held) else effort)
+    best = current.score
+    _settle(current, effort)
+    owners.exchange(current, effort // _AGAIN)
+    bound = None if relaxed is None else relaxed.bound
+    return QueueSolution(held, record, current.option, current.finish, current.score, best, bound, refused)
+
+
+def _policy(name: str) -> QueuePolicy:
+    if name not in POLICIES:
+        raise SpecError("policy", f"{name!r} is not known", f"use {', '.join(POLICIES)}")
+    return POLICIES[name]
+
+
+def _first(held: QueueColumns, policy: QueuePolicy) -> Assignment:
+    """Return the best plan that needs no search: a reference that chooses an option for each job, or the present plan.
+
+    The present plan wins while it is hardly worse. In a large queue with few new jobs, only it is considered.
+    """
+    is_new = held.present < 0
+    own = references.own_best(held)
+    there = [own[job] if item < 0 else item for job, item in enumerate(held.present.tolist())]
+    if _is_planned(held):
+        current = Assignment(held, policy, there)
+        budget, promise = _Budget(EFFORT), _promise(current)
+        for job in np.flatnonzero(is_new).tolist():
+            options = np.arange(held.first[job], held.first[job + 1])
+            for item in options[np.argsort(-promise[options], kind="stable")][:_NEAR_NEW].tolist():
+                budget.tried(current, {job: item})
+        return current
+    ways = (there, references.earliest(held), own, references.cheapest(held))
+    several = [Assignment(held, policy, way) for way in ways]
+    best = several[0]
+    for other in several[1:]:
+        best = other if is_less(other.score, best.score) else best
+    is_kept = not is_new.any() and _is_near(policy, several[0].score, best.score)
+    return several[0] if is_kept else best
+
+
+def _is_planned(held: QueueColumns) -> bool:
+    """Return whether a large queue is planned from the present one because few of its jobs are new."""
+    return len(held.present) > _SWAPPED and float((held.present < 0).mean()) < _MOSTLY
+
+
+def _is_near(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
+    """Return whether a score is so little worse than the best that the difference does not matter."""
+    deciding = policy.deciding
+    return score[:deciding] <= best[:deciding] and score[deciding] <= best[deciding] * (1 + MOST_BEHIND)
+
+
+def _relaxed(held: QueueColumns, policy: QueuePolicy, classes: Classes, first: Assignment) -> Relaxed:
+    if policy.name == "completion":
+        return relaxation.completion(held, classes, float(first.finish.max()))
+    if policy.name == "cost":
+        return relaxation.cost(held, classes, first.score[0])
+    ones = np.ones(len(held.weight))
+    if policy.name == "makespan":
+        return relaxation.peak(held, classes, 0 * ones, ones, first.score[0])
+    return relaxation.peak(held, classes, held.arrival, held.alone, first.score[0])
+
+
+def _searched(first: Assignment, effort: int) -> Assignment:
+    """Return the best plan found by moves of single jobs, swaps of two, and restarts from random moves."""
+    budget = _Budget(effort)
+    best = first.copy()
+    _descend(best, budget)
+    if len(best.option) > _SWAPPED:
+        return best
+    draw = np.random.default_rng(0)
+    for _ in range(_KICKS):
+        if budget.is_spent:
+            break
+        other = best.copy()
+        count = draw.integers(1, min(len(other.option), _KICKED) + 1)
+        moved = draw.choice(len(other.option), size=count, replace=False)
+        moves = {int(job): int(draw.choice(other.columns.of(int(job)))) for job in moved}
+        other.apply(moves, other.tried(moves)[1])
+        _descend(other, budget)
+        if is_less(other.score, best.score):
+            best = other
+    return best
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Trials that a search has left."""
+
+    left: int
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left <= 0
+
+    def tried(self, current: Assignment, moves: dict[int, int]) -> bool:
+        """Apply the moves if they improve the score, and return whether they did."""
+        before = current.simulated
+        score, changed = current.tried(moves)
+        self.left -= current.simulated - before + _TRIAL
+        if not is_less(score, current.score):
+            return False
+        current.apply(moves, changed)
+        return True
+
+
+def _descend(current: Assignment, budget: _Budget) -> None:
+    """Move jobs, then swap pairs of them, until nothing improves or the budget is spent."""
+    while not budget.is_spent:
+        is_better = False
+        for job, options in _moves(current):
+            for option in options:
+                if option != current.option[job] and not budget.is_spent:
+                    is_better |= budget.tried(current, {job: option})
+        if not is_better and len(current.option) <= _SWAPPED:
+            is_better = _swap(current, budget)
+        if not is_better:
+            return
+
+
+def _swap(current: Assignment, budget: _Budget) -> bool:
+    """Exchange the pools of two jobs wherever that helps, and return whether it did."""
+    columns, is_better = current.columns, False
+    for one in range(len(current.option)):
+        for two in range(one + 1, len(current.option)):
+            pools = columns.pool[current.option[one]], columns.pool[current.option[two]]
+            if pools[0] == pools[1] or budget.is_spent:
+                continue
+            for there in columns.of(one):
+                for here in columns.of(two):
+                    if (columns.pool[there], columns.pool[here]) == (pools[1], pools[0]) and not budget.is_spent:
+                        is_better |= budget.tried(current, {one: there, two: here})
+    return is_better
+
+
+def _moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
+    """Return jobs with the options to try, the most promising first; all of them for a small queue."""
+    columns = current.columns
+    promise = _promise(current)
+    if len(current.option) <= _SWAPPED:
+        order = np.argsort(-np.maximum.reduceat(promise, columns.first[:-1]), kind="stable")
+        return [(int(job), sorted(columns.of(int(job)), key=lambda item: -promise[item])) for job in order]
+    places = np.argsort(-promise, kind="stable")
+    listed = dict[int, list[int]]()
+    for option in places[: min(int(np.searchsorted(-promise[places], 0.0)), _MOST_LISTED)].tolist():
+        options = listed.setdefault(int(columns.job[option]), [])
+        if len(options) < _NEAR:
+            options.append(option)
+    return list(listed.items())
+
+
+def _promise(current: Assignment) -> Floats:
+    """Estimate the gain of each option, (m,): for its job, and for the jobs behind it on both pools."""
+    columns = current.columns
+    chosen = np.array(current.option)
+    finish = current.finish
+    begin = finish - columns.seconds[chosen]
+    weight, jobs = columns.weight, columns.job
+    start, behind = np.zeros(len(jobs)), np.zeros(len(jobs))
+    for index, pool in enumerate(current.pools):
+        here = np.flatnonzero(columns.pool == index)
+        if not len(pool.jobs) or not len(here):
+            continue
+        line = np.array(pool.jobs)
+        place = np.searchsorted(line, jobs[here])
+        begins = np.append(begin[line], pool.finish.max())
+        waits = np.where(begin[line] > 0, weight[line], 0.0)
+        after = np.append(np.cumsum(waits[::-1])[::-1], 0.0)
+        start[here], behind[here] = begins[place], after[place]
+    room = np.array([max(pool.gpus, 1) for pool in columns.pools])[columns.pool]
+    delay = columns.seconds * columns.gpus / room * behind
+    own = weight[jobs] * (finish[jobs] - start - columns.seconds)
+    return np.asarray(own + delay[chosen][jobs] - delay)
+
+
+def _settle(current: Assignment, effort: int) -> None:
+    """Take back changes from the present, job by job, that gain less than the forecasts can tell."""
+    columns, policy = current.columns, current.policy
+    best, budget = current.score, _Budget(effort)
+    for job in np.flatnonzero((columns.present >= 0) & (columns.present != current.option)).tolist():
+        here, there = int(columns.present[job]), current.option[job]
+        spread = math.hypot(columns.width[here], columns.width[there])
+        ratio = math.expm1(spread if columns.is_running[job] else min(_REACH * spread, uncertainty.MOST_TIED))
+        score, changed = current.tried({job: here})
+        lost = score[policy.deciding] - current.score[policy.deciding]
+        is_none = score[: policy.deciding] <= current.score[: policy.deciding]
+        is_none &= lost <= policy.stake(columns, job, here, ratio)
+        if is_none and (columns.is_running[job] or _is_near(policy, score, best)):
+            current.apply({job: here}, changed)
+        budget.left -= sum(len(pool.jobs) for pool in changed.values()) + _TRIAL
+        if budget.is_spent:
+            return

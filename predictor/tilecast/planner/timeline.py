@@ -1,0 +1,252 @@
+"""Start times of the jobs of one pool, as Kueue admits them: in order, whichever fits (`BestEffortFIFO`).
+
+A job takes GPUs of one node, or whole nodes. Of the nodes with room, the fullest is taken. Nothing is preempted, and no
+GPUs are reserved for a job that does not fit yet.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from tilecast.planner.problem import PoolCapacity
+
+APART = 32
+"""Number of starts between stored moments from which a simulation can be resumed."""
+Line: TypeAlias = tuple[int, str]
+"""GPUs and queue of jobs that start in order among themselves."""
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Nodes of a pool and their free GPUs; changes as jobs start and end."""
+
+    per_node: int
+    free: list[int]
+    """Free GPUs of each node."""
+    _by_free: list[dict[int, None]] = field(init=False)
+    """Nodes by their number of free GPUs; the node that reached that number last is at the end."""
+
+    def __post_init__(self) -> None:
+        self._by_free = [{} for _ in range(self.per_node + 1)]
+        for node in range(len(self.free) - 1, -1, -1):
+            self._by_free[self.free[node]][node] = None
+
+    @property
+    def room(self) -> int:
+        """Most GPUs that a job could have now, on one node or on whole nodes."""
+        whole = len(self._by_free[self.per_node])
+        if whole:
+            return whole * self.per_node
+        room = self.per_node - 1
+        while room and not self._by_free[room]:
+            room -= 1
+        return room
+
+    def has_room(self, gpus: int) -> bool:
+        """Return whether a job of `gpus` GPUs could start now."""
+        return gpus <= self.room
+
+    def take(self, gpus: int) -> list[int]:
+        """Allocate `gpus` GPUs and return the nodes they are on; there has to be room."""
+        if gpus < self.per_node:
+            node = next(reversed(next(filter(None, self._by_free[gpus:]))))
+            self._set(node, self.free[node] - gpus)
+            return [node]
+        whole = self._by_free[self.per_node]
+        taken = [whole.popitem()[0] for _ in range(gpus // self.per_node)]
+        for node in taken:
+            self.free[node] = 0
+            self._by_free[0][node] = None
+        return taken
+
+    def give(self, gpus: int, nodes: Sequence[int]) -> None:
+        """Release the GPUs of a job on its nodes."""
+        each = min(gpus, self.per_node)
+        for node in nodes:
+            self._set(node, self.free[node] + each)
+
+    def copy(self) -> Nodes:
+        """Return a copy that can be changed independently."""
+        made = Nodes.__new__(Nodes)
+        made.per_node, made.free = self.per_node, self.free.copy()
+        made._by_free = [nodes.copy() for nodes in self._by_free]
+        return made
+
+    def _set(self, node: int, room: int) -> None:
+        del self._by_free[self.free[node]][node]
+        self.free[node] = room
+        self._by_free[room][node] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Requests of jobs to one pool, in the order in which they may start; all lists have one length."""
+
+    gpus: Sequence[int]
+    seconds: Sequence[float]
+    ready_s: Sequence[float] | None = None
+    """Earliest start of each job in seconds from now; None if all can start now."""
+    queues: Sequence[str] | None = None
+    """Queue whose quota each job takes from; None if there are no quotas."""
+    names: Sequence[int] | None = None
+    """Name of each job, ascending; None for 0, 1, 2 and so on."""
+
+
+@dataclass(slots=True)
+class QueueAdmission:
+    """State of a pool at one moment of a simulation."""
+
+    at_s: float
+    nodes: Nodes
+    left: dict[str, int]
+    """Unused GPUs of each quota."""
+    running: list[tuple[float, int, int, str, list[int]]] = field(default_factory=list)
+    """Heap of running jobs: end, name, GPUs, queue and nodes of each."""
+    passed: dict[Line, int] = field(default_factory=dict)
+    """Number of jobs of each line that have started."""
+    started: int = 0
+
+    def copy(self) -> QueueAdmission:
+        """Return a copy that can be changed independently."""
+        passed, running = self.passed.copy(), self.running.copy()
+        return QueueAdmission(self.at_s, self.nodes.copy(), self.left.copy(), running, passed, self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Start times of the tasks of a pool, and moments from which it can be simulated again."""
+
+    begin: list[float]
+    order: list[int] = field(default_factory=list)
+    """Names of the tasks in the order in which they start."""
+    moments: list[QueueAdmission] = field(default_factory=list)
+    """Stored moments, ascending; none if all tasks have the same size."""
+
+    def before(self, started: int) -> QueueAdmission | None:
+        """Return the last moment by which at most `started` tasks had started; None if there is none stored."""
+        place = bisect_right(self.moments, started, key=lambda moment: moment.started)
+        return self.moments[place - 1] if place else None
+
+
+def starts(pool: PoolCapacity, tasks: Tasks) -> list[float]:
+    """Return when each task starts, in seconds from now; infinite for one that never can."""
+    return simulated(pool, tasks).begin
+
+
+def simulated(
+    pool: PoolCapacity,
+    tasks: Tasks,
+    other: Simulation | None = None,
+    since: QueueAdmission | None = None,
+    begin: list[float] | None = None,
+) -> Simulation:
+    """Simulate the starts, with moments from which another simulation can continue.
+
+    Args:
+        pool: the pool.
+        tasks: all of the tasks.
+        other: a simulation of other tasks, with the same starts up to one of its moments.
+        since: that moment; None simulates everything.
+        begin: start times of the tasks that had started by then; infinite for the others.
+    """  # fmt: skip
+    if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
+        return Simulation(_alike(_places(pool, tasks.gpus[0]), tasks.seconds))
+    if other is None or since is None or begin is None:
+        made = Simulation([math.inf] * len(tasks.gpus))
+        _mixed(tasks, QueueAdmission(0.0, Nodes(pool.gpus_per_node, pool.free), dict(pool.quotas)), made)
+        return made
+    earlier = [moment for moment in other.moments if moment.started <= since.started]
+    made = Simulation(begin, other.order[: since.started], earlier)
+    _mixed(tasks, since.copy(), made)
+    return made
+
+
+def _places(pool: PoolCapacity, gpus: int) -> int:
+    """Return how many jobs of `gpus` GPUs can run at once."""
+    if gpus <= pool.gpus_per_node:
+        return sum(free // gpus for free in pool.free)
+    return pool.free.count(pool.gpus_per_node) * pool.gpus_per_node // gpus
+
+
+def _alike(places: int, seconds: Sequence[float]) -> list[float]:
+    """Return the starts of jobs of equal size: each takes the place that is free first."""
+    if not places:
+        return [math.inf] * len(seconds)
+    ends: list[float] = []
+    begins = []
+    for index, length in enumerate(seconds):
+        start = 0.0 if index < places else ends[0]
+        begins.append(start)
+        if index < places:
+            heapq.heappush(ends, length)
+        else:
+            heapq.heapreplace(ends, start + length)
+    return begins
+
+
+def _mixed(tasks: Tasks, state: QueueAdmission, made: Simulation) -> None:
+    """Simulate jobs of several sizes: at every end or arrival, the jobs that fit start in order."""
+    seconds, ready, names = tasks.seconds, tasks.ready_s, tasks.names
+    lines, later = _lines(tasks)
+    nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
+    heads = {line: members[at] for line, members in lines.items() if (at := passed.get(line, 0)) < len(members)}
+    while True:
+        if ready is None and len(made.order) >= state.started + APART:
+            state.started = len(made.order)
+            made.moments.append(state.copy())
+        while heads:
+            room, first, line = nodes.room, len(seconds), None
+            for other, head in heads.items():
+                if head < first and other[0] <= room and (not left or left.get(other[1], room) >= other[0]):
+                    first, line = head, other
+            if line is None:
+                break
+            size, queue = line
+            passed[line] = at = passed.get(line, 0) + 1
+            if at < len(lines[line]):
+                heads[line] = lines[line][at]
+            else:
+                del heads[line]
+            if queue in left:
+                left[queue] -= size
+            made.begin[first] = state.at_s
+            name = first if names is None else names[first]
+            made.order.append(name)
+            heapq.heappush(running, (state.at_s + seconds[first], name, size, queue, nodes.take(size)))
+        if not running and place == len(later):
+            return
+        coming = later[place][0] if place < len(later) else math.inf
+        moment = state.at_s = min(running[0][0], coming) if running else coming
+        while running and running[0][0] <= moment:
+            _, _, size, queue, taken = heapq.heappop(running)
+            nodes.give(size, taken)
+            if queue in left:
+                left[queue] += size
+        while place < len(later) and later[place][0] <= moment:
+            _, first, line = later[place]
+            insort(lines[line], first, passed.get(line, 0))
+            heads[line] = lines[line][passed.get(line, 0)]
+            place += 1
+
+
+def _lines(tasks: Tasks) -> tuple[dict[Line, list[int]], list[tuple[float, int, Line]]]:
+    """Return the ready tasks by line, and the tasks that arrive later, the next one first."""
+    lines, later = dict[Line, list[int]](), list[tuple[float, int, Line]]()
+    if tasks.ready_s is None and tasks.queues is None:
+        sizes = np.array(tasks.gpus)
+        return {(size, ""): np.flatnonzero(sizes == size).tolist() for size in sorted(set(tasks.gpus))}, later
+    for task, size in enumerate(tasks.gpus):
+        line = size, tasks.queues[task] if tasks.queues else ""
+        lines.setdefault(line, [])
+        if tasks.ready_s is None or tasks.ready_s[task] <= 0:
+            lines[line].append(task)
+        else:
+            later.append((tasks.ready_s[task], task, line))
+    return lines, sorted(later)

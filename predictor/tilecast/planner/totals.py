@@ -1,0 +1,128 @@
+"""Summary of a plan for the cluster, compared with the references, and which jobs delay which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast.planner.assignment import Assignment
+from tilecast.planner.columns import QueueColumns
+from tilecast.planner.references import REFERENCES, QueueOutcome
+from tilecast.planner.solver import QueueSolution
+from tilecast.spec import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTotals:
+    """Numbers of a whole queue, in seconds except for `cost`, `fairness` and `missed`."""
+
+    completion_s: float
+    """Weighted mean of completion times."""
+    worst_completion_s: float
+    """99th percentile of completion times."""
+    makespan_s: float
+    """End of the last job."""
+    cost: float | None
+    """Total cost; None if a used pool has no price."""
+    fairness: float
+    """Largest finish-time fairness ratio; 1 is an equal share of the cluster for each job."""
+    missed: int
+    """Number of jobs that end after they are due."""
+
+
+def totals(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
+    """Return the totals of an outcome with at least one job."""
+    took = outcome.finish - columns.arrival
+    costs = [columns.options[item].cost for item in outcome.option]
+    known = [cost for cost in costs if cost is not None]
+    return QueueTotals(
+        completion_s=float(np.average(took, weights=columns.weight)),
+        worst_completion_s=float(np.percentile(took, 99)),
+        makespan_s=float(outcome.finish.max()),
+        cost=sum(known) if len(known) == len(costs) else None,
+        fairness=float((took / columns.alone).max()),
+        missed=int((outcome.finish > columns.due * (1 + 1e-9)).sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedPlace:
+    """Place and time of a job in the plan, in seconds from now."""
+
+    job: int
+    """Row of the job in the columns."""
+    start_s: float
+    finish_s: float
+    lower_s: float
+    upper_s: float
+    """End of the job if every forecast is at the lower or upper end of its range."""
+    gain_s: float
+    """Time by which the job ends earlier than if each job ran on its own best pool."""
+    payers: tuple[str, ...] = ()
+    """If the job ends later than that: jobs that take its place on its own best pool, those that gain most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """A plan and its summary."""
+
+    solution: QueueSolution
+    places: tuple[QueuedPlace, ...]
+    plan: QueueTotals
+    references: Mapping[str, QueueTotals]
+
+
+MOST_PAYERS = 3
+
+
+def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
+    """Return the report on a plan with at least one job.
+
+    Args:
+        solution: the plan.
+        has_payers: whether to name the jobs that delay others, which takes time quadratic in the number of jobs.
+    """
+    columns = solution.columns
+    outcomes = {name: find(columns) for name, (_, find) in REFERENCES.items()}
+    wish = outcomes["ownBest"]
+    gain = wish.finish - solution.finish
+    start = solution.finish - columns.seconds[solution.option]
+    ends = [_at(solution, [getattr(item, name) for item in columns.options]) for name in ("lower_s", "upper_s")]
+    lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
+    places = tuple(
+        QueuedPlace(
+            job,
+            float(start[job]),
+            float(solution.finish[job]),
+            float(lower[job]),
+            float(upper[job]),
+            float(gain[job]),
+            _payers(solution, wish, gain, start, job) if has_payers else (),
+        )
+        for job in range(len(gain))
+    )
+    own = QueueOutcome(solution.option, solution.finish)
+    return QueueReport(
+        solution, places, totals(columns, own), {name: totals(columns, outcome) for name, outcome in outcomes.items()}
+    )
+
+
+def _at(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
+    """Return when each job ends if its options take other times."""
+    columns = replace(solution.columns, seconds=np.array(seconds))
+    return Assignment(columns, solution.policy, list(solution.option)).finish
+
+
+def _payers(solution: QueueSolution, wish: QueueOutcome, gain: Floats, start: Floats, job: int) -> tuple[str, ...]:
+    columns = solution.columns
+    if gain[job] >= 0:
+        return ()
+    pool = columns.pool[wish.option[job]]
+    begin = wish.finish[job] - columns.seconds[wish.option[job]]
+    there = (columns.pool[solution.option] == pool) & (start < wish.finish[job]) & (solution.finish > begin)
+    there[job] = False
+    rows = np.flatnonzero(there & (gain > 0))
+    rows = rows[np.argsort(-gain[rows], kind="stable")][:MOST_PAYERS]
+    return tuple(columns.problem.jobs[row].name for row in rows)

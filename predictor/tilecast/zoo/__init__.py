@@ -1,0 +1,496 @@
+"""Models as graphs of operators.
+
+`build` turns a workload and its distinct shards into the operators of one rank; `preset` finds a published model by
+name; `model_from` takes dimensions as the user wrote them.
+
+To add a family: write `build(workload, shards) -> Graph` in a file here and add a row to `families.FAMILIES`. To add a
+model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add a table to a file in
+`huggingface/types/`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from functools import cache, lru_cache
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from tilecast import frameworks, fuse, shipped
+from tilecast.graph import Block, Graph, Shards, check_operators
+from tilecast.memo import Memo
+from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Model, Plan, Plans, Rows, SpecError, Workload, distinct
+from tilecast.zoo import hybrid, towers, traced
+from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
+
+__all__ = ["ADAPTED", "FAMILIES", "Family"]
+
+
+def recomputes(model: Model) -> tuple[Checkpointing, ...]:
+    """Return the recomputation modes that save memory for a model.
+
+    A traced model accepts every mode, whatever its segments hold.
+    """
+    return CHECKPOINTING if model.trace is not None else FAMILIES[model.family].recomputes
+
+
+def refuse_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
+    """Raise SpecError unless a recomputation mode saves memory for the model.
+
+    Raises:
+        SpecError: the model has nothing to recompute in this mode; `field` is the name of the setting in the error.
+    """
+    if mode not in (able := recomputes(model)):
+        problem = f"{model.name} has nothing that {mode} recomputation would save memory of"
+        raise SpecError(field, problem, f"use {' or '.join(able)}")
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of the operators that one rank runs, with the fusion passes of the workload applied.
+
+    Every dimension of an operator is a column over `shards`, (S,).
+
+    Raises:
+        SearchTooLargeError: the model has more operators than a search prices.
+        SpecError: the family is unknown, or has no layers for adapters.
+    """
+    graph = _whole(builder(workload), workload, shards)
+    check_operators(sum(len(block.ops) for block in graph.blocks))
+    return fuse.apply(graph, fuse.passes(workload))
+
+
+def operators(workload: Workload) -> int:
+    """Return how many distinct operators the model has.
+
+    Raises:
+        SearchTooLargeError: it has more than a search prices.
+        SpecError: its graph cannot be built.
+    """
+    return _OPERATORS.get(of_any_batch(workload), lambda: _operators(workload))
+
+
+def _operators(workload: Workload) -> int:
+    one = np.ones(1, np.int64)
+    graph = build(workload, Shards(one, one, one, one, sequence_parallel=np.zeros(1, np.int64)))
+    return sum(len(block.ops) for block in graph.blocks)
+
+
+_OPERATORS: Memo[Workload, int] = Memo(32)
+
+
+def builder(workload: Workload) -> Builder:
+    """Return the function that builds the workload's graph.
+
+    Raises:
+        SpecError: the family is unknown, or has no layers for adapters.
+    """
+    own = _builder(workload.model)
+    if workload.lora_rank and workload.model.family not in ADAPTED:
+        raise SpecError(
+            "training.loraRank",
+            f"{workload.model.name} is of family {workload.model.family}, which has no adapters",
+            f"leave it out, or choose a model of family {', '.join(ADAPTED)}",
+        )
+    return own
+
+
+def _whole(builder: Builder, workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of the model, with the graphs of its towers before it."""
+    graph = builder(workload, shards)
+    if not workload.model.towers:
+        return graph
+    return towers.beside(graph, workload, shards, lambda own, shares: _builder(own.model)(own, shares))
+
+
+def _builder(model: Model) -> Builder:
+    if model.trace is not None:
+        return traced.build
+    if model.family not in FAMILIES:
+        raise SpecError("model.family", f"unknown family {model.family!r}", f"use one of {', '.join(FAMILIES)}")
+    return FAMILIES[model.family].build
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A graph over distinct shards, and which shard each plan of a table uses.
+
+    `index[i]` is the shard of plan i, shape (n,).
+    """
+
+    graph: Graph
+    index: Rows
+
+    def take(self, rows: Rows | slice) -> Sharded:
+        """Return the chosen rows, in the order given."""
+        return Sharded(self.graph, self.index[rows])
+
+    def gather(self, column: Floats) -> Floats:
+        """Return a column over shards, (S,) or (1,), as a column over plans, (n,)."""
+        return np.full(len(self.index), column[0]) if len(column) == 1 else column[self.index]
+
+    def sum(self, blocks: Sequence[Block], column: str) -> Floats:
+        """Return a column of some blocks, added over all their repetitions, for each plan, (n,)."""
+        return self.gather(_total(blocks, column))
+
+    def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
+        """Return the share of the layers that the fullest pipeline stage holds, (n,).
+
+        It is 1 without a pipeline. `of` is the measure of that share, which matters where layers differ from each
+        other.
+        """
+        if self.graph.stages is not None:
+            shares: Floats = getattr(self.graph.stages, of)
+            return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
+        depth = max(1, sum(block.repeat for block in self.graph.layers))
+        return np.asarray(np.ceil(depth / plans.pipeline) / depth)
+
+    def stage(self, column: str, plans: Plans) -> Floats:
+        """Return a column of parameters for the fullest pipeline stage, (n,).
+
+        That is its share of the layers, plus the larger of the first and the last blocks; without a pipeline, plus
+        both.
+        """
+        first, last = _total(self.graph.first, column), _total(self.graph.last, column)
+        ends = np.where(plans.pipeline > 1, self.gather(np.maximum(first, last)), self.gather(first + last))
+        return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
+
+    def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
+        """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
+
+        The first are those of its whole stage. The second are its share of them once ZeRO has spread them over their
+        replicas (arXiv 1910.02054).
+        """
+        everything = self.stage("parameters", plans)
+        experts = np.minimum(self.stage("expert_parameters", plans), everything)
+        return everything, (everything - experts) / plans.replicas + experts / plans.expert_replicas
+
+    def trainable_share(self, plans: Plans) -> Floats:
+        """Return the share of the fullest stage's parameters that have gradients, (n,): 1 except for LoRA."""
+        everything = self.stage("parameters", plans)
+        return np.asarray(1.0 - self.stage("frozen_parameters", plans) / np.maximum(everything, 1.0))
+
+    def layered_share(self, plans: Plans) -> Floats:
+        """Return the share of the fullest stage's parameters that belong to layers, (n,)."""
+        layers = self.sum(self.graph.layers, "parameters") * self.layer_share(plans, "parameters")
+        return np.asarray(np.minimum(layers / np.maximum(self.stage("parameters", plans), 1.0), 1.0))
+
+    def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
+        """Return the bytes of a weight without gradient, as a mean over the fullest stage, (n,).
+
+        Weights of layers may be quantized; all others take two bytes. Without mixed precision every weight takes four.
+        """
+        if not workload.is_mixed:
+            return np.full(len(plans), 4.0)
+        share = self.layered_share(plans)
+        quantized = frameworks.of(workload).quantized_bits / 8.0 if workload.frozen_bits < 16 else 2.0
+        return np.asarray(share * quantized + (1.0 - share) * 2.0)
+
+    def gathered_bytes(self, workload: Workload, plans: Plans) -> Floats:
+        """Return the bytes of a weight as ranks gather it, as a mean over the fullest stage, (n,)."""
+        trainable = self.trainable_share(plans)
+        return trainable * workload.weight_bytes + (1.0 - trainable) * self.frozen_bytes(workload, plans)
+
+
+def _total(blocks: Sequence[Block], column: str) -> Floats:
+    """Return a column of some blocks, added over all their repetitions, for each shard, (S,) or (1,)."""
+    return sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1))
+
+
+def shard(workload: Workload, plans: Plans) -> Sharded:
+    """Return the graph over the distinct shards of a plan table.
+
+    A stored graph is used if it holds these shards, alone or among others.
+    """
+    expert = np.minimum(plans.expert, pieces(workload.model))
+    columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
+    rows = distinct(*columns)
+    shares = [column[rows.first] for column in columns]
+    keys = list(zip(*(share.tolist() for share in shares), strict=True))
+    alike = of_any_batch(workload)
+    known = _GRAPHS.find(lambda key: key[0] == alike and all(one in key[1] for one in keys))
+    if known is None:
+        known = build(alike, Shards(*shares)), {one: place for place, one in enumerate(keys)}
+        _GRAPHS.put((alike, known[1].keys()), known)
+    graph, places = known
+    return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index])
+
+
+def of_any_batch(workload: Workload) -> Workload:
+    """Return the workload with its global batch and number of steps replaced by fixed values.
+
+    Neither changes the graph or its kernels, so that workloads which differ only in these share stored results.
+    """
+    return replace(workload, global_batch=1, steps=None)
+
+
+_Shares: TypeAlias = tuple[int, ...]
+_GRAPHS: Memo[tuple[Workload, Collection[_Shares]], tuple[Graph, dict[_Shares, int]]] = Memo(8)
+
+
+def parameters(workload: Workload) -> float:
+    """Return the number of parameters of the whole, unsplit model."""
+    whole = shard(workload, Plans.of(Plan()))
+    blocks = whole.graph.blocks
+    return float((whole.sum(blocks, "parameters") + whole.sum(blocks, "table_parameters"))[0])
+
+
+MOST_PIECES = 2**30
+"""More ranks than any job has."""
+
+
+def pieces(model: Model) -> int:
+    """Return the most ranks that expert parallelism can spread a part of the model over."""
+    return MOST_PIECES if spreads_rows(model) else max(1, int(model.extra.get("experts", 1)))
+
+
+def spreads_rows(model: Model) -> bool:
+    """Return whether the model has embedding tables or a classifier that are cut by rows.
+
+    These can be spread over any number of ranks.
+    """
+    return "spread_tables" in model.extra or "identities" in model.extra
+
+
+def reads_images(model: Model) -> bool:
+    """Return whether a sample is decoded from images or volumes.
+
+    For a traced model: whether an input has the shape (batch, 3, height, width).
+    """
+    if model.trace is not None:
+        shapes = [model.trace.shapes[name] for name in model.trace.inputs]
+        return any(len(shape) == 4 and shape[1] == 3 for shape in shapes)
+    return FAMILIES[model.family].reads_images
+
+
+def feeds_alike(model: Model) -> bool:
+    """Return whether all ranks get sequences of one length, cut from one stream of tokens.
+
+    For a traced model that is not known, and the answer is False.
+    """
+    return model.trace is None and FAMILIES[model.family].packs
+
+
+def auto(model: Model) -> str | None:
+    """Return the suffix of the `AutoModel` class of Transformers that returns the model's loss.
+
+    It is empty if no such class returns the loss, and None if Transformers builds no such model.
+    """
+    family = None if model.trace is not None else FAMILIES[model.family].auto
+    if family is None or model.auto is not None:
+        return family if model.auto is None else model.auto
+    return "" if model.towers else family
+
+
+def preset(name: str) -> Model:
+    """Return the published model named `name`.
+
+    Case, dashes, spaces and underscores do not matter, nor do the words that measured tables add: framework, data set,
+    task phase (`_QUALIFIERS`). Text in brackets counts only if a preset matches it. "... cut to 4 layers" is the same
+    model with its first four layers only.
+
+    Raises:
+        SpecError: no preset has the name; the message offers the nearest.
+    """
+    if cut := _CUT.fullmatch(name):
+        return _with_layers(preset(cut[1]), int(cut[2]))
+    table, keys = presets(), _keys(name)
+    for key in keys:
+        if key in table:
+            return table[key]
+    begun = family(name)
+    near = None if begun else _nearest(keys[-1])
+    meant = _listed(begun) if begun else table[near].name if near else ""
+    hint = f"did you mean {meant}?" if meant else "`tilecast show models` lists them"
+    raise SpecError("model.preset", f"unknown model {name!r}", hint)
+
+
+def family(name: str) -> list[str]:
+    """Return the names of the presets that begin with a name, in the order of `presets`.
+
+    If the name ends in a digit, the number must end there too. A single letter matches no preset.
+    """
+    key = _keys(name)[-1]
+    if len(key) < _LEADING:
+        return []
+    begins = re.compile(r"[^a-z\d.]*".join(map(re.escape, key)) + (r"(?!\d)" if key[-1].isdigit() else ""))
+    return list(dict.fromkeys(model.name for model in presets().values() if begins.match(model.name)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as a choice: `a`, `a or b`, `a, b or c`; of a long list the first `_LISTED` names."""
+    if len(names) > _LISTED:
+        return f"one of {', '.join(names[:_LISTED])} (`tilecast show models` lists {len(names) - _LISTED} more)"
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+@lru_cache(maxsize=256)
+def _nearest(key: str) -> str | None:
+    """Return the key of a preset that is probably meant, or None.
+
+    It is the longest key that the typed key begins with, or else one that is spelled much like it.
+    """
+    table = presets()
+    within = [known for known in table if len(known) >= _TELLING and key.startswith(known)]
+    if within:
+        return max(within, key=len)
+    alike = get_close_matches(key, table, n=3, cutoff=_CLOSE)
+    return next((known for known in alike if known[0] == key[0]), None)
+
+
+_CLOSE = 0.75
+"""Least similarity, by difflib's ratio, at which one name is taken for a misspelling of another."""
+_TELLING = 3
+"""Least length, in characters, of a key that is taken for what is meant when the typed name begins with it."""
+_LEADING = 2
+"""Least length, in characters, of a name that is taken for the beginning of a family of presets: t5, yi."""
+_LISTED = 12
+"""Most presets of a family that a message names."""
+
+
+def is_preset(name: str) -> bool:
+    """Return whether `preset` knows the name."""
+    cut = _CUT.fullmatch(name)
+    return any(key in presets() for key in _keys(cut[1] if cut else name))
+
+
+_CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECASE)
+
+
+def _with_layers(model: Model, layers: int) -> Model:
+    """Return the model with only its first layers.
+
+    Raises:
+        SpecError: it has no layers to count, or fewer.
+    """
+    if layers > model.layers:
+        problem = f"{model.name} has {model.layers or 'no'} layers, not {layers}"
+        raise SpecError(
+            "model.preset", problem, f"cut it to at most {model.layers}" if model.layers else "name it whole"
+        )
+    return replace(model, layers=layers)
+
+
+@cache
+def presets() -> Mapping[str, Model]:
+    """Return every preset by the key of its name and of each of its aliases."""
+    models: dict[str, Model] = {}
+    for file, tables in shipped.tables("tilecast.zoo", "presets").items():
+        for name, table in tables.items():
+            aliases = table.pop("aliases", [])
+            model = model_from({"name": name, **table})
+            for spelling in (name, *aliases):
+                if models.setdefault(_key(spelling), model) is not model:
+                    raise SpecError(file, f"two presets answer to {spelling!r}", "rename one")
+    return models
+
+
+_FIELDS = {item.name for item in fields(Model)}
+_DIVISORS = ("moe_every", "global_every", "shrink")
+"""Dimensions that divide others. Each is at least 1 where it is stated."""
+_PAIRS = (("text_tokens", "text_width"), ("frame_tokens", "frame_width"))
+"""Number of states that a model reads, and the width that must be stated with it."""
+
+
+def needs(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the names of the dimensions that a model of the family must state.
+
+    `pattern` lists the kinds of its layers, as in `Model.pattern`.
+    """
+    return (*FAMILIES[family].needs, *hybrid.needs(pattern))
+
+
+def model_from(table: Mapping[str, Any]) -> Model:
+    """Return a model from dimensions as a preset or a user writes them.
+
+    Keys of `table` are fields of `Model`, whose defaults are filled in; all other keys are dimensions that only the
+    family has, and go into `Model.extra`.
+
+    Raises:
+        SpecError: the family is unknown, or a dimension is missing, not positive, too large beside another, or does not
+            divide another.
+    """
+    known = {key: value for key, value in table.items() if key in _FIELDS and key != "extra"}
+    extra = {key: float(value) for key, value in table.items() if key not in _FIELDS}
+    extra.update(table.get("extra", {}))
+    family = known.get("family", "")
+    if family not in FAMILIES:
+        raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
+    for name in needs(family, tuple(known.get("pattern", ()))):
+        if not (value := known.get(name, extra.get(name, 0))) > 0:
+            raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
+    for counted, measured in _PAIRS:
+        if extra.get(counted, 0.0) > 0 and not extra.get(measured, 0.0) > 0:
+            raise SpecError(f"model.{measured}", f"must be positive beside {counted} {extra[counted]:g}", "state it")
+    words = [(name, extra[name]) for name in ("cutoff1", "cutoff2", "cutoff3") if name in extra]
+    for (_, fewer), (name, more) in pairwise([*words, ("vocab", float(known.get("vocab", 0)))]):
+        if more <= fewer:
+            raise SpecError(f"model.{name}", f"{more:g} is not above {fewer:g}", "let cutoffs ascend to the vocabulary")
+    for name in _DIVISORS:
+        if extra.get(name, 1.0) < 1:
+            raise SpecError(
+                f"model.{name}", f"must be positive, got {extra[name]:g}", "state one or more, or leave it out"
+            )
+    experts, chosen = extra.get("experts", 0.0), extra.get("top_k", 1.0)
+    if experts > 0 and not 1 <= chosen <= experts:
+        raise SpecError(
+            "model.top_k", f"{chosen:g} is not from 1 to the {experts:g} experts", "choose a number in between"
+        )
+    if (dense := extra.get("first_dense", 0.0)) > (depth := known.get("layers", 0)):
+        raise SpecError("model.first_dense", f"{dense:g} is more than the {depth} layers", "choose at most the layers")
+    if "hidden" not in known:
+        return Model(**{**known, "extra": extra})
+    known.setdefault("kv_heads", known["heads"])
+    if "head_dim" not in known:
+        if known["hidden"] % known["heads"]:
+            raise SpecError(
+                "model.heads",
+                f"hidden {known['hidden']} is not divisible by heads {known['heads']}",
+                "choose a divisor or state headDim",
+            )
+        known["head_dim"] = known["hidden"] // known["heads"]
+    if known["head_dim"] < 1:
+        raise SpecError("model.headDim", f"must be positive, got {known['head_dim']}", "state it, or leave it out")
+    if known["kv_heads"] < 1 or known["heads"] % known["kv_heads"]:
+        raise SpecError(
+            "model.kvHeads", f"heads {known['heads']} is not divisible by {known['kv_heads']}", "choose a divisor"
+        )
+    known.setdefault("ffn_hidden", 4 * known["hidden"])
+    return Model(**{**known, "extra": extra})
+
+
+_QUALIFIERS = re.compile(
+    r"""\b(?:
+      pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | mindspore | paddle | jax | elasticflow | adaptdl | mlperf
+    | oneflow | gluon-?(?:cv|nlp) | ngc | d2 | detectron2 | [139]x(?:-(?:syncbn|cls-agnostic))?$
+    | hf | instruct | chat | cased | uncased
+    | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
+    | librispeech | ljspeech
+    | pre-?training | pretrain | fine-?tuning | q?lora | noclip | phase-?[12] | phase | fpn
+    )\b""",
+    re.VERBOSE,
+)
+"""Words in a model's name that change nothing in what is computed for a sample."""
+_SYNONYMS = ((r"(?<=\d)-?v1(?:\.5|b)\b", ""), (r"squad-?v?[12]\.[01]", "squad"), (r"cifar-?100?\b", "cifar"))
+"""Spellings that mean the same, and what replaces them. The usual ResNet is "v1.5" or "v1b"; the number of CIFAR's
+classes is negligible beside the rest of a model."""
+
+
+def _keys(name: str) -> tuple[str, str]:
+    """Return the keys of a name with the text in brackets, and without it."""
+    return _key(name), _key(re.sub(r"\(.*?\)", "", name))
+
+
+def _key(name: str) -> str:
+    """Return a name as the table of presets spells it.
+
+    Owner, qualifying words, and everything but letters, digits and dots are removed.
+    """
+    key = re.sub(r"[\s_]+", "-", re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()))
+    for pattern, word in _SYNONYMS:
+        key = re.sub(pattern, word, key)
+    return "".join(ch for ch in _QUALIFIERS.sub("", key) if ch.isalnum() or ch == ".")

@@ -1,0 +1,66 @@
+"""LoRA's adapters on one rank, and the base weights under them that are quantized to four bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+
+from tilecast import frameworks
+from tilecast.graph import KernelTable, Op
+from tilecast.spec import Floats, Workload
+from tilecast.zoo import layers
+from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import PHASES, Linear, Part
+
+
+def dequantized(workload: Workload, parts: Sequence[Part], calls: Floats) -> list[Op]:
+    """Return the operators that dequantize weights before the products that read them.
+
+    A quantized weight is written in 16 bits before the forward product and again before the product for the gradient of
+    its input (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). A rank writes
+    all experts that it holds; their two products take `calls` kernels each.
+    """
+    numerics, bits = Numerics.of(workload), frameworks.of(workload).quantized_bits
+    moved = {"read_bytes": bits / 8, "written_bytes": numerics.element}
+    weights = [(item.name, item.inputs * item.outputs, np.ones(1)) for part in parts for item in part.linears]
+    weights += [("experts", part.expert_parameters, 2 * calls) for part in parts if part.expert_parameters.any()]
+    return [
+        Op(
+            f"{name}.dequantize",
+            KernelTable.of("elementwise", numerics.vector, elements=elements, **moved),
+            phase,
+            launches=launches,
+        )
+        for name, elements, launches in weights
+        for phase in (PHASES if workload.training else PHASES[:1])
+    ]
+
+
+def largest_quantized(parts: Sequence[Part], calls: Floats) -> Floats:
+    """Return the elements of the largest weight that is written in 16 bits at once, (S,).
+
+    MatMul4Bit calls dequantize_4bit on the weight of its one product, forward and backward, and keeps nothing of it;
+    LinearNF4 does the same.
+    """
+    sizes = [item.inputs * item.outputs / item.modules for part in parts for item in part.linears]
+    experts = [part.expert_parameters / (2 * calls) for part in parts]
+    return np.asarray(reduce(np.maximum, [*sizes, *experts], np.zeros(1)))
+
+
+def adapter_products(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
+    """Return the operators of the LoRA adapters, and their parameters, (S,).
+
+    Each dense layer of attention and MLP gets a down- and an up-projection of small rank (arXiv 2106.09685, section
+    4.1). Routers and routed experts get none.
+    """
+    numerics, rank = Numerics.of(workload), float(workload.lora_rank)
+    ops: list[Op] = []
+    parameters = np.zeros(1)
+    for item in linears:
+        ops += layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank, trainable=True)
+        ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs, trainable=True)
+        ops += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * item.outputs, reads=2.0)
+        parameters = parameters + rank * (item.inputs + item.outputs)
+    return ops, parameters

@@ -1,0 +1,176 @@
+"""MobileNet v2 and v3, EfficientNet v1 and v2: inverted residuals of depthwise convolutions.
+
+Sources: Sandler et al., arXiv 1801.04381 (table 2); Howard et al., arXiv 1905.02244 (tables 1 and 2); Tan and Le,
+arXiv 1905.11946 (table 1) and arXiv 2104.00298 (table 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilecast.zoo.cnn.tensor import Size
+from tilecast.zoo.cnn.walk import Walk
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A run of `repeat` equal blocks with `out` output channels.
+
+    `stride` is that of the first block, `expansion` the factor from input to inner channels, `excite` the reduction of
+    squeeze-and-excitation (0 for none). A `fused` block has one full convolution in place of the expansion and the
+    depthwise convolution (EfficientNet v2).
+    """
+
+    repeat: int
+    out: int
+    kernel: int
+    stride: int
+    expansion: float
+    excite: int = 0
+    activation: str = "silu"
+    fused: bool = False
+
+
+_MOBILENET_V2 = tuple(
+    _Stage(repeat, out, 3, stride, expansion, activation="relu")
+    for expansion, out, repeat, stride in (
+        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+    )
+)  # fmt: skip
+
+# Kernel, expanded channels, output channels, squeeze-and-excitation, activation, stride.
+_Row = tuple[int, int, int, int, str, int]
+_MOBILENET_V3_LARGE: tuple[_Row, ...] = (
+    (3, 16, 16, 0, "relu", 1), (3, 64, 24, 0, "relu", 2), (3, 72, 24, 0, "relu", 1), (5, 72, 40, 1, "relu", 2),
+    (5, 120, 40, 1, "relu", 1), (5, 120, 40, 1, "relu", 1), (3, 240, 80, 0, "hard-swish", 2),
+    (3, 200, 80, 0, "hard-swish", 1), (3, 184, 80, 0, "hard-swish", 1), (3, 184, 80, 0, "hard-swish", 1),
+    (3, 480, 112, 1, "hard-swish", 1), (3, 672, 112, 1, "hard-swish", 1), (5, 672, 160, 1, "hard-swish", 2),
+    (5, 960, 160, 1, "hard-swish", 1), (5, 960, 160, 1, "hard-swish", 1),
+)  # fmt: skip
+_MOBILENET_V3_SMALL: tuple[_Row, ...] = (
+    (3, 16, 16, 1, "relu", 2), (3, 72, 24, 0, "relu", 2), (3, 88, 24, 0, "relu", 1), (5, 96, 40, 1, "hard-swish", 2),
+    (5, 240, 40, 1, "hard-swish", 1), (5, 240, 40, 1, "hard-swish", 1), (5, 120, 48, 1, "hard-swish", 1),
+    (5, 144, 48, 1, "hard-swish", 1), (5, 288, 96, 1, "hard-swish", 2), (5, 576, 96, 1, "hard-swish", 1),
+    (5, 576, 96, 1, "hard-swish", 1),
+)  # fmt: skip
+
+_EFFICIENTNET = tuple(
+    _Stage(repeat, out, kernel, stride, expansion, excite=4)
+    for repeat, out, kernel, stride, expansion in (
+        (1, 16, 3, 1, 1), (2, 24, 3, 2, 6), (2, 40, 5, 2, 6), (3, 80, 3, 2, 6), (3, 112, 5, 1, 6), (4, 192, 5, 2, 6),
+        (1, 320, 3, 1, 6),
+    )
+)  # fmt: skip
+
+
+def _v2(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
+    """Return stages of EfficientNet v2 from (repeat, channels, stride, expansion) each; the first three are fused."""
+    return tuple(
+        _Stage(repeat, out, 3, stride, expansion, excite=0 if index < 3 else 4, fused=index < 3)
+        for index, (repeat, out, stride, expansion) in enumerate(stages)
+    )
+
+
+_EFFICIENTNET_V2: Mapping[int, tuple[_Stage, ...]] = {
+    24: _v2((2, 24, 1, 1), (4, 48, 2, 4), (4, 64, 2, 4), (6, 128, 2, 4), (9, 160, 1, 6), (15, 256, 2, 6)),
+    54: _v2(
+        (3, 24, 1, 1), (5, 48, 2, 4), (5, 80, 2, 4), (7, 160, 2, 4), (14, 176, 1, 6), (18, 304, 2, 6), (5, 512, 1, 6)
+    ),
+    119: _v2(
+        (4, 32, 1, 1), (7, 64, 2, 4), (7, 96, 2, 4), (10, 192, 2, 4), (19, 224, 1, 6), (25, 384, 2, 6), (7, 640, 1, 6)
+    ),
+}
+"""Stages of the three published sizes, keyed by their parameters in millions."""
+
+
+def mobilenet_v2(walk: Walk, extra: Mapping[str, float]) -> None:
+    """Write MobileNet v2 of width 1."""
+    walk.unit(32, 3, 2)
+    _stages(walk, _MOBILENET_V2, wide=False)
+    walk.unit(1280, 1)
+    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+
+
+def mobilenet_v3(walk: Walk, extra: Mapping[str, float]) -> None:
+    """Write MobileNet v3, small or `large`: a table of blocks, and one more dense layer at the end."""
+    large = bool(extra.get("large"))
+    walk.unit(16, 3, 2, activation="hard-swish")
+    for kernel, inner, out, excite, activation, stride in _MOBILENET_V3_LARGE if large else _MOBILENET_V3_SMALL:
+        entry = walk.shape
+        if inner != walk.channels:
+            walk.unit(inner, 1, activation=activation)
+        walk.unit(inner, kernel, stride, groups=inner, activation=activation)
+        if excite:
+            walk.excite(rounded(inner / 4))
+        walk.unit(out, 1, activation="none")
+        if walk.shape == entry:
+            walk.add()
+    walk.unit(6 * walk.channels, 1, activation="hard-swish")
+    walk.mean()
+    walk.dense(1280 if large else 1024)
+    walk.activate("hard-swish")
+    walk.dropout()
+    walk.dense(int(extra.get("classes", 1000)))
+    walk.loss()
+
+
+def efficientnet(walk: Walk, extra: Mapping[str, float]) -> None:
+    """Write EfficientNet v1: the table of B0 with channels times `width` and repetitions times `depth`.
+
+    Squeeze-and-excitation has a quarter of a block's input channels, or of its inner channels with `wide_excite`.
+    """
+    efficientnet_levels(walk, extra)
+    walk.unit(rounded(1280 * extra["width"]), 1, activation="silu")
+    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+
+
+def efficientnet_levels(walk: Walk, extra: Mapping[str, float]) -> list[tuple[int, Size]]:
+    """Write the stem and the stages of EfficientNet v1, and return the shape of each stage's output."""
+    width, depth = extra["width"], extra["depth"]
+    walk.unit(rounded(32 * width), 3, 2, activation="silu")
+    shapes = []
+    for stage in _EFFICIENTNET:
+        repeat, out = math.ceil(stage.repeat * depth), rounded(stage.out * width)
+        _stages(walk, [replace(stage, repeat=repeat, out=out)], wide=bool(extra.get("wide_excite")))
+        shapes.append(walk.shape)
+    return shapes
+
+
+def efficientnet_v2(walk: Walk, extra: Mapping[str, float]) -> None:
+    """Write EfficientNet v2 of `millions` of parameters: S (24), M (54) or L (119)."""
+    stages = _EFFICIENTNET_V2[int(extra["millions"])]
+    walk.unit(stages[0].out, 3, 2, activation="silu")
+    _stages(walk, stages, wide=False)
+    walk.unit(1280, 1, activation="silu")
+    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+
+
+def rounded(channels: float, divisor: int = 8) -> int:
+    """Return the nearest multiple of `divisor`, or the next one if that is less than 90 % of `channels`."""
+    near = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return near if near >= 0.9 * channels else near + divisor
+
+
+def _stages(walk: Walk, stages: Sequence[_Stage], *, wide: bool) -> None:
+    for stage in stages:
+        for index in range(stage.repeat):
+            _inverted_residual(walk, stage, stage.stride if index == 0 else 1, wide)
+
+
+def _inverted_residual(walk: Walk, stage: _Stage, stride: int, wide: bool) -> None:
+    entry = walk.shape
+    inner = int(entry[0] * stage.expansion)
+    if stage.fused:
+        walk.unit(inner if stage.expansion > 1 else stage.out, stage.kernel, stride, activation=stage.activation)
+    else:
+        if inner != entry[0]:
+            walk.unit(inner, 1, activation=stage.activation)
+        walk.unit(inner, stage.kernel, stride, groups=inner, activation=stage.activation)
+    if stage.excite:
+        walk.excite(max(1, (inner if wide else entry[0]) // stage.excite), stage.activation)
+    if not stage.fused or stage.expansion > 1:
+        walk.unit(stage.out, 1, activation="none")
+    if walk.shape == entry:
+        walk.add()

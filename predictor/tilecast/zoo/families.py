@@ -1,0 +1,122 @@
+"""Every family of models: the function that builds its graph, and the facts that other modules need about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tilecast.graph import Graph, Shards
+from tilecast.spec import CHECKPOINTING, Checkpointing, Workload
+from tilecast.zoo import (
+    albert,
+    cnn,
+    deepseek,
+    diffusion,
+    electra,
+    flux,
+    hybrid,
+    ncf,
+    recommender,
+    relative,
+    sam,
+    speech,
+    towers,
+    transformer,
+    transformer_xl,
+    vision,
+)
+
+Builder = Callable[[Workload, Shards], Graph]
+
+_TRANSFORMER = ("layers", "hidden", "heads", "vocab")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Facts about all models of a family."""
+
+    build: Builder
+    needs: tuple[str, ...] = _TRANSFORMER
+    """Dimensions that a model must state."""
+    adapts: bool = False
+    """Whether LoRA can train it."""
+    splits_sequence: bool = False
+    """Whether the queries and keys of each layer belong to one sequence, which context-parallel ranks can share."""
+    has_stages: bool = True
+    """Whether a pipeline can cut its layers into stages."""
+    reads_images: bool = False
+    """Whether a sample is decoded from images."""
+    packs: bool = False
+    """Whether samples are cut from one stream of tokens, so that all ranks get sequences of one length."""
+    recomputes: tuple[Checkpointing, ...] = CHECKPOINTING
+    """Recomputation modes that save memory."""
+    auto: str | None = ""
+    """Suffix of the `AutoModel` class of Transformers that returns the priced loss. It is empty where none does, and
+    None where Transformers builds no such model."""
+    blocks: tuple[str, ...] = ("layers",)
+    """Names of the attributes in which a model holds its lists of layers."""
+
+
+_IMAGES = "ForImageClassification"
+_NETWORKS = {
+    **dict.fromkeys(("resnet", "convnext", "efficientnet", "mobilenet-v2"), _IMAGES),
+    "segformer": "ForSemanticSegmentation",
+    "detr": "ForObjectDetection",
+    "wav2vec2": "ForPreTraining",
+}
+"""Suffix of the `AutoModel` class, for the networks that Transformers builds."""
+_DECODER = Family(transformer.build, adapts=True, splits_sequence=True, packs=True, auto="ForCausalLM")
+_DIFFUSION = Family(
+    diffusion.build, diffusion.NEEDS, recomputes=("none", "full"), auto=None, blocks=("transformer_blocks",)
+)
+"""The names in `blocks` are those of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py,
+cogvideox_transformer_3d.py, transformer_flux.py, transformer_sd3.py, transformer_wan.py."""
+_NETWORK = Family(cnn.build, recomputes=("none",), auto=None)
+
+FAMILIES: Mapping[str, Family] = {
+    "decoder": _DECODER,
+    "encoder": replace(_DECODER, packs=False, auto="ForMaskedLM"),
+    "moe": replace(_DECODER, needs=(*_TRANSFORMER, "experts")),
+    "encdec": replace(
+        _DECODER,
+        build=transformer.build_encoder_decoder,
+        splits_sequence=False,
+        has_stages=False,
+        auto="ForSeq2SeqLM",
+    ),
+    "deepseek": replace(_DECODER, build=deepseek.build, needs=(*_TRANSFORMER, "latent", "rotary_dim", "value_dim")),
+    "hybrid": Family(hybrid.build, adapts=True, packs=True, auto="ForCausalLM"),
+    "transformer-xl": Family(transformer_xl.build, (*_TRANSFORMER, "memory_length"), packs=True),
+    "albert": Family(albert.build, auto="ForMaskedLM"),
+    "electra": Family(electra.build, (*_TRANSFORMER, "generator_hidden")),
+    "relative-encoder": Family(relative.build),
+    "vit": Family(vision.build, ("layers", "hidden", "heads", "image", "patch"), reads_images=True, auto=_IMAGES),
+    "swin": Family(
+        vision.build_swin,
+        ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
+        reads_images=True,
+        auto=_IMAGES,
+    ),
+    "sam": Family(sam.build, ("layers", "hidden", "heads", "image", "patch", "window"), reads_images=True),
+    "query-encoder": Family(towers.build_queries, ("layers", "hidden", "heads")),
+    "speech-encoder": Family(speech.build, ("layers", "hidden", "heads", "frames", "bands")),
+    "speech-encdec": Family(speech.build_encoder_decoder, (*_TRANSFORMER, "frames", "bands"), auto="ForSpeechSeq2Seq"),
+    "flux": replace(
+        _DIFFUSION, build=flux.build, needs=flux.NEEDS, blocks=("transformer_blocks", "single_transformer_blocks")
+    ),
+    "sd3": replace(_DIFFUSION, build=flux.build, needs=flux.NEEDS),
+    "diffusion-transformer": _DIFFUSION,
+    "wan": replace(_DIFFUSION, blocks=("blocks",)),
+    "ncf": replace(_NETWORK, build=ncf.build, needs=("users", "items", "factors", "dense1", "dense2", "dense3")),
+    **{
+        name: replace(_NETWORK, build=recommender.build, needs=recommender.needs(name)) for name in recommender.NETWORKS
+    },
+    **{
+        name: replace(_NETWORK, needs=("image", *network.needs), reads_images=network.images, auto=_NETWORKS.get(name))
+        for name, network in cnn.NETWORKS.items()
+    },
+}
+"""Every family by name."""
+
+ADAPTED = tuple(name for name, family in FAMILIES.items() if family.adapts)
+"""Families that LoRA can train."""

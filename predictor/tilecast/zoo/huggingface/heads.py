@@ -1,0 +1,80 @@
+"""The head that a config requests: what its class computes after the last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilecast.spec import Model
+from tilecast.zoo.families import FAMILIES
+
+_CLASSES = 2
+"""Classes of a classifier whose config does not list them; transformers writes only numbers other than two."""
+_ENCODERS = ("encoder", "albert", "relative-encoder")
+_IMAGES = ("vit", "swin", "convnext", "segformer", "resnet", "efficientnet", "mobilenet-v2")
+
+
+def task(config: Mapping[str, Any]) -> str:
+    """Return the first of the config's `architectures`, or an empty string."""
+    listed = config.get("architectures")
+    named = str(listed[0]) if isinstance(listed, Sequence) and not isinstance(listed, str) and listed else ""
+    return _OTHERWISE.get(named, named)
+
+
+_OTHERWISE = {"NomicBertForPreTraining": "NomicBertForMaskedLM"}
+"""Class of transformers that computes the same, by class of a model's own code."""
+
+
+def _labels(config: Mapping[str, Any]) -> int:
+    """Return how many labels a config lists or counts, or 0."""
+    labels, number = config.get("id2label"), config.get("num_labels")
+    if isinstance(labels, Mapping):
+        return len(labels)
+    return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number <= _MOST else 0
+
+
+_MOST = 2**20
+"""Most labels of a classifier."""
+
+
+def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, float]:
+    """Return the dimensions of the head that the first of the config's `architectures` computes.
+
+    `table` holds the other dimensions. Heads score every token, also those that training of a masked language model
+    does not need.
+    """
+    family, named = table["family"], task(config)
+    stated = _labels(config)
+    classes = float(stated or _CLASSES)
+    if "classes" in table:
+        return {}
+    if family in _IMAGES or (family == "detr" and stated):
+        return {"classes": classes}
+    if named.endswith(("ForSequenceClassification", "ForImageClassification")):
+        return {"classes": classes, "pooler": float(family in _ENCODERS)}
+    if named.endswith("ForTokenClassification"):
+        return {"head_vocab": classes}
+    if named.endswith("ForQuestionAnswering"):
+        return {"head_vocab": 2.0}
+    if family in _ENCODERS:
+        return {"head_transform": 1.0, "pooler": float(named.endswith("ForPreTraining"))}
+    return {}
+
+
+_OF_TEXT = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_TASKS = {**dict.fromkeys(_ENCODERS, (*_OF_TEXT, "ForPreTraining")), "wav2vec2": ("ForCTC",)}
+"""Heads, by family, whose class replaces the usual one of a type where a config names it. Other families have those of
+`_OF_TEXT`."""
+
+
+def auto(config: Mapping[str, Any], model: Model, usual: str | None) -> str | None:
+    """Return the suffix of the `AutoModel` class with the head of a config's first architecture.
+
+    It is the `usual` one of the config's type (None: that of the family) if the architecture names no other head of
+    `_TASKS`, or if the type has no such class. It is empty for models that train on a teacher's answers.
+    """
+    if not (FAMILIES[model.family].auto if usual is None else usual):
+        return usual
+    if task(config).endswith("WithTeacher"):
+        return ""
+    return next((head for head in _TASKS.get(model.family, _OF_TEXT) if task(config).endswith(head)), usual)

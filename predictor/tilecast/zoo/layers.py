@@ -1,0 +1,507 @@
+"""Building blocks of all model families: functions that return the operators of one part of a layer.
+
+The operators are those of the forward and the backward pass. Shapes follow the legend of `tilecast.spec`; every
+dimension may be a column over shards, (S,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast.frameworks import Composed
+from tilecast.graph import KernelTable, Op, Phase
+from tilecast.spec import Floats, PassName
+from tilecast.zoo.numerics import Numerics
+
+
+def linear(
+    name: str,
+    numerics: Numerics,
+    tokens: Floats,
+    inputs: Floats | float,
+    outputs: Floats | float,
+    *,
+    bias: bool = False,
+    trainable: bool | None = None,
+    input_gradient: bool = True,
+    cast: tuple[Floats | float, Floats | float] = (1.0, 1.0),
+) -> list[Op]:
+    """Return the operators of a dense layer: Y[tokens, outputs] = X[tokens, inputs] W.
+
+    Backward is two GEMMs of the same FLOPs, for the gradients of X and of W, plus a reduction over tokens for the bias.
+
+    Args:
+        name: beginning of the operators' names.
+        numerics: how tensors are stored and kernels are fused.
+        tokens: rows of X.
+        inputs: columns of X.
+        outputs: columns of Y.
+        bias: whether there is a bias.
+        trainable: whether the weight has a gradient; by default it has one unless the job's weights are frozen.
+        input_gradient: whether X has a gradient.
+        cast: shares of the input and of the output's gradient that are quantized here in FP8. They are below 1 where a
+            norm writes its output in FP8, or where tensor-parallel ranks gather what each has cast.
+    """
+
+    def gemm(
+        label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase, *, adds: bool = False
+    ) -> Op:
+        sizes = {"batch": 1.0, "m": m, "n": n, "k": k, "accumulated": float(adds)}
+        return Op(f"{name}{label}", KernelTable.of("gemm", numerics.matrix, **sizes), phase)
+
+    ops = quantized(name, numerics, tokens * inputs * cast[0], "forward")
+    ops.append(gemm("", tokens, outputs, inputs, "forward"))
+    if not numerics.training:
+        return ops
+    ops += quantized(f"{name}.gradient", numerics, tokens * outputs * cast[1], "backward")
+    if input_gradient:
+        ops.append(gemm(".input-gradient", tokens, inputs, outputs, "backward"))
+    if not numerics.frozen if trainable is None else trainable:
+        ops.append(gemm(".weight-gradient", outputs, inputs, tokens, "backward", adds=numerics.accumulates))
+        if bias:
+            ops += elementwise(f"{name}.bias-gradient", numerics, tokens * outputs, 1, 0, phase="backward")
+    return ops
+
+
+def products(
+    name: str,
+    numerics: Numerics,
+    batch: Floats | float,
+    *shapes: tuple[str, Floats | float, Floats | float, Floats | float],
+    selective: bool = True,
+) -> list[Op]:
+    """Return the operators of `batch` products of matrices [m, k] and [k, n] for each of `shapes`.
+
+    A shape is (label, m, n, k). The first one is the forward pass, which selective recomputation runs again if
+    `selective`; the others are its gradients.
+    """
+    return [
+        Op(
+            f"{name}{label}",
+            KernelTable.of("gemm", numerics.matrix, batch=batch, m=m, n=n, k=k),
+            "backward" if place else "forward",
+            selective=selective and not place,
+        )
+        for place, (label, m, n, k) in enumerate(shapes if numerics.training else shapes[:1])
+    ]
+
+
+def rowwise(
+    name: str, numerics: Numerics, kind: str, rows: Floats, cols: Floats | float, *, launches: float = 1.0
+) -> list[Op]:
+    """Return a kernel over rows of `cols` elements, and its gradient, which is launched as `launches` kernels."""
+    ops = [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
+    if numerics.training:
+        backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
+        ops.append(Op(f"{name}.gradient", backward, "backward", launches=launches))
+    return ops
+
+
+def quantized(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
+    """Return the cast of an operand to FP8, if products run in FP8.
+
+    Per element 16 bits are read. Training writes two copies, by rows for this product and by columns for the gradient
+    (Transformer Engine, pytorch/tensor/float8_tensor.py and mxfp8_tensor.py: rowwise and columnwise usage; torchao,
+    float8/float8_linear.py casts both operands).
+    """
+    if numerics.matrix != "fp8" or not np.any(elements):
+        return []
+    copies = 1.0 if numerics.training else 0.5
+    return elementwise(f"{name}.quantize", numerics, elements, 1.0, copies, phase=phase)
+
+
+def elementwise(
+    name: str,
+    numerics: Numerics,
+    elements: Floats,
+    reads: Floats | float,
+    writes: Floats | float,
+    *,
+    mask_bytes: float = 0.0,
+    phase: Phase = "forward",
+    launches: Floats | float = 1.0,
+    count: float = 1.0,
+) -> list[Op]:
+    """Return a kernel over `elements` that reads `reads` tensors and writes `writes` tensors.
+
+    The tensors have the type of activations. A dropout mask adds `mask_bytes` per element, which the forward pass draws
+    and writes, and the backward pass reads.
+    """
+    table = KernelTable.of(
+        "elementwise",
+        numerics.vector,
+        elements=elements,
+        read_bytes=reads * numerics.element + (mask_bytes if phase == "backward" else 0.0),
+        written_bytes=writes * numerics.element + (mask_bytes if phase == "forward" else 0.0),
+        drawn=float(mask_bytes > 0 and phase == "forward"),
+    )
+    return [Op(name, table, phase, count=count, launches=launches)]
+
+
+def convolution(
+    name: str,
+    numerics: Numerics,
+    dims: Mapping[str, Floats | float],
+    *,
+    transposed: bool = False,
+    trainable: bool = True,
+    input_gradient: bool = True,
+) -> list[Op]:
+    """Return the operators of a convolution: forward, gradients, and copies of layout where its kernels need them.
+
+    `dims` are the dimensions of kind `conv` except its direction. The forward pass of a transposed convolution is the
+    input gradient of the plain one, and the reverse.
+    """
+    ops = fused_away("layout", _layout_copies(name, numerics, dims, input_gradient + trainable))
+    kind = "direct_conv" if _lacks_tensor_kernel(numerics, dims) else "conv"
+
+    def add(label: str, direction: float, phase: Phase) -> None:
+        table = KernelTable.of(kind, numerics.matrix, **dims, direction=direction)
+        ops.append(Op(f"{name}{label}", table, phase))
+
+    add("", 1.0 if transposed else 0.0, "forward")
+    if numerics.training:
+        if input_gradient:
+            add(".input-gradient", 0.0 if transposed else 1.0, "backward")
+        if trainable:
+            add(".weight-gradient", 2.0, "backward")
+    return ops
+
+
+WORD = 8
+"""Channels of 16 bits that tensor cores read at once. Tensors whose channels are no multiple of it are copied to padded
+ones."""
+FIRST_CHANNELS = 4
+"""Images of at most this many channels have special kernels that read them without padding."""
+TUNED_GROUPS = 32
+"""Grouped convolutions over channels-last images have tensor-core kernels if the number of groups is a multiple of
+this, as in ResNeXt; others run on the CUDA cores."""
+
+
+def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Floats | float], gradients: int) -> list[Op]:
+    """Return the copies around a convolution on tensor cores.
+
+    Its kernels read and write channels last and whole words. Each of them is one call of the library, which copies what
+    it reads and what it writes. Depthwise convolutions do not run on tensor cores and need no copies.
+    """
+    if numerics.matrix == "fp32" or _is_depthwise(dims):
+        return []
+    inputs = dims["batch"] * dims["c_in"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
+    outputs = dims["batch"] * dims["c_out"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
+    padded = [np.all(np.asarray(dims[side]) % WORD > 0) for side in ("c_in", "c_out")]
+    if np.all(np.asarray(dims["c_in"]) <= FIRST_CHANNELS):
+        padded[0] = np.False_
+    if not numerics.channels_last:
+        padded = [np.True_, np.True_]
+    if not any(padded):
+        return []
+    moved = np.asarray(inputs * float(padded[0]) + outputs * float(padded[1]))
+    copies = elementwise(f"{name}.layout", numerics, moved, 1.0, 1.0, launches=0.0)
+    if numerics.training and gradients:
+        gradient = f"{name}.layout.gradient"
+        copies += elementwise(
+            gradient, numerics, moved, 1.0, 1.0, phase="backward", launches=0.0, count=float(gradients)
+        )
+    return copies
+
+
+def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Floats | float]) -> bool:
+    groups = np.asarray(dims["groups"])
+    is_grouped = bool(np.all(groups > 1)) and not _is_depthwise(dims)
+    return numerics.matrix != "fp32" and numerics.channels_last and is_grouped and bool(np.all(groups % TUNED_GROUPS))
+
+
+def _is_depthwise(dims: Mapping[str, Floats | float]) -> bool:
+    groups = np.asarray(dims["groups"])
+    return bool(np.all(groups > 1)) and bool(np.all(groups == np.asarray(dims["c_in"])))
+
+
+def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool = True) -> list[Op]:
+    """Return batch, instance or group norm of images, or of volumes if not `flat`.
+
+    One pass computes the statistics and one normalises; backward likewise.
+    """
+    ops = pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
+    return ops if flat else _as_chain(name, numerics, elements, "channelnorm", "norm", ops)
+
+
+def pool(name: str, numerics: Numerics, before: Floats, ratio: Floats | float) -> list[Op]:
+    """Return maximum or mean pooling over `before` elements, of which the share `ratio` remains."""
+    ops = elementwise(name, numerics, before, 1.0, ratio)
+    if numerics.training:
+        ops += elementwise(f"{name}.gradient", numerics, before, 2 * ratio, 1.0, phase="backward")
+    return ops
+
+
+def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool) -> list[Op]:
+    """Return layer norm or RMS norm over rows of `cols` elements.
+
+    Backward is two kernels: one for the gradient of the input, and the reduction for weight and bias.
+    """
+    kind: Composed = "rmsnorm" if rms else "layernorm"
+    ops = []
+    if numerics.autocast:
+        casts = pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
+        ops += fused_away("norm", casts)
+    ops += rowwise(name, numerics, kind, rows, cols, launches=2.0)
+    return _as_chain(name, numerics, rows * cols, kind, "norm", ops)
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """An operator written as element-wise kernels: tensors read, tensors written, and kernels of each pass."""
+
+    forward: tuple[float, float, int]
+    backward: tuple[float, float, int]
+    wide: bool
+    """Whether mixed precision runs it in FP32, as it does powers and sums."""
+
+
+_GELU = Composition((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
+CHAINS: Mapping[Composed, Composition] = {
+    "rmsnorm": Composition((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
+    "layernorm": Composition((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "channelnorm": Composition((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "gelu": _GELU,
+    "tanh-gelu": _GELU,
+    "dropout": Composition((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
+}
+"""Operators that a framework may compose of element-wise kernels, counted from the formulas and their derivatives.
+
+Layer and channel norm: mean, squared difference, its mean, product, sum (TensorFlow, nn_impl.py: moments,
+batch_normalization). RMS norm: conversion, square, mean, product, conversion, product with the weight (Hugging Face,
+LlamaRMSNorm). GELU in its tanh form: power, product, sum, product, tanh, sum, product, product. Dropout: draw in FP32,
+compare, convert, scale, multiply.
+"""
+
+
+def _as_chain(
+    name: str, numerics: Numerics, elements: Floats, kind: Composed, fusing: PassName, whole: list[Op]
+) -> list[Op]:
+    """Return an operator as the chain of kernels that its framework composes.
+
+    The fusion pass `fusing` replaces the chain with `whole`. `whole` is also the answer where the framework does not
+    compose the operator.
+    """
+    if kind not in numerics.composed:
+        return whole
+    chain = CHAINS[kind]
+    inside = replace(numerics, vector="fp32", element=4.0) if chain.wide else numerics
+    ops = []
+    passes: tuple[tuple[Phase, tuple[float, float, int]], ...] = (
+        ("forward", chain.forward),
+        ("backward", chain.backward),
+    )
+    for phase, (reads, writes, kernels) in passes:
+        if phase == "forward" or numerics.training:
+            label = name if phase == "forward" else f"{name}.gradient"
+            each = reads / kernels, writes / kernels
+            ops += elementwise(label, inside, elements, *each, phase=phase, count=float(kernels))
+    return fused_into(fusing, ops, whole)
+
+
+def pointwise(
+    name: str,
+    numerics: Numerics,
+    elements: Floats,
+    *,
+    reads: Floats | float = 1.0,
+    writes: Floats | float = 1.0,
+    mask_bytes: float = 0.0,
+    kernels: int = 1,
+    absorbed: bool = True,
+    backward: tuple[Floats | float, Floats | float] = (2.0, 1.0),
+    kind: Composed | None = None,
+) -> list[Op]:
+    """Return an activation, dropout, residual sum or the like, forward and backward.
+
+    Eager code runs `kernels` kernels for it, each a full pass over memory; of a chain that fusion absorbs (`absorbed`)
+    one kernel remains. `kind` names the operator if a framework may compose it (`CHAINS`).
+    """
+    ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes)
+    if numerics.training:
+        ops += elementwise(f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward")
+    eager = [replace(op, count=float(kernels)) for op in ops]
+    if kind is not None and kind in numerics.composed:
+        return _as_chain(name, numerics, elements, kind, "elementwise", ops)
+    return fused_into("elementwise", eager, ops) if absorbed and kernels > 1 else eager
+
+
+def attention(
+    name: str,
+    numerics: Numerics,
+    *,
+    batch: Floats,
+    heads: Floats,
+    kv_heads: Floats,
+    seq_q: Floats,
+    seq_kv: Floats,
+    head_dim: float,
+    causal: bool,
+    dropout: bool,
+    value_dim: float | None = None,
+    biased: bool = False,
+    wide_softmax: bool = False,
+) -> list[Op]:
+    """Return scaled dot-product attention as one fused kernel, or unfused.
+
+    Unfused attention is two batched GEMMs around scale, mask, softmax and dropout over the score matrix of batch x
+    heads x seq_q x seq_kv elements.
+
+    Args:
+        name: beginning of the operators' names.
+        numerics: how tensors are stored, and whether attention is fused (`flash`).
+        batch: sequences.
+        heads: heads of the queries.
+        kv_heads: heads of the keys and values.
+        seq_q: queries of a sequence.
+        seq_kv: keys of a sequence.
+        head_dim: width of a query and a key.
+        causal: whether a causal mask applies.
+        dropout: whether scores are dropped out in training.
+        value_dim: width of a value where it is not `head_dim`.
+        biased: whether a trained table of biases is added to the scores.
+        wide_softmax: whether the softmax is in FP32, and its result is cast to 16 bits for the second product.
+    """
+    values = head_dim if value_dim is None else value_dim
+    if numerics.flash:
+        dims: dict[str, Floats | float] = {
+            "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_kv": seq_kv,
+            "causal": float(causal),
+        }  # fmt: skip
+        return _fused_attention(name, numerics, dims, head_dim, values)
+    matrices = batch * heads
+    made = products(
+        f"{name}.scores",
+        numerics.unquantized,
+        matrices,
+        ("", seq_q, seq_kv, head_dim),
+        (".query-gradient", seq_q, head_dim, seq_kv),
+        (".key-gradient", seq_kv, head_dim, seq_q),
+    )
+    read = products(
+        f"{name}.values",
+        numerics.unquantized,
+        matrices,
+        ("", seq_q, values, seq_kv),
+        (".weights-gradient", seq_q, seq_kv, values),
+        (".gradient", seq_kv, values, seq_q),
+    )
+    masks = 2 if causal else 1
+    weighed, gradient = _softmax(name, numerics, matrices * seq_q, seq_kv, masks, biased=biased, wide=wide_softmax)
+    ops = [made[0], *weighed]
+    if dropout and numerics.training:
+        scores = matrices * seq_q * seq_kv
+        drawn = pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
+        ops += _selective(drawn)
+    ops += [*read, gradient, *made[1:]] if numerics.training else read
+    return ops
+
+
+def _fused_attention(
+    name: str, numerics: Numerics, dims: Mapping[str, Floats | float], head_dim: float, values: float
+) -> list[Op]:
+    """Return attention in one fused kernel.
+
+    The kernel has a single width, chosen for the same FLOPs: of two products forward one is as wide as the values, of
+    five products backward two are.
+    """
+    forward = KernelTable.of("attention", numerics.vector, **dims, head_dim=(head_dim + values) / 2, backward=0.0)
+    ops = [Op(name, forward, selective=True)]
+    if numerics.training:
+        width = (3 * head_dim + 2 * values) / 5
+        backward = KernelTable.of("attention", numerics.vector, **dims, head_dim=width, backward=1.0)
+        ops.append(Op(f"{name}.gradient", backward, "backward", launches=3.0))
+    return ops
+
+
+def _softmax(
+    name: str, numerics: Numerics, rows: Floats, cols: Floats, masks: int, *, biased: bool, wide: bool
+) -> tuple[list[Op], Op]:
+    """Return the operators between the two products of unfused attention, and the gradient of the softmax.
+
+    They run over rows x cols scores: scale and mask in `masks` kernels, bias, softmax and its casts.
+    """
+    scores = rows * cols
+    scale_mask = pointwise(f"{name}.scale-mask", numerics, scores, kernels=masks, absorbed=False, backward=(1.0, 1.0))
+    ops = fused_away("elementwise", _selective(scale_mask))
+    whole = replace(numerics, vector="fp32", element=4.0) if wide else numerics
+    if biased:
+        added = pointwise(f"{name}.bias", whole, scores, absorbed=False, backward=(1.0, 0.0))
+        ops += fused_away("elementwise", _selective(added))
+    # A wide softmax reads scores and writes their gradient in 16 bits, so it moves as much as fewer rows in FP32.
+    shares = (0.75, 5 / 6) if wide and not biased else (1.0, 1.0)
+    softmax = KernelTable.of("softmax", whole.vector, rows=rows * shares[0], cols=cols, backward=0.0)
+    ops.append(Op(f"{name}.softmax", softmax, selective=True))
+    if wide:
+        casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
+        ops += _selective(casts)
+    gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=cols, backward=1.0)
+    return ops, Op(f"{name}.softmax.gradient", gradient, "backward")
+
+
+def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> list[Op]:
+    """Return the softmax cross-entropy over `cols` classes, one operator per pass over the logits.
+
+    A compiler reads the logits twice (maximum, sum), and once more to write their gradient. Eager frameworks copy them
+    to FP32, normalise the copy into a second one (two reads, one write), fill the gradient of the picked entries, turn
+    it into that of the logits, and convert it back.
+    """
+    e = numerics.element
+
+    def ops(*passes: tuple[str, float, float, Phase]) -> list[Op]:
+        ops = []
+        for label, read, written, phase in passes:
+            if phase == "forward" or numerics.training:
+                size: dict[str, Floats | float] = {"elements": rows * cols, "read_bytes": read}
+                table = KernelTable.of("elementwise", "fp32", **size, written_bytes=written)
+                ops.append(Op(f"{name}{label}", table, phase))
+        return ops
+
+    eager = ops(("", 8.0, 4.0, "forward"), (".fill", 0.0, 4.0, "backward"), (".gradient", 8.0, 4.0, "backward"))
+    if e < 4:
+        eager += ops((".to-fp32", e, 4.0, "forward"), (".from-fp32", 4.0, e, "backward"))
+    return fused_into("loss", eager, ops(("", 2 * e, 0.0, "forward"), (".gradient", e, e, "backward")))
+
+
+def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, float]:
+    """Return the bytes that a loss keeps of each logit until its backward pass, and needs besides during it.
+
+    Eager frameworks keep a normalised copy of the logits in FP32. They also keep the logits if the model has `returned`
+    them to the training loop, which holds them. Backward, two gradients in FP32 are added: that of the picked entries
+    and that of the logits.
+
+    Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
+    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type. If the
+    logits are cut into chunks, the gradients of only one chunk exist at a time.
+    """
+    if not numerics.training:
+        return numerics.element, 4.0
+    if numerics.loss == "fused":
+        return numerics.element, numerics.element / numerics.loss_chunks
+    if numerics.loss == "parallel":
+        return 4.0, numerics.element
+    return (numerics.element if returned else 0.0) + 4.0, 8.0 / numerics.loss_chunks
+
+
+def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:
+    """Return a table look-up and, backward, the scatter-add of its gradient."""
+    return rowwise(name, numerics, "embedding", rows, cols, launches=4.0)
+
+
+def fused_away(name: PassName, ops: Iterable[Op]) -> list[Op]:
+    """Return the operators, marked as removed by the fusion pass `name`."""
+    return [replace(op, unless=name) for op in ops]
+
+
+def fused_into(name: PassName, eager: Iterable[Op], fused: Iterable[Op]) -> list[Op]:
+    """Return the eager operators, and those that the fusion pass `name` replaces them with."""
+    return fused_away(name, eager) + [replace(op, only=name) for op in fused]
+
+
+def _selective(ops: Iterable[Op]) -> list[Op]:
+    """Return the operators, with the forward ones marked for selective recomputation."""
+    return [replace(op, selective=op.phase == "forward") for op in ops]

@@ -1,0 +1,144 @@
+"""Multi-head attention on one rank, among its own tokens or to those of an encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast.graph import Op
+from tilecast.spec import Floats, Model, Workload
+from tilecast.zoo import layers
+from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import NORMED, Linear, Part, Rank, key_transfers, norm_parameters, residual, tensor_transfers
+
+
+def memory_width(model: Model) -> float:
+    """Return the width of the tokens that cross-attention reads."""
+    return model.extra.get("memory_width", model.hidden)
+
+
+def _projected(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
+    """Return the norm and products that make queries, keys and values, with rotation and transposes.
+
+    The second result lists the dense layers that adapters can be added to.
+    """
+    model, numerics = workload.model, Numerics.of(workload)
+    h, t, tokens = model.hidden, rank.tensor, rank.tokens
+    width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    ops = layers.norm(f"{name}.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
+    if key_rank is rank:
+        qkv = (width + 2 * np.maximum(model.kv_heads / t, 1.0) * t * model.head_dim) / t
+        ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, cast=NORMED)
+        linears = [Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t, 1 + 2 * kv_width / width)]
+    else:
+        read = memory_width(model)
+        ops += layers.linear(f"{name}.query", numerics, tokens, h, width / t, bias=model.bias)
+        ops += layers.linear(f"{name}.key-value", numerics, key_rank.tokens, read, 2 * kv_width / t, bias=model.bias)
+        linears = [
+            Linear(f"{name}.query", tokens, float(h), width / t),
+            Linear(f"{name}.key-value", key_rank.tokens, float(read), 2 * kv_width / t),
+        ]
+    if model.rotary:
+        rotated = tokens * (width + kv_width) / t
+        # Eager code swaps and joins the halves, and sums two products (Hugging Face, apply_rotary_pos_emb). That moves
+        # as many bytes as a complex product in FP32 between casts (torchtitan), and so does the gradient.
+        ops += layers.pointwise(f"{name}.rotary", numerics, rotated, kernels=5, backward=(1.0, 1.0))
+    if not numerics.flash:
+        ops += layers.pointwise(f"{name}.transpose", numerics, tokens * width / t, kernels=3, backward=(1.0, 1.0))
+    return ops, linears
+
+
+def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+    """Build multi-head attention of the tokens of `rank` to those of `key_rank`.
+
+    It has as many heads of keys and values as the model states.
+    """
+    model, numerics = workload.model, Numerics.of(workload)
+    e, h, t = numerics.element, model.hidden, rank.tensor
+    width = model.heads * model.head_dim
+    kv_width = model.kv_heads * model.head_dim
+    read = h if key_rank is rank else memory_width(model)
+    tokens, outer = rank.tokens, rank.outer_tokens
+    heads = model.heads / t
+    kv_heads = np.maximum(model.kv_heads / t, 1.0)
+    dropout = model.dropout and workload.training
+
+    ops, linears = _projected(name, workload, rank, key_rank)
+    seen = Span.of(workload, rank, key_rank, causal)
+    ops += layers.attention(
+        name,
+        numerics,
+        batch=seen.batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_q=seen.queries,
+        seq_kv=seen.keys,
+        head_dim=model.head_dim,
+        causal=causal,
+        dropout=dropout,
+    )
+    spread = (1.0, outer / tokens)
+    ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, cast=spread)
+    ops += residual(f"{name}.residual", numerics, outer * h, dropout)
+
+    statistic = 4.0 * heads * tokens
+    score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
+    narrow = numerics.product_input
+    activation_bytes = (
+        (e + numerics.norm_extra + narrow) * outer * h  # inputs of the norm and of the projection
+        + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
+        + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again in the type that the product reads
+        + (outer * h if dropout else 0.0)
+        + (statistic if numerics.flash else score)
+    )
+    parameters = (width * h * 2 + 2 * kv_width * read) / t + norm_parameters(model)
+    if model.bias:
+        parameters = parameters + (width + 2 * kv_width) / t + h
+    if (further := model.extra.get("global_projections", 0.0)) and key_rank is rank and not causal:
+        ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t)
+        parameters = parameters + further * width * h / t
+    transfers = tensor_transfers(name, workload, rank)
+    if key_rank is rank:
+        keys = numerics.element * tokens * 2 * kv_heads * model.head_dim
+        transfers += key_transfers(name, keys * rank.context)
+    linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
+    hidden = np.zeros(1) if numerics.flash else score
+    selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and the output of attention
+    return Part(ops, transfers, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sequences of a rank as its attention kernel sees them: their number, and the queries and keys of each, (S,)."""
+
+    batch: Floats
+    queries: Floats
+    keys: Floats
+
+    @classmethod
+    def of(cls, workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Span:
+        """Return what the queries of `rank` see of the tokens of `key_rank`.
+
+        Under context parallelism each rank holds one early and one late piece of a causal sequence (zig-zag), so that
+        all ranks see half of it. That is as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence, with c
+        context-parallel ranks.
+
+        A fused kernel skips what a window or a chunk hides. It is priced on pieces of that length, whose queries see as
+        many keys on average as the real ones; without a causal mask a window reaches as far ahead as back. An unfused
+        kernel computes the whole matrix and masks it.
+        """
+        queries = rank.sequence / rank.context
+        chunk, window = (workload.model.extra.get(key, 0.0) for key in ("attention_chunk", "sliding_window"))
+        is_skipping = key_rank is rank and Numerics.of(workload).flash
+        if is_skipping and 0 < chunk < rank.sequence:
+            return cls(rank.micro_batch * queries / chunk, np.full(1, chunk), np.full(1, chunk))
+        if is_skipping and 0 < window < rank.sequence and not causal:
+            keys = window - window * window / (4 * rank.sequence)
+            return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
+        if is_skipping and 0 < window < rank.sequence:
+            # The first queries of a sequence see less than a window w: all see w - w (w - 1) / 2s keys on average.
+            keys = window - window * (window - 1) / (2 * rank.sequence) + (window - 1) / 2
+            return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
+        share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
+        return cls(rank.micro_batch, queries, key_rank.sequence * share)

@@ -1,0 +1,276 @@
+"""Transformers as graphs: decoders, encoders, encoder-decoders and mixtures of experts, all from the same layer.
+
+Decoders are GPT, LLaMA and the like, encoders BERT, encoder-decoders T5.
+
+Sources: FLOPs and activation bytes per layer follow Korthikanti et al., arXiv 2205.05198 (section 4, table 2),
+generalised to grouped-query attention, gated MLPs, any MLP width and any element size. Tensor parallelism is Megatron's
+(arXiv 1909.08053), with the sequence-parallel variant of 2205.05198. Experts follow Switch Transformers (arXiv
+2101.03961) with expert parallelism over data-parallel ranks. Adapters follow LoRA (arXiv 2106.09685).
+
+`Model.extra` of every transformer:
+
+- `experts`, of which each token visits `top_k`, in every `moe_every`-th layer after the first `first_dense`; the other
+  layers have an MLP of width `dense_ffn_hidden`.
+- `shared_ffn_hidden`: width of an MLP beside the experts that all tokens visit.
+- `sliding_window` or `attention_chunk`: tokens that local attention reaches. Every `global_every`-th layer sees all
+  tokens; none does if it is not stated.
+- `global_projections`: further dense layers that make queries, keys and values of those of an encoder's tokens that see
+  all others (Longformer, arXiv 2004.05150, section 3.1).
+- `activation_clamp`: limit of an activation's inputs.
+- `tanh_gelu`: whether GELU has its tanh form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from tilecast import frameworks
+from tilecast.graph import Block, Graph, Op, Shards, Transfer
+from tilecast.spec import Workload
+from tilecast.zoo import grouped, layers
+from tilecast.zoo.adapters import adapter_products, dequantized, largest_quantized
+from tilecast.zoo.mlp import expert_mlp, mlp
+from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import Part, Rank, frozen_parameters, norm_parameters
+from tilecast.zoo.self_attention import attention, memory_width
+
+MOST_LAYERS = 4096
+"""Most layers of a stack whose positions by kind are kept; of deeper ones only the numbers of layers are."""
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of a decoder or encoder, dense or with experts."""
+    model = workload.model
+    rank = Rank.of(shards, workload.sequence_length)
+    return graph(workload, rank, rank, stack("layer", workload, rank, model.layers, causal=model.causal))
+
+
+def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of an encoder-decoder.
+
+    `extra.decoder_layers` of the layers decode (half by default). The encoder reads `extra.encoder_length` tokens and
+    the decoder `extra.decoder_length` (the sequence length by default).
+    """
+    model = workload.model
+    encoder = Rank.of(shards, model.extra.get("encoder_length", workload.sequence_length))
+    decoder = Rank.of(shards, model.extra.get("decoder_length", workload.sequence_length))
+    decoding = int(model.extra.get("decoder_layers", model.layers // 2))
+    layers_ = stack("encoder-layer", workload, encoder, model.layers - decoding, causal=False)
+    start = model.layers - decoding
+    layers_ += stack("decoder-layer", workload, decoder, decoding, causal=True, memory=encoder, start=start)
+    return graph(workload, encoder, decoder, layers_)
+
+
+class Attend(Protocol):
+    """A function that builds the attention half of a layer."""
+
+    def __call__(self, name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+        """Build the part named `name`, with the queries of `rank` and the keys of `key_rank`."""
+
+
+def stack(
+    name: str,
+    workload: Workload,
+    rank: Rank,
+    depth: int,
+    *,
+    causal: bool,
+    memory: Rank | None = None,
+    attend: Attend | None = None,
+    start: int = 0,
+) -> tuple[Block, ...]:
+    """Return `depth` layers as blocks of equal layers.
+
+    Layers differ in having experts or a dense MLP, and in attending locally or to everything. The first of them is the
+    model's layer `start`, which only counts for their positions.
+    """
+    extra = workload.model.extra
+    experts = int(extra.get("experts", 0))
+    every, dense = int(extra.get("moe_every", 1)), min(int(extra.get("first_dense", 0)), depth)
+    reach = extra.get("sliding_window", 0.0) or extra.get("attention_chunk", 0.0)
+    is_bounded = 0 < reach < rank.sequence
+    far = int(extra.get("global_every", depth + 1)) if is_bounded else 1
+    expert = depth // every - dense // every if experts else 0
+    seeing = depth // far
+    both = depth // math.lcm(every, far) - dense // math.lcm(every, far) if experts else 0
+    kinds = {
+        (False, False): seeing - both,
+        (False, True): depth - expert - seeing + both,
+        (True, False): both,
+        (True, True): expert - both,
+    }
+    numbers = range(1, depth + 1) if depth <= MOST_LAYERS else ()
+    blocks = []
+    for (sparse, local), repeat in kinds.items():
+        if not repeat:
+            continue
+        label = "-".join([*["local"] * local, *["expert"] * sparse, name])
+        seen = workload if local or not is_bounded else _seeing_all(workload)
+        chosen = experts if sparse else 0
+        block = layer(label, seen, rank, repeat=repeat, causal=causal, memory=memory, experts=chosen, attend=attend)
+        positions = tuple(
+            start + number - 1
+            for number in numbers
+            if (experts > 0 and number % every == 0 and number > dense) is sparse and (number % far != 0) is local
+        )
+        blocks.append(replace(block, positions=positions))
+    return tuple(blocks)
+
+
+def _seeing_all(workload: Workload) -> Workload:
+    extra = {**workload.model.extra, "sliding_window": 0.0, "attention_chunk": 0.0}
+    return replace(workload, model=replace(workload.model, extra=extra))
+
+
+def graph(workload: Workload, first: Rank, last: Rank, layers_: tuple[Block, ...]) -> Graph:
+    """Return the graph of the usual embedding, some layers and the usual head.
+
+    `first` is what a rank sees at the embedding, `last` what it sees at the head.
+    """
+    return Graph(
+        first=(embedding(workload, first),),
+        layers=layers_,
+        last=(_head(workload, last),),
+        boundary_bytes=Numerics.of(workload).element * first.tokens / first.tensor * workload.model.hidden,
+        shards=len(first.tensor),
+        host_bytes_per_sample=16.0 * workload.sequence_length,
+    )
+
+
+def layer(
+    name: str,
+    workload: Workload,
+    rank: Rank,
+    *,
+    repeat: int,
+    causal: bool,
+    experts: int = 0,
+    memory: Rank | None = None,
+    attend: Attend | None = None,
+    feeds: bool = True,
+) -> Block:
+    """Build one transformer layer on one rank.
+
+    It has self-attention, cross-attention if there is a `memory` to attend to, and, if it `feeds`, an MLP or experts.
+    `attend` builds the self-attention if that is not the usual one.
+    """
+    model, numerics = workload.model, Numerics.of(workload)
+    parts = [(attend or attention)("attention", workload, rank, key_rank=rank, causal=causal)]
+    if memory is not None:
+        parts.append(attention("cross-attention", workload, rank, key_rank=memory, causal=False))
+    if feeds:
+        parts.append(expert_mlp(workload, rank, experts) if experts else mlp(workload, rank))
+    whole = Part.joined(parts)
+    ops, parameters, frozen = tuple(whole.ops), whole.parameters, np.zeros(1)
+    if workload.lora_rank:
+        adapters, added = adapter_products(workload, whole.linears)
+        ops, frozen, parameters = ops + tuple(adapters), parameters, parameters + added
+    copied = np.zeros(1)
+    if workload.lora_rank and workload.frozen_bits < 16:
+        calls = grouped.launches(workload, np.maximum(experts / rank.expert, 1.0))
+        ops += tuple(dequantized(workload, parts, calls))
+        copied = numerics.element * largest_quantized(parts, calls)
+    inputs = numerics.element * rank.outer_tokens * model.hidden
+    if numerics.frozen_input:
+        read = sum((item.rows * item.inputs for item in whole.linears), np.zeros(1))
+        parts.append(Part.keeping(numerics.frozen_input * read))
+    everything = sum((part.activation_bytes for part in parts), np.zeros(1))
+    without_scores = sum((part.activation_bytes - part.scores for part in parts), np.zeros(1))
+    activation_bytes = np.stack(
+        [
+            everything,
+            sum((part.selected for part in parts), inputs) if numerics.saves_operators else without_scores,
+            inputs,
+        ]
+    )
+    gathered = sum((one.size_bytes for one in whole.transfers if one.group == "context"), np.zeros(1))
+    working = everything * 0.5 + np.where(rank.context > 1, gathered, 0.0)
+    return Block(
+        name,
+        repeat,
+        ops,
+        parameters=parameters,
+        activation_bytes=activation_bytes,
+        transfers=tuple(whole.transfers),
+        expert_parameters=whole.expert_parameters,
+        working_bytes=working,
+        copied_bytes=copied,
+        frozen_parameters=frozen,
+        remembered_bytes=numerics.element * memory.outer_tokens * memory_width(model) if memory else np.zeros(1),
+    )
+
+
+def embedding(workload: Workload, rank: Rank) -> Block:
+    """Build token and position embeddings, with what follows before the first layer.
+
+    Frozen embeddings have no backward pass.
+    """
+    model, numerics = workload.model, Numerics.of(workload)
+    numerics = replace(numerics, training=numerics.training and not numerics.frozen)
+    e, h = numerics.element, model.hidden
+    ops = layers.embedding("embedding.tokens", numerics, rank.tokens, h)
+    if model.positions:
+        ops += layers.pointwise("embedding.positions", numerics, rank.outer_tokens * h, reads=2.0, backward=(1.0, 0.0))
+    if model.extra.get("embedding_norm"):
+        ops += layers.norm("embedding.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
+    if model.dropout and workload.training:
+        ops += layers.pointwise("embedding.dropout", numerics, rank.outer_tokens * h, mask_bytes=1.0)
+    activation_bytes = e * rank.outer_tokens * h + 8.0 * rank.tokens
+    width = model.extra.get("embedding_hidden", h)
+    parameters = model.vocab * width / rank.tensor + model.positions * width
+    if width != h:
+        parameters = parameters + width * h + h
+        ops += layers.linear("embedding.projection", numerics, rank.tokens, width, h)
+    parameters = parameters + model.extra.get("token_types", 0.0) * width
+    if model.extra.get("embedding_norm"):
+        parameters = parameters + norm_parameters(model)
+    transfers = (Transfer("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
+    return Block(
+        "embedding", 1, tuple(ops), parameters * np.ones_like(rank.tensor), np.stack([activation_bytes] * 3), transfers,
+        frozen_parameters=frozen_parameters(workload, parameters),
+    )  # fmt: skip
+
+
+def _head(workload: Workload, rank: Rank) -> Block:
+    """Build the final norm, the output projection and the loss.
+
+    The projection runs on `extra.head_share` of the tokens (all by default). With `extra.classes` it is a classifier on
+    one pooled token of each sample.
+    """
+    model, numerics = workload.model, Numerics.of(workload)
+    e, h, t = numerics.element, model.hidden, rank.tensor
+    classes = model.extra.get("classes", 0.0)
+    rows = rank.micro_batch if classes else rank.tokens * model.extra.get("head_share", 1.0)
+    vocab = classes * np.ones_like(t) if classes else model.extra.get("head_vocab", model.vocab) / t
+    ops: list[Op] = []
+    parameters = np.zeros_like(t)
+    if model.extra.get("final_norm", 1.0):
+        ops += layers.norm("head.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
+        parameters = parameters + norm_parameters(model)
+    if model.extra.get("head_transform"):
+        ops += layers.linear("head.transform", numerics, rows, h, h, bias=True)
+        ops += layers.pointwise("head.activation", numerics, rows * h)
+        ops += layers.norm("head.transform-norm", numerics, rows, h, rms=False)
+        parameters = parameters + h * h + h + 2 * h + model.vocab / t
+    if model.extra.get("pooler"):
+        ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True)
+        parameters = parameters + h * h + h + 2 * h + 2
+    ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab)
+    if workload.training:
+        ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
+    if classes:
+        parameters = parameters + classes * h + classes
+    elif not model.tied_embeddings or frameworks.of(workload).unties_embeddings:
+        parameters = parameters + model.vocab * h / t
+    logit_bytes, logit_working = layers.logit_bytes(numerics)
+    activation_bytes = e * rank.outer_tokens * h * 2 + logit_bytes * rows * vocab
+    transfers = (Transfer("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
+    return Block(
+        "head", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), transfers,
+        working_bytes=logit_working * rows * vocab,
+        frozen_parameters=frozen_parameters(workload, parameters),
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Transformer-XL: segments with a memory of the previous one, and attention by relative position.
+
+Sources: Dai et al., arXiv 1901.02860, section 3; adaptive softmax after Grave et al., arXiv 1609.04309.
+
+The passes over the score matrix are those of the authors' algorithm in an eager framework (appendix B: the relative
+shift), since no fused attention kernel adds such position scores.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast.graph import Block, Graph, Op, Shards
+from tilecast.spec import Model, Workload
+from tilecast.zoo import layers, transformer
+from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import Part, Rank, norm_parameters, residual, tensor_transfers
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of the decoder.
+
+    Its queries see `extra.memory_length` tokens of the previous segment besides their own. `extra.cutoff1` ...
+    `cutoff3` are the ranks of words at which the adaptive softmax starts a new cluster, each with an embedding
+    `extra.shrink` (1) times narrower; without them the softmax is over all words. `extra.attention_dropout` says
+    whether scores are dropped out.
+    """
+    workload = replace(workload, attention="eager")
+    rank = Rank.of(shards, workload.sequence_length)
+    blocks = transformer.stack("layer", workload, rank, workload.model.layers, causal=True, attend=_relative_attention)
+    graph = transformer.graph(workload, rank, rank, blocks)
+    return replace(graph, first=(_embedding(workload, rank),), last=(_head(workload, rank),))
+
+
+def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+    """Build attention on one rank.
+
+    The projections also run over the memory; the query third of their output for it is thrown away.
+    """
+    model, numerics = workload.model, Numerics.of(workload)
+    e, h = numerics.element, model.hidden
+    heads = model.heads / rank.tensor
+    width = heads * model.head_dim
+    tokens, outer = rank.tokens, rank.outer_tokens
+    keys = key_rank.sequence + model.extra["memory_length"]
+    read = rank.micro_batch * keys
+    scores = heads * tokens * keys
+    dropped = bool(model.extra.get("attention_dropout")) and workload.training
+
+    ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
+    # Memory and segment are joined twice: for the layer, and for the memory of the next segment.
+    ops += layers.elementwise(f"{name}.memory", numerics, read * h, 1, 1, count=2)
+    ops += layers.linear(f"{name}.qkv", numerics, read, h, 3 * width)
+    ops += layers.linear(f"{name}.positions", numerics, np.full(1, keys), h, width, input_gradient=False)
+    # The bias of contents and that of positions are added to queries; backward, two sums over tokens and one of both.
+    ops += layers.pointwise(f"{name}.query-biases", numerics, tokens * width, kernels=2, backward=(2.0, 0.5))
+    # All samples share the keys of positions: each head has one product for the whole micro-batch.
+    rows, head_dim = rank.micro_batch * rank.sequence, float(model.head_dim)
+    ops += layers.products(
+        f"{name}.position-scores",
+        numerics,
+        heads,
+        ("", rows, keys, head_dim),
+        (".query-gradient", rows, head_dim, keys),
+        (".key-gradient", keys, head_dim, rows),
+    )
+    # The shift is a padded copy; backward, zeros are filled, the slice is copied, and the product needs another order.
+    ops += layers.pointwise(f"{name}.shift", numerics, scores, absorbed=False, backward=(2.0, 3.0))
+    ops += layers.elementwise(f"{name}.add-positions", numerics, scores, 2, 1)
+    ops += layers.attention(
+        name,
+        numerics,
+        batch=rank.micro_batch,
+        heads=heads,
+        kv_heads=heads,
+        seq_q=rank.sequence / rank.context,
+        seq_kv=np.full(1, keys),
+        head_dim=model.head_dim,
+        causal=causal,
+        dropout=dropped,
+    )
+    ops += layers.pointwise(f"{name}.join-heads", numerics, tokens * width, absorbed=False, backward=(1.0, 1.0))
+    ops += layers.linear(f"{name}.output", numerics, tokens, width, h)
+    ops += residual(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
+
+    score = scores * (2 * e + 1 if dropped else e)
+    activation_bytes = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
+    parameters = 5.0 * h * width + norm_parameters(model)
+    transfers = tensor_transfers(name, workload, rank)
+    return Part(ops, transfers, parameters, activation_bytes, score, np.zeros(1), activation_bytes - score)
+
+
+def _clusters(model: Model) -> list[tuple[float, float, float]]:
+    """Return words, embedding width and share of the tokens of each cluster, the most frequent words first.
+
+    By Zipf's law the r-th word of V has a share of 1 / (r (ln V + 0.5772)) of all tokens.
+    """
+    ends = [model.extra[f"cutoff{i}"] for i in range(1, 4) if f"cutoff{i}" in model.extra] + [float(model.vocab)]
+    shrink = model.extra.get("shrink", 1.0)
+    harmonic = [0.0, *(math.log(end) + 0.5772 for end in ends)]
+    return [
+        (end - start, model.hidden / shrink**i, (harmonic[i + 1] - harmonic[i]) / harmonic[-1])
+        for i, (start, end) in enumerate(zip([0.0, *ends], ends, strict=False))
+    ]
+
+
+def _embedding(workload: Workload, rank: Rank) -> Block:
+    """Build the token embedding: a table for each cluster and, if tables are narrower, the projections back."""
+    model, numerics = workload.model, Numerics.of(workload)
+    h = model.hidden
+    ops: list[Op] = []
+    parameters = np.zeros_like(rank.tensor)
+    shrinks = model.extra.get("shrink", 1.0) != 1
+    for words, width, share in _clusters(model):
+        ops += layers.embedding("embedding.tokens", numerics, rank.tokens * share, width)
+        parameters = parameters + words * width / rank.tensor
+        if shrinks:
+            ops += layers.linear("embedding.projection", numerics, rank.tokens * share, width, h)
+            parameters = parameters + width * h
+    ops += layers.pointwise("embedding.scale", numerics, rank.tokens * h, backward=(1.0, 1.0))
+    if model.dropout and workload.training:
+        ops += layers.pointwise("embedding.dropout", numerics, rank.outer_tokens * h, mask_bytes=1.0)
+    activation_bytes = numerics.element * rank.outer_tokens * h + 8.0 * rank.tokens
+    return Block("embedding", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3))
+
+
+def _head(workload: Workload, rank: Rank) -> Block:
+    """Build the adaptive softmax and its loss.
+
+    One product covers the most frequent words and one column for each further cluster. The tokens of such a cluster
+    have a second product with its words. The weights of the words are the embedding's.
+    """
+    model, numerics = workload.model, Numerics.of(workload)
+    e, h, t = numerics.element, model.hidden, rank.tensor
+    first, *tails = _clusters(model)
+    shrinks = model.extra.get("shrink", 1.0) != 1
+    ops: list[Op] = []
+    logits = largest = np.zeros_like(t)
+    parameters = np.full_like(t, model.vocab + len(tails) * (h + 1) + (h * h if shrinks else 0)) / t
+    for words, width, share in [(first[0] + len(tails), first[1], 1.0), *tails]:
+        rows, cols = rank.tokens * share, words / t
+        if shrinks:
+            ops += layers.linear("head.projection", numerics, rows, h, width)
+        ops += layers.linear("head.logits", numerics, rows, width, cols, bias=True)
+        if workload.training:
+            ops += layers.cross_entropy("head.loss", numerics, rows, cols)
+        # Backward runs one cluster after the other, so that only the largest one needs scratch memory.
+        logits, largest = logits + rows * cols, np.maximum(largest, rows * cols)
+    if workload.training:
+        # Logarithms of probabilities are in FP32. With one softmax they are negated before the target is picked. With
+        # several, each cluster's rows are copied from those of the first product. Backward, each cluster fills a
+        # gradient of the whole with zeros and adds its rows, and the gradients are summed.
+        moved = 2.0 * len(tails) + 2.0 if tails else 1.0
+        exact = replace(numerics, vector="fp32", element=4.0)
+        ops += layers.pointwise("head.pick", exact, rank.tokens * (first[0] / t), backward=(moved, moved))
+    logit_bytes, logit_working = layers.logit_bytes(numerics, returned=False)
+    activation_bytes = 2 * e * rank.outer_tokens * h + logit_bytes * logits
+    return Block(
+        "head", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), working_bytes=logit_working * largest
+    )
