@@ -41,8 +41,8 @@ from queue_learning import Arrival, State, StepLearner, measured_run, scaled
 from tilecast import zoo
 from tilecast.advice import Constraints, Request
 from tilecast.calibration import LEAST, Run, digest, framework_of, scale
-from tilecast.cli.pool_inputs import usual_pool
 from tilecast.hardware import find_gpu
+from tilecast.inputs.pools import usual_pool
 from tilecast.planner.columns import alone_s, columns
 from tilecast.planner.options import capacity, job_options
 from tilecast.planner.policies import POLICIES

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tilecast import frameworks, hardware, memory, search, zoo
 from tilecast.advice import Request
-from tilecast.cli.advise import kept_to
 from tilecast.frameworks import FRAMEWORKS, UNSET
+from tilecast.public.asking import kept_to
 from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
 NAMES: tuple[Framework, ...] = get_args(Framework)

@@ -405,10 +405,13 @@ async def test_a_failing_search_is_a_condition_not_a_crash() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
     async with operator(store, broken) as running:
-        await asyncio.sleep(0.3)
+        began, retries = time.monotonic(), 0.0
+        while retries < 2 and time.monotonic() < began + 30:
+            await asyncio.sleep(0.3)
+            retries = running.metrics.registry.get_sample_value("tilecast_retries_total")
+        most = 4 + (time.monotonic() - began) / 0.05
         assert running.unhealthy() is None
-        retries = running.metrics.registry.get_sample_value("tilecast_retries_total")
-    assert 2 <= retries <= 10, "with backoff: 10, 20, 40, 50, 50 ms"
+    assert 2 <= retries <= most, "with backoff: 10, 20, 40, 50, 50 ms"
     assert store.writes == [("apply", f"{JOBS}/a/status")] and len(store.events) == 1, "each try says the same"
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "InternalError"
     assert "ZeroDivisionError" in ready(store.objects[f"{JOBS}/a"])["message"]

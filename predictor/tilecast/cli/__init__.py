@@ -12,11 +12,13 @@ import argparse
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from tilecast import __version__, environment
+from tilecast.inputs.reading import InputWarning
 from tilecast.spec import SpecError
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
@@ -52,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply(os.environ)
     try:
-        status = run(options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", InputWarning)
+            warnings.showwarning = _show
+            status = run(options)
         sys.stdout.flush()
     except SpecError as error:
         print(f"tilecast: {error}", file=sys.stderr)
@@ -64,6 +69,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tilecast: standard output: cannot be written: {error.strerror or error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return status
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning as one line, as every error of the program is."""
+    text = str(message) if issubclass(category, InputWarning) else f"{category.__name__}: {message}"
+    print(f"tilecast: {text}", file=sys.stderr)
 
 
 def _open_streams() -> None:

@@ -14,8 +14,8 @@ from tilecast.api.calibration import Seen
 from tilecast.api.documents import MAX_JSON_BYTES
 from tilecast.api.pool_learning import FORGET, Forget
 from tilecast.cli import EXIT_OK
-from tilecast.cli.pool_inputs import kubectl
-from tilecast.cli.reading import read_text
+from tilecast.inputs.pools import kubectl
+from tilecast.inputs.reading import read_text
 from tilecast.namespaces import Namespaces, doubts
 from tilecast.spec import SpecError
 

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tilecast.advice import advise
-from tilecast.api.training_job import TrainingJobSpec
-from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, pool_inputs
+from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
+from tilecast.cli.arguments import job_arguments, pool_arguments
 from tilecast.cli.progress import track
-from tilecast.hardware import Pool
+from tilecast.inputs.job import JobOptions
+from tilecast.inputs.pools import PoolOptions
+from tilecast.public.sweeping import swept
 from tilecast.render import charts
 from tilecast.render import sweep as render
 from tilecast.spec import SpecError
-from tilecast.sweeps import FIELDS, Over, Row, Value, vary
+from tilecast.sweeps import FIELDS, Over, Row
 
 _FIELDS = ", ".join(f"{name} ({field.unit})" if field.unit else name for name, field in FIELDS.items())
 EPILOG = f"""\
@@ -35,8 +36,8 @@ _PICTURES = (".svg", ".png")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    inputs.job_arguments(parser)
-    pool_inputs.pool_arguments(parser)
+    job_arguments(parser)
+    pool_arguments(parser)
     parser.add_argument("--over", required=True, metavar="FIELD=VALUES", help="the number to change, and to what")
     parser.add_argument("--plot", choices=render.MEASURES, default="step", help="what a picture shows; step if absent")
     text = f"{', '.join(_TEXTS)}, or FILE.svg or FILE.png"
@@ -50,11 +51,7 @@ def run(options: argparse.Namespace) -> int:
             "--output", f"{options.output!r} is no format", f"use {', '.join(_TEXTS)}, FILE.svg or FILE.png"
         )
     over = Over.parse(options.over)
-    job, pools = inputs.job(options), pool_inputs.pools(options)
-    try:
-        rows = [_row(job, pools, over, value) for value in track(over.values, over.field)]
-    except SpecError as error:
-        raise job.by_flag(error) from None
+    rows = swept(JobOptions.of(options), PoolOptions.of(options), over, track)
     unit = FIELDS[over.field].unit if over.is_of_pools else ""
     if picture is not None:
         _draw(picture, render.chart(over.field, unit, rows, options.plot))
@@ -62,19 +59,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(_TEXTS[options.output](over.field, unit, rows))
     return EXIT_OK if any(row.best for row in rows) else EXIT_NO_RECOMMENDATION
-
-
-def _row(job: inputs.JobInput, pools: Sequence[Pool], over: Over, value: Value) -> Row:
-    text = f"x{value.number:g}" if value.is_factor else f"{value.number:g}"
-    if over.is_of_pools:
-        return Row(value.number, text, advise(job.request(), vary(pools, over.field, value)))
-    path = over.field.split(".")
-    if path[0] not in {str(item.alias) for item in TrainingJobSpec.model_fields.values()}:
-        remedy = f"write {', '.join(FIELDS)}, or a number of a job's spec, as training.globalBatchSize"
-        raise SpecError("--over", f"{over.field!r} is no number that is known", remedy)
-    number = value.of(job.number(path), "--over")
-    whole = int(number) if number == int(number) else number
-    return Row(number, text, advise(job.having(path, whole, "--over").request(), pools))
 
 
 def _draw(path: Path, chart: charts.Chart) -> None:

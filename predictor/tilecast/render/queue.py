@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from tilecast.planner.problem import JobOption, Unplanned
 from tilecast.planner.references import REFERENCES
@@ -257,6 +258,27 @@ def to_json(screen: QueueScreen) -> str:
     return json.dumps(document(screen), indent=2) + "\n"
 
 
+def rows(screen: QueueScreen) -> list[dict[str, Any]]:
+    """Return a dictionary for each job that is planned; seconds from now."""
+    shown = screen.report
+    return [
+        {
+            "job": shown.solution.columns.problem.jobs[place.job].name,
+            "now": now_of(shown, place),
+            "pool": (option := option_of(shown, place)).pool,
+            "gpus": option.gpus,
+            "plan": option.plan,
+            "start_seconds": place.start_s,
+            "finish_seconds": place.finish_s,
+            "lower_seconds": place.lower_s,
+            "upper_seconds": place.upper_s,
+            "cost": option.cost,
+            "gain_seconds": place.gain_s,
+        }
+        for place in shown.places
+    ]
+
+
 def to_csv(screen: QueueScreen) -> str:
     """Format one line per job."""
     rows: list[Sequence[object]] = [
@@ -286,9 +308,13 @@ def to_html(screen: QueueScreen) -> str:
 def nothing(unplanned: Sequence[Unplanned], output: str) -> str:
     """Return the output for a queue where no job can be planned."""
     if output == "json":
-        empty = {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned(item) for item in unplanned]}
-        return json.dumps(empty, indent=2) + "\n"
+        return json.dumps(nothing_document(unplanned), indent=2) + "\n"
     return "\n".join([*(_refused(unplanned) or ["No job waits or runs."]), ""])
+
+
+def nothing_document(unplanned: Sequence[Unplanned]) -> dict[str, object]:
+    """Return the document of a queue in which no job can be planned."""
+    return {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned(item) for item in unplanned]}
 
 
 FORMATS: Mapping[str, Callable[[QueueScreen], str]] = {

@@ -75,9 +75,9 @@ def to_csv(field: str, unit: str, rows: Sequence[Row]) -> str:
     return csv_text(lines)
 
 
-def to_json(field: str, unit: str, rows: Sequence[Row]) -> str:
-    """Format every value with the offers and rejections that it leads to."""
-    document = {
+def document(field: str, unit: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return every value with the offers and rejections that it leads to."""
+    return {
         "schemaVersion": "1",
         "field": field,
         **({"unit": unit} if unit else {}),
@@ -90,7 +90,11 @@ def to_json(field: str, unit: str, rows: Sequence[Row]) -> str:
             for row in rows
         ],
     }
-    return json.dumps(document, indent=2) + "\n"
+
+
+def to_json(field: str, unit: str, rows: Sequence[Row]) -> str:
+    """Return the document as JSON."""
+    return json.dumps(document(field, unit, rows), indent=2) + "\n"
 
 
 def chart(field: str, unit: str, rows: Sequence[Row], measure: Measure = "step") -> Chart:

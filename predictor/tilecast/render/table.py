@@ -36,7 +36,7 @@ def table(advice: Advice) -> str:
     rows = [_offer(">" if offer is best else " ", offer, width) for offer in advice.offers]
     if advice.baseline is not None:
         rows.append(_offer("=", advice.baseline, width))
-    lines = [_headline(advice), "", *(columns(_TITLES, rows, _RIGHT) if rows else [])]
+    lines = [headline(advice), "", *(columns(_TITLES, rows, _RIGHT) if rows else [])]
     for item in advice.rejections:
         lines += wrapped(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {item.remedy}")
     lines.append("")
@@ -57,7 +57,8 @@ def wrapped(head: str, text: str) -> list[str]:
     return wrapper.wrap(text)
 
 
-def _headline(advice: Advice) -> str:
+def headline(advice: Advice) -> str:
+    """Return the job in one line."""
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     batch = f"{count(workload.tokens_per_step)} {unit}/step"

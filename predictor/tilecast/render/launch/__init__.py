@@ -27,7 +27,7 @@ from tilecast.spec import (
     Workload,
 )
 
-__all__ = ["LAUNCHERS", "Launch", "Launcher", "Setting", "cannot", "launch", "refuse", "told"]
+__all__ = ["LAUNCHERS", "Launch", "Launcher", "Setting", "cannot", "launch", "refuse"]
 
 _ALL: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw", "lamb")
 _ANY: tuple[Attention, ...] = ("auto", "flash", "eager")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tilecast import frameworks
+from tilecast.advice import Offer
 from tilecast.frameworks import Framework
 from tilecast.spec import Model, Plan, Workload
 
@@ -31,6 +32,20 @@ class Setting:
     step_s: float
     memory_bytes: tuple[float, float, float] | None = None
     """Lower and upper end of the bytes that a GPU holds, and the bytes available; None if not known."""
+
+    @classmethod
+    def of(cls, name: str, offer: Offer) -> Setting:
+        """Return the setting of an offer for a job of that name."""
+        return cls(
+            name=name,
+            workload=offer.workload,
+            plan=offer.plan,
+            pool=offer.pool.name,
+            nodes=offer.nodes,
+            gpus_per_node=offer.gpus_per_node,
+            step_s=offer.step_s,
+            memory_bytes=(offer.memory_lower_bytes, offer.memory_upper_bytes, offer.memory_available_bytes),
+        )
 
     @property
     def model(self) -> Model:

@@ -34,7 +34,7 @@ _FLAVORS: Mapping[str, tuple[str, str]] = {
     "qwen3-32b": ("qwen3", "32B"),
 }
 """torchtitan's name and flavor for the presets that it has."""
-FAMILIES = ("decoder", "moe", "deepseek")
+FAMILIES: tuple[str, ...] = ("decoder", "moe", "deepseek")
 """Model families that its trainer accepts."""
 _NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
 _RESHARD: Mapping[int, str] = {2: "never", 3: "always"}

@@ -1,4 +1,4 @@
-"""Files, standard input and values of flags as the command line reads them."""
+"""Read files, standard input, and values that people write: durations, amounts, names with counts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.spec import SpecError
+
+
+class InputWarning(UserWarning):
+    """Something in an input that is left out or assumed."""
 
 
 def seconds(text: str, flag: str = "--deadline") -> int:

@@ -1,18 +1,17 @@
-"""What the arguments of a verb mean: a job, as the TrainingJob that would say the same.
+"""Read a job: a preset's name, a file, or an object in memory, with options beside it, becomes a TrainingJob document.
 
-What reads files of jobs and of nodes is imported where a file is read: a preset on `--gpus` needs none of it.
+Readers of manifests and graphs are imported where they are needed: a preset needs none of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
-import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +19,9 @@ from tilecast import zoo
 from tilecast.advice import Request
 from tilecast.api import base, training_job
 from tilecast.api.job_kinds import listed
-from tilecast.cli import adapters
-from tilecast.cli.reading import amount, flag_of, is_file, read_text, seconds, shown_name
-from tilecast.objectives import OBJECTIVES
+from tilecast.inputs import adapters
+from tilecast.inputs.reading import InputWarning, amount, flag_of, is_file, read_text, seconds, shown_name
 from tilecast.spec import (
-    EXECUTIONS,
-    GRADIENT_SYNCS,
-    MEMORY_FORMATS,
-    OPTIMIZERS,
-    PRECISIONS,
-    QUANTIZATIONS,
-    SERVER_UPDATES,
     SpecError,
 )
 from tilecast.trace import Trace
@@ -40,7 +31,7 @@ from tilecast.zoo.traced import onnx_file
 
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
-    from tilecast.cli.existing import Source
+    from tilecast.inputs.manifest import Source
 
 _BARE: Mapping[str, str] = {
     "seq": "sequenceLength",
@@ -55,8 +46,9 @@ _BARE: Mapping[str, str] = {
     "gradient_sync": "gradientSync",
     "parameter_servers": "parameterServers",
     "server_updates": "serverUpdates",
+    "framework": "framework",
 }
-"""Flags that describe a bare model, and the fields of `spec.training` that they fill."""
+"""Options that describe a bare model, and the fields of `spec.training` that they fill."""
 
 _ANY: Mapping[str, tuple[str, ...]] = {
     "steps": ("training", "steps"),
@@ -66,7 +58,48 @@ _ANY: Mapping[str, tuple[str, ...]] = {
     "deadline": ("deadlineSeconds",),
     "budget": ("budget",),
 }
-"""Flags that any job takes, and the fields of the spec that they fill."""
+"""Options that any job takes, and the fields of the spec that they fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """A job and what is said about it; an option that is None keeps what the job says, or the default."""
+
+    job: object
+    """A preset's name, a path or "-", the mapping of a TrainingJob, of a Hugging Face config or of a graph, a config of
+    Transformers, or a `Trace`."""
+    seq: int | None = None
+    batch: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    lora_rank: int | None = None
+    quantization: str | None = None
+    execution: str | None = None
+    memory_format: str | None = None
+    bucket_mib: int | None = None
+    gradient_sync: str | None = None
+    parameter_servers: int | None = None
+    server_updates: str | None = None
+    framework: str | None = None
+    steps: int | None = None
+    input_samples_per_second: float | None = None
+    max_gpus: int | None = None
+    objective: str | None = None
+    deadline: str | float | None = None
+    """Seconds, or a text such as "36h"."""
+    budget: str | float | None = None
+    """US dollars, or a text such as "5000EUR"."""
+
+    @classmethod
+    def of(cls, values: object) -> JobOptions:
+        """Return the options among the attributes of an object, such as the arguments of a command line."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in vars(values).items() if name in known})
+
+    @property
+    def title(self) -> str:
+        """What errors call the job: its name or path, or "model" for an object."""
+        return self.job if isinstance(self.job, str) else "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,62 +159,49 @@ class JobInput:
         return float(place) if isinstance(place, int | float) and not isinstance(place, bool) else None
 
 
-def job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name a job, and the flags that describe it."""
-    parser.add_argument(
-        "job",
-        help=f"a file with a TrainingJob, or with an annotated {listed()}; a Hugging Face "
-        "config.json, PEFT's adapter_config.json, or a folder with either; an ONNX file, a graph that `tilecast trace` "
-        "wrote, or the name of a model preset",
-    )
-    parser.add_argument("--seq", type=int, help="tokens per sample, for a bare model")
-    parser.add_argument("--batch", type=int, help="samples per optimizer step, for a bare model")
-    parser.add_argument("--precision", choices=PRECISIONS, help="for a bare model; bf16 if absent")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, help="for a bare model; adamw if absent")
-    parser.add_argument("--lora-rank", type=int, help="train only LoRA adapters of this rank, for a bare model")
-    parser.add_argument(
-        "--quantization", choices=QUANTIZATIONS, help="of frozen weights under --lora-rank, for a bare model"
-    )
-    parser.add_argument("--execution", choices=EXECUTIONS, help="for a bare model; eager if absent")
-    parser.add_argument(
-        "--memory-format", choices=MEMORY_FORMATS, help="of images, for a bare model; contiguous if absent"
-    )
-    parser.add_argument("--bucket-mib", type=int, help="of gradients, for a bare model; the framework's if absent")
-    parser.add_argument("--gradient-sync", choices=GRADIENT_SYNCS, help="for a bare model; allReduce if absent")
-    parser.add_argument("--parameter-servers", type=int, help="for a bare model; one for each node if absent")
-    parser.add_argument("--server-updates", choices=SERVER_UPDATES, help="for a bare model; synchronous if absent")
-    parser.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
-    text = "what the input pipeline of each node delivers; no step is shorter than that takes"
-    parser.add_argument("--input-samples-per-second", type=float, metavar="RATE", help=text)
-    parser.add_argument("--max-gpus", type=int)
-    parser.add_argument("--objective", choices=list(OBJECTIVES))
-    parser.add_argument("--deadline", metavar="TIME", help="for cheapestBeforeDeadline: seconds, or 90min, 36h, 14d")
-    parser.add_argument("--budget", metavar="AMOUNT", help="for fastestWithinBudget: 5000 (USD), or 5000EUR")
-
-
-def job(options: argparse.Namespace) -> JobInput:
-    """Return the job that the arguments describe.
+def job(options: JobOptions) -> JobInput:
+    """Return the job that the options describe.
 
     Raises:
-        SpecError: the file cannot be read or has no job, or a flag is not valid for it.
+        SpecError: the file cannot be read or holds no job, or an option does not suit it.
     """
-    if (held := _in_folder(options.job)) is not None:
-        options = argparse.Namespace(**{**vars(options), "job": held})
-    if options.job.lower().endswith(".onnx"):
-        read = onnx(options.job, options.seq)
-        job = _bare(options, *_stored(Path(options.job).stem, graph_document.write(read)))
-    elif options.job.lower().endswith(_WEIGHTS):
-        remedy = "give the model's config.json, an ONNX file, or the graph that `tilecast trace` writes"
-        raise SpecError(options.job, "holds weights, not what is computed with them", remedy)
-    elif is_file(options.job):
-        job = _from_file(options)
-    else:
-        name = _preset(options.job)
-        job = _bare(options, name, {"preset": name})
+    result = _named(options, options.job) if isinstance(options.job, str) else _in_memory(options, options.job)
     for flag, path in _ANY.items():
         if (value := getattr(options, flag)) is not None:
-            job = job.having(path, _READ[flag](value) if flag in _READ else value, flag_of(flag))
-    return job
+            result = result.having(path, _READ[flag](value) if flag in _READ else value, flag_of(flag))
+    return result
+
+
+def _named(options: JobOptions, name: str) -> JobInput:
+    """Return the job of a path or of a preset's name."""
+    if (held := _in_folder(name)) is not None:
+        options, name = replace(options, job=held), held
+    if name.lower().endswith(".onnx"):
+        return _bare(options, *_stored(Path(name).stem, graph_document.write(onnx(name, options.seq))))
+    if name.lower().endswith(_WEIGHTS):
+        remedy = "give the model's config.json, an ONNX file, or the graph that `tilecast trace` writes"
+        raise SpecError(name, "holds weights, not what is computed with them", remedy)
+    if is_file(name):
+        return _from_file(options, name)
+    preset = _preset(name)
+    return _bare(options, preset, {"preset": preset})
+
+
+def _in_memory(options: JobOptions, given: object) -> JobInput:
+    """Return the job of a trace, of a mapping, or of a config of Transformers.
+
+    Raises:
+        SpecError: the object is none of these.
+    """
+    if isinstance(given, Trace):
+        return _bare(options, *_stored("traced", graph_document.write(given)))
+    to_dict = getattr(given, "to_dict", None)
+    document = to_dict() if callable(to_dict) else given
+    if not isinstance(document, Mapping):
+        remedy = "give a preset's name, a path, a Hugging Face config, a TrainingJob, or a torch.nn.Module with inputs"
+        raise SpecError("model", f"{type(given).__name__} is no model that can be read", remedy)
+    text = json.dumps(dict(document), default=str)
+    return _from_documents(options, [json.loads(text)], text, "model")
 
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".gguf", ".h5", ".pkl")
@@ -210,8 +230,11 @@ def _hyphened(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-_READ: Mapping[str, Callable[[str], object]] = {"deadline": seconds, "budget": amount}
-"""Functions that read the texts of flags whose values are not plain."""
+_READ: Mapping[str, Callable[[Any], object]] = {
+    "deadline": lambda value: seconds(str(value)),
+    "budget": lambda value: amount(str(value)),
+}
+"""Readers of options that may be texts with a unit."""
 
 
 def onnx(target: str, sequence: int | None) -> Trace:
@@ -248,7 +271,7 @@ def _in_folder(job: str) -> str | None:
     return None
 
 
-def _adapted(options: argparse.Namespace, config: Document) -> JobInput:
+def _adapted(options: JobOptions, config: Document) -> JobInput:
     """Return the job of a PEFT adapter: LoRA of the adapter's rank on its base.
 
     The flag for the rank takes precedence. A note on standard error says what is priced and what is not.
@@ -256,58 +279,63 @@ def _adapted(options: argparse.Namespace, config: Document) -> JobInput:
     Raises:
         SpecError: the adapter is no LoRA on a preset.
     """
-    adapter = adapters.read(config, options.job)
+    adapter = adapters.read(config, options.title)
     notes = []
     if options.lora_rank is None:
-        options = argparse.Namespace(**{**vars(options), "lora_rank": adapter.rank})
+        options = replace(options, lora_rank=adapter.rank)
         notes = [f"priced as {adapter.base} with --lora-rank {adapter.rank}, on every dense layer"]
     if adapter.unpriced:
         notes.append(
             f"without {', '.join(adapter.unpriced)}, which {'is' if len(adapter.unpriced) == 1 else 'are'} not priced"
         )
     if notes:
-        print(f"tilecast: {options.job}: {'; '.join(notes)}", file=sys.stderr)
+        _warn(f"{options.title}: {'; '.join(notes)}")
     return _bare(options, adapter.base, {"preset": adapter.base})
 
 
-def _from_file(options: argparse.Namespace) -> JobInput:
-    from tilecast import jobs
+def _from_file(options: JobOptions, name: str) -> JobInput:
     from tilecast.api import documents
-    from tilecast.cli.existing import Source
 
-    text = read_text(options.job)
-    items = documents.load(text, options.job)
+    text = read_text(name)
+    return _from_documents(options, documents.load(text, name), text, name)
+
+
+def _from_documents(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
+    """Return the job in the documents of a text; `name` is what errors call them."""
+    from tilecast import jobs
+    from tilecast.inputs.manifest import Source
+
     if not items:
-        is_peft = Path(options.job).name == adapters.FILE
+        is_peft = Path(name).name == adapters.FILE
         remedy = adapters.INSTEAD if is_peft else "give a TrainingJob, a config.json or a graph, or name a preset"
-        raise SpecError(options.job, "holds no jobs and no model", remedy)
+        raise SpecError(name, "holds no jobs and no model", remedy)
     if len(items) == 1 and graph_document.is_document(items[0]):
-        graph_document.read(items[0], options.job)
-        return _bare(options, *_stored(Path(options.job).stem, json.dumps(items[0])))
+        graph_document.read(items[0], name)
+        return _bare(options, *_stored(Path(name).stem, json.dumps(items[0])))
     if len(items) == 1 and huggingface.is_config(items[0]):
-        name = huggingface.model(items[0], options.job).name
+        preset = huggingface.model(items[0], name).name
         if (quantization := items[0].get("quantization_config")) is not None and options.quantization is None:
-            _tell_quantization(options.job, quantization)
-        return _bare(options, name, {"huggingFace": {"config": huggingface.without_labels(items[0])}})
+            _tell_quantization(name, quantization)
+        return _bare(options, preset, {"huggingFace": {"config": huggingface.without_labels(items[0])}})
     if len(items) == 1 and adapters.is_adapter(items[0]):
         return _adapted(options, items[0])
     if len(items) == 1 and not {"apiVersion", "kind"} & set(items[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
-        remedy = adapters.INSTEAD if Path(options.job).name == adapters.FILE else remedy
-        raise SpecError(options.job, "is neither a job, a config.json nor a graph document", remedy)
+        remedy = adapters.INSTEAD if Path(name).name == adapters.FILE else remedy
+        raise SpecError(name, "is neither a job, a config.json nor a graph document", remedy)
     own = [document for document in items if document.get("kind") == training_job.KIND]
     source = None if own else Source.of(text, items)
     if source is not None:
         own = [training_job.document(source.job.name, jobs.described(source.job))]
-    own = own or items
+    own = own or [*items]
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
         remedy = f"give a TrainingJob, {listed()}"
-        raise SpecError(options.job, f"{kind} is not a kind of job that is read", remedy)
+        raise SpecError(name, f"{kind} is not a kind of job that is read", remedy)
     if len(own) != 1:
-        raise SpecError(options.job, f"holds {len(own)} jobs", "give a file with one TrainingJob")
+        raise SpecError(name, f"holds {len(own)} jobs", "give a file with one TrainingJob")
     for flag in _BARE:
         if getattr(options, flag) is not None:
-            raise SpecError(flag_of(flag), "describes a bare model", f"change {options.job} instead")
+            raise SpecError(flag_of(flag), "describes a bare model", f"change {name} instead")
     config_maps = {shown_name(item): item for item in items if item.get("kind") == "ConfigMap"}
     return JobInput(own[0], config_maps, source=source)
 
@@ -321,7 +349,11 @@ def _tell_quantization(name: str, quantization: object) -> None:
         "give --lora-rank and --quantization nf4 for QLoRA",
     )
     remedy = f"weights are priced in the training precision; {fp8 if 'fp8' in str(method) else others}"
-    print(f"tilecast: {name}: {text} is not priced; {remedy}", file=sys.stderr)
+    _warn(f"{name}: {text} is not priced; {remedy}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, InputWarning, stacklevel=2)
 
 
 def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
@@ -332,7 +364,7 @@ def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Docum
 
 
 def _bare(
-    options: argparse.Namespace,
+    options: JobOptions,
     name: str,
     model: dict[str, Any],
     config_maps: Mapping[str, Document] | None = None,

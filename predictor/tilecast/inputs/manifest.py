@@ -9,8 +9,8 @@ from tilecast import jobs
 from tilecast.advice import Advice, Request
 from tilecast.api import documents
 from tilecast.api.edit import edited
-from tilecast.cli.reading import shown_name
 from tilecast.hardware import Pool
+from tilecast.inputs.reading import shown_name
 from tilecast.jobs import candidates, commands
 from tilecast.nodes import PublishedDevice
 from tilecast.spec import SpecError

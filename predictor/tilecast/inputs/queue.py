@@ -13,8 +13,8 @@ from tilecast.advice import Request, advise
 from tilecast.api import documents, training_job
 from tilecast.api.documents import Document
 from tilecast.api.fields import mapping, value_at
-from tilecast.cli.reading import read_text, shown_name
 from tilecast.hardware import Pool
+from tilecast.inputs.reading import read_text, shown_name
 from tilecast.jobs import Priorities, PriorityClass, kueue
 from tilecast.jobs.candidates import candidates
 from tilecast.jobs.candidates import request as narrowed

@@ -1,42 +1,62 @@
-"""Pools from what the command line is given: GPUs by name, a file of nodes, or a cluster that kubectl reaches."""
+"""Read pools: GPUs by name, nodes in a file or in memory, or a cluster that kubectl reaches."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import subprocess
-import sys
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from tilecast import calibration
-from tilecast.cli.reading import pair, read_text
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
+from tilecast.inputs.reading import InputWarning, pair, read_text
 from tilecast.spec import SpecError
 
 if TYPE_CHECKING:
     from tilecast.nodes import NodesReport, PublishedDevice
 
 
-def pool_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name pools, and the corrections for them."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
-    )
-    where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
-    where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
-    parser.add_argument(
-        "--calibration", metavar="FILE", help="corrections that `tilecast calibrate RUNS.csv` wrote, for every pool"
-    )
-
-
 ASSUMED = "assumed"
 """Layer of the facts that `--gpus` leaves open."""
 
 
-def pools(options: argparse.Namespace) -> Sequence[Pool]:
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Where a job may run; one of `nodes`, `gpus` and `context` is needed."""
+
+    nodes: str | None = None
+    """File of Nodes, GPUPools and ResourceSlices, or "-"; or their text, where it begins with a brace."""
+    gpus: str | None = None
+    """GPU:N,… for instance "h100-sxm:16,a100-80:8"."""
+    context: str | None = None
+    """Context of kubectl."""
+    calibration: str | None = None
+    """File of corrections for every pool."""
+
+    @classmethod
+    def of(cls, values: object) -> PoolOptions:
+        """Return the options among the attributes of an object, such as the arguments of a command line."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in vars(values).items() if name in known})
+
+    @classmethod
+    def given(cls, nodes: object, gpus: object, context: str | None, calibration: str | None) -> PoolOptions:
+        """Return the options for nodes as a path or as objects, and GPUs as a text or as counts by name."""
+        if isinstance(gpus, Mapping):
+            gpus = ",".join(f"{name}:{count}" for name, count in gpus.items())
+        if isinstance(nodes, Mapping):
+            nodes = json.dumps(dict(nodes))
+        elif isinstance(nodes, Sequence) and not isinstance(nodes, str):
+            nodes = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(nodes)})
+        elif nodes is not None:
+            nodes = str(nodes)
+        return cls(nodes, None if gpus is None else str(gpus), context, calibration)
+
+
+def pools(options: PoolOptions) -> Sequence[Pool]:
     """Return the pools that the arguments name; nodes that are in no pool are reported on standard error.
 
     Raises:
@@ -52,7 +72,8 @@ def pools(options: argparse.Namespace) -> Sequence[Pool]:
         report = report.calibrated(table)
     for item in report.left_out:
         amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
-        print(f"tilecast: left out {amount}: {item.message}; {item.remedy}", file=sys.stderr)
+        text = f"left out {amount}: {item.message}; {item.remedy}"
+        warnings.warn(text, InputWarning, stacklevel=2)
     return report.require()
 
 
@@ -62,7 +83,7 @@ def _corrections(file: str) -> calibration.Calibration:
     return calibration_file.read(read_text(file), file)
 
 
-def nodes_report(options: argparse.Namespace) -> NodesReport:
+def nodes_report(options: PoolOptions) -> NodesReport:
     """Return what a job can use now of the nodes of `--nodes` or `--context`; the result is cached.
 
     Raises:
@@ -84,7 +105,7 @@ def _nodes_report(context: str | None, file: str | None) -> NodesReport:
     return report.calibrated(calibration_file.shown_in(lists[1], report.pools))
 
 
-def pool_notes(options: argparse.Namespace, pools: Sequence[Pool]) -> tuple[str, ...]:
+def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
     """Return notes, a sentence each, on what is assumed about `pools` and on remarks about their nodes."""
     if options.gpus:
         shapes = "; ".join(map(_shape, pools))
@@ -113,14 +134,14 @@ def _shape(pool: Pool) -> str:
     return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])
 
 
-def pool_of_node(options: argparse.Namespace) -> dict[str, str]:
+def pool_of_node(options: PoolOptions) -> dict[str, str]:
     """Return the name of each node's pool; empty if pools are named by `--gpus`."""
     if options.gpus:
         return {}
     return {node: item.pool.name for item in nodes_report(options).entries for node in item.members}
 
 
-def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
+def node_labels(options: PoolOptions) -> list[Mapping[str, str]]:
     """Return the labels of the nodes that have GPUs; empty if pools are named by `--gpus`."""
     if options.gpus:
         return []
@@ -131,8 +152,8 @@ def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
     return [node.labels for node in everyone if node.gpus or node.other_devices or node.name in in_pools]
 
 
-def devices(options: argparse.Namespace) -> Mapping[str, Sequence[PublishedDevice]] | None:
-    """Return the devices of ResourceSlices by pool, or None if pools are named by `--gpus`."""
+def devices(options: PoolOptions) -> Mapping[str, Sequence[PublishedDevice]] | None:
+    """Return the devices of ResourceSlices by pool; None where pools are named by `--gpus`."""
     return None if options.gpus else nodes_report(options).devices
 
 
@@ -145,6 +166,8 @@ def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
     """
     if context:
         return _kubectl(context), f"context {context}"
+    if file and file.startswith("{"):
+        return file, "nodes"
     if file:
         return read_text(file), file
     raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")

@@ -13,8 +13,9 @@ from tilecast import untrusted
 from tilecast.advice.measured import Measurement
 from tilecast.api.base import ApiModel, check, optional_field
 from tilecast.api.parts import PartSeconds
-from tilecast.cli import pool_inputs, reading
 from tilecast.hardware import Pool, find_gpu
+from tilecast.inputs import pools as pool_inputs
+from tilecast.inputs import reading
 from tilecast.spec import SpecError, Stated
 from tilecast.transfer import UNTOLD, MeasuredParts
 

@@ -1,0 +1,356 @@
+"""The Python API: what `import tilecast` offers.
+
+    import tilecast
+
+    advice = tilecast.advise("llama-3.1-8b", seq=8192, batch=128, gpus="h100-sxm:16,l4:16")
+    print(advice)
+    print(advice.best.plan, advice.best.step_s)
+
+Every function returns a frozen value that prints as the command line's table, has `rows` and `to_dict()`, and raises
+`SpecError` for bad input. `asking` is where a question becomes an answer; the command line asks there too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tilecast.inputs import queue as queue_inputs
+from tilecast.inputs.job import JobOptions
+from tilecast.inputs.pools import PoolOptions
+from tilecast.inputs.reading import InputWarning
+from tilecast.planner.policies import POLICIES
+from tilecast.public import catalog
+from tilecast.public.asking import Question, ask
+from tilecast.public.queueing import QueueQuestion, planned
+from tilecast.public.results import Advice, Fits, Forecast, PoolFit, Queue, Sweep, Table
+from tilecast.public.sweeping import swept
+from tilecast.render.launch import LAUNCHERS
+from tilecast.spec import SpecError
+from tilecast.sweeps import Over
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Unpack
+
+__all__ = [
+    "Advice",
+    "Fits",
+    "Forecast",
+    "InputWarning",
+    "JobSettings",
+    "PoolFit",
+    "Queue",
+    "SpecError",
+    "Sweep",
+    "Table",
+    "advise",
+    "fits",
+    "forecast",
+    "gpus",
+    "launchers",
+    "links",
+    "models",
+    "queue",
+    "sweep",
+]
+
+
+class JobSettings(TypedDict, total=False):
+    """How a job is trained and where it may run; what is left out keeps its default."""
+
+    seq: int
+    """Tokens per sample."""
+    batch: int
+    """Samples per optimizer step, over all GPUs."""
+    precision: str
+    """bf16, fp16, fp32, tf32 or fp8."""
+    optimizer: str
+    execution: str
+    """eager or compiled."""
+    framework: str
+    """Framework that runs the plan, as in `spec.training.framework`."""
+    memory_format: str
+    lora_rank: int
+    """Train only LoRA adapters of this rank."""
+    quantization: str
+    """Quantization of frozen weights below adapters."""
+    bucket_mib: int
+    gradient_sync: str
+    parameter_servers: int
+    server_updates: str
+    steps: int
+    """Optimizer steps of the whole run, for the time and the cost to finish."""
+    input_samples_per_second: float
+    """Samples per second that the input pipeline of each node delivers."""
+    max_gpus: int
+    objective: str
+    """time (the default), cost, or another objective of `spec.objective`."""
+    deadline: str | float
+    """Seconds, or a text such as "36h"; for objective cheapestBeforeDeadline."""
+    budget: str | float
+    """US dollars, or a text such as "5000EUR"; for objective fastestWithinBudget."""
+    inputs: Any
+    """Example inputs of a `torch.nn.Module`: a tensor, or a tuple of them."""
+    gpus: str | Mapping[str, int]
+    """Pools by GPU and count: "h100-sxm:16,l4:16", or {"h100-sxm": 16, "l4": 16}."""
+    nodes: Any
+    """Instead of `gpus`: a path to Nodes and GPUPools as kubectl prints them, or these objects as dictionaries."""
+    context: str
+    """Instead of `gpus`: a context of kubectl."""
+    calibration: str
+    """Path of corrections that `tilecast calibrate` wrote."""
+
+
+def advise(
+    model: object,
+    *,
+    plan: str | None = None,
+    baseline: str | None = None,
+    measured: str | Sequence[str] | Mapping[str, float] = (),
+    launcher: str | None = None,
+    **settings: Unpack[JobSettings],
+) -> Advice:
+    """Return the best pool and plan for a job, with range, cost, reasons and alternatives.
+
+    Args:
+        model: a preset's name; a path of a config.json, a TrainingJob, an annotated job of another kind, a graph or an
+            ONNX file; the same as a dictionary; a config of Transformers; a `torch.nn.Module`, with `inputs`.
+        plan: the only plan to price, for instance "tp=2,dp=8".
+        baseline: what runs today, POOL:N[:PLAN][=STEP], priced as a row of its own.
+        measured: measured steps of the job, "POOL:N[/PLAN]=STEP" each, or a mapping from "POOL:N[/PLAN]" to seconds;
+            they correct the forecast on every pool.
+        launcher: a key of `launchers()` that has to be able to run the plan.
+        **settings: how the job is trained, and where it may run.
+
+    Raises:
+        SpecError: something cannot be read, is missing, or contradicts the rest.
+
+    >>> import tilecast
+    >>> advice = tilecast.advise("gpt2", seq=1024, batch=64, gpus="h100-sxm:8,l4:8")
+    >>> advice.best.pool.name
+    'h100-sxm'
+    """
+    with _named_by_argument():
+        question = _question(model, settings, plan, baseline, measured, launcher)
+        return Advice.of(ask(question).advice)
+
+
+def forecast(
+    model: object,
+    *,
+    plan: str | None = None,
+    measured: str | Sequence[str] | Mapping[str, float] = (),
+    **settings: Unpack[JobSettings],
+) -> Forecast:
+    """Return the forecast of one plan on one pool; without a plan, of the best one.
+
+    Args:
+        model: as for `advise`.
+        plan: for instance "tp=2,dp=8", or a plan as tables print it.
+        measured: as for `advise`.
+        **settings: as for `advise`.
+
+    Raises:
+        SpecError: something cannot be read, several pools are given, or the plan cannot run there.
+
+    >>> import tilecast
+    >>> tilecast.forecast("gpt2", seq=1024, batch=64, gpus="h100-sxm:8", plan="dp=8").gpus
+    8
+    """
+    advice = advise(model, plan=plan, measured=measured, **settings)
+    pools = [*(offer.pool.name for offer in advice.offers), *(item.pool for item in advice.rejections)]
+    if len(pools) > 1:
+        raise SpecError("gpus", f"{len(pools)} pools are given", "give one pool, or call advise() to compare them")
+    if advice.best is None:
+        refused = advice.rejections[0]
+        raise SpecError("plan" if plan else "model", f"{refused.pool}: {refused.message}", refused.remedy)
+    return advice.best
+
+
+def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettings]) -> Fits:
+    """Return whether a job fits into memory, pool by pool, and what would make it fit.
+
+    Args:
+        model: as for `advise`.
+        plan: the only plan to look at; without one, any plan may be chosen.
+        **settings: as for `advise`.
+
+    Raises:
+        SpecError: something cannot be read, is missing, or contradicts the rest.
+
+    >>> import tilecast
+    >>> bool(tilecast.fits("llama-3.1-405b", seq=8192, batch=64, gpus="t4:8"))
+    False
+    """
+    return Fits.of(advise(model, plan=plan, **settings))
+
+
+def sweep(
+    model: object,
+    *,
+    over: str,
+    **settings: Unpack[JobSettings],
+) -> Sweep:
+    """Return the advice for each value of a number.
+
+    Args:
+        model: as for `advise`.
+        over: FIELD=VALUES, for instance "training.globalBatchSize=64..512" or "pool.price=x0.5,x1,x2"; fields are
+            numbers of the job's spec and those of `tilecast sweep --help`.
+        **settings: as for `advise`.
+
+    Raises:
+        SpecError: the field is not known, or something else cannot be read.
+
+    >>> import tilecast
+    >>> swept = tilecast.sweep("gpt2", seq=1024, batch=64, gpus="l4:8", over="pool.gpus=4,8")
+    >>> [row["gpus"] for row in swept.rows]
+    [4, 8]
+    """
+    with _named_by_argument():
+        question = _question(model, settings)
+        over_ = Over.parse(over, "over")
+        return Sweep.of(over_.field, swept(question.job, question.pools, over_))
+
+
+def queue(
+    jobs: str | Sequence[Mapping[str, Any]],
+    *,
+    gpus: str | Mapping[str, int] | None = None,
+    nodes: object = None,
+    context: str | None = None,
+    calibration: str | None = None,
+    policy: str = "completion",
+    horizon: str | float | None = None,
+    what_if: str | Sequence[str] = (),
+    at: str | None = None,
+) -> Queue:
+    """Return which job of a queue runs on which pool, and when each starts and ends.
+
+    Args:
+        jobs: a file or folder of TrainingJobs and annotated jobs of other kinds, or these objects as dictionaries.
+        gpus: pools by GPU and count, as for `advise`.
+        nodes: nodes instead of `gpus`, as for `advise`.
+        context: a context of kubectl instead of `gpus`.
+        calibration: path of corrections that `tilecast calibrate` wrote.
+        policy: a policy that `tilecast queue --help` lists.
+        horizon: when everything without a deadline is due: seconds, or a text such as "36h".
+        what_if: nodes that pools would have more or fewer, "POOL:+N" or "POOL:-N".
+        at: the time that counts as now, in ISO 8601; the present if absent.
+
+    Raises:
+        SpecError: something cannot be read, or there is no job.
+    """
+    with _named_by_argument():
+        if policy not in POLICIES:
+            raise SpecError("policy", f"{policy!r} is not known", f"known: {', '.join(POLICIES)}")
+        given = queue_inputs.listed(jobs) if isinstance(jobs, str) else [dict(job) for job in jobs]
+        changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
+        pools = PoolOptions.given(nodes, gpus, context, calibration)
+        limit = None if horizon is None else str(horizon)
+        return Queue.of(planned(QueueQuestion(given, pools, policy, limit, changes, at)))
+
+
+def gpus(name: str | None = None) -> Table | dict[str, Any]:
+    """Return the GPUs that are known, or the facts of one with their sources.
+
+    Raises:
+        SpecError: there is none of that name.
+
+    >>> import tilecast
+    >>> "h100-sxm" in [row["GPU"] for row in tilecast.gpus()]
+    True
+    """
+    return Table(catalog.gpu_rows()) if name is None else catalog.gpu_row(name)
+
+
+def models(name: str | None = None) -> Table | dict[str, Any]:
+    """Return the presets of models, or the dimensions of one.
+
+    Raises:
+        SpecError: there is none of that name.
+    """
+    return Table(catalog.model_rows()) if name is None else catalog.model_row(name)
+
+
+def links(name: str | None = None) -> Table | dict[str, Any]:
+    """Return the links between GPUs that are known, or the facts of one with their sources.
+
+    Raises:
+        SpecError: there is none of that name.
+    """
+    return Table(catalog.link_rows()) if name is None else catalog.link_row(name)
+
+
+def launchers() -> tuple[str, ...]:
+    """Return the names of the launchers that commands can be written for."""
+    return tuple(LAUNCHERS)
+
+
+def _question(
+    model: object,
+    settings: Mapping[str, Any],
+    plan: str | None = None,
+    baseline: str | None = None,
+    measured: str | Sequence[str] | Mapping[str, float] = (),
+    launcher: str | None = None,
+) -> Question:
+    """Return the question that the arguments ask.
+
+    Raises:
+        TypeError: an argument is not known.
+        SpecError: a value cannot be meant.
+    """
+    given = dict(settings)
+    unknown = [name for name in given if name not in JobSettings.__annotations__]
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(JobSettings.__annotations__)}")
+    if launcher is not None and launcher not in LAUNCHERS:
+        raise SpecError("launcher", f"{launcher!r} is not known", f"known: {', '.join(LAUNCHERS)}")
+    where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration")]
+    example = given.pop("inputs", None)
+    if type(model).__module__.partition(".")[0] != "builtins" and hasattr(model, "named_parameters"):
+        model = _traced(model, example)
+    return Question(
+        JobOptions(model, **given),
+        PoolOptions.given(*where),
+        baseline=baseline,
+        plan=plan,
+        measured=_steps(measured),
+        launch=launcher,
+    )
+
+
+def _traced(module: Any, inputs: Any) -> Any:
+    """Return the trace of a `torch.nn.Module` on its example inputs."""
+    from tilecast.zoo.traced import torch_export
+
+    if inputs is None:
+        problem = "is missing, and a torch.nn.Module needs example inputs"
+        raise SpecError("inputs", problem, "give inputs=tensor, or a tuple of tensors")
+    return torch_export.trace_of(lambda: (module, inputs), type(module).__name__)
+
+
+def _steps(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ...]:
+    """Return measured steps as texts."""
+    if isinstance(measured, str):
+        return (measured,)
+    if isinstance(measured, Mapping):
+        return tuple(f"{where}={seconds!r}s" for where, seconds in measured.items())
+    return tuple(measured)
+
+
+@contextmanager
+def _named_by_argument() -> Iterator[None]:
+    """Raise errors about flags of the command line as errors about the arguments of the same names."""
+    try:
+        yield
+    except SpecError as error:
+        raise type(error)(*(_without_flags(text) for text in (error.field, error.problem, error.remedy))) from None
+
+
+def _without_flags(text: str) -> str:
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda match: match[1].replace("-", "_"), text)

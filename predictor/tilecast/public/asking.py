@@ -1,0 +1,208 @@
+"""Answer one question: read a job and its pools, correct by measured steps, and advise.
+
+The command line and the Python API both ask here, so that neither knows what the other does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tilecast import search
+from tilecast.advice import Advice, Baseline, Offer, Request, advise, measured
+from tilecast.frameworks import FRAMEWORKS
+from tilecast.hardware import Pool
+from tilecast.inputs import job as job_inputs
+from tilecast.inputs import measurements, reading
+from tilecast.inputs import pools as pool_inputs
+from tilecast.inputs.job import JobInput, JobOptions
+from tilecast.inputs.pools import PoolOptions
+from tilecast.render import launch as launched
+from tilecast.render.launch import LAUNCHERS
+from tilecast.search import engine
+from tilecast.spec import Plans, SpecError, Stated
+
+if TYPE_CHECKING:
+    from tilecast.jobs.candidates import Candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A job, where it may run, and what the user knows about it already."""
+
+    job: JobOptions
+    pools: PoolOptions
+    baseline: str | None = None
+    """POOL:N[:PLAN][=STEP], what the user would run today."""
+    plan: str | None = None
+    """The only plan to price."""
+    measured: Sequence[str] = field(default_factory=tuple)
+    """Measured steps, POOL:N[/PLAN]=STEP each, @FILE.json, or the seconds of one step."""
+    launch: str | None = None
+    """Launcher that has to be able to run the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Advice, and what it was given for."""
+
+    job: JobInput
+    advice: Advice
+    pools: Sequence[Pool]
+    """Pools that the job may use."""
+    candidates: Candidates | None = None
+    """How a job of another kind may use them; None for a TrainingJob."""
+    seconds: float | None = None
+    """A measured step that names no pool."""
+
+
+def ask(question: Question) -> Answer:
+    """Return the advice for a job.
+
+    Raises:
+        SpecError: the job, the pools or an option cannot be read, or they contradict each other.
+    """
+    job = job_inputs.job(question.job)
+    try:
+        return _answered(question, job)
+    except SpecError as error:
+        raise job.by_flag(error) from None
+
+
+def _answered(question: Question, job: JobInput) -> Answer:
+    request, pools = job.request(), pool_inputs.pools(question.pools)
+    seconds, runs = measurements.read(question.measured)
+    if question.baseline:
+        where, step = measurements.baseline(question.baseline)
+        request = replace(request, baseline=_baseline(where))
+        runs = [*runs, *step]
+    own = measured.own_runs(request, measurements.resolved(runs, pools))
+    pools = measured.corrected(request, pools, own)
+    if question.plan is not None:
+        request = _planned(request, question.plan)
+    notes = pool_inputs.pool_notes(question.pools, pools)
+    requests = kept_to(request, question.launch) if question.launch else (request,)
+    if job.source is None:
+        advice = measured.with_notes(_noted(_best(requests, pools), notes), own)
+        return Answer(job, advice, pools, seconds=seconds)
+    from tilecast.jobs.candidates import settled
+
+    labels, devices = pool_inputs.node_labels(question.pools), pool_inputs.devices(question.pools)
+    narrowed = [job.source.narrowed(one, pools, labels, devices) for one in requests]
+    candidates = narrowed[0][1]
+    best = _best([one for one, _ in narrowed], candidates.pools)
+    advice = measured.with_notes(_noted(settled(best, candidates), notes), own)
+    return Answer(job, advice, candidates.pools, candidates, seconds)
+
+
+def offer_that_ran(question: Question, answer: Answer) -> Offer:
+    """Return the offer that a measured step without a pool is about.
+
+    Raises:
+        SpecError: it is no step time, or several runs could be meant.
+    """
+    if answer.seconds is None or not 0 < answer.seconds < 1e9:
+        raise SpecError("--measured", f"{answer.seconds or 0:g} is no step time", "give seconds, more than 0")
+    if question.baseline:
+        if answer.advice.baseline is None:
+            raise SpecError("--measured", "the baseline cannot be priced", "see why without --measured")
+        return answer.advice.baseline
+    if question.plan is None or len(answer.advice.offers) != 1:
+        raise SpecError("--measured", "which run took so long is open", "give --baseline POOL:N, or --plan on one pool")
+    return answer.advice.offers[0]
+
+
+def _noted(advice: Advice, notes: Sequence[str]) -> Advice:
+    return replace(advice, notes=(*advice.notes, *notes))
+
+
+_GAIN = 0.05
+"""What another framework of a launcher has to save of the first one's objective to be worth its wrapping."""
+
+
+def _best(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
+    """Return the advice for one of the requests, which differ in their frameworks.
+
+    Advice whose framework executes the recommendation goes before all other. Of the rest the first is chosen, unless a
+    later one has a recommendation that is better by more than `_GAIN` or the first has none.
+    """
+    advices = [_advise(request, pools) for request in requests]
+    chosen, *others = [advice for advice in advices if _is_run(advice)] or advices
+    for other in others:
+        if other.best is None:
+            continue
+        if chosen.best is None or _value(other, other.best) < (1 - _GAIN) * _value(chosen, chosen.best):
+            chosen = other
+    return chosen
+
+
+def _is_run(advice: Advice) -> bool:
+    """Return whether the job's framework executes the recommendation, which is not certain for a stated plan."""
+    best, framework = advice.best, advice.request.workload.framework
+    if best is None or framework is None:
+        return best is not None
+    return bool(search.abilities(framework).executes(Plans.of(best.plan))[0])
+
+
+def _value(advice: Advice, offer: Offer) -> float:
+    """Return the value of an offer that the objective minimises: its GPUs, or the seconds or the price per sample."""
+    goal = advice.request.goal
+    if goal.fewest_gpus:
+        return float(offer.gpus)
+    price = offer.cost_per_1000_steps if goal.is_price else None
+    return (offer.step_s if price is None else price) / offer.workload.global_batch
+
+
+def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
+    try:
+        return advise(request, pools)
+    except SpecError as error:
+        if error.field != "plan":
+            raise
+        raise SpecError("--plan", error.problem, error.remedy) from None
+
+
+def _baseline(text: str) -> Baseline:
+    where, _, plan = text.partition(":")[2].partition(":")
+    pool, gpus = reading.pair("--baseline", f"{text.partition(':')[0]}:{where}")
+    return Baseline(pool, gpus, Stated.parse(plan, "--baseline") if plan else None)
+
+
+def _planned(request: Request, text: str) -> Request:
+    """Return the request for one stated plan; the product of its degrees is the number of GPUs.
+
+    Raises:
+        SpecError: the plan cannot be read, or contradicts the constraints on GPUs.
+    """
+    plan = Stated.parse(text, "--plan")
+    if plan.data is None:
+        return replace(request, plan=plan)
+    gpus, limits = plan.data * plan.tensor * plan.pipeline * plan.context, request.constraints
+    if limits.gpus not in (None, gpus):
+        problem = f"its degrees multiply to {gpus} GPUs, constraints.gpus says {limits.gpus}"
+        raise SpecError("--plan", problem, "change one of them")
+    if limits.max_gpus is not None and gpus > limits.max_gpus:
+        problem = f"its degrees multiply to {gpus} GPUs, above {limits.max_gpus}, the most that may be used"
+        raise SpecError("--plan", problem, "lower a degree or raise --max-gpus")
+    return replace(request, plan=plan, constraints=replace(limits, gpus=gpus))
+
+
+def kept_to(request: Request, launcher: str) -> tuple[Request, ...]:
+    """Return the request for each framework that the launcher runs, or for the job's own framework alone.
+
+    Raises:
+        SpecError: the launcher cannot run the job, or not with the framework that the job names.
+    """
+    launched.refuse(launcher, request.workload)
+    able, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
+    if asked is not None and (engine(asked) not in map(engine, able) or FRAMEWORKS[asked].host == "graph"):
+        problem = f"{launcher} is not {asked}, which spec.training.framework names"
+        raise SpecError("--launch", problem, "leave one of them out")
+    named = able if asked is None else (asked,)
+    if request.workload.bucket_mib is not None:
+        named = tuple(name for name in named if FRAMEWORKS[name].has_buckets)
+        if not named:
+            problem = f"{launcher} has no buckets of a stated size"
+            raise SpecError("training.bucketMiB", problem, "leave it out, or launch the job by another launcher")
+    return tuple(replace(request, workload=replace(request.workload, framework=name)) for name in named)

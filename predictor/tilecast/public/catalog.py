@@ -1,0 +1,200 @@
+"""List the GPUs, models and links that ship, and the pools of a cluster, as plain dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tilecast import zoo
+from tilecast.hardware import Pool, find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
+from tilecast.inputs import pools as pool_inputs
+from tilecast.inputs.pools import PoolOptions
+from tilecast.nodes import NodesReport
+from tilecast.spec import Model, SpecError, Workload
+
+Row = dict[str, Any]
+
+
+def gpu_rows() -> list[Row]:
+    """Return every GPU that ships: memory, bandwidth, SMs, dense peaks and MIG slices."""
+    return [
+        {
+            "GPU": gpu.name,
+            "GiB": gpu.memory_bytes / 2**30,
+            "GB/s": gpu.memory_bandwidth_bytes_per_s / 1e9,
+            "SMs": gpu.sm_count,
+            "dense TFLOP/s": {name: rate / 1e12 for name, rate in gpu.peak_flops.items()},
+            "MIG slices": [profile.name for profile in mig_profiles(gpu)],
+        }
+        for gpu in gpus().values()
+    ]
+
+
+def gpu_row(name: str) -> Row:
+    """Return the facts of a GPU with their sources.
+
+    Raises:
+        SpecError: there is none of that name.
+    """
+    facts = gpu_facts(name).model_dump(exclude_defaults=True)
+    slices = {
+        profile.name: {
+            "SMs": profile.sms,
+            "GiB": round(profile.memory_bytes / 2**30, 2),
+            "memory_share": profile.memory_share,
+            "per_gpu": profile.instances,
+        }
+        for profile in mig_profiles(find_gpu(facts["name"]))
+    }
+    return {**facts, "mig_slices": slices} if slices else facts
+
+
+def model_rows() -> list[Row]:
+    """Return every preset with its family and its number of parameters."""
+    distinct = {model.name: model for model in zoo.presets().values()}
+    return [
+        {"MODEL": name, "FAMILY": model.family, "PARAMETERS": round(_parameters(model))}
+        for name, model in sorted(distinct.items())
+    ]
+
+
+def _parameters(model: Model) -> float:
+    return zoo.parameters(Workload(model, 128, 1))
+
+
+def model_row(name: str) -> Row:
+    """Return the dimensions of a preset.
+
+    Raises:
+        SpecError: there is none of that name.
+    """
+    model = zoo.preset(name)
+    facts = {key: value for key, value in asdict(model).items() if value not in (None, 0, {}) and key != "extra"}
+    source = "the published configuration of that name, or the table of its paper"
+    row = {**facts, **model.extra, "parameters": _parameters(model)}
+    return {**row, "sources": {"dimensions": source}}
+
+
+def link_rows() -> list[Row]:
+    """Return every link that ships: bandwidth and the share of it that transfers reach."""
+    return [
+        {
+            "LINK": link.name,
+            "GB/s": link.bandwidth_bytes_per_s / 1e9,
+            "PER": "node" if link.per_node else "GPU",
+            "reaches": link.efficiency,
+        }
+        for link in links().values()
+    ]
+
+
+def link_row(name: str) -> Row:
+    """Return the facts of a link with their sources.
+
+    Raises:
+        SpecError: there is none of that name.
+    """
+    return link_facts(name).model_dump(exclude_defaults=True)
+
+
+def _report(options: PoolOptions) -> NodesReport:
+    report = pool_inputs.nodes_report(options)
+    report.refuse_invalid()
+    return report
+
+
+def pool_rows(options: PoolOptions) -> list[Row]:
+    """Return the pools, and why other nodes have none."""
+    if options.gpus:
+        return [_listed(pool, "--gpus") for pool in pool_inputs.pools(options)]
+    report = _report(options)
+    rows = [_listed(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.entries]
+    for item in report.left_out:
+        why = f"{_amount(len(item.nodes))} not priced ({item.code}): {item.message}; {item.remedy}"
+        rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": why})
+    if report.other_nodes:
+        rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": f"{_amount(report.other_nodes)} without a GPU"})
+    return rows
+
+
+def _amount(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
+
+
+_POOL = ("POOL", "GPU", "NODES", "GPUS/NODE", "INTRA", "INTER", "PRICE", "CURRENCY", "GPU KNOWN BY", "WHY")
+
+
+def _listed(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
+    shape, links = (pool.max_nodes, pool.gpus_per_node), (pool.intra.name, pool.inter.name)
+    price = (pool.price_per_gpu_hour, pool.currency)
+    return dict(
+        zip(_POOL, (pool.name, pool.gpu.name, *shape, *links, *price, layer, "; ".join(remarks) or None), strict=True)
+    )
+
+
+def _usual(pool: Pool) -> Row:
+    """Return what is assumed about a pool of `--gpus`."""
+    return {
+        "name": pool.name,
+        "most nodes": pool.max_nodes,
+        "GPUs": pool.max_nodes * pool.gpus_per_node,
+        "node type": pool.node_type,
+        "facts": {
+            "gpu": pool.gpu.name,
+            "gpusPerNode": pool.gpus_per_node,
+            "intraNode": pool.intra.name,
+            "interNode": pool.inter.name,
+            "price": pool.price_per_gpu_hour,
+            "currency": pool.currency,
+        },
+    }
+
+
+def _numbers(facts: Mapping[str, str]) -> Row:
+    """Return the facts of a pool with counts and prices as numbers."""
+    row: Row = {}
+    for name, value in facts.items():
+        amount, _, currency = value.partition(" ")
+        if name == "price" and currency:
+            row |= {name: float(amount), "currency": currency}
+        else:
+            row[name] = int(value) if value.isdecimal() else value
+    return row
+
+
+def pool_row(name: str, options: PoolOptions) -> Row:
+    """Return the facts of a pool, or why a node has none.
+
+    Raises:
+        SpecError: there is none of that name.
+    """
+    if options.gpus:
+        usual = {pool.name: pool for pool in pool_inputs.pools(options)}
+        if name not in usual:
+            raise SpecError("NAME", f"there is no pool {name!r}", f"known: {', '.join(usual)}")
+        return _usual(usual[name])
+    report = _report(options)
+    for item in report.entries:
+        if item.pool.name == name:
+            pool = item.pool
+            return {
+                "name": pool.name,
+                "nodes": item.nodes,
+                "most nodes": pool.max_nodes,
+                "GPUs": item.gpus_total,
+                "allocatable": item.gpus_allocatable,
+                "usable now": item.nodes - item.unusable,
+                "remarks": list(item.remarks),
+                "node type": pool.node_type,
+                "facts": _numbers({name: value for name, (value, _) in item.facts.items()}),
+                "known by": {name: layer for name, (_, layer) in item.facts.items()},
+                "node selector": dict(pool.node_selector),
+                "tolerations": [dict(toleration) for toleration in pool.tolerations],
+            }
+    for left in report.left_out:
+        if name in left.nodes:
+            facts = {"node": name, "code": left.code, "not priced because": left.message, "remedy": left.remedy}
+            return {**facts, "alike": len(left.nodes) - 1}
+    known = ", ".join(item.pool.name for item in report.entries)
+    raise SpecError("NAME", f"there is no pool or unpriced node {name!r}", f"known: {known or 'none'}")

@@ -1,0 +1,120 @@
+"""Plan a queue: which job on which pool, when each starts and ends, and what other numbers of nodes would buy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from tilecast.api.documents import Document
+from tilecast.hardware import Pool
+from tilecast.inputs import pools as pool_inputs
+from tilecast.inputs.pools import PoolOptions
+from tilecast.inputs.queue import QueueDocuments, QueueReader, ReadQueue
+from tilecast.inputs.reading import seconds
+from tilecast.planner.options import capacity
+from tilecast.planner.problem import QueueProblem, Unplanned
+from tilecast.planner.solver import solve
+from tilecast.planner.totals import QueueReport, report
+from tilecast.render.queue import QueueScreen, WhatIf
+from tilecast.spec import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class QueueQuestion:
+    """Jobs that wait, where they may run, and how they are ordered."""
+
+    jobs: Sequence[Document]
+    pools: PoolOptions
+    policy: str = "completion"
+    """A key of `tilecast.planner.policies.POLICIES`."""
+    horizon: str | None = None
+    """When everything without a deadline is due: seconds, or a text such as "36h"."""
+    what_if: Sequence[str] = field(default_factory=tuple)
+    """POOL:+N or POOL:-N nodes."""
+    at: str | None = None
+    """Time that counts as now, in ISO 8601; the present if absent."""
+
+
+def planned(question: QueueQuestion) -> QueueScreen | tuple[Unplanned, ...]:
+    """Return the plan of a queue, or the jobs that cannot be planned where none can.
+
+    Raises:
+        SpecError: the jobs, the pools or an option cannot be read.
+    """
+    horizon = None if question.horizon is None else float(seconds(question.horizon, "--horizon"))
+    pools = pool_inputs.pools(question.pools)
+    changed = _changed(question.what_if, pools)
+    # Options are priced on the larger of the pools, so that a change of nodes prices nothing anew.
+    widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
+    given = QueueDocuments.of(question.jobs)
+    labels, devices = pool_inputs.node_labels(question.pools), pool_inputs.devices(question.pools)
+    read = QueueReader(given, widest, labels, _now(question.at), devices).read()
+    held = given.held(pool_inputs.pool_of_node(question.pools)) if given.pods else {}
+    problem = _problem(read, pools, horizon, held)
+    solution = solve(problem, question.policy)
+    unplanned = (*read.unplanned, *solution.refused)
+    if not solution.option:
+        return unplanned
+    what_if = _what_if(problem, pools, changed, question.policy, solution.columns.problem.jobs)
+    return QueueScreen(report(solution), unplanned, what_if)
+
+
+def _now(text: str | None) -> datetime:
+    if text is None:
+        return datetime.now(UTC)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise SpecError("--at", f"cannot read {text[:40]!r}", "write for instance 2026-11-02T08:15:04Z") from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _problem(
+    read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held: Mapping[str, int]
+) -> QueueProblem:  # fmt: skip
+    """Return the problem; GPUs held by pods reduce a pool's capacity, except those of running jobs of the queue."""
+    ours = Counter[str]()
+    for job in read.jobs:
+        if job.is_running and job.present is not None:
+            ours[job.present[0]] += job.present[1]
+    others = {name: max(count - ours[name], 0) for name, count in held.items()}
+    capacities = (
+        replace(capacity(pool, others.get(pool.name, 0)), quotas=read.quotas.get(pool.name, {})) for pool in pools
+    )
+    return QueueProblem(read.jobs, tuple(capacities), horizon)
+
+
+def _changed(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, int]:
+    """Return the number of nodes that the pools named by `--what-if` would have.
+
+    Raises:
+        SpecError: a text cannot be read, or takes away more nodes than there are.
+    """
+    nodes, nodes_of = {pool.name: pool.max_nodes for pool in pools}, dict[str, int]()
+    for text in texts:
+        name, _, change = text.rpartition(":")
+        if name not in nodes:
+            raise SpecError("--what-if", f"there is no pool {name[:60]!r}", f"known: {', '.join(sorted(nodes))}")
+        if change[:1] not in ("+", "-") or not change[1:].isdecimal() or len(change) > 6:
+            raise SpecError("--what-if", f"cannot read {text[:60]!r}", f"write for instance {name}:+2")
+        nodes_of[name] = nodes_of.get(name, nodes[name]) + int(change)
+        if nodes_of[name] < 0:
+            raise SpecError("--what-if", f"{name} has {nodes[name]} nodes", "take away no more than there are")
+    return nodes_of
+
+
+def _what_if(
+    problem: QueueProblem, pools: Sequence[Pool], changed: Mapping[str, int], policy: str, planned: Sequence[object]
+) -> WhatIf | None:
+    if not changed:
+        return None
+    other = replace(
+        problem, pools=tuple(replace(pool, nodes=changed.get(pool.name, pool.nodes)) for pool in problem.pools)
+    )
+    solution = solve(other, policy)
+    difference = {pool.name: changed[pool.name] - pool.max_nodes for pool in pools if pool.name in changed}
+    outcome: QueueReport | None = report(solution) if solution.option else None
+    lost: tuple[Unplanned, ...] = tuple(item for item in solution.refused if item.is_left_out)
+    return WhatIf(difference, outcome, len(solution.option) - len(planned), lost)

@@ -1,0 +1,331 @@
+"""Results of the Python API: values that print as the command line's tables do.
+
+Every result has `rows` (plain dictionaries, which pandas and polars take), `to_dict()` (the command line's JSON), and
+shows as a table in a notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tilecast import advice as core
+from tilecast import diagnose as diagnosing
+from tilecast import explain as explaining
+from tilecast.planner.problem import Unplanned
+from tilecast.render import document as documents
+from tilecast.render import launch as launched
+from tilecast.render import queue as queue_screen
+from tilecast.render import sweep as sweep_screen
+from tilecast.render.columns import columns
+from tilecast.render.queue import QueueScreen
+from tilecast.render.rows import facts, html_table, table
+from tilecast.render.table import headline
+from tilecast.render.table import table as advice_table
+from tilecast.render.units import gibibytes
+from tilecast.spec import SpecError
+from tilecast.sweeps import FIELDS, Row
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast(core.Offer):
+    """Forecast of one plan on one pool. Seconds and bytes; the range of a step holds 90 % of the measured ones."""
+
+    @classmethod
+    def of(cls, offer: core.Offer) -> Forecast:
+        """Return an offer as a forecast."""
+        return cls(**_fields(offer))
+
+    def __str__(self) -> str:
+        """Return the facts, one line each."""
+        return "\n".join(facts(self.rows[0]))
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows)
+
+    @property
+    def rows(self) -> Rows:
+        """One dictionary with everything that has one value."""
+        return [_offer_row(self, True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the forecast as `status.recommendation` has it."""
+        return documents.recommendation(self)
+
+    def explain(self) -> explaining.Explanation:
+        """Return the operators, the roofline, the exchanges and the memory behind the forecast."""
+        return explaining.explain(self.workload, self.plan, self.pool, self.step_s)
+
+    def diagnose(self, step_seconds: float) -> diagnosing.Diagnosis:
+        """Return which part of the forecast is most probably off, given a measured step.
+
+        Args:
+            step_seconds: the step as measured.
+
+        Raises:
+            SpecError: it is no step time.
+        """
+        if not 0 < step_seconds < 1e9:
+            raise SpecError("step_seconds", f"{step_seconds:g} is no step time", "give seconds, more than 0")
+        return diagnosing.diagnose(self.workload, self.plan, self.pool, step_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice(core.Advice):
+    """Advice for one job: the best plan of every pool, best first, and why the others are not it."""
+
+    offers: tuple[Forecast, ...]
+
+    @classmethod
+    def of(cls, advice: core.Advice) -> Advice:
+        """Return what the predictor advises as a result of the API."""
+        values = _fields(advice)
+        return cls(**{**values, "offers": tuple(map(Forecast.of, advice.offers))})
+
+    @property
+    def best(self) -> Forecast | None:
+        """The recommendation; None where no pool can run the job."""
+        return self.offers[0] if self.offers else None
+
+    def __str__(self) -> str:
+        """Return the table that `tilecast advise` prints."""
+        return advice_table(self).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows, headline(self), self.notes)
+
+    @property
+    def rows(self) -> Rows:
+        """One dictionary for each pool: the offers, best first, then the rejections, which have no numbers."""
+        accepted = [_offer_row(offer, offer is self.best) for offer in self.offers]
+        names = list(accepted[0]) if accepted else ["pool", "best", "reason"]
+        rejected = [
+            dict.fromkeys(names) | {"pool": item.pool, "best": False, "reason": f"{item.message}: {item.remedy}"}
+            for item in self.rejections
+        ]
+        return [*accepted, *rejected]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the advice as `tilecast advise -o json` prints it."""
+        return documents.document(self)
+
+    def launch(self, launcher: str) -> str:
+        """Return what to type to run the recommendation.
+
+        Args:
+            launcher: a key of `tilecast.launchers()`.
+
+        Raises:
+            SpecError: nothing is recommended, or the launcher cannot run it.
+        """
+        if self.best is None:
+            raise SpecError("launch", "nothing is recommended", "see rejections")
+        if launcher not in launched.LAUNCHERS:
+            raise SpecError("launcher", f"{launcher!r} is not known", f"known: {', '.join(launched.LAUNCHERS)}")
+        return launched.screen(launcher, launched.Setting.of(self.request.name, self.best))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFit:
+    """Whether a job fits into the memory of a pool's GPUs. Bytes of the fullest GPU."""
+
+    pool: str
+    fits: bool
+    """Whether what the plan cannot do without fits."""
+    is_tight: bool
+    """Whether the upper end of the range does not fit."""
+    plan: str
+    """The plan that was asked about, the recommended one, or the one that is nearest to fitting."""
+    memory_bytes: float | None
+    memory_upper_bytes: float | None
+    available_bytes: float | None
+    remedy: str
+    """The nearest change that would make it fit; empty where it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Whether a job fits into memory, pool by pool; true where it fits on any."""
+
+    pools: tuple[PoolFit, ...]
+
+    @classmethod
+    def of(cls, advice: core.Advice) -> Fits:
+        """Return what an advice says about memory."""
+        accepted = [
+            PoolFit(
+                offer.pool.name,
+                True,
+                offer.is_tight,
+                str(offer.plan),
+                offer.memory_bytes,
+                offer.memory_upper_bytes,
+                offer.memory_available_bytes,
+                "",
+            )
+            for offer in advice.offers
+        ]
+        rejected = [
+            PoolFit(
+                item.pool,
+                False,
+                False,
+                "" if item.plan is None else str(item.plan),
+                item.memory_bytes,
+                None,
+                item.memory_available_bytes,
+                item.remedy if item.code == "OutOfMemory" else f"{item.message}: {item.remedy}",
+            )
+            for item in advice.rejections
+        ]
+        return cls((*accepted, *rejected))
+
+    def __bool__(self) -> bool:
+        """Return whether any pool can hold the job."""
+        return any(one.fits for one in self.pools)
+
+    def __str__(self) -> str:
+        """Return a table with a line for each pool."""
+        rows = [
+            (
+                one.pool,
+                "tight" if one.is_tight else "fits" if one.fits else "no",
+                one.plan,
+                "" if one.memory_bytes is None else gibibytes(one.memory_bytes),
+                "" if one.available_bytes is None else gibibytes(one.available_bytes),
+                one.remedy,
+            )
+            for one in self.pools
+        ]
+        return "\n".join(columns(("POOL", "FITS", "PLAN", "GiB", "OF", "REMEDY"), rows, ("GiB", "OF")))
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows)
+
+    @property
+    def rows(self) -> Rows:
+        """One dictionary for each pool."""
+        return [_fields(one) for one in self.pools]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {"fits": bool(self), "pools": self.rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Advice for one value of a number after another."""
+
+    field: str
+    unit: str
+    values: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, field: str, values: Sequence[Row]) -> Sweep:
+        """Return the advices for the values of a field."""
+        return cls(field, FIELDS[field].unit if field in FIELDS else "", tuple(values))
+
+    def __str__(self) -> str:
+        """Return the table that `tilecast sweep` prints."""
+        return sweep_screen.table(self.field, self.unit, self.values).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows, self.field)
+
+    @property
+    def rows(self) -> Rows:
+        """One dictionary for each value and pool."""
+        return [
+            {"value": row.value, **_offer_row(offer, offer is row.best)}
+            for row in self.values
+            for offer in row.advice.offers
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sweep as `tilecast sweep -o json` prints it."""
+        return sweep_screen.document(self.field, self.unit, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Plan of a queue."""
+
+    plan: QueueScreen | None
+    """None where no job can be planned."""
+    unplanned: tuple[Unplanned, ...]
+    """Jobs without a place, and why."""
+
+    @classmethod
+    def of(cls, planned: QueueScreen | tuple[Unplanned, ...]) -> Queue:
+        """Return a plan, or the reasons why there is none."""
+        return cls(planned, planned.unplanned) if isinstance(planned, QueueScreen) else cls(None, planned)
+
+    def __str__(self) -> str:
+        """Return the table that `tilecast queue` prints."""
+        if self.plan is None:
+            return queue_screen.nothing(self.unplanned, "table").rstrip("\n")
+        return queue_screen.table(self.plan).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows)
+
+    @property
+    def rows(self) -> Rows:
+        """One dictionary for each job that is planned."""
+        return [] if self.plan is None else queue_screen.rows(self.plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as `tilecast queue -o json` prints it."""
+        if self.plan is None:
+            return queue_screen.nothing_document(self.unplanned)
+        return queue_screen.document(self.plan)
+
+
+class Table(tuple[Mapping[str, Any], ...]):
+    """Rows of what is known, one dictionary each."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Return the rows as a table."""
+        return "\n".join(table(self))
+
+    def _repr_html_(self) -> str:
+        return html_table(self)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows as plain dictionaries."""
+        return [dict(row) for row in self]
+
+
+def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
+    return {
+        "pool": offer.pool.name,
+        "best": is_best,
+        "gpus": offer.gpus,
+        "nodes": offer.nodes,
+        "plan": str(offer.plan),
+        "precision": offer.workload.precision,
+        "global_batch": offer.workload.global_batch,
+        "step_seconds": offer.step_s,
+        "lower_seconds": offer.lower_s,
+        "upper_seconds": offer.upper_s,
+        "tokens_per_second": offer.tokens_per_s,
+        "finish_seconds": offer.finish_s,
+        "cost_per_1000_steps": offer.cost_per_1000_steps,
+        "cost_to_finish": offer.cost_to_finish,
+        "currency": offer.pool.currency,
+        "memory_bytes": offer.memory_bytes,
+        "memory_upper_bytes": offer.memory_upper_bytes,
+        "memory_available_bytes": offer.memory_available_bytes,
+        "bottleneck": offer.bottleneck,
+        "reason": offer.reason,
+    }
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {item.name: getattr(value, item.name) for item in fields(value)}

@@ -1,0 +1,44 @@
+"""Advise once for each value of a number of the job or of the pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tilecast.advice import advise
+from tilecast.api.training_job import TrainingJobSpec
+from tilecast.hardware import Pool
+from tilecast.inputs import job as job_inputs
+from tilecast.inputs import pools as pool_inputs
+from tilecast.inputs.job import JobInput, JobOptions
+from tilecast.inputs.pools import PoolOptions
+from tilecast.spec import SpecError
+from tilecast.sweeps import FIELDS, Over, Row, Value, vary
+
+Track = Callable[[Sequence[Value], str], Iterable[Value]]
+"""Yields the values, and may show how far it is."""
+
+
+def swept(job: JobOptions, pools: PoolOptions, over: Over, track: Track = lambda values, _: values) -> list[Row]:
+    """Return the advice for each value.
+
+    Raises:
+        SpecError: the job, the pools, the field or a value cannot be read.
+    """
+    given, considered = job_inputs.job(job), pool_inputs.pools(pools)
+    try:
+        return [_row(given, considered, over, value) for value in track(over.values, over.field)]
+    except SpecError as error:
+        raise given.by_flag(error) from None
+
+
+def _row(job: JobInput, pools: Sequence[Pool], over: Over, value: Value) -> Row:
+    text = f"x{value.number:g}" if value.is_factor else f"{value.number:g}"
+    if over.is_of_pools:
+        return Row(value.number, text, advise(job.request(), vary(pools, over.field, value)))
+    path = over.field.split(".")
+    if path[0] not in {str(item.alias) for item in TrainingJobSpec.model_fields.values()}:
+        remedy = f"write {', '.join(FIELDS)}, or a number of a job's spec, as training.globalBatchSize"
+        raise SpecError("--over", f"{over.field!r} is no number that is known", remedy)
+    number = value.of(job.number(path), "--over")
+    whole = int(number) if number == int(number) else number
+    return Row(number, text, advise(job.having(path, whole, "--over").request(), pools))

@@ -1,0 +1,54 @@
+"""Show rows and facts that are plain dictionaries as text and as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilecast.render.columns import columns
+
+Row = Mapping[str, Any]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return lines of a table: rows under the names of their keys, figures flush right."""
+    names = list(rows[0]) if rows else []
+    right = [name for name in names if all(isinstance(row[name], int | float) for row in rows)]
+    return columns(names, [[cell(row[name]) for name in names] for row in rows], right)
+
+
+def facts(one: Row) -> list[str]:
+    """Return one line for each fact; facts of a mapping are indented below its name."""
+    lines = []
+    for name, value in one.items():
+        if isinstance(value, Mapping):
+            lines += [name, *(f"  {key:<26}{cell(item)}" for key, item in value.items())]
+        else:
+            lines.append(f"{name:<28}{cell(value)}")
+    return lines
+
+
+def cell(value: Any) -> str:
+    """Return a value as a cell of a table."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    if isinstance(value, Mapping):
+        return "  ".join(f"{key} {cell(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1e6 else f"{value:,.6g}"
+    return f"{value}"
+
+
+def html_table(rows: Sequence[Row], title: str = "", notes: Sequence[str] = ()) -> str:
+    """Return rows as an HTML table below a title and above notes, a paragraph each."""
+    names = list(rows[0]) if rows else []
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(cell(row.get(name)))}</td>' for name in names)}</tr>" for row in rows
+    )
+    before = f"<p><b>{html.escape(title)}</b></p>" if title else ""
+    table_ = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+    return f"<div>{before}{table_}{''.join(f'<p>{html.escape(note)}</p>' for note in notes)}</div>"
