@@ -1,4 +1,4 @@
-"""Write `models/huggingface/defaults.toml`: transformers' defaults for keys that a config.json leaves out.
+"""Write `zoo/huggingface/defaults.toml`: transformers' defaults for keys that a config.json leaves out.
 
 Only keys that the tables read are included. Run this where transformers is installed, with `predictor` on the path; it
 prints the file.
