@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -128,11 +129,22 @@ def test_a_model_comes_in_many_forms(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"seq": 4096, "batch": 64, "gpus": {"a100-80": 8}}
     by_path = tilecast.advise(str(path), **settings)
     assert tilecast.advise(LLAMA, **settings).inputs_hash == by_path.inputs_hash
+    assert tilecast.advise(path, **settings).inputs_hash == by_path.inputs_hash
     assert tilecast.advise(TransformersConfig(), **settings).inputs_hash == by_path.inputs_hash
+    assert tilecast.advise(LLAMA, seq=np.int64(4096), batch=np.int64(64), gpus="a100-80:8") == by_path
     job, nodes = yaml.safe_load(JOB.read_text()), list(yaml.safe_load_all(MIXED.read_text()))
     items = [item for document in nodes for item in document.get("items", [document])]
     by_files = tilecast.advise(str(JOB), nodes=str(MIXED))
     assert tilecast.advise(job, nodes=items).inputs_hash == by_files.inputs_hash
+
+
+def test_nodes_are_read_anew_by_each_call(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text(MIXED.read_text())
+    assert len(tilecast.advise(JOB, nodes=nodes).rows) > 1
+    nodes.write_text((ROOT / "examples" / "clusters" / "mixed.yaml").read_text().replace("NVIDIA-L4", "NVIDIA-Riddle"))
+    with pytest.warns(tilecast.InputWarning, match="left out"):
+        assert "l4" not in {row["pool"] for row in tilecast.advise(JOB, nodes=nodes).rows}
 
 
 def test_a_module_of_pytorch_is_traced() -> None:
@@ -183,6 +195,7 @@ def test_fits_says_what_is_missing() -> None:
         ({"seq": 1024, "batch": 8}, "nodes: no pools are given; give nodes FILE"),
         ({"seq": 1024, "batch": 8, "gpus": "l4:1", "precision": "bf17"}, "precision"),
         ({"seq": 1024, "batch": 8, "gpus": "l5:1"}, "l5"),
+        ({"seq": 1024, "batch": 8, "gpus": "l4:1", "context": "a"}, "gpus: context is given too"),
         ({"seq": 1024, "batch": 8, "gpus": "l4:1", "launcher": "nobody"}, "launcher: 'nobody' is not known"),
         ({"seq": 1024, "batch": 8, "gpus": "l4:1", "measured": "soon"}, "measured: cannot read 'soon'"),
     ],

@@ -44,7 +44,16 @@ class PoolOptions:
 
     @classmethod
     def given(cls, nodes: object, gpus: object, context: str | None, calibration: str | None) -> PoolOptions:
-        """Return the options for nodes as a path or as objects, and GPUs as a text or as counts by name."""
+        """Return the options for nodes as a path or as objects, and GPUs as a text or as counts by name.
+
+        Raises:
+            SpecError: more than one of nodes, GPUs and a context is given.
+        """
+        several = [
+            name for name, value in (("gpus", gpus), ("nodes", nodes), ("context", context)) if value is not None
+        ]
+        if len(several) > 1:
+            raise SpecError(several[0], f"{several[1]} is given too", "give one of gpus, nodes and context")
         if isinstance(gpus, Mapping):
             gpus = ",".join(f"{name}:{count}" for name, count in gpus.items())
         if isinstance(nodes, Mapping):
@@ -103,6 +112,12 @@ def _nodes_report(context: str | None, file: str | None) -> NodesReport:
     if seen:
         return report.calibrated(calibration.fit([item.run for item in seen]))
     return report.calibrated(calibration_file.shown_in(lists[1], report.pools))
+
+
+def forget() -> None:
+    """Read nodes anew when they are needed next."""
+    _nodes_report.cache_clear()
+    _cluster.cache_clear()
 
 
 def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:

@@ -12,11 +12,15 @@ Every function returns a frozen value that prints as the command line's table, h
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
+
+from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import queue as queue_inputs
 from tilecast.inputs.job import JobOptions
 from tilecast.inputs.pools import PoolOptions
@@ -133,7 +137,7 @@ def advise(
     >>> advice.best.pool.name
     'h100-sxm'
     """
-    with _named_by_argument():
+    with _one_call():
         question = _question(model, settings, plan, baseline, measured, launcher)
         return Advice.of(ask(question).advice)
 
@@ -210,14 +214,14 @@ def sweep(
     >>> [row["gpus"] for row in swept.rows]
     [4, 8]
     """
-    with _named_by_argument():
+    with _one_call():
         question = _question(model, settings)
         over_ = Over.parse(over, "over")
         return Sweep.of(over_.field, swept(question.job, question.pools, over_))
 
 
 def queue(
-    jobs: str | Sequence[Mapping[str, Any]],
+    jobs: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
     *,
     gpus: str | Mapping[str, int] | None = None,
     nodes: object = None,
@@ -244,10 +248,13 @@ def queue(
     Raises:
         SpecError: something cannot be read, or there is no job.
     """
-    with _named_by_argument():
+    with _one_call():
         if policy not in POLICIES:
             raise SpecError("policy", f"{policy!r} is not known", f"known: {', '.join(POLICIES)}")
-        given = queue_inputs.listed(jobs) if isinstance(jobs, str) else [dict(job) for job in jobs]
+        if isinstance(jobs, str | os.PathLike):
+            given = queue_inputs.listed(os.fspath(jobs))
+        else:
+            given = [dict(job) for job in jobs]
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
         pools = PoolOptions.given(nodes, gpus, context, calibration)
         limit = None if horizon is None else str(horizon)
@@ -304,7 +311,7 @@ def _question(
         TypeError: an argument is not known.
         SpecError: a value cannot be meant.
     """
-    given = dict(settings)
+    given = {name: _plain(value) for name, value in settings.items()}
     unknown = [name for name in given if name not in JobSettings.__annotations__]
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(JobSettings.__annotations__)}")
@@ -312,8 +319,10 @@ def _question(
         raise SpecError("launcher", f"{launcher!r} is not known", f"known: {', '.join(LAUNCHERS)}")
     where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration")]
     example = given.pop("inputs", None)
-    if type(model).__module__.partition(".")[0] != "builtins" and hasattr(model, "named_parameters"):
+    if hasattr(model, "named_parameters"):
         model = _traced(model, example)
+    elif isinstance(model, os.PathLike):
+        model = os.fspath(model)
     return Question(
         JobOptions(model, **given),
         PoolOptions.given(*where),
@@ -322,6 +331,11 @@ def _question(
         measured=_steps(measured),
         launch=launcher,
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a scalar of NumPy as a number of Python, and any other value as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _traced(module: Any, inputs: Any) -> Any:
@@ -344,12 +358,17 @@ def _steps(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ..
 
 
 @contextmanager
-def _named_by_argument() -> Iterator[None]:
-    """Raise errors about flags of the command line as errors about the arguments of the same names."""
+def _one_call() -> Iterator[None]:
+    """Raise errors about flags of the command line as errors about the arguments of the same names.
+
+    Nodes are read anew by each call, since files and clusters change while a notebook is open.
+    """
     try:
         yield
     except SpecError as error:
         raise type(error)(*(_without_flags(text) for text in (error.field, error.problem, error.remedy))) from None
+    finally:
+        pool_inputs.forget()
 
 
 def _without_flags(text: str) -> str:
