@@ -6,12 +6,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tilecast import nodes
 from tilecast.advice import advise
-from tilecast.api import documents, training_job
+from tilecast.api import documents, fields, training_job
 from tilecast.api.base import check
 from tilecast.hardware import Pool
 from tilecast.jobs import (
+    JOB_KINDS,
     Job,
     described,
     in_annotations,
@@ -23,6 +26,12 @@ from tilecast.spec import SpecError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EXISTING = sorted((EXAMPLES / "existing").glob("*.yaml"))
+ONE_OF_EACH = tuple(kind.lower() for kind in JOB_KINDS)
+"""Names of the examples, one of each kind."""
+FACTS: dict[str, dict[str, Any]] = {
+    path.stem: yaml.safe_load(path.read_text()) for path in sorted((Path(__file__).parent / "existing").glob("*.yaml"))
+}
+"""What tests expect of every example."""
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
@@ -35,6 +44,21 @@ def cluster() -> tuple[tuple[Pool, ...], list[dict[str, str]]]:
 
 def example(name: str) -> dict[str, Any]:
     (document,) = documents.load((EXAMPLES / "existing" / f"{name}.yaml").read_text())
+    return document
+
+
+def pod_path(name: str) -> fields.Path:
+    """Return the path of the pod spec of the last pods with GPUs in an example; empty if another object holds it."""
+    return read(example(name)).workers[-1].path
+
+
+def set_suspend(document: dict[str, Any]) -> dict[str, Any]:
+    """Set the field that suspends a job, and return the job."""
+    *above, last = JOB_KINDS[document["kind"]].suspend
+    place: Any = document
+    for key in above:
+        place = place.setdefault(key, {})
+    place[last] = True
     return document
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pathlib
 from typing import Any
 
 import pytest
@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 from existing_jobs import (
     A100,
     EXISTING,
+    FACTS,
+    ONE_OF_EACH,
     advice_spec,
     example,
+    pod_path,
     runtime,
+    set_suspend,
 )
 from tilecast.api import training_job
 from tilecast.api.edit import edited
-from tilecast.api.fields import FieldChange
+from tilecast.api.fields import FieldChange, Path
 from tilecast.cli import main
 from tilecast.jobs import (
     ADMISSION_GATES,
@@ -44,26 +48,17 @@ from tilecast.jobs import (
 )
 from tilecast.spec import SpecError
 
+WITH_PODS = [name for name in ONE_OF_EACH if pod_path(name)]
+"""Examples of the kinds that hold their pod templates themselves."""
 
-@pytest.mark.parametrize(
-    ("name", "pods", "gpus", "per_pod", "is_suspended", "is_resizable"),
-    [
-        ("trainjob", [("node", 2)], 16, 8, False, False),
-        ("pytorchjob", [("Master", 1), ("Worker", 1)], 16, 8, False, True),
-        ("jobset", [("coordinator", 1), ("workers", 4)], 16, 4, False, False),
-        ("job", [("", 2)], 8, 4, True, True),
-        ("job-kueue", [("", 1)], 4, 4, True, False),
-        ("job-gated", [("", 1)], 4, 4, True, False),
-    ],
-)
-def test_each_kind_is_read(
-    name: str, pods: list[tuple[str, int]], gpus: int, per_pod: int, is_suspended: bool, is_resizable: bool
-) -> None:
-    job = read(example(name))
-    assert [(item.name, item.count) for item in job.pods] == pods
-    assert (job.gpus, job.gpus_per_pod) == (gpus, per_pod)
-    assert (job.is_suspended, job.has_started) == (is_suspended, not is_suspended)
-    assert job.is_resizable is is_resizable
+
+@pytest.mark.parametrize("name", FACTS)
+def test_every_example_is_read(name: str) -> None:
+    job, facts = read(example(name)), FACTS[name]
+    assert {item.name: item.count for item in job.pods} == facts["pods"]
+    assert (job.gpus, job.gpus_per_pod) == (facts["gpus"], facts["gpus_per_pod"])
+    assert (job.is_suspended, job.has_started) == (facts["is_suspended"], not facts["is_suspended"])
+    assert job.is_resizable is facts["is_resizable"]
     assert not job.is_finished and not job.is_owned
     assert job.is_enabled({})
 
@@ -80,57 +75,36 @@ def test_a_train_job_takes_from_its_runtime_what_it_leaves_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        ("job", {"startTime": "2026-01-01T00:00:00Z"}),
-        ("job", {"active": 1}),
-        ("jobset", {"replicatedJobsStatus": [{"name": "workers", "succeeded": 1}]}),
-        ("trainjob", {"jobsStatus": [{"name": "node", "active": 2}]}),
-        ("pytorchjob", {"replicaStatuses": {"Worker": {"active": 1}}}),
-    ],
+    ("name", "status"), [(name, status) for name in ONE_OF_EACH for status in FACTS[name]["started"]]
 )
-def test_a_suspended_job_that_ran_has_started(kind: str, status: dict[str, Any]) -> None:
-    document = example(kind)
-    place = JOB_KINDS[document["kind"]].suspend
-    node = document
-    for key in place[:-1]:
-        node = node.setdefault(key, {})
-    node[place[-1]] = True
+def test_a_suspended_job_that_ran_has_started(name: str, status: dict[str, Any]) -> None:
+    document = set_suspend(example(name))
     assert not read(document).has_started
     assert read({**document, "status": status}).has_started
 
 
-@pytest.mark.parametrize(
-    ("kind", "condition"),
-    [
-        ("job", "Complete"),
-        ("job", "Failed"),
-        ("jobset", "Completed"),
-        ("trainjob", "Failed"),
-        ("pytorchjob", "Succeeded"),
-    ],
-)
-def test_finished_jobs_are_finished(kind: str, condition: str) -> None:
-    document = example(kind)
-    for state, expected in (("False", False), ("True", True)):
-        assert (
-            read({**document, "status": {"conditions": [{"type": condition, "status": state}]}}).is_finished is expected
-        )
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_a_job_is_finished_by_a_condition_of_its_kind_or_in_another_way(name: str) -> None:
+    document = example(name)
+
+    def is_finished(status: dict[str, Any]) -> bool:
+        return read({**document, "status": status}).is_finished
+
+    conditions = JOB_KINDS[document["kind"]].finished
+    others = FACTS[name].get("ended", [])
+    assert conditions or others
+    for condition in conditions:
+        for state, expected in (("False", False), ("True", True)):
+            assert is_finished({"conditions": [{"type": condition, "status": state}]}) is expected
+    assert all(is_finished(status) for status in others)
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("job", ("spec", "template", "spec")),
-        ("jobset", ("spec", "replicatedJobs", 1, "template", "spec", "template", "spec")),
-        ("pytorchjob", ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec")),
-    ],
-)
-def test_the_first_pods_with_a_priority_class_name_that_of_the_job(name: str, path: tuple[str | int, ...]) -> None:
+@pytest.mark.parametrize("name", WITH_PODS)
+def test_the_first_pods_with_a_priority_class_name_that_of_the_job(name: str) -> None:
     document: Any = example(name)
     assert read(document).pod_priority_class == ""
     pod = document
-    for part in path:
+    for part in pod_path(name):
         pod = pod[part]
     pod["priorityClassName"] = "urgent"
     assert read(document).pod_priority_class == "urgent"
@@ -241,33 +215,29 @@ def test_what_is_no_job_is_told_so(changed: dict[str, Any], words: tuple[str, ..
     assert all(word in str(raised.value) for word in words) and "\n" not in str(raised.value)
 
 
-POD_PATHS = {
-    "job": ("spec", "template", "spec"),
-    "jobset": ("spec", "replicatedJobs", 1, "template", "spec", "template", "spec"),
-    "pytorchjob": ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec"),
-}
-SHAPES: list[tuple[str, tuple[str | int, ...], Any, str]] = [
-    *((name, (*path, "nodeSelector"), "x", "is not a mapping") for name, path in POD_PATHS.items()),
-    *((name, (*path, "nodeSelector"), {"a": 1}, "is not text") for name, path in POD_PATHS.items()),
-    *((name, (*path, "tolerations"), [1], "is not a mapping") for name, path in POD_PATHS.items()),
-    *((name, (*path, "containers", 0, "command"), -1, "is not a list") for name, path in POD_PATHS.items()),
-    *((name, (*path, "containers", 0, "args"), [None], "is not text") for name, path in POD_PATHS.items()),
-    ("job", ("spec", "parallelism"), -1, "is no number of pods"),
-    ("job", ("spec", "completions"), float("nan"), "is no number of pods"),
-    ("jobset", ("spec", "replicatedJobs", 1, "replicas"), "x", "is no number of pods"),
-    ("jobset", ("spec", "network"), True, "is not a mapping"),
-    ("pytorchjob", ("spec", "pytorchReplicaSpecs", "Worker", "replicas"), [], "is no number of pods"),
-    ("trainjob", ("spec", "trainer", "command"), "torchrun train.py", "is not a list"),
-    ("trainjob", ("spec", "trainer", "resourcesPerNode"), 8, "is not a mapping"),
-    ("trainjob", ("spec", "trainer", "numNodes"), 0.5, "is no number of pods"),
-    ("trainjob", ("spec", "podTemplateOverrides"), [{"spec": {"nodeSelector": "x"}}], "is not a mapping"),
-    ("trainjob", ("spec", "runtimePatches"), [None], "is not a mapping"),
+SHAPES: list[tuple[str, Path, Any, str]] = [
+    *(
+        (name, (*pod_path(name), *place), value, problem)
+        for name in WITH_PODS
+        for place, value, problem in (
+            (("nodeSelector",), "x", "is not a mapping"),
+            (("nodeSelector",), {"a": 1}, "is not text"),
+            (("tolerations",), [1], "is not a mapping"),
+            (("containers", 0, "command"), -1, "is not a list"),
+            (("containers", 0, "args"), [None], "is not text"),
+        )
+    ),
+    *(
+        (name, tuple(item["path"]), item["value"], item["problem"])
+        for name in ONE_OF_EACH
+        for item in FACTS[name].get("refused", ())
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "path", "value", "problem"), SHAPES)
 def test_a_field_of_another_shape_is_named(
-    name: str, path: tuple[str | int, ...], value: Any, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, path: Path, value: Any, problem: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = example(name)
     place = document
@@ -285,7 +255,7 @@ def test_a_field_of_another_shape_is_named(
 
 
 def test_resources_without_gpus_are_kept_beside_the_gpus_that_are_advised(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document, file = example("trainjob"), tmp_path / "job.yaml"
     document["spec"]["trainer"]["resourcesPerNode"] = {"a": 1}
@@ -295,7 +265,9 @@ def test_resources_without_gpus_are_kept_beside_the_gpus_that_are_advised(
     assert resources == {"a": 1, "limits": {"nvidia.com/gpu": 8}}
 
 
-def test_a_job_without_gpus_is_not_printed_as_one_to_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_without_gpus_is_not_printed_as_one_to_commit(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     document, file = example("jobset"), tmp_path / "job.yaml"
     del document["spec"]["replicatedJobs"][1]
     file.write_text(yaml.safe_dump(document))
@@ -439,5 +411,6 @@ def test_an_edited_text_means_what_the_edited_value_means(
 
 
 def test_every_example_is_a_job() -> None:
-    assert {example(path.stem)["kind"] for path in EXISTING} == set(JOB_KINDS)
+    assert [example(name)["kind"] for name in ONE_OF_EACH] == list(JOB_KINDS)
+    assert {path.stem for path in EXISTING} == FACTS.keys(), "tests/existing has what is expected of each"
     assert all(is_job(example(path.stem)) for path in EXISTING)

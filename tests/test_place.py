@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from existing_jobs import ONE_OF_EACH, set_suspend
 from operator_store import patched
 from tilecast.api import documents
 from tilecast.jobs import (
     ADMISSION_GATES,
     ADVISOR,
     APPLIED,
-    JOB_KINDS,
     MODE,
     NEXT_QUEUE,
     QUEUE,
@@ -60,20 +60,12 @@ def test_letting_go_takes_our_name_off_and_leaves_the_others() -> None:
     assert ADMISSION_GATES not in after["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("name", ["trainjob", "pytorchjob", "jobset", "job"])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_letting_go_resumes_a_job_once(name: str) -> None:
-    document = example(name, **{MODE: "Initial"})
-    path = JOB_KINDS[document["kind"]].suspend
-    node = document
-    for part in path[:-1]:
-        node = node.setdefault(part, {})
-    node[path[-1]] = True
+    document = set_suspend(example(name, **{MODE: "Initial"}))
     after = patched(document, patches.releasing(document, read(document), "NoFittingPlan"))
     assert not read(after).is_suspended and after["metadata"]["annotations"][APPLIED] == "NoFittingPlan"
-    node = after
-    for part in path[:-1]:
-        node = node[part]
-    node[path[-1]] = True
+    set_suspend(after)
     assert patches.releasing(after, read(after), patches.PLACED) == [], "suspended anew, by somebody else"
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
+from existing_jobs import ONE_OF_EACH, set_suspend
 from operator_store import patched
 from test_place import EXISTING
-from tilecast.jobs import ADMISSION_GATES, APPLIED, JOB_KINDS, MODE, NEXT_QUEUE, QUEUE
+from tilecast.jobs import ADMISSION_GATES, APPLIED, JOB_KINDS, MODE, NEXT_QUEUE, QUEUE, read
 from tilecast_operator import release
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.kinds import KINDS
 from tilecast_operator.selector import LabelSelector
 
-HELD = ("trainjob", "pytorchjob", "jobset", "job", "job-kueue", "job-gated")
+HELD = (*ONE_OF_EACH, "job-kueue", "job-gated")
 POLICY = "/apis/admissionregistration.k8s.io/v1beta1/mutatingadmissionpolicybindings/tilecast-gate"
 
 
@@ -39,8 +40,7 @@ class HeldJobs:
         document: dict[str, Any] = yaml.safe_load(next(item for item in EXISTING if item.stem == name).read_text())
         document["metadata"] |= {"name": new_name, "namespace": namespace, "resourceVersion": "1", "uid": new_name}
         document["metadata"]["annotations"] |= {MODE: "Initial", **annotations}
-        spec = document["spec"]
-        (spec.setdefault("runPolicy", {}) if name == "pytorchjob" else spec)["suspend"] = True
+        set_suspend(document)
         path = KINDS[document["kind"]].path(namespace, new_name)
         self.jobs[path] = document
         return path
@@ -98,8 +98,8 @@ async def test_every_job_that_is_held_is_let_go_once() -> None:
     for name, path in paths.items():
         job = cluster.jobs[path]
         assert job["metadata"]["annotations"][APPLIED] == "Uninstalled"
-        suspend = job["spec"].get("runPolicy", job["spec"])["suspend"]
-        assert suspend is (name in ("job-kueue", "job-gated")), "Kueue resumes its jobs itself"
+        is_suspended = read(job).is_suspended
+        assert is_suspended is (name in ("job-kueue", "job-gated")), "Kueue resumes its jobs itself"
     queued = cluster.jobs[paths["job-kueue"]]["metadata"]
     assert queued["labels"][QUEUE] == "team" and NEXT_QUEUE not in queued["annotations"]
     assert ADMISSION_GATES not in cluster.jobs[paths["job-gated"]]["metadata"]["annotations"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from existing_jobs import ONE_OF_EACH
 from job_store import H100, JOBS, PLACING, WORKLOADS, JobStore, serving, training_job, until
 from operator_store import patched, ready
 from test_place import example
@@ -218,7 +219,7 @@ async def test_the_trainingjob_that_names_it_says_so() -> None:
 
 
 @pytest.mark.parametrize("newer", [False, True])
-@pytest.mark.parametrize("name", ["trainjob", "pytorchjob", "jobset", "job"])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_choice_is_taken_out_of_every_kind(name: str, newer: bool) -> None:
     document = example(name)
     job = read(document)
