@@ -43,6 +43,7 @@ types: $(SETUP)
 	$(BIN)/mypy
 
 crds: $(SETUP)
+	$(BIN)/python tools/job_kinds.py
 	$(BIN)/python -m tilecast.api.crds --output-dir crds --output-dir charts/tilecast/crds
 	$(BIN)/python -m tilecast.api.advice --output schemas/advice.schema.json
 

@@ -275,7 +275,10 @@ def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
         ),
         (["discovery.enabled=false"], ("tilecast.dev", "gpupools"), ["list", "watch"], "TILECAST_DISCOVERY=false"),
         (["capacity.readPods=true"], ("", "pods"), ["list", "watch"], "TILECAST_READ_PODS=true"),
-        (["jobs.enabled=true"], ("batch", "jobs"), ["get", "list", "watch", "patch"], "TILECAST_JOBS=true"),
+        *(
+            (["jobs.enabled=true"], (kind.group, kind.plural), ["get", "list", "watch", "patch"], "TILECAST_JOBS=true")
+            for kind in JOB_KINDS.values()
+        ),
         (
             ["jobs.enabled=true", "jobs.place=true", "capacity.readKueue=true"],
             ("kueue.x-k8s.io", "workloads"),
@@ -313,7 +316,9 @@ def test_rights_and_settings_go_together(
 
 def test_jobs_are_placed_only_where_they_are_advised(helm: Helm) -> None:
     (role,) = of_kind(rendered(helm), "ClusterRole")
-    assert not {"jobs", "jobsets", "workloads"} & {name for rule in role["rules"] for name in rule["resources"]}
+    assert not {"workloads", *(kind.plural for kind in JOB_KINDS.values())} & {
+        name for rule in role["rules"] for name in rule["resources"]
+    }
     for value in ("jobs.place=true", "jobs.gate=true"):
         with pytest.raises(HelmError, match="/jobs/enabled"):
             rendered(helm, "--set", value)
@@ -375,6 +380,12 @@ def test_the_gate_is_put_on_only_where_the_api_server_can(helm: Helm, version: s
     document = of_kind(rendered(helm, *values, *served), kind)
     assert [item["apiVersion"] for item in document] == ([f"admissionregistration.k8s.io/{version}"] if version else [])
     assert not of_kind(rendered(helm, *served), kind)
+    for policy in document:
+        gated = [
+            (*rule["apiGroups"], *rule["resources"]) for rule in policy["spec"]["matchConstraints"]["resourceRules"]
+        ]
+        waiting = [(kind.group, kind.plural) for kind in JOB_KINDS.values() if kind.waits_from_creation]
+        assert sorted(gated) == sorted(waiting)
 
 
 @pytest.mark.parametrize(("api", "is_read"), [("kueue.x-k8s.io/v1beta1", True), ("kueue.x-k8s.io/v1", False)])

@@ -1,27 +1,22 @@
-"""Extensions that CONTRIBUTING promises to take one file or one line, made in a copy of the package."""
+"""Extensions that CONTRIBUTING promises to take one file or one line, made in a copy of the repository."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from conftest import Helm
+from repository_copy import RepositoryCopy
+
 pytestmark = pytest.mark.long
 
-PACKAGE = Path(__file__).resolve().parent.parent / "predictor" / "tilecast"
 FIXTURES = Path(__file__).resolve().parent / "extension"
 
 
-class House:
-    """A copy of the package that tests add to."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.package = Path(shutil.copytree(PACKAGE, folder / "tilecast", ignore=shutil.ignore_patterns("__pycache__")))
+class House(RepositoryCopy):
+    """A copy of the repository, and ways to add to its package what the fixtures have."""
 
     def add_file(self, path: str, fixture: str) -> None:
         shutil.copy(FIXTURES / fixture, self.package / path)
@@ -30,36 +25,9 @@ class House:
         """Insert a line before the only occurrence of `before`."""
         self.change(path, before, line + before)
 
-    def change(self, path: str, old: str, new: str) -> None:
-        file = self.package / path
-        text = file.read_text()
-        assert text.count(old) == 1, (path, old)
-        file.write_text(text.replace(old, new))
-
     def append(self, path: str, fixture: str) -> None:
         file = self.package / path
         file.write_text(file.read_text() + "\n" + (FIXTURES / fixture).read_text())
-
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(self.folder)}
-        return subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, check=False, env=environment, cwd=self.folder
-        )
-
-    def tilecast(self, *arguments: str) -> str:
-        done = self.run("-m", "tilecast", *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def python(self, program: str) -> str:
-        done = self.run("-c", program)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def write(self, name: str, document: object) -> str:
-        path = self.folder / name
-        path.write_text(json.dumps(document) if name.endswith(".json") else yaml.safe_dump(document))
-        return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +47,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     )
     look_up = 'rowwise(name, numerics, "embedding", rows, cols, launches=4.0)'
     house.change("zoo/layers.py", f"return {look_up}", f'return fused_away("zeta", {look_up})')
-    house.add_file("jobs/zeta_job.py", "zeta_job.py")
-    api = '    "ZetaJob": JobApi("zeta.dev/v1", "tilecast.jobs.zeta_job"),\n'
-    house.add_line("api/job_kinds.py", api, '    "Job": JobApi(')
+    house.add_file("jobs/kinds/zeta_job.py", "zeta_job.py")
+    for folder in ("examples", "tests"):
+        shutil.copy(FIXTURES / folder / "zetajob.yaml", house.folder / folder / "existing")
     record = '    "broadcast": Collective({"ring": ring_gather}, _gathered, "broadcast"),\n'
     house.add_line("collectives.py", record, '    "send_recv": Collective(')
     house.add_line(
@@ -89,6 +57,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     )
     record = 'ObjectiveRecord("zeta", "the zestiest step", "zestiest", "staler", "price", needs_price=True),\n        '
     house.add_line("objectives.py", record, 'ObjectiveRecord("cost",')
+    house.generate()
     return house
 
 
@@ -186,33 +155,53 @@ for workload in (eager, replace(eager, execution="compiled")):
     assert house.python(program).splitlines() == ["True", "False"]
 
 
-def test_a_kind_of_job_is_one_module_and_one_line(house: House) -> None:
-    container = {"name": "train", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 4}}}
-    job = {
-        "apiVersion": "zeta.dev/v1",
-        "kind": "ZetaJob",
-        "metadata": {
-            "name": "mine",
-            "annotations": {
-                "tilecast.dev/model": "resnet-50",
-                "tilecast.dev/training": '{"globalBatchSize": 256, "precision": "fp16"}',
-            },
-        },
-        "spec": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
-    }
-    output = house.tilecast("advise", house.write("job.yaml", job), "--gpus", "a100-80:8", "-o", "yaml")
+def test_a_kind_of_job_is_one_file_an_example_and_what_tests_expect_of_it(house: House) -> None:
+    output = house.tilecast("advise", "examples/existing/zetajob.yaml", "--gpus", "a100-80:8", "-o", "yaml")
     (written,) = [item for item in yaml.safe_load_all(output) if item["kind"] == "ZetaJob"]
     assert written["spec"]["replicas"] == 1
-    program = """
-import sys, yaml
-from tilecast import jobs
-job = yaml.safe_load(open("job.yaml"))
-print([jobs.read({**job, "status": {"state": state}}).is_finished for state in ("Done", "Failed", "Running")])
-"""
-    assert house.python(program) == "[True, True, False]"
     assert "ZetaJob" in house.run("-m", "tilecast", "advise", house.write("no.yaml", {"kind": "Pod"})).stderr
-    house.python("from tilecast.api import crds; import sys; sys.argv = ['', '--output-dir', 'crds']; crds.main()")
-    assert "ZetaJob" in (house.folder / "crds" / "trainingjobs.yaml").read_text()
+    settings = "from tilecast_operator.settings import Settings; print(Settings.__dataclass_fields__['jobs'].metadata)"
+    release = "from tilecast_operator import release; print(list(release.JOB_KINDS))"
+    assert "ZetaJobs, " in house.python(settings) and "'ZetaJob'" in house.python(release)
+    for name in ("crds/trainingjobs.yaml", "charts/tilecast/crds/trainingjobs.yaml"):
+        assert "ZetaJob" in house.read(name)
+    for name in ("README.md", "docs/index.md", "docs/jobs.md", "docs/operations.md"):
+        assert "ZetaJob" in house.read(name)
+    assert "| ZetaJob (Zeta 3) | `spec.run.pause` | pod templates | fixed |\n" in house.read("docs/jobs.md")
+    assert "{group: zeta.dev, resources: [zetajobs]}" in house.read("tests/e2e/audit-jobs.yaml")
+
+
+def test_the_tests_of_kinds_hold_for_one_more(house: House) -> None:
+    files = [f"tests/test_{name}.py" for name in ("jobs", "place", "release", "candidates")]
+    output = house.output(
+        "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-k", "not hostile", "-rA", *files
+    )
+    assert all(f"test_{name}[zetajob]" in output for name in ("every_example_is_read", "letting_go_resumes_a_job_once"))
+
+
+def test_the_chart_lets_the_operator_read_one_more_kind_and_makes_its_jobs_wait(house: House, helm: Helm) -> None:
+    chart = str(house.folder / "charts" / "tilecast")
+    policies = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+    output = helm("template", "tilecast", chart, "--set=jobs.enabled=true,jobs.gate=true,jobs.place=true", policies)
+    shown = [document for document in yaml.safe_load_all(output) if document]
+    verbs = {
+        document["metadata"]["name"]: rule["verbs"]
+        for document in shown
+        if document["kind"] == "ClusterRole"
+        for rule in document["rules"]
+        if (rule["apiGroups"], rule["resources"]) == (["zeta.dev"], ["zetajobs"])
+    }
+    release = ["get", "list", "patch"]
+    assert verbs == {
+        "tilecast": ["get", "list", "watch", "patch"],
+        "tilecast-release": release,
+        "tilecast-release-when-down": release,
+    }
+    (policy,) = (document["spec"] for document in shown if document["kind"] == "MutatingAdmissionPolicy")
+    rule = {"apiGroups": ["zeta.dev"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["zetajobs"]}
+    assert rule in policy["matchConstraints"]["resourceRules"]
+    (mutation,) = policy["mutations"]
+    assert "path: '/spec/run/pause', value: true" in mutation["jsonPatch"]["expression"]
 
 
 def test_a_collective_and_an_algorithm_are_one_line(house: House) -> None:
@@ -235,7 +224,6 @@ print(collectives.PROGRAMS["broadcast"])
 def test_an_objective_is_one_line(house: House) -> None:
     assert "zestiest" in house.tilecast(*bare("gpt2", "--objective", "zeta", gpus="h100-sxm:8"))
     assert "zeta" in house.tilecast("advise", "--help")
-    house.python("from tilecast.api import crds; import sys; sys.argv = ['', '--output-dir', 'crds']; crds.main()")
-    schema = (house.folder / "crds" / "trainingjobs.yaml").read_text()
+    schema = house.read("crds/trainingjobs.yaml")
     assert "- zeta" in schema
     assert "the zestiest step (zeta)" in " ".join(schema.split())

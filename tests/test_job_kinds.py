@@ -1,25 +1,26 @@
-"""A kind of job is one module and one line: the fifth kind, of docs/extending.md, is found everywhere."""
+"""A kind of job is one module: the fifth kind, of docs/extending.md, is found everywhere."""
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import job_kinds
+from repository_copy import RepositoryCopy
 from test_docs import worked
 from tilecast.api.job_kinds import JOB_APIS, listed
 from tilecast.jobs import JOB_KINDS
 from tilecast.jobs.interface import JobKind
+from tilecast.jobs.kinds.batch_job import BatchJob
 
 ROOT = Path(__file__).resolve().parent.parent
+KINDS = ["TrainJob", "PyTorchJob", "MPIJob", "JobSet", "Job"]
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 POD = {
     "containers": [
@@ -53,10 +54,7 @@ JOB: dict[str, Any] = {
 }
 
 PROGRAM = """
-import contextlib, io, json, sys
-from tilecast.api.job_kinds import JOB_APIS, JobApi
-JOB_APIS["MPIJob"] = JobApi("kubeflow.org/v2beta1", "mpi_job")
-
+import contextlib, io, json
 from tilecast import jobs
 from tilecast.api import crds, training_job
 from tilecast.cli import main
@@ -75,7 +73,7 @@ def refused(function, *arguments):
     except SpecError as error:
         return str(error)
 
-given = json.load(sys.stdin)
+given = json.load(open('given.json'))
 document, target = given["job"], given["training_job"]
 job = jobs.read(document)
 started = jobs.read({**document, "status": {"replicaStatuses": {"Worker": {"active": 2}}}})
@@ -102,12 +100,19 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def fifth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the output of a process that has a fifth kind of job."""
-    folder = tmp_path_factory.mktemp("fifth")
-    (folder / "mpi_job.py").write_text("from __future__ import annotations\n" + worked("kind"))
-    (folder / "mpijob.yaml").write_text(yaml.safe_dump(JOB, sort_keys=False))
-    (folder / "deployment.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> RepositoryCopy:
+    """Return a copy of the repository that has a fifth kind of job."""
+    grown = RepositoryCopy(tmp_path_factory.mktemp("fifth"))
+    (grown.package / "jobs" / "kinds" / "mpi_job.py").write_text(worked("kind"))
+    grown.generate()
+    return grown
+
+
+@pytest.fixture(scope="module")
+def fifth(grown: RepositoryCopy) -> dict[str, Any]:
+    """Return the output of a program in that copy."""
+    grown.write("mpijob.yaml", JOB)
+    grown.write("deployment.yaml", {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}})
     target = {"apiVersion": JOB["apiVersion"], "kind": "MPIJob", "name": "a"}
     spec = {"model": {"preset": "gpt2-xl"}, "training": {"sequenceLength": 1024, "globalBatchSize": 8}}
     given = {
@@ -119,29 +124,19 @@ def fifth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "spec": {**spec, "targetRef": target},
         },
         "selector": H100,
-        "nodes": str(ROOT / "examples" / "clusters" / "mixed.yaml"),
+        "nodes": "examples/clusters/mixed.yaml",
     }
-    path = os.pathsep.join([str(folder), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps(given),
-        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
+    grown.write("given.json", given)
+    document: dict[str, Any] = json.loads(grown.python(PROGRAM))
     return document
 
 
 def test_a_fifth_kind_is_in_the_list_of_kinds(fifth: dict[str, Any]) -> None:
-    assert fifth["kinds"] == [*JOB_KINDS, "MPIJob"]
+    assert fifth["kinds"] == KINDS
     assert fifth["path"] == "/apis/kubeflow.org/v2beta1/namespaces/team/mpijobs/a"
-    assert "use one of" in fifth["unknown"] and "Job, MPIJob" in fifth["unknown"]
+    assert f"use one of {', '.join(KINDS)}" in fifth["unknown"]
     for sentence in (fifth["help"], fifth["not_read"]):
-        assert f"{', '.join(JOB_APIS)} or MPIJob" in sentence and listed() not in sentence
+        assert f"{', '.join(KINDS[:-1])} or {KINDS[-1]}" in sentence and listed() not in sentence
 
 
 def test_a_fifth_kind_is_read(fifth: dict[str, Any]) -> None:
@@ -156,7 +151,7 @@ def test_a_fifth_kind_may_be_the_target_of_a_training_job(fifth: dict[str, Any])
     assert "apiVersion is not that of kind" in fifth["wrong"] and "kubeflow.org/v2beta1 MPIJob" in fifth["wrong"]
     schema = yaml.safe_load(fifth["crd"])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     target = schema["properties"]["spec"]["properties"]["targetRef"]
-    assert target["properties"]["kind"]["enum"] == [*JOB_KINDS, "MPIJob"]
+    assert target["properties"]["kind"]["enum"] == KINDS
     assert "'MPIJob': 'kubeflow.org/v2beta1'" in target["x-kubernetes-validations"][0]["rule"]
 
 
@@ -170,22 +165,82 @@ def test_a_fifth_kind_is_advised_and_placed(fifth: dict[str, Any]) -> None:
     assert advised == copy.deepcopy(JOB), "nothing else is changed"
 
 
-@pytest.mark.parametrize("kind", JOB_KINDS.values(), ids=list(JOB_KINDS))
-def test_the_chart_may_read_every_kind_and_gates_it(kind: Any) -> None:
-    templates = ROOT / "charts" / "tilecast" / "templates"
-    for role in ("rbac.yaml", "_release.tpl"):
-        assert re.search(
-            rf"- apiGroups: \[{kind.group}\]\n +resources: \[{kind.plural}\]", (templates / role).read_text()
-        )
-    gated = (
-        f"apiGroups: [{kind.group}], apiVersions: [{kind.version}], operations: [CREATE], resources: [{kind.plural}]"
-    )
-    assert f"{{{gated}}}" in (templates / "gate.yaml").read_text()
+def test_the_chart_reads_a_fifth_kind_and_makes_its_jobs_wait(grown: RepositoryCopy) -> None:
+    templates = grown.read("charts/tilecast/templates/_kinds.tpl")
+    assert "- apiGroups: [kubeflow.org]\n  resources: [mpijobs]\n" in templates
+    rule = "apiGroups: [kubeflow.org], apiVersions: [v2beta1], operations: [CREATE], resources: [mpijobs]"
+    assert f"- {{{rule}}}\n" in templates
+    assert suspension(templates) == suspension(job_kinds.TEMPLATES.read_text()), "it waits as a PyTorchJob does"
 
 
-def test_every_line_of_the_table_names_the_module_of_its_kind() -> None:
-    assert list(JOB_KINDS) == list(JOB_APIS)
+def test_the_pages_name_a_fifth_kind(grown: RepositoryCopy) -> None:
+    for name in job_kinds.MARKED:
+        assert re.search("mpijob", grown.read(name), re.IGNORECASE), name
+    assert "| MPIJob | `spec.runPolicy.suspend` | pod templates | fixed |\n" in grown.read("docs/jobs.md")
+
+
+def suspension(templates: str) -> list[str]:
+    """Return the lines of CEL by which a job waits without Kueue."""
+    _, _, after = templates.partition('{{- define "tilecast.suspension" -}}\n')
+    return after.partition("\n{{- end -}}")[0].splitlines()
+
+
+class Stub(BatchJob):
+    """A kind that waits in another way."""
+
+    def __init__(self, kind: str, group: str, *suspend: str, waits: bool = True) -> None:
+        self.kind, self.plural, self.api_version, self.suspend = kind, f"{kind.lower()}s", f"{group}/v1", suspend  # type: ignore[misc]
+        self.waits_from_creation = waits  # type: ignore[misc]
+
+
+def test_jobs_of_every_kind_wait_by_the_field_of_their_kind() -> None:
+    plain = Stub("Plain", "a.dev", "spec", "suspend")
+    assert suspension(job_kinds.templates([plain])) == [
+        ": [JSONPatch{op: 'add', path: '/spec/suspend', value: true}]",
+    ]
+    kinds = [
+        plain,
+        Stub("Deep", "b.dev", "spec", "x", "y", "halt"),
+        Stub("Flat", "c.dev", "spec", "halt"),
+        Stub("Same", "a.dev", "spec", "halt"),
+        Stub("Never", "d.dev", "spec", "z", "halt", waits=False),
+    ]
+    assert suspension(job_kinds.templates(kinds)) == [
+        ": !object.apiVersion.startsWith('c.dev/') && !(object.kind == 'Same')"
+        " && !object.apiVersion.startsWith('b.dev/')",
+        "? [JSONPatch{op: 'add', path: '/spec/suspend', value: true}]",
+        ": (object.apiVersion.startsWith('c.dev/') || (object.kind == 'Same'))",
+        "? [JSONPatch{op: 'add', path: '/spec/halt', value: true}]",
+        ": has(object.spec.x) && has(object.spec.x.y)",
+        "? [JSONPatch{op: 'add', path: '/spec/x/y/halt', value: true}]",
+        ": has(object.spec.x)",
+        "? [JSONPatch{op: 'add', path: '/spec/x/y', value: {'halt': true}}]",
+        ": [JSONPatch{op: 'add', path: '/spec/x', value: {'y': {'halt': true}}}]",
+    ]
+    assert "nevers" in job_kinds.templates(kinds) and "resources: [nevers]}" not in job_kinds.templates(kinds)
+
+
+def test_what_follows_from_the_kinds_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert job_kinds.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_check_notices_drift(grown: RepositoryCopy) -> None:
+    page = grown.folder / "docs" / "jobs.md"
+    text = page.read_text()
+    page.write_text(text.replace("| MPIJob |", "| MPI |"))
+    done = grown.run("tools/job_kinds.py", "--check")
+    page.write_text(text)
+    assert done.returncode == 1 and done.stderr == "docs/jobs.md differs from the kinds of jobs; run `make crds`\n"
+
+
+def test_every_module_of_kinds_is_a_kind_that_ends() -> None:
+    assert {name: kind.api_version for name, kind in JOB_KINDS.items()} == JOB_APIS
+    assert list(JOB_APIS) == list(JOB_KINDS)
     for name, kind in JOB_KINDS.items():
         assert kind.kind == name
-        assert type(kind).__module__ == JOB_APIS[name].module
         assert kind.finished or type(kind).is_finished is not JobKind.is_finished, f"{name} never ends"
+
+
+def test_no_two_modules_are_one_kind() -> None:
+    names = [path.stem for path in (ROOT / "predictor" / "tilecast" / "jobs" / "kinds").glob("[!_]*.py")]
+    assert len(names) == len(JOB_KINDS), "a kind has the name of another"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from tilecast.api.job_kinds import plurals
 from tilecast.planner.policies import POLICIES
 from tilecast.spec import SpecError
 from tilecast_operator.selector import LabelSelector
@@ -97,9 +98,7 @@ class Settings:
     read_pods: bool = _variable(
         "TILECAST_READ_PODS", False, "Whether pods say what is free, of pools without a Kueue flavor."
     )
-    jobs: bool = _variable(
-        "TILECAST_JOBS", False, "Whether TrainJobs, PyTorchJobs, JobSets and Jobs that ask for it are advised."
-    )
+    jobs: bool = _variable("TILECAST_JOBS", False, f"Whether {plurals()} that ask for it are advised.")
     place: bool = _variable(
         "TILECAST_PLACE", False, "Whether mode Initial may write the node choice into a job before it starts."
     )

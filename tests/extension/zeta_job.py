@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange
 from tilecast.jobs.interface import JobKind, Pods, template
-from tilecast.jobs.quantities import whole_count
+from tilecast.jobs.shapes import count_at
 
 
 class ZetaJob(JobKind):
@@ -12,10 +12,13 @@ class ZetaJob(JobKind):
 
     kind = "ZetaJob"
     plural = "zetajobs"
+    api_version = "zeta.dev/v1"
+    suspend = ("spec", "run", "pause")
+    tested = "Zeta 3"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
-        spec = document["spec"]
-        yield template("", ("spec", "template", "spec"), whole_count(spec.get("replicas", 1)), spec["template"]["spec"])
+        count = count_at(document, ("spec", "replicas"))
+        yield template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def is_finished(self, status: Document) -> bool:
         return status.get("state") in ("Done", "Failed")

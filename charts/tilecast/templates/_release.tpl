@@ -2,18 +2,7 @@
 
 {{- define "tilecast.releaseRules" -}}
 # Every job that waits for us, in any namespace.
-- apiGroups: [batch]
-  resources: [jobs]
-  verbs: [get, list, patch]
-- apiGroups: [jobset.x-k8s.io]
-  resources: [jobsets]
-  verbs: [get, list, patch]
-- apiGroups: [kubeflow.org]
-  resources: [pytorchjobs]
-  verbs: [get, list, patch]
-- apiGroups: [trainer.kubeflow.org]
-  resources: [trainjobs]
-  verbs: [get, list, patch]
+{{ include "tilecast.jobRules" "[get, list, patch]" }}
 {{- if .Values.shard.namespaceSelector }}
 # Their labels say whose jobs are this shard's.
 - apiGroups: [""]

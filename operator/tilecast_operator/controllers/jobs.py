@@ -344,4 +344,4 @@ def _may_ask(job: Job) -> bool:
     Such a job has not ended, and it requests GPUs, may do so in its runtime, or is marked for Tilecast.
     """
     is_marked = jobs.ENABLED in job.labels or jobs.MODEL in job.annotations
-    return not job.is_finished and not job.is_owned and bool(job.gpus or is_marked or job.kind.kind == "TrainJob")
+    return not job.is_finished and not job.is_owned and bool(job.gpus or is_marked or job.kind.runtimes)

@@ -1,33 +1,30 @@
-"""Kinds of jobs that can be advised, in one table for the API, the CLI and the operator.
+"""API versions of the kinds of jobs that can be advised, for schemas and for sentences.
 
-To add a kind, write its module in `tilecast/jobs/` and add a line to `JOB_APIS`.
+`tilecast.jobs.kinds` has the kinds themselves, which stand on this package; `make crds` writes `JOB_APIS` from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
-
-class JobApi(NamedTuple):
-    """API of a kind of job."""
-
-    version: str
-    """Group and version; in the core group, the version alone."""
-    module: str
-    """Module whose `KIND` reads and changes such jobs (`tilecast.jobs.interface.JobKind`)."""
-
-
-JOB_APIS: Mapping[str, JobApi] = {
-    "TrainJob": JobApi("trainer.kubeflow.org/v1alpha1", "tilecast.jobs.train_job"),
-    "PyTorchJob": JobApi("kubeflow.org/v1", "tilecast.jobs.pytorch_job"),
-    "JobSet": JobApi("jobset.x-k8s.io/v1alpha2", "tilecast.jobs.job_set"),
-    "Job": JobApi("batch/v1", "tilecast.jobs.batch_job"),
+JOB_APIS: Mapping[str, str] = {
+    # kinds: apis
+    "TrainJob": "trainer.kubeflow.org/v1alpha1",
+    "PyTorchJob": "kubeflow.org/v1",
+    "JobSet": "jobset.x-k8s.io/v1alpha2",
+    "Job": "batch/v1",
+    # end of kinds
 }
-"""Every kind of job, in the order in which messages name them."""
+"""API version of every kind of job, in the order in which messages name them."""
 
 
 def listed() -> str:
     """Return the kinds as a list for a sentence: "A, B or C"."""
     *others, last = JOB_APIS
     return f"{', '.join(others)} or {last}"
+
+
+def plurals(kinds: Iterable[str] = JOB_APIS) -> str:
+    """Return kinds in the plural as a list for a sentence: "As, Bs and Cs"."""
+    *others, last = (f"{kind}s" for kind in kinds)
+    return f"{', '.join(others)} and {last}"

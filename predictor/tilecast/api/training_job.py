@@ -141,7 +141,7 @@ if TYPE_CHECKING:
 else:
     KindName = Literal[tuple(JOB_APIS)]
 
-_VERSIONS = json.dumps({kind: api.version for kind, api in JOB_APIS.items()}).replace('"', "'")
+_VERSIONS = json.dumps(dict(JOB_APIS)).replace('"', "'")
 
 
 class TargetRef(ApiModel):
@@ -154,9 +154,9 @@ class TargetRef(ApiModel):
     rules: ClassVar[tuple[ValidationRule, ...]] = (
         ValidationRule(
             f"{_VERSIONS}[self.kind] == self.apiVersion",
-            lambda m: JOB_APIS[m.kind].version == m.api_version,
+            lambda m: JOB_APIS[m.kind] == m.api_version,
             "apiVersion is not that of kind",
-            f"write one of {', '.join(f'{api.version} {kind}' for kind, api in JOB_APIS.items())}",
+            f"write one of {', '.join(f'{version} {kind}' for kind, version in JOB_APIS.items())}",
         ),
     )
 

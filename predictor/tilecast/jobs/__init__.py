@@ -1,9 +1,8 @@
 """Jobs of existing kinds: what advice needs to read from them, and the fields that advice changes in them.
 
-`interface` defines what Tilecast must know about a kind; each kind is one module (`train_job`, `pytorch_job`,
-`job_set`, `batch_job`) and one line of `tilecast.api.job_kinds`. `kueue` reads the queues that jobs wait in,
-`candidates` finds the pools that a job may use, and `priorities` its order of admission; `changes` and `commands`
-compute what advice writes. All functions here are pure and work on dictionaries. Read `interface` first.
+`interface` defines what Tilecast must know about a kind; each kind is one module of `kinds`. `kueue` reads the queues
+that jobs wait in, `candidates` finds the pools that a job may use, and `priorities` its order of admission; `changes`
+and `commands` compute what advice writes. All functions here are pure and work on dictionaries. Read `interface` first.
 """
 
 from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of, weight

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.api.job_kinds import JOB_APIS
 from tilecast.jobs.device_requests import ClaimReference, DeviceRequest, references
 from tilecast.jobs.keys import (
     ADMISSION_GATES,
@@ -182,27 +181,37 @@ class Placement:
 class JobKind(ABC):
     """One kind of job: its API, and where its objects keep each property.
 
-    A subclass defines what is abstract here. The other methods fit kinds whose pod templates are in the job itself.
+    A subclass is the only place that states a property of its kind. `tools/job_kinds.py` writes from it what the API,
+    the chart and the documentation say. The methods that are not abstract fit kinds whose pod templates are in the job
+    itself.
     """
 
     kind: ClassVar[str]
     plural: ClassVar[str]
+    api_version: ClassVar[str]
+    """Group and version."""
+    runtimes: ClassVar[tuple[str, ...]] = ()
+    """Plurals of the kinds in the same group whose objects hold pod templates of a job (`runtime_of`)."""
     finished: ClassVar[tuple[str, ...]] = ()
     """Conditions that end the job; a kind without conditions in its status overrides `is_finished`."""
     suspend: ClassVar[Path] = ("spec", "suspend")
+    """Path of the field that keeps a job from starting while it is true."""
+    waits_from_creation: ClassVar[bool] = True
+    """Whether the admission policy of the chart (`jobs.gate`) makes a job in mode Initial wait from its creation."""
     processes: ClassVar[Path | None] = None
     """Path of the number of processes per pod; None if the kind has no such field."""
     gpu_field: ClassVar[str] = "the limits of a container"
     """Description of the field where the job's author requests GPUs."""
-
-    @property
-    def api_version(self) -> str:
-        """Group and version, or the version alone in the core group."""
-        return JOB_APIS[self.kind].version
+    tested: ClassVar[str] = ""
+    """Description of the versions that are tested, for the documentation; empty for a kind of Kubernetes itself."""
+    placed_by: ClassVar[str] = "pod templates"
+    """Description of the field to which advice writes a node choice, for the documentation."""
+    resized_by: ClassVar[str] = "fixed"
+    """Description of the number of pods that may change after creation, for the documentation."""
 
     @property
     def group(self) -> str:
-        """API group; empty for the core group."""
+        """API group."""
         return self.api_version.rpartition("/")[0]
 
     @property

@@ -17,7 +17,10 @@ class JobSet(JobKind):
 
     kind = "JobSet"
     plural = "jobsets"
+    api_version = "jobset.x-k8s.io/v1alpha2"
     finished = ("Completed", "Failed")
+    tested = "0.12"
+    placed_by = "pod templates of replicated jobs with GPUs"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         require(value_at(document, _SUBDOMAIN[:-1]), {"subdomain": str}, _SUBDOMAIN[:-1])

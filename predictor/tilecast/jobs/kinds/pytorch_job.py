@@ -19,9 +19,13 @@ class PyTorchJob(JobKind):
 
     kind = "PyTorchJob"
     plural = "pytorchjobs"
+    api_version = "kubeflow.org/v1"
     finished = ("Succeeded", "Failed")
     suspend = ("spec", "runPolicy", "suspend")
     processes = ("spec", "nprocPerNode")
+    tested = "training operator 1.9"
+    placed_by = "pod templates of Master and Worker"
+    resized_by = "Worker replicas"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         replicas = document["spec"]["pytorchReplicaSpecs"]

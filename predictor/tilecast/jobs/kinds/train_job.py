@@ -26,9 +26,13 @@ class TrainJob(JobKind):
 
     kind = "TrainJob"
     plural = "trainjobs"
+    api_version = "trainer.kubeflow.org/v1alpha1"
+    runtimes = ("trainingruntimes", "clustertrainingruntimes")
     finished = ("Complete", "Failed")
     processes = ("spec", "trainer", "numProcPerNode")
     gpu_field = "spec.trainer.resourcesPerNode.limits, or to its runtime"
+    tested = "Trainer 2.1 to 2.3"
+    placed_by = "`spec.podTemplateOverrides`; from 2.2 on `spec.runtimePatches` under Tilecast's own manager"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         spec = document["spec"]

@@ -1,17 +1,28 @@
-"""Kinds of jobs that can be advised, loaded from the modules that the rows of `tilecast.api.job_kinds` name."""
+"""Kinds of jobs that can be advised: each module of this package is one, and nothing else lists them by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pkgutil import iter_modules
 
 from tilecast.api.base import shown
 from tilecast.api.fields import Document
-from tilecast.api.job_kinds import JOB_APIS
 from tilecast.jobs.interface import JobKind
 from tilecast.spec import SpecError
 
-JOB_KINDS: Mapping[str, JobKind] = {kind: import_module(api.module).KIND for kind, api in JOB_APIS.items()}
+
+def _found() -> Iterator[JobKind]:
+    """Yield the `KIND` of every module of this package."""
+    for module in iter_modules(__path__, f"{__name__}."):
+        kind: JobKind = import_module(module.name).KIND
+        yield kind
+
+
+JOB_KINDS: Mapping[str, JobKind] = {
+    kind.kind: kind for kind in sorted(_found(), key=lambda kind: (kind.group, kind.kind), reverse=True)
+}
+"""Every kind of job in the order in which messages name them: by API group, that of Kubernetes' own Job last."""
 
 
 def is_job(document: Document) -> bool:

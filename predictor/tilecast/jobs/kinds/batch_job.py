@@ -14,7 +14,10 @@ class BatchJob(JobKind):
 
     kind = "Job"
     plural = "jobs"
+    api_version = "batch/v1"
     finished = ("Complete", "Failed")
+    placed_by = "pod template"
+    resized_by = "Indexed Jobs whose completions equal their parallelism"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         count = count_at(document, ("spec", "parallelism"))
