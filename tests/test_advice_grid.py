@@ -16,7 +16,7 @@ import pytest
 from tilecast import memory, uncertainty, zoo
 from tilecast.advice import Advice, Constraints, Offer, Request, advise
 from tilecast.advice.choose import sensible
-from tilecast.advice.rank import field
+from tilecast.advice.rank import find_candidates
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
 from tilecast.spec import Plan, Plans, Workload
@@ -172,7 +172,7 @@ def test_whoever_asks_for_more_tensor_parallelism_than_nvlink_joins_may_get_it()
     (one,) = GridCase("", ("a40",), 1, LINKS[2], "time").pools
     pool = replace(one, intra=find_link("nvlink3-pair-56"))
     request = Request("asked", WORKLOADS["llama-2-7b-megatron"], "time", Constraints(gpus=8, max_tensor=8))
-    mask = sensible(request, candidates := field(request, pool), np.ones(len(candidates), bool))
+    mask = sensible(request, candidates := find_candidates(request, pool), np.ones(len(candidates), bool))
     assert candidates.plans.tensor[mask].max() == 8
     free = replace(request, constraints=Constraints(gpus=8))
     assert candidates.plans.tensor[sensible(free, candidates, np.ones(len(candidates), bool))].max() == 2
@@ -186,7 +186,7 @@ def test_a_rack_of_nvlink_splits_no_product_over_more_than_eight(model: str) -> 
     request = Request("rack", Workload(zoo.preset(model), 2048, 32), "time")
     best = advise(request, [pool]).best
     assert best is not None and best.plan.tensor <= 8
-    candidates = field(request, pool)
+    candidates = find_candidates(request, pool)
     wide = (candidates.plans.tensor > 8) & candidates.fits
     assert wide.any()
     assert sensible(request, candidates, wide).any(), "where nothing else fits it is still an answer"
@@ -237,10 +237,10 @@ def test_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> None:
     request = Request("8b", Workload(zoo.preset("llama-3.1-8b"), 4096, 64), "time")
     best = advise(request, [pool]).best
     assert best is not None and ways(best.plan) <= 2
-    candidates = field(request, pool)
-    tangled = np.array([ways(candidates.plans.row(row)) > 2 for row in range(len(candidates))]) & candidates.fits
-    assert tangled.any()
-    assert np.array_equal(sensible(request, candidates, tangled), tangled), (
+    candidates = find_candidates(request, pool)
+    split_too_far = np.array([ways(candidates.plans.row(row)) > 2 for row in range(len(candidates))]) & candidates.fits
+    assert split_too_far.any()
+    assert np.array_equal(sensible(request, candidates, split_too_far), split_too_far), (
         "where nothing else fits it is still an answer"
     )
 

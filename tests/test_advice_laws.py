@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tilecast import uncertainty, zoo
 from tilecast.advice import Budget, Constraints, Offer, Request, advise
-from tilecast.advice.boards import judge
+from tilecast.advice.boards import choose_or_reject
 from tilecast.advice.choose import Choice, simplicity
-from tilecast.advice.rank import field
+from tilecast.advice.rank import find_candidates
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
 from tilecast.render.document import to_json
@@ -85,7 +85,7 @@ def best_value(request: Request, pools: list[Pool]) -> tuple[float, float]:
 
     The recommendation may be worse than the best plan by a tie.
     """
-    judged = (judge(request, field(request, one)) for one in pools)
+    judged = (choose_or_reject(request, find_candidates(request, one)) for one in pools)
     few = request.objective == "fewestGpus"
     values = ((float(item.gpus) if few else 0.0, item.best) for item in judged if isinstance(item, Choice))
     return min(values, default=(math.inf, math.inf))
@@ -169,7 +169,7 @@ def test_no_plan_that_is_tried_before_the_recommended_one_is_faster_and_cheaper(
     request: Request, pools: list[Pool]
 ) -> None:
     for pool in pools:
-        choice = judge(request, candidates := field(request, pool))
+        choice = choose_or_reject(request, candidates := find_candidates(request, pool))
         if not isinstance(choice, Choice):
             continue
         rows = np.flatnonzero(choice.eligible & ~(candidates.tight & (not choice.is_tight)))

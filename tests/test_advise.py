@@ -15,7 +15,7 @@ import pytest
 
 from tilecast import memory, nodes, uncertainty, zoo
 from tilecast.advice import Baseline, Constraints, Request, advise, choose, rank
-from tilecast.advice.boards import settle
+from tilecast.advice.boards import rank_choices
 from tilecast.api import documents, training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
@@ -75,7 +75,7 @@ def test_an_offer_adds_up() -> None:
 
 
 def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
-    candidates = rank.field(LLAMA, pool("h100-sxm", 16))
+    candidates = rank.find_candidates(LLAMA, pool("h100-sxm", 16))
     eligible = candidates.fits
     usable = memory.usable_bytes(candidates.pool.gpu)
 
@@ -93,14 +93,14 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     assert second.row != roomy.row and not second.is_tight
     assert second.value <= roomy.best * math.exp(uncertainty.most_tied())
     elsewhere = replace(crowded, candidates=replace(crowded.candidates, pool=pool("a100-80", 16)))
-    assert settle(LLAMA, [elsewhere, roomy]).choices[0] is roomy
+    assert rank_choices(LLAMA, [elsewhere, roomy]).choices[0] is roomy
 
 
 def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(
         "small", Workload(zoo.preset("llama-2-7b"), 4096, 1)
     )  # the host bounds the step, however the job is split
-    candidates = rank.field(request, pool("h100-sxm", 64))
+    candidates = rank.find_candidates(request, pool("h100-sxm", 64))
     few = choose.choose(request, candidates, candidates.fits)
     monkeypatch.setattr(choose, "MAX_TIED", 10**6)
     every = choose.choose(request, candidates, candidates.fits)

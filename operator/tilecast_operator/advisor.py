@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from tilecast import kernels, zoo
 from tilecast.advice import Advice, Request, inputs_hash
 from tilecast.advice.incumbent import Incumbent, hold
-from tilecast.advice.ran import Ran, ran
+from tilecast.advice.ran import RunForecast, forecast_run
 from tilecast.api import training_job
 from tilecast.api.calibration import Seen
 from tilecast.hardware import Pool, find_gpu, find_link
@@ -256,7 +256,9 @@ class Advisor:
         key = (self._key(question), answer.inputs_hash, incumbent)
         return await self._shared(question, self._standing, key, _held, answer, pools, incumbent)
 
-    async def ran(self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any) -> Ran:
+    async def ran(
+        self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any
+    ) -> RunForecast:
         """Return the forecast for a plan that runs, on a pool as it is now.
 
         Raises:
@@ -265,7 +267,7 @@ class Advisor:
         if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")
         async with self._turns.take(None, question.claim):
-            return await self.run(partial(ran, question.request, pool, gpus, plan, **chosen))
+            return await self.run(partial(forecast_run, question.request, pool, gpus, plan, **chosen))
 
     def pools(self, question: Question) -> Sequence[Pool]:
         """Return the pools with the corrections of the question's namespace and of the job's own runs."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast.advice import Constraints, Request
-from tilecast.advice.rank import field
+from tilecast.advice.rank import find_candidates
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 
@@ -40,7 +40,7 @@ def curves(request: Request, pools: Sequence[Pool]) -> tuple[Curve, ...]:
 
 
 def _curve(request: Request, pool: Pool) -> Curve:
-    every = field(request, pool)
+    every = find_candidates(request, pool)
     points = []
     for gpus in np.unique(every.gpus[every.fits]):
         rows = np.flatnonzero(every.fits & (every.gpus == gpus))

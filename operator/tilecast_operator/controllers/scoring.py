@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from tilecast.advice.ran import Ran
+from tilecast.advice.ran import RunForecast
 from tilecast.api.status import FrozenForecast, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.hardware import normalise
 from tilecast.nodes import NodesReport
@@ -159,7 +159,7 @@ class Scores:
         return known if known is not None and known.place == forecast.place else forecast
 
 
-def _of(ran: Ran, since: str, followed: bool) -> ScoredForecast:
+def _of(ran: RunForecast, since: str, followed: bool) -> ScoredForecast:
     step = StepSeconds(target=figures(ran.step_s), lower_bound=figures(ran.lower_s), upper_bound=figures(ran.upper_s))
     return ScoredForecast.within(
         frozen_at=since,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecast import calibration
 from tilecast.advice import Advice, Request
-from tilecast.advice.measured import SLIP, Measurement, OwnRun, own_runs, with_note, with_notes
+from tilecast.advice.measured import MAX_FORECAST_RATIO, Measurement, OwnRun, own_runs, with_note, with_notes
 from tilecast.advice.rank import variants
 from tilecast.api.calibration import Seen
 from tilecast.calibration import Calibration
@@ -121,7 +121,7 @@ def _relative(request: Request, pool: Pool, run: Seen) -> JobRun | None:
     known = pool.calibration
     ratio = known.at(calibration.group(seen)).ratio * known.crossed(seen.framework, seen.family)
     deviation = math.log(seen.predicted_s * ratio / spent)
-    if abs(deviation) > math.log(SLIP):
+    if abs(deviation) > math.log(MAX_FORECAST_RATIO):
         return None
     place = Place.of(pool.gpu.name, pool.gpu.architecture, workload)
     return JobRun(place, Plan(data=run.gpus or 1), deviation, seen.observations, is_relative=True)

@@ -17,12 +17,12 @@ import numpy as np
 
 from tilecast import __version__, constants, hardware, kernels, zoo
 from tilecast.advice import stated
-from tilecast.advice.batches import neighbour
-from tilecast.advice.boards import is_tie, judge, order, settle
-from tilecast.advice.buckets import best_size
+from tilecast.advice.batches import neighbour_batch
+from tilecast.advice.boards import choose_or_reject, is_tie, rank_choices, rank_key
+from tilecast.advice.buckets import best_bucket_size
 from tilecast.advice.choose import Choice
 from tilecast.advice.fewer import fewer_gpus
-from tilecast.advice.rank import Details, Field, field, pareto, too_large, variants
+from tilecast.advice.rank import Candidates, Details, find_candidates, pareto, too_large, variants
 from tilecast.advice.remedies import remedied
 from tilecast.advice.values import (
     Advice,
@@ -73,13 +73,13 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     _check(request, pools)
     considered = sorted(pools, key=_name)
     fields = _fields(request, considered)
-    judged = [judge(request, each) for each in fields]
-    ranking = settle(request, [item for item in judged if isinstance(item, Choice)])
+    outcomes = [choose_or_reject(request, each) for each in fields]
+    ranking = rank_choices(request, [item for item in outcomes if isinstance(item, Choice)])
     choices = ranking.choices
     offers = tuple(_explained(request, choice, choices) for choice in choices)
     rejections = [
         remedied(request, each, item, choices)
-        for each, item in zip(fields, judged, strict=True)
+        for each, item in zip(fields, outcomes, strict=True)
         if isinstance(item, Rejection)
     ]
     baseline, refused, notes = _baseline(request, considered)
@@ -99,8 +99,8 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         notes=(
             *request.workload.model.notes,
             *_notes(request, offers),
-            *_reading(offers),
-            *_of_best(choices, partial(neighbour, request), best_size, partial(fewer_gpus, request)),
+            *_input_notes(offers),
+            *_of_best(choices, partial(neighbour_batch, request), best_bucket_size, partial(fewer_gpus, request)),
             *_sharing_notes(request, shared),
             *notes,
         ),
@@ -132,7 +132,7 @@ The largest search in the documentation prices 400,000. Where there are more pla
 """
 
 
-def _fields(request: Request, pools: Sequence[Pool]) -> list[Field]:
+def _fields(request: Request, pools: Sequence[Pool]) -> list[Candidates]:
     """Return the plans of each pool, at most `MOST_PLANS` in total.
 
     Raises:
@@ -143,15 +143,15 @@ def _fields(request: Request, pools: Sequence[Pool]) -> list[Field]:
     if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
         raise too_large(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
     try:
-        return _counted(request, pools, Limits())
+        return _find_all(request, pools, Limits())
     except SearchTooLargeError:
-        return _counted(request, pools, Limits(max_plans=MOST_PLANS // max(1, sum(able))))
+        return _find_all(request, pools, Limits(max_plans=MOST_PLANS // max(1, sum(able))))
 
 
-def _counted(request: Request, pools: Sequence[Pool], limits: Limits) -> list[Field]:
-    fields: list[Field] = []
+def _find_all(request: Request, pools: Sequence[Pool], limits: Limits) -> list[Candidates]:
+    fields: list[Candidates] = []
     for pool in pools:
-        fields.append(field(request, pool, limits, most=MOST_PLANS - sum(len(each) for each in fields)))
+        fields.append(find_candidates(request, pool, limits, most=MOST_PLANS - sum(len(each) for each in fields)))
     return fields
 
 
@@ -164,7 +164,7 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
     """
     inputs = {
         "request": replace(request, name=""),
-        "pools": [_deciding(pool) for pool in sorted(pools, key=_name)],
+        "pools": [_deciding_facts(pool) for pool in sorted(pools, key=_name)],
         "model": model_sha256,
         "constants": constants.digest(),
         "version": __version__,
@@ -172,7 +172,7 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
 
 
-def _deciding(pool: Pool) -> dict[str, object]:
+def _deciding_facts(pool: Pool) -> dict[str, object]:
     """Return the facts of a pool that decide an advice.
 
     Corrections count only where there are any: `own` if the job has runs of its own, the calibration's `software` if it
@@ -294,13 +294,13 @@ def _pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
     return tuple(replace(offer, reason=_BOUND[offer.bottleneck]) for offer in found_offers)
 
 
-def _uncapped(request: Request, fields: Sequence[Field]) -> Offer | None:
+def _uncapped(request: Request, fields: Sequence[Candidates]) -> Offer | None:
     """Return the best offer of all pools without the job's own constraints; None if there is none."""
     free = replace(request, constraints=Constraints())
-    choices = [item for candidates in fields if isinstance(item := judge(free, candidates), Choice)]
+    choices = [item for candidates in fields if isinstance(item := choose_or_reject(free, candidates), Choice)]
     if not choices:
         return None
-    offer = settle(free, choices).choices[0].offer()
+    offer = rank_choices(free, choices).choices[0].offer()
     return replace(offer, reason=f"without the job's own constraints; {_BOUND[offer.bottleneck]}")
 
 
@@ -326,10 +326,10 @@ def _baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | None, li
     table = None
     if incumbent.plan is not None and pool.gpu.supports(request.workload.precision):
         table = stated.plans(request.workload, incumbent.gpus, incumbent.plan, "spec.baseline.plan")
-    judged = judge(own, field(own, roomy, Limits(gpus=incumbent.gpus), table))
-    if isinstance(judged, Choice):
-        return replace(judged.offer(), reason="your baseline"), [], notes
-    return None, [replace(judged, message=f"your baseline of {incumbent.gpus}: {judged.message}")], notes
+    outcome = choose_or_reject(own, find_candidates(own, roomy, Limits(gpus=incumbent.gpus), table))
+    if isinstance(outcome, Choice):
+        return replace(outcome.offer(), reason="your baseline"), [], notes
+    return None, [replace(outcome, message=f"your baseline of {incumbent.gpus}: {outcome.message}")], notes
 
 
 _BOUND: Mapping[str, str] = {
@@ -359,7 +359,7 @@ def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> O
     if best.value <= 0:
         return replace(offer, reason=f"costs more than nothing; {bound}")
     factor = choice.value / best.value
-    if is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
+    if is_tie(request, *sorted((best, choice), key=lambda item: rank_key(request, item))):
         more = " with more GPUs" if choice.gpus > best.gpus else ""
         return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")
     return replace(offer, reason=f"{factor:.1f}x {goal.other}; {bound}")
@@ -386,7 +386,7 @@ NEAR = 0.8
 """Share of the input pipeline's rate above which a step is said to come near to that bound."""
 
 
-def _reading(offers: Sequence[Offer]) -> list[str]:
+def _input_notes(offers: Sequence[Offer]) -> list[str]:
     """Return a note on what the recommended plan needs from the input pipeline of each node.
 
     It is a warning where the stated rate bounds the step or nearly does. Where the model reads images and no rate is

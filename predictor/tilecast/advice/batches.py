@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 
 from tilecast import uncertainty
-from tilecast.advice.boards import judge
+from tilecast.advice.boards import choose_or_reject
 from tilecast.advice.changes import apply
 from tilecast.advice.choose import Choice
-from tilecast.advice.rank import field
+from tilecast.advice.rank import find_candidates
 from tilecast.advice.values import Change, Request
 from tilecast.hardware import Pool
 from tilecast.search import Limits
 
 
-def neighbour(request: Request, best: Choice) -> str | None:
+def neighbour_batch(request: Request, best: Choice) -> str | None:
     """Return a sentence on the nearest global batch that all GPUs of the recommended pool divide.
 
     None unless the recommendation with that batch is ahead per sample by more than a tie. None also where the GPUs
@@ -22,7 +22,7 @@ def neighbour(request: Request, best: Choice) -> str | None:
     fewest GPUs.
     """
     pool, own = best.candidates.pool, request.workload.global_batch
-    most = _usable(request, pool)
+    most = _most_gpus(request, pool)
     part = most * (request.workload.micro_batch or 1)
     is_settled = request.goal.fewest_gpus or request.batches is not None or request.plan is not None
     if is_settled or not 1 < part <= 2 * own or own % part == 0:
@@ -30,20 +30,20 @@ def neighbour(request: Request, best: Choice) -> str | None:
     nearest = sorted({own // part * part, -(-own // part) * part} - {0}, key=lambda batch: (abs(batch - own), -batch))
     for batch in nearest:
         after, _ = apply(Change("training.globalBatchSize", batch, "wins", ""), request, pool)
-        judged = judge(after, field(after, pool, Limits(gpus=most)))
-        if not isinstance(judged, Choice):
+        outcome = choose_or_reject(after, find_candidates(after, pool, Limits(gpus=most)))
+        if not isinstance(outcome, Choice):
             continue
-        ratio = _per_sample(request, judged, batch) / _per_sample(request, best, own)
+        ratio = _per_sample(request, outcome, batch) / _per_sample(request, best, own)
         if ratio * math.exp(uncertainty.MOST_TIED) < 1:
             gain = f"cost {ratio:.0%} as much" if request.goal.is_price else f"be {1 / ratio:.2f}x as fast"
-            plan = judged.candidates.plans.row(judged.row)
+            plan = outcome.candidates.plans.row(outcome.row)
             parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
-            better = f"{batch} would {gain} per sample, with {plan} on {judged.gpus} GPUs."
+            better = f"{batch} would {gain} per sample, with {plan} on {outcome.gpus} GPUs."
             return f"{parts} do not divide global batch {own}: {better}"
     return None
 
 
-def _usable(request: Request, pool: Pool) -> int:
+def _most_gpus(request: Request, pool: Pool) -> int:
     """Return the most GPUs of the pool that the job may use, in whole nodes if it uses several."""
     limits = request.constraints
     nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)

@@ -9,14 +9,14 @@ import numpy as np
 
 from tilecast import memory, search, uncertainty
 from tilecast.advice.choose import Choice, choose, sensible
-from tilecast.advice.rank import Field
+from tilecast.advice.rank import Candidates
 from tilecast.advice.values import Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Mask
 from tilecast.spec import PRECISIONS, Precision
 
 
-def judge(request: Request, candidates: Field) -> Choice | Rejection:
+def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejection:
     """Return the plan that represents a pool in the ranking, or the reason why the pool has none."""
     pool, limits = candidates.pool, request.constraints
     within = candidates.within(limits)
@@ -25,18 +25,18 @@ def judge(request: Request, candidates: Field) -> Choice | Rejection:
     if pool.gpu.mig and not limits.allow_sharing:
         return Rejection(pool.name, "SharingNotAllowed", "a slice of a GPU", "set constraints.allowSharing")
     if not candidates.variants:
-        return _no_units(request, pool)
+        return _reject_precision(request, pool)
     if not within.any():
-        return _no_plan(request, pool)
+        return _reject_gpu_count(request, pool)
     if not (within & candidates.fits).any():
-        return _too_large(request, candidates, within)
+        return _reject_memory(request, candidates, within)
     if request.goal.needs_price and pool.price_per_gpu_hour is None:
         return Rejection(pool.name, "PriceUnknown", "no price known", "give its GPUPool a price")
     mask = sensible(request, candidates, within & candidates.fits & candidates.allowed(request))
-    return choose(request, candidates, mask) or _out_of_reach(request, candidates, within & candidates.fits)
+    return choose(request, candidates, mask) or _reject_bound(request, candidates, within & candidates.fits)
 
 
-def order(request: Request, choice: Choice) -> tuple[float, float, int, str]:
+def rank_key(request: Request, choice: Choice) -> tuple[float, float, int, str]:
     """Return the sort key of a choice: the lowest is the best."""
     few = choice.gpus if request.goal.fewest_gpus else 0
     return few, choice.value, choice.gpus, choice.candidates.pool.name
@@ -53,18 +53,18 @@ class Ranking:
     """Forecast of the recommended plan over the lowest forecast among those that tie with it."""
 
 
-def settle(request: Request, choices: Iterable[Choice]) -> Ranking:
+def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
     """Rank the choices and decide which one is recommended among the pools that tie.
 
     Of the pools that tie with the best one, those with memory to spare are preferred, then those that are not clearly
     behind in the criterion that the objective leaves open, then the one whose plan is tried first
     (`choose.simplicity`).
     """
-    ranked = sorted(choices, key=lambda choice: order(request, choice))
+    ranked = sorted(choices, key=lambda choice: rank_key(request, choice))
     if not ranked:
         return Ranking((), 0, 1.0)
-    few = order(request, ranked[0])[0]
-    first = min((choice for choice in ranked if order(request, choice)[0] == few), key=lambda choice: choice.best)
+    few = rank_key(request, ranked[0])[0]
+    first = min((choice for choice in ranked if rank_key(request, choice)[0] == few), key=lambda choice: choice.best)
     tied = [choice for choice in ranked if choice is first or _ties(request, first, choice)]
     chosen = min(_preferred(tied), key=lambda choice: (*choice.preference, choice.value))
     others = (choice for choice in ranked if choice is not chosen)
@@ -90,7 +90,7 @@ def _preferred(tied: list[Choice]) -> list[Choice]:
 
 def _ties(request: Request, first: Choice, other: Choice) -> bool:
     """Check whether the forecast cannot tell the choice of one pool from the best plan of another."""
-    same = order(request, first)[0] == order(request, other)[0]
+    same = rank_key(request, first)[0] == rank_key(request, other)[0]
     return same and other.value <= first.best * _width(first, other)
 
 
@@ -101,12 +101,12 @@ def _width(one: Choice, other: Choice) -> float:
 
 def is_tie(request: Request, best: Choice, other: Choice) -> bool:
     """Check whether the forecast cannot tell the choices of two pools apart; `best` must not be behind `other`."""
-    if order(request, best)[0] != order(request, other)[0] or best.value <= 0:
+    if rank_key(request, best)[0] != rank_key(request, other)[0] or best.value <= 0:
         return False
     return other.value <= best.value * _width(best, other)
 
 
-def usable(request: Request, pool: Pool) -> list[Precision]:
+def usable_precisions(request: Request, pool: Pool) -> list[Precision]:
     """Return the precisions that the pool's GPU supports and the job's framework trains in, the most usual first."""
     framework = request.workload.framework
     able = search.abilities(framework).precisions if framework else PRECISIONS
@@ -114,13 +114,13 @@ def usable(request: Request, pool: Pool) -> list[Precision]:
     return [name for name in named if pool.gpu.supports(name) and name in able]
 
 
-def _no_units(request: Request, pool: Pool) -> Rejection:
-    other = next(iter(usable(request, pool)), "another precision")
+def _reject_precision(request: Request, pool: Pool) -> Rejection:
+    other = next(iter(usable_precisions(request, pool)), "another precision")
     asked = " or ".join(name.upper() for name in dict.fromkeys((request.workload.precision, *request.precisions)))
     return Rejection(pool.name, "PrecisionNotSupported", f"no {asked} units", f"train in {other}")
 
 
-def _no_plan(request: Request, pool: Pool) -> Rejection:
+def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
     """Return the reason why no plan of the pool could be enumerated."""
     batch, limits = request.workload.global_batch, request.constraints
     most = min(
@@ -142,7 +142,7 @@ def _no_plan(request: Request, pool: Pool) -> Rejection:
     return Rejection(pool.name, "NoDivisiblePlan", message, f"{other}choose a global batch with more divisors")
 
 
-def _too_large(request: Request, candidates: Field, within: Mask) -> Rejection:
+def _reject_memory(request: Request, candidates: Candidates, within: Mask) -> Rejection:
     """Return the rejection of a pool without enough memory, for its leanest plan and the largest item of its bill."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
@@ -183,7 +183,7 @@ _REMEDIES: Mapping[str, str] = {
 """Remedies by the largest item of the memory bill."""
 
 
-def _out_of_reach(request: Request, candidates: Field, fitting: Mask) -> Rejection:
+def _reject_bound(request: Request, candidates: Candidates, fitting: Mask) -> Rejection:
     """Return the rejection of a pool where every plan misses the deadline or costs more than the budget."""
     if request.budget is not None:
         least = float(candidates.cost_to_finish[fitting].min())

@@ -15,7 +15,7 @@ LEAST_GAIN = 0.01
 """Share of the step below which a gain does not count: the framework's own size is as good."""
 
 
-def best_size(best: Choice) -> str | None:
+def best_bucket_size(best: Choice) -> str | None:
     """Return a sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`.
 
     None if the plan has no buckets that hide behind a backward pass, or if `training.framework` does not name a

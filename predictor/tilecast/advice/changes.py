@@ -77,7 +77,7 @@ def grown(pool: Pool, gpus: int) -> Pool:
     return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
 
 
-def leaps(pool: Pool, possible: Sequence[int]) -> list[int]:
+def first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
     """Return the places in `possible` that are tried first.
 
     These are parts of a node, one node, and the multiples `FURTHER` of the pool's nodes. The first place, which is the
@@ -104,7 +104,7 @@ def sizes(pool: Pool) -> list[int]:
     return [*own, *range(whole * pool.max_nodes, whole * most + 1, whole)]
 
 
-def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
+def growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
     """Return the change that gives a pool `gpus` GPUs.
 
     Nodes keep their size; where the pool is a part of a node, they get the usual one.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from tilecast import memory, uncertainty, zoo
-from tilecast.advice.rank import Details, Field
+from tilecast.advice.rank import Candidates, Details
 from tilecast.advice.values import Offer, Request
 from tilecast.memo import Memo
 from tilecast.search import Mask
@@ -32,7 +32,7 @@ MAX_TIED = 128
 class Choice:
     """The recommended plan of a field, and what else the forecast cannot tell from the best."""
 
-    candidates: Field
+    candidates: Candidates
     eligible: Mask
     """Rows that it was chosen from."""
     row: int
@@ -40,7 +40,7 @@ class Choice:
     best: float
     """Lowest value of all eligible plans. Plans that tie may be behind it."""
     other: float
-    """Value of the criterion that the objective leaves open: `Field.other` of the plan."""
+    """Value of the criterion that the objective leaves open: `Candidates.other` of the plan."""
     preference: tuple[int, ...]
     """`simplicity` of the plan."""
     ties: int
@@ -67,7 +67,7 @@ class Choice:
         return replace(self, value=self.value * factor, best=self.best * factor, other=self.other * other)
 
 
-def choose(request: Request, candidates: Field, eligible: Mask) -> Choice | None:
+def choose(request: Request, candidates: Candidates, eligible: Mask) -> Choice | None:
     """Return the plan to recommend among the eligible ones, as the module docstring says; None if none is left."""
     value = candidates.value(request)
     eligible = eligible & np.isfinite(value)
@@ -77,14 +77,14 @@ def choose(request: Request, candidates: Field, eligible: Mask) -> Choice | None
         eligible = eligible & (candidates.gpus == candidates.gpus[eligible].min())
     rows = np.flatnonzero(eligible)
     best = float(value[rows].min())
-    near = _nearest(candidates, rows[value[rows] <= best * np.exp(uncertainty.most_tied())], request)
+    near = _best_of_each_kind(candidates, rows[value[rows] <= best * np.exp(uncertainty.most_tied())], request)
     details, some = Details.of(candidates, near), candidates.take(near)
-    tied = _Tied(some, details.errors())
+    tied = Ties(some, details.errors())
     places = tied.least(np.arange(len(near)), value[near])
     ties = len(places) - 1
     tight = some.tight[places]
     places = places if tight.all() else places[~tight]
-    other, cautious = some.other(request), _cautious(some, request)
+    other, cautious = some.other(request), _value_on_slow_host(some, request)
     places = tied.least(places, other)
     columns = simplicity(some.take(places))
     order = np.lexsort((some.step_s[places], cautious[places], *columns[::-1]))
@@ -108,7 +108,7 @@ def choose(request: Request, candidates: Field, eligible: Mask) -> Choice | None
     )
 
 
-def _cautious(candidates: Field, request: Request) -> Floats:
+def _value_on_slow_host(candidates: Candidates, request: Request) -> Floats:
     """Return what the objective minimises, on a slow host, (n,)."""
     return np.asarray(
         candidates.value(request) * uncertainty.cautious(candidates.step_s, candidates.launch_s) / candidates.step_s
@@ -116,10 +116,10 @@ def _cautious(candidates: Field, request: Request) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tied:
+class Ties:
     """Plans that may tie, and the uncertainties of their forecasts, (k,)."""
 
-    candidates: Field
+    candidates: Candidates
     errors: Errors
 
     def least(self, places: Ints, column: Floats) -> Ints:
@@ -147,7 +147,7 @@ _REPLICAS = ("data", "gradient_accumulation")
 """Columns that say how often a GPU's work is repeated, not what the work is."""
 
 
-def _nearest(candidates: Field, rows: Ints, request: Request) -> Ints:
+def _best_of_each_kind(candidates: Candidates, rows: Ints, request: Request) -> Ints:
     """Return the best `MAX_TIED` of the rows, best first, and the best of each kind of plan.
 
     Plans are of one kind if they are equal in all that decides among ties. Of each kind, the best plan and the best
@@ -159,14 +159,14 @@ def _nearest(candidates: Field, rows: Ints, request: Request) -> Ints:
     if len(rows) <= MAX_TIED:
         return rows
     mask = np.arange(len(rows)) < MAX_TIED
-    slow = np.argsort(_cautious(some, request), kind="stable")
+    slow = np.argsort(_value_on_slow_host(some, request), kind="stable")
     kinds = [*simplicity(some), some.tight.astype(np.int64)]
     mask[distinct(*kinds).first] = True
     mask[slow[distinct(*(column[slow] for column in kinds)).first]] = True
     return rows[mask]
 
 
-def simplicity(candidates: Field) -> tuple[Ints, ...]:
+def simplicity(candidates: Candidates) -> tuple[Ints, ...]:
     """Return columns that are lower for a plan that is tried earlier, the most important first.
 
     They prefer the job's own batch and precision; then no splitting, ZeRO, tensor parallelism, context or expert
@@ -191,7 +191,7 @@ A model that takes at most `HALF`, with its training state and one sample, is no
 """
 
 
-def sensible(request: Request, candidates: Field, eligible: Mask) -> Mask:
+def sensible(request: Request, candidates: Candidates, eligible: Mask) -> Mask:
     """Keep the eligible rows that a practitioner would use without a special reason.
 
     A model that a GPU holds with room to spare is replicated, not split, as long as every GPU has a sample. A replica
@@ -205,12 +205,12 @@ def sensible(request: Request, candidates: Field, eligible: Mask) -> Mask:
         return eligible
     plans = candidates.plans
     split = (plans.tensor > 1) | (plans.pipeline > 1) | (plans.context > 1) | (plans.expert > 1)
-    masks = [~(split & _held(candidates, HALF))]
+    masks = [~(split & _fits_whole(candidates, HALF))]
     if np.any(eligible & ~split & (plans.data > 1) & (plans.zero_stage == 0)):
-        masks.append(~((plans.zero_stage > 0) & _held(candidates, THIRD)))
-    masks.append(~tangled(candidates))
+        masks.append(~((plans.zero_stage > 0) & _fits_whole(candidates, THIRD)))
+    masks.append(~is_split_too_far(candidates))
     if request.constraints.max_tensor is None:
-        masks += [plans.tensor <= island(candidates), plans.tensor <= MOST_TENSOR]
+        masks += [plans.tensor <= fastest_domain(candidates), plans.tensor <= MOST_TENSOR]
     for mask in masks:
         narrowed = eligible & mask
         eligible = narrowed if narrowed.any() else eligible
@@ -224,7 +224,7 @@ Of the 3,460 measured steps at hand three use more, all over a network between n
 """
 
 
-def island(candidates: Field) -> int:
+def fastest_domain(candidates: Candidates) -> int:
     """Return how many GPUs of a node the fastest link joins: those of an NVLink island, where there are islands."""
     intra = candidates.pool.intra
     return intra.domain if intra.beyond else candidates.pool.domain
@@ -240,7 +240,7 @@ NVLink, so no measurement supports a gain that is forecast for such a plan.
 """
 
 
-def tangled(candidates: Field) -> Mask:
+def is_split_too_far(candidates: Candidates) -> Mask:
     """Return which plans split a replica in more ways than `MOST_WAYS` where that limit applies, (n,).
 
     Within a node without NVLink, sharding counts as one of the ways: no measured run shards what tensor parallelism and
@@ -255,7 +255,7 @@ def tangled(candidates: Field) -> Mask:
     return np.asarray(((replica < LEAST_SPLIT) | has_bus) & (ways > MOST_WAYS))
 
 
-def _held(candidates: Field, share: float) -> Mask:
+def _fits_whole(candidates: Candidates, share: float) -> Mask:
     """Return which plans leave a sample for every GPU and a model that fits whole in this share of its memory, (n,)."""
     most = share * candidates.pool.gpu.memory_bytes
     fits = np.array([whole_bytes(workload) <= most for workload in candidates.variants], bool)

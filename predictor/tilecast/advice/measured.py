@@ -6,17 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilecast.advice.ran import Ran, ran
+from tilecast.advice.ran import RunForecast, forecast_run
 from tilecast.advice.values import Advice, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.spec import Plan, SpecError, Stated
 from tilecast.transfer import UNTOLD, WHOLE, JobRun, JobRuns, MeasuredParts, Place, compared
 
-SLIP = 10.0
+MAX_FORECAST_RATIO = 10.0
 """Factor, up or down, between step and forecast above which a measurement is taken to be in another unit."""
 ROUNDING = 1e-5
 """Relative excess that the sum of the parts may have over the step."""
-APART = 1.5
+MAX_REPEAT_RATIO = 1.5
 """Largest factor between two measurements of one setting that may belong to the same job."""
 
 
@@ -32,7 +32,7 @@ class Measurement:
     parts: MeasuredParts = UNTOLD
     """Seconds of the step's parts, as far as they are known."""
     field: str = "--measured"
-    """Field name that errors show."""
+    """Candidates name that errors show."""
 
     @property
     def spent_s(self) -> float:
@@ -45,7 +45,7 @@ class OwnRun:
     """A measurement and its forecast in seconds, which none of the job's own runs has corrected."""
 
     measurement: Measurement
-    forecast: Ran
+    forecast: RunForecast
 
     @property
     def plan(self) -> Plan:
@@ -110,7 +110,7 @@ def own_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[Own
         item = _own_run(request, one)
         for other in items:
             same = (item.plan, item.measurement.pool.name) == (other.plan, other.measurement.pool.name)
-            if same and abs(math.log(one.seconds / other.measurement.seconds)) > math.log(APART):
+            if same and abs(math.log(one.seconds / other.measurement.seconds)) > math.log(MAX_REPEAT_RATIO):
                 problem = f"{item} take {one.seconds:g} s here and {other.measurement.seconds:g} s there"
                 raise SpecError(one.field, problem, "name the plans, or leave one of them out")
         items.append(item)
@@ -124,7 +124,7 @@ def _own_run(request: Request, one: Measurement) -> OwnRun:
         text = f"the parts of a step of {one.seconds:g} s take {one.parts.sum_s:g} s"
         raise SpecError(one.field, text, "give what each part takes of the step; they do not overlap")
     try:
-        held = ran(request, replace(one.pool, own=JobRuns()), one.gpus, one.plan)
+        held = forecast_run(request, replace(one.pool, own=JobRuns()), one.gpus, one.plan)
     except SpecError as error:
         raise SpecError(one.field, error.problem, error.remedy) from None
     item = OwnRun(one, held)
@@ -141,7 +141,7 @@ def _own_run(request: Request, one: Measurement) -> OwnRun:
 
 def _require_plausible(field: str, seconds: float, expected_s: float, what: str) -> None:
     ratio = seconds / expected_s
-    if not 1 / SLIP <= ratio <= SLIP:
+    if not 1 / MAX_FORECAST_RATIO <= ratio <= MAX_FORECAST_RATIO:
         text = f"{seconds:.3g} s is {ratio:.3g} times {what}"
         raise SpecError(field, text, "check the unit, the batch and the plan")
 

@@ -17,7 +17,7 @@ from tilecast.spec import Plan, Plans, Precision, SpecError, Stated
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunForecast:
     """Forecast for a plan that runs. Times are seconds of one step."""
 
     pool: Pool
@@ -42,14 +42,14 @@ class Ran:
     """
 
 
-def ran(
+def forecast_run(
     request: Request,
     pool: Pool,
     gpus: int,
     plan: Plan | Stated | None,
     batch: int | None = None,
     precision: Precision | None = None,
-) -> Ran:
+) -> RunForecast:
     """Return the forecast for a plan on `gpus` GPUs of a pool.
 
     If the plan is known only in part, the fastest plan that agrees with it and fits is taken; if none fits, the
@@ -84,7 +84,7 @@ def ran(
     chosen = table.row(row)
     is_plain = chosen.pipeline == 1 and workload.offload != "parameters"
     gpu, family, scale = pool.gpu.name, workload.model.family, calibration.scale(chosen.gpus)
-    return Ran(
+    return RunForecast(
         pool=pool,
         plan=chosen,
         raw_s=float(priced.step_s[row] / priced.times.correction[row]),

@@ -80,7 +80,7 @@ def _steps(request: Request, batch: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Candidates:
     """Every plan of every variant that a pool can run, as columns (n,)."""
 
     pool: Pool
@@ -108,7 +108,7 @@ class Field:
     def __len__(self) -> int:
         return len(self.gpus)
 
-    def take(self, rows: slice | Ints) -> Field:
+    def take(self, rows: slice | Ints) -> Candidates:
         """Return the chosen rows, in the order given."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         seconds = Later(lambda: (self.step_s[rows], self.launch_s[rows]))
@@ -188,9 +188,9 @@ def too_large(request: Request, number: int, limit: int, noun: str) -> SearchToo
     return SearchTooLargeError.of(f"spec.training.{name}", number, limit, noun, remedy)
 
 
-def field(
+def find_candidates(
     request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None, most: int | None = None
-) -> Field:
+) -> Candidates:
     """Return every plan that a pool could run for a job, whatever the job's constraints.
 
     Args:
@@ -229,7 +229,7 @@ def field(
     variant = np.repeat([index for index, _ in every], sizes).astype(np.int64)
     batches = np.array([float(item.global_batch) for item in able])
     steps = np.array([np.nan if item.steps is None else float(item.steps) for item in able])
-    return Field(
+    return Candidates(
         pool=pool,
         variants=able,
         variant=variant,
@@ -269,7 +269,7 @@ def _stated(request: Request, workload: Workload, pool: Pool) -> Plans | None:
 class Details:
     """Some rows of a field, priced in full."""
 
-    field: Field
+    field: Candidates
     rows: Ints
     priced: tuple[Priced, ...]
     """One priced table for each of the field's tables that the rows come from."""
@@ -279,7 +279,7 @@ class Details:
     """Place of each row in that table, (k,)."""
 
     @classmethod
-    def of(cls, candidates: Field, rows: Ints) -> Details:
+    def of(cls, candidates: Candidates, rows: Ints) -> Details:
         """Price these rows of a field, in the order given."""
         present, table = np.unique(candidates.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
@@ -347,7 +347,7 @@ def _known(value: float) -> float | None:
 MAX_PARETO = 8
 
 
-def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[tuple[Field, int]]:
+def pareto(request: Request, everything: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
     """Return at most `MAX_PARETO` plans of all pools that no other beats in time, cost and GPUs at once, fastest first.
 
     A pool without a price is compared by time and GPUs alone; all pools are if their prices are in several currencies.
@@ -359,7 +359,7 @@ def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[t
     currencies = {
         candidates.pool.currency for candidates, _ in everything if candidates.pool.price_per_gpu_hour is not None
     }
-    chosen: list[tuple[Field, int]] = []
+    chosen: list[tuple[Candidates, int]] = []
     points: list[tuple[float, float, float]] = []
     for each, eligible in everything:
         # On one pool the cost is time times GPUs, so only the fastest plan of each GPU count can be on the front.
@@ -385,7 +385,7 @@ def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[t
     return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _place(request, *item))
 
 
-def _place(request: Request, candidates: Field, row: int) -> tuple[float, str]:
+def _place(request: Request, candidates: Candidates, row: int) -> tuple[float, str]:
     return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from tilecast import memory, search
-from tilecast.advice.boards import judge, settle, usable
-from tilecast.advice.changes import FURTHER, apply, grown, more, sizes
+from tilecast.advice.boards import choose_or_reject, rank_choices, usable_precisions
+from tilecast.advice.changes import FURTHER, apply, grown, growth, sizes
 from tilecast.advice.choose import Choice
-from tilecast.advice.rank import Field, field
+from tilecast.advice.rank import Candidates, find_candidates
 from tilecast.advice.values import Change, Rejection, Request
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
@@ -25,7 +25,7 @@ MAX_COUNTS = 3
 """GPU counts that are tried to see whether a changed job fits, the largest first."""
 
 
-def remedied(request: Request, candidates: Field, rejection: Rejection, others: tuple[Choice, ...]) -> Rejection:
+def remedied(request: Request, candidates: Candidates, rejection: Rejection, others: tuple[Choice, ...]) -> Rejection:
     """Return the rejection with the first change that helps, if one does.
 
     `others` are the choices of the other pools. Where no change helps alone, the remedy may name a first step and what
@@ -36,39 +36,41 @@ def remedied(request: Request, candidates: Field, rejection: Rejection, others: 
         return rejection if change is None else replace(rejection, remedy=change.text, change=change)
     remedy = rejection.remedy
     for change in _CANDIDATES[rejection.code](request, candidates, rejection):
-        judged = _judged(change, request, candidates)
-        if judged is None:
-            change = _least(change, request, candidates)
+        outcome = _rejection_after(change, request, candidates)
+        if outcome is None:
+            change = _smallest(change, request, candidates)
             return replace(rejection, remedy=change.text, change=change)
-        if judged.code != rejection.code and remedy is rejection.remedy:
-            remedy = f"{change.text}, and then: {judged.message}"
+        if outcome.code != rejection.code and remedy is rejection.remedy:
+            remedy = f"{change.text}, and then: {outcome.message}"
     return replace(rejection, remedy=remedy)
 
 
-def _least(change: Change, request: Request, candidates: Field) -> Change:
+def _smallest(change: Change, request: Request, candidates: Candidates) -> Change:
     """Return the change that helps, made as small as it can be.
 
     Inputs that are tried in leaps are bisected between the last value that fails and the one that helps.
     """
-    if change.input not in _LEAPS:
+    if change.input not in _BISECTED:
         return change
-    present, grain, text = _LEAPS[change.input]
+    present, grain, text = _BISECTED[change.input]
     start = present(request, candidates.pool) // grain
 
     def of(value: int) -> Change:
         return replace(change, value=value * grain, text=text(value * grain, candidates.pool))
 
     return of(
-        least_whole(lambda value: _judged(of(value), request, candidates) is None, start, int(change.value) // grain)
+        bisect_whole(
+            lambda value: _rejection_after(of(value), request, candidates) is None, start, int(change.value) // grain
+        )
     )
 
 
-GRAIN = 64
+TOKEN_MULTIPLE = 64
 """Multiple of tokens that suggested sequence lengths are rounded to."""
-_LEAPS: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
+_BISECTED: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
     "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, lambda nodes, pool: _nodes(nodes, pool)),
     "training.sequenceLength": (
-        lambda request, pool: request.workload.sequence_length, GRAIN, lambda length, pool: _sequences(length)
+        lambda request, pool: request.workload.sequence_length, TOKEN_MULTIPLE, lambda length, pool: _sequences(length)
     ),
 }  # fmt: skip
 """For inputs that are tried in leaps: the function for the present value, the grain, and the function for the text."""
@@ -82,7 +84,7 @@ def _sequences(length: int) -> str:
     return f"sequences of {length} tokens"
 
 
-def least_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: int = 1) -> int:
+def bisect_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: int = 1) -> int:
     """Bisect between a number that fails and one that succeeds, and return one that works.
 
     A number at most `apart` from it, towards `fails`, does not work.
@@ -93,11 +95,11 @@ def least_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: 
     return succeeds
 
 
-def _judged(change: Change, request: Request, candidates: Field) -> Rejection | None:
+def _rejection_after(change: Change, request: Request, candidates: Candidates) -> Rejection | None:
     """Return the rejection of a pool that remains after a change; None if the pool then has an offer."""
     after, pool = apply(change, request, candidates.pool)
     if change.input in _MASKS:
-        return _against(judge(after, candidates))
+        return _rejection(choose_or_reject(after, candidates))
     limits = after.constraints
     if limits.gpus is not None:
         counts = [limits.gpus]
@@ -106,23 +108,23 @@ def _judged(change: Change, request: Request, candidates: Field) -> Rejection | 
         counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1]
     is_open, first = _is_open(after, pool), None
 
-    def against(some: Limits) -> Rejection | None:
-        smaller = field(after, pool, some)
+    def rejection_with(some: Limits) -> Rejection | None:
+        smaller = find_candidates(after, pool, some)
         fits = is_open and (smaller.within(limits) & smaller.fits).any()
-        return None if fits else _against(judge(after, smaller))
+        return None if fits else _rejection(choose_or_reject(after, smaller))
 
     for count in counts:
-        judged = against(Limits(gpus=count))
-        if judged is None:
+        outcome = rejection_with(Limits(gpus=count))
+        if outcome is None:
             return None
-        first = first or judged
+        first = first or outcome
     if first is not None and first.code != "NoDivisiblePlan":
         return first
-    return against(Limits())
+    return rejection_with(Limits())
 
 
-def _against(judged: Choice | Rejection) -> Rejection | None:
-    return judged if isinstance(judged, Rejection) else None
+def _rejection(outcome: Choice | Rejection) -> Rejection | None:
+    return outcome if isinstance(outcome, Rejection) else None
 
 
 def _is_open(request: Request, pool: Pool) -> bool:
@@ -159,27 +161,27 @@ _MASKS = (
 """Inputs that only choose among plans that are already priced."""
 
 
-def _allow(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+def _allow_pool(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     yield Change(
         "constraints.allowedPools", candidates.pool.name, "fits", f"add {candidates.pool.name} to allowedPools"
     )
 
 
-def _share(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+def _allow_sharing(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     yield Change("constraints.allowSharing", "true", "fits", "set constraints.allowSharing")
 
 
-def _precision(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
-    for name in usable(request, candidates.pool):
+def _other_precisions(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+    for name in usable_precisions(request, candidates.pool):
         yield Change("training.precision", name, "fits", f"train in {name}")
 
 
-def _grow(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+def _add_nodes(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     for nodes in (1, 2, 4, 8, 16, 32):
         yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, candidates.pool))
 
 
-def _count(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+def _other_counts(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     """Yield other GPU counts, the nearest first."""
     asked, limits = request.constraints.gpus, request.constraints
     if asked is not None:
@@ -188,13 +190,13 @@ def _count(request: Request, candidates: Field, rejection: Rejection) -> Iterato
             yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
         wide = grown(candidates.pool, asked)
         if asked == wide.max_gpus and candidates.pool.is_part:
-            yield more(candidates.pool, asked, "fits")
+            yield growth(candidates.pool, asked, "fits")
         elif asked == wide.max_gpus > candidates.pool.max_gpus:
             yield Change("pool.maxNodes", wide.max_nodes, "fits", f"raise its maxNodes to {wide.max_nodes}")
     yield from _batches(request, candidates, rejection)
 
 
-def _batches(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+def _batches(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     """Yield global batches that more ranks divide, the nearest first."""
     own, gpus = request.workload.global_batch, request.constraints.gpus or 1
     micro = request.workload.micro_batch or 1
@@ -203,9 +205,9 @@ def _batches(request: Request, candidates: Field, rejection: Rejection) -> Itera
         yield Change("training.globalBatchSize", batch, "fits", f"global batch {own} -> {batch}")
 
 
-def _memory(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+def _less_memory(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     """Yield changes that make a job smaller on each GPU, those that cost the user least first."""
-    yield from _loosened(request, candidates)
+    yield from _looser_limits(request, candidates)
     yield from _framework(request)
     workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
     yield from _leaner(request)
@@ -213,7 +215,7 @@ def _memory(request: Request, candidates: Field, rejection: Rejection) -> Iterat
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
     if request.constraints.gpus is None and pool.is_part:
         for gpus in sizes(pool)[1:]:
-            yield more(pool, gpus, "fits")
+            yield growth(pool, gpus, "fits")
     elif request.constraints.gpus is None:
         for times in FURTHER:
             nodes = pool.max_nodes * times
@@ -223,7 +225,7 @@ def _memory(request: Request, candidates: Field, rejection: Rejection) -> Iterat
     if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
         yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
     if workload.samples_are_tokens and workload.model.trace is None:
-        for length in (workload.sequence_length // part // GRAIN * GRAIN for part in (2, 4)):
+        for length in (workload.sequence_length // part // TOKEN_MULTIPLE * TOKEN_MULTIPLE for part in (2, 4)):
             if length:
                 yield Change("training.sequenceLength", length, "fits", _sequences(length))
     if over:
@@ -255,7 +257,7 @@ def roomier(pool: Pool, needed_bytes: float) -> Change:
         return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes
 
     present = math.floor(pool.gpu.memory_bytes / GIB)
-    size = least_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
+    size = bisect_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
     return Change("pool.gpu.memoryGib", size, "fits", f"GPUs of {size} GiB")
 
 
@@ -270,7 +272,7 @@ def _framework(request: Request) -> Iterator[Change]:
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
 
 
-def _loosened(request: Request, candidates: Field) -> Iterator[Change]:
+def _looser_limits(request: Request, candidates: Candidates) -> Iterator[Change]:
     """Yield the job's own limits, each relaxed as far as the smallest plan that fits needs."""
     limits, per_node = request.constraints, candidates.pool.gpus_per_node
     for name, count, key in (
@@ -291,7 +293,7 @@ def _loosened(request: Request, candidates: Field) -> Iterator[Change]:
             yield Change(name, needed, "fits", f"{name.partition('.')[2]} {limit} -> {needed}")
 
 
-def _deadline(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+def _looser_bound(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     fitting = candidates.within(request.constraints) & candidates.fits
     if request.goal.bound == "deadlineSeconds":
         needed = math.ceil(float(candidates.finish_s[fitting].min()))
@@ -302,39 +304,39 @@ def _deadline(request: Request, candidates: Field, rejection: Rejection) -> Iter
 
 
 _CANDIDATES = {
-    "NotAllowed": _allow,
-    "SharingNotAllowed": _share,
-    "PrecisionNotSupported": _precision,
-    "EmptyPool": _grow,
-    "TooFewGpus": _count,
-    "UnevenNodes": _count,
-    "NoDivisiblePlan": _count,
-    "OutOfMemory": _memory,
-    "TensorParallelUnsupported": _memory,
-    "DeadlineMissed": _deadline,
-    "OverBudget": _deadline,
+    "NotAllowed": _allow_pool,
+    "SharingNotAllowed": _allow_sharing,
+    "PrecisionNotSupported": _other_precisions,
+    "EmptyPool": _add_nodes,
+    "TooFewGpus": _other_counts,
+    "UnevenNodes": _other_counts,
+    "NoDivisiblePlan": _other_counts,
+    "OutOfMemory": _less_memory,
+    "TensorParallelUnsupported": _less_memory,
+    "DeadlineMissed": _looser_bound,
+    "OverBudget": _looser_bound,
 }
 """Functions that yield the changes to try, the smallest first, by the code of the rejection."""
 
 
-def _price(request: Request, candidates: Field, others: tuple[Choice, ...]) -> Change | None:
+def _price(request: Request, candidates: Candidates, others: tuple[Choice, ...]) -> Change | None:
     """Return the price below which a pool without a price would be recommended; any price if there are no others."""
     pool = replace(candidates.pool, price_per_gpu_hour=1.0)
-    judged = judge(request, replace(candidates, pool=pool))
-    if not isinstance(judged, Choice):
+    outcome = choose_or_reject(request, replace(candidates, pool=pool))
+    if not isinstance(outcome, Choice):
         return None
     if not others:
         return Change("pool.price.perGpuHour", 1.0, "wins", "give it a price (GPUPool spec.price.perGpuHour)")
-    return cheaper(request, judged, others)
+    return cheaper(request, outcome, others)
 
 
 def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
     """Return the price below which the choice of a pool would be recommended among those of the other pools."""
     price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
-    ratio = largest_winning(request, choice, others)
+    ratio = largest_winning_factor(request, choice, others)
     if not price or ratio is None:
         return None
-    limit = down(price * ratio)
+    limit = round_down(price * ratio)
     text = f"a price below {limit:g} {pool.currency} per GPU and hour"
     return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
 
@@ -342,13 +344,13 @@ def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Cha
 STEPS = 40
 
 
-def largest_winning(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
+def largest_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
     """Return the largest factor on a choice's value that makes it recommended; None if even 0.0001 does not."""
     low, high = math.log(1e-4), math.log(1e4)
 
     def wins(factor: float) -> bool:
         scaled = choice.scaled(factor)
-        return settle(request, (scaled, *others)).choices[0] is scaled
+        return rank_choices(request, (scaled, *others)).choices[0] is scaled
 
     if choice.value <= 0 or not wins(math.exp(low)):
         return None
@@ -358,7 +360,7 @@ def largest_winning(request: Request, choice: Choice, others: tuple[Choice, ...]
     return math.exp(low)
 
 
-def down(value: float) -> float:
+def round_down(value: float) -> float:
     """Round down to three significant figures."""
     if value <= 0:
         return 0.0

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tilecast import memory, search, step, uncertainty, zoo
-from tilecast.advice.boards import is_tie, judge, order, settle
-from tilecast.advice.changes import faster, grown, leaps, more, sizes
-from tilecast.advice.choose import Choice, island, simplicity, tangled
-from tilecast.advice.rank import Details, Field, field
-from tilecast.advice.remedies import GIB, cheaper, least_whole, roomier
+from tilecast.advice.boards import choose_or_reject, is_tie, rank_choices, rank_key
+from tilecast.advice.changes import faster, first_sizes, grown, growth, sizes
+from tilecast.advice.choose import Choice, fastest_domain, is_split_too_far, simplicity
+from tilecast.advice.rank import Candidates, Details, find_candidates
+from tilecast.advice.remedies import GIB, bisect_whole, cheaper, roomier
 from tilecast.advice.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
 from tilecast.search import Limits, Mask
@@ -47,7 +47,7 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot
     if request.goal.fewest_gpus and choice.gpus > best.gpus:
         code, ratio = "MoreGpus", choice.gpus / best.gpus
         message = f"{choice.gpus} GPUs against {best.gpus}"
-    elif ratio is not None and is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
+    elif ratio is not None and is_tie(request, *sorted((best, choice), key=lambda item: rank_key(request, item))):
         more = "" if choice.gpus == best.gpus else f", with {choice.gpus} GPUs against {best.gpus}"
         more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
         code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
@@ -70,10 +70,10 @@ def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Cha
 
 
 def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    return settle(request, (choice, *others)).choices[0] is choice
+    return rank_choices(request, (choice, *others)).choices[0] is choice
 
 
-def _surely(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
+def _wins_clearly(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
     """Check whether a plan of a changed pool makes that pool the recommended one, whatever else the pool then offers.
 
     The changed pool has better plans too, and may recommend one that ties with its best, so the plan has to win by the
@@ -89,8 +89,8 @@ MOST_CONFIRMED = 256
 
 def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
     """Check whether a changed pool is the recommended one."""
-    judged = judge(request, field(request, pool))
-    return isinstance(judged, Choice) and _wins(request, judged, others)
+    outcome = choose_or_reject(request, find_candidates(request, pool))
+    return isinstance(outcome, Choice) and _wins(request, outcome, others)
 
 
 def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
@@ -107,8 +107,8 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
         if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.most_tied()):
             return None
         if gpus not in known:
-            judged = judge(request, field(request, wide, Limits(gpus=gpus)))
-            known[gpus] = judged if isinstance(judged, Choice) else None
+            outcome = choose_or_reject(request, find_candidates(request, wide, Limits(gpus=gpus)))
+            known[gpus] = outcome if isinstance(outcome, Choice) else None
         return known[gpus]
 
     def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
@@ -116,20 +116,20 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
             return (candidates := on(possible[index])) is not None and test(request, candidates, others)
 
         fails = 0
-        for index in leaps(pool, possible):
+        for index in first_sizes(pool, possible):
             if works(index):
                 # For a large pool, a quarter of its nodes is fine enough.
                 parts = 8 if possible[index] <= MOST_CONFIRMED else 4
                 apart = max(grown(pool, possible[index]).max_nodes // parts, 1)
-                return possible[least_whole(works, fails, index, apart)]
+                return possible[bisect_whole(works, fails, index, apart)]
             fails = index
         return None
 
     gpus = least(_wins)
-    if gpus is not None and not _surely(request, known[gpus] or choice, others):
+    if gpus is not None and not _wins_clearly(request, known[gpus] or choice, others):
         wide = grown(pool, gpus)
-        gpus = gpus if gpus <= MOST_CONFIRMED and _confirmed(request, wide, others) else least(_surely)
-    return None if gpus is None else more(pool, gpus, "wins")
+        gpus = gpus if gpus <= MOST_CONFIRMED and _confirmed(request, wide, others) else least(_wins_clearly)
+    return None if gpus is None else growth(pool, gpus, "wins")
 
 
 def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
@@ -141,20 +141,20 @@ def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[
     workload = choice.candidates.variants[choice.candidates.variant[choice.row]]
     plan = choice.candidates.plans.take(np.array([choice.row]))
 
-    def hastened(speeds: Floats) -> list[Choice]:
-        steps = _hastened(workload, plan, pool, speeds)[0]
+    def with_faster_links(speeds: Floats) -> list[Choice]:
+        steps = _steps_with_faster_links(workload, plan, pool, speeds)[0]
         return [choice.scaled(ratio, ratio) for ratio in (steps / steps[0]).tolist()]
 
-    if not _wins(request, hastened(SPEEDS[[0, -1]])[-1], others):
+    if not _wins(request, with_faster_links(SPEEDS[[0, -1]])[-1], others):
         return None
-    fast = hastened(SPEEDS)
+    fast = with_faster_links(SPEEDS)
 
     def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
-        return least_speed(lambda place: test(request, fast[place], others))
+        return lowest_winning_speed(lambda place: test(request, fast[place], others))
 
     speed = least(_wins)
     if speed is not None and not (pool.max_gpus <= MOST_CONFIRMED and _confirmed(request, faster(pool, speed), others)):
-        speed = least(_surely)
+        speed = least(_wins_clearly)
     return None if speed is None else _links(speed)
 
 
@@ -163,7 +163,7 @@ def _links(speed: float) -> Change:
 
 
 @dataclass(frozen=True, slots=True)
-class _Near:
+class _Neighbours:
     """Plans one step away: what differs, the plan, and its row in the field, or -1 if the search does not have it."""
 
     subjects: tuple[str, ...]
@@ -174,7 +174,7 @@ class _Near:
 def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     candidates, workload = best.candidates, best.candidates.variants[best.candidates.variant[best.row]]
     plan = candidates.plans.row(best.row)
-    near = _near(request, candidates, workload, plan, int(candidates.variant[best.row]))
+    near = _find_neighbours(candidates, workload, plan, int(candidates.variant[best.row]))
     if not near.subjects:
         return
     table = Plans.concatenate([Plans.of(plan), near.plans])
@@ -199,7 +199,7 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
         yield one.verdict(float(over[index]), float(needed[index]), speeds.get(index))
 
 
-def _near(request: Request, candidates: Field, workload: Workload, plan: Plan, variant: int) -> _Near:
+def _find_neighbours(candidates: Candidates, workload: Workload, plan: Plan, variant: int) -> _Neighbours:
     subjects, plans, rows = [], [], []
     possible = sizes(candidates.pool)[1:]
     for subject, one in _steps(plan, workload):
@@ -209,7 +209,7 @@ def _near(request: Request, candidates: Field, workload: Workload, plan: Plan, v
             subjects.append(subject)
             plans.append(one)
             rows.append(row)
-    return _Near(tuple(subjects), Plans.of(*plans), np.array(rows, dtype=np.int64))
+    return _Neighbours(tuple(subjects), Plans.of(*plans), np.array(rows, dtype=np.int64))
 
 
 def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
@@ -222,9 +222,9 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
         up: dict[str, Any] = {name: degree * 2, "data": plan.data // 2}
         down: dict[str, Any] = {name: degree // 2, "data": plan.data * 2}
         if plan.data % 2 == 0:
-            yield from _whole(name, replace(plan, **up), workload)
+            yield from _with_whole_steps(name, replace(plan, **up), workload)
         if degree % 2 == 0:
-            yield from _whole(name, replace(plan, **down), workload)
+            yield from _with_whole_steps(name, replace(plan, **down), workload)
     for name, subject in (("expert", "expert"), ("virtual_stages", "virtualStages")):
         degree = getattr(plan, name)
         for other in (degree * 2, degree // 2 if degree % 2 == 0 else 0):
@@ -239,14 +239,14 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
             yield "activationCheckpointing", replace(plan, checkpointing=mode)
     for size in (plan.micro_batch * 2, plan.micro_batch // 2):
         if size:
-            yield from _whole("microBatchSize", replace(plan, micro_batch=size), workload)
+            yield from _with_whole_steps("microBatchSize", replace(plan, micro_batch=size), workload)
     ranks = search.divisors(workload.global_batch)
     place = ranks.index(plan.data)
     for data in (*ranks[place + 1 : place + 2], *ranks[:place][-1:]):
-        yield from _whole("gpus", replace(plan, data=data), workload)
+        yield from _with_whole_steps("gpus", replace(plan, data=data), workload)
 
 
-def _whole(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+def _with_whole_steps(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
     """Yield the plan with its micro-batches counted anew, if they divide the batch."""
     each = plan.data * plan.micro_batch
     if workload.global_batch % each == 0:
@@ -254,7 +254,7 @@ def _whole(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, 
         yield subject, replace(plan, gradient_accumulation=repeats, sequence_parallel=plan.tensor > 1)
 
 
-def _row(candidates: Field, plan: Plan, variant: int) -> int:
+def _row(candidates: Candidates, plan: Plan, variant: int) -> int:
     rows = np.flatnonzero((candidates.gpus == plan.gpus) & (candidates.variant == variant))
     one = Plans.of(plan)
     for name in Plans.__dataclass_fields__:
@@ -262,7 +262,7 @@ def _row(candidates: Field, plan: Plan, variant: int) -> int:
     return int(rows[0]) if len(rows) else -1
 
 
-def _hastened(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
+def _steps_with_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
     """Return the steps of n plans with links k times as fast, (n, k)."""
     sharded = zoo.shard(workload, plans)
     return step.hastened(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu), speeds)
@@ -276,7 +276,7 @@ def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind
 
     def ahead(rows: Ints, speeds: Floats) -> Mask:
         both = np.append(0, rows)
-        values = _hastened(workload, plans.take(both), pool, speeds) * weight[both, None]
+        values = _steps_with_faster_links(workload, plans.take(both), pool, speeds) * weight[both, None]
         return np.asarray(values[1:] < values[0])
 
     # Few plans are ahead even on the fastest links.
@@ -285,13 +285,16 @@ def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind
     if not len(behind):
         return {}
     wins = ahead(behind, SPEEDS)
-    return {int(row): least_speed(lambda place: bool(one[place])) for row, one in zip(behind, wins, strict=True)}  # noqa: B023
+    return {
+        int(row): lowest_winning_speed(lambda place, one=one: bool(one[place]))
+        for row, one in zip(behind, wins, strict=True)
+    }
 
 
-def least_speed(wins: Callable[[int], bool]) -> float | None:
+def lowest_winning_speed(wins: Callable[[int], bool]) -> float | None:
     """Return the lowest of `SPEEDS` that wins; None if the last does not. `wins` takes an index into `SPEEDS`."""
     last = len(SPEEDS) - 1
-    return float(SPEEDS[least_whole(wins, 0, last)]) if wins(last) else None
+    return float(SPEEDS[bisect_whole(wins, 0, last)]) if wins(last) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,22 +317,22 @@ class _Neighbour:
                 "OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._leaner(needed_bytes)
             )
         if self.row < 0:
-            return self._beyond()
+            return self._pool_too_small()
         allowed = self.best.candidates.allowed(self.request)[self.row]
         if not allowed:
             return self._why_not(
                 self.request.goal.missed, f"{self.ratio:.2f}x, beyond the job's own limit", self.ratio, None
             )
         if not self.best.candidates.within(self.request.constraints)[self.row]:
-            return self._barred()
+            return self._constrained()
         if self.request.goal.fewest_gpus and self.plan.gpus > self.best.gpus:
             return self._why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
         if self.is_tie:
             return self._why_not(
-                "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._behind()}", self.ratio, None
+                "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._why_not_chosen()}", self.ratio, None
             )
         if self.ratio < 1 and not self.best.eligible[self.row]:
-            return self._why_not("NotNeeded", f"{self.ratio:.2f}x, but {self._excuse()}", self.ratio, None)
+            return self._why_not("NotNeeded", f"{self.ratio:.2f}x, but {self._why_unusual()}", self.ratio, None)
         code = "Dearer" if self.request.goal.is_price else "Slower"
         change = None if speed is None else _links(speed)
         return self._why_not(code, f"{self.ratio:.2f}x", self.ratio, change)
@@ -337,15 +340,15 @@ class _Neighbour:
     def _why_not(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
         return WhyNot(self.subject, self.best.candidates.pool.name, self.plan, code, message, value, change)
 
-    def _excuse(self) -> str:
+    def _why_unusual(self) -> str:
         """Return why a plan that is ahead is not recommended unless the user states it."""
-        if self.plan.tensor > island(self.best.candidates):
+        if self.plan.tensor > fastest_domain(self.best.candidates):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
-        if tangled(self.best.candidates.take(np.array([self.row])))[0]:
+        if is_split_too_far(self.best.candidates.take(np.array([self.row])))[0]:
             return "it splits a small replica in three ways; a stated plan asks for it"
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
-    def _behind(self) -> str:
+    def _why_not_chosen(self) -> str:
         """Return why a plan that ties with the recommended one is not recommended itself."""
         candidates = self.best.candidates
         if candidates.tight[self.row] and not self.best.is_tight:
@@ -353,13 +356,13 @@ class _Neighbour:
         mine = tuple(int(column[0]) for column in simplicity(candidates.take(np.array([self.row]))))
         return ", but not within that of the fastest" if mine < self.best.preference else " and no simpler"
 
-    def _beyond(self) -> WhyNot:
+    def _pool_too_small(self) -> WhyNot:
         pool = self.best.candidates.pool
-        change = more(pool, self.plan.gpus, "wins")
+        change = growth(pool, self.plan.gpus, "wins")
         message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
         return self._why_not("PoolTooSmall", message, self.ratio, change if self.ratio < 1 else None)
 
-    def _barred(self) -> WhyNot:
+    def _constrained(self) -> WhyNot:
         limits, plan = self.request.constraints, self.plan
         nodes = -(-plan.gpus // self.best.candidates.pool.gpus_per_node)
         for name, limit, needed, is_broken in (

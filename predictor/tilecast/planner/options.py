@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast.advice import Constraints, Offer, Request
 from tilecast.advice.choose import choose, sensible
-from tilecast.advice.rank import Field, field
+from tilecast.advice.rank import Candidates, find_candidates
 from tilecast.hardware import Pool
 from tilecast.planner.problem import JobOption, PoolCapacity
 from tilecast.search import Mask
@@ -65,7 +65,7 @@ def _option(offer: Offer, left: float) -> JobOption:
 
 def _offers(request: Request, pool: Pool) -> list[Offer]:
     """Return the recommended plan for each useful GPU count, in ascending order of counts."""
-    plans = field(request, pool)
+    plans = find_candidates(request, pool)
     allowed = plans.within(request.constraints) & plans.fits
     allowed &= (plans.gpus <= pool.gpus_per_node) | (plans.gpus % pool.gpus_per_node == 0)
     offers = []
@@ -77,7 +77,7 @@ def _offers(request: Request, pool: Pool) -> list[Offer]:
     return offers
 
 
-def _faster(plans: Field, allowed: Mask) -> list[int]:
+def _faster(plans: Candidates, allowed: Mask) -> list[int]:
     """Return the GPU counts whose best run is shorter than that of every smaller count."""
     counts, shortest = list[int](), np.inf
     for gpus in np.unique(plans.gpus[allowed]).tolist():
