@@ -16,7 +16,7 @@ import pytest
 from tilecast import memory, uncertainty, zoo
 from tilecast.advice import Advice, Constraints, Offer, Request, advise
 from tilecast.advice.choose import sensible
-from tilecast.advice.rank import find_candidates
+from tilecast.advice.pricing import find_candidates
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
 from tilecast.spec import Plan, Plans, Workload

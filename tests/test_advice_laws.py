@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tilecast import uncertainty, zoo
 from tilecast.advice import Budget, Constraints, Offer, Request, advise
-from tilecast.advice.boards import choose_or_reject
-from tilecast.advice.choose import Choice, simplicity
-from tilecast.advice.rank import find_candidates
+from tilecast.advice.choose import Choice, choose_or_reject, simplicity
+from tilecast.advice.pricing import find_candidates
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
 from tilecast.render.document import to_json

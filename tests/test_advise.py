@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from tilecast import memory, nodes, uncertainty, zoo
-from tilecast.advice import Baseline, Constraints, Request, advise, choose, rank
-from tilecast.advice.boards import rank_choices
+from tilecast.advice import Baseline, Constraints, Request, advise, choose
+from tilecast.advice.choose import rank_choices
+from tilecast.advice.pricing import find_candidates
 from tilecast.api import documents, training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
@@ -75,7 +76,7 @@ def test_an_offer_adds_up() -> None:
 
 
 def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
-    candidates = rank.find_candidates(LLAMA, pool("h100-sxm", 16))
+    candidates = find_candidates(LLAMA, pool("h100-sxm", 16))
     eligible = candidates.fits
     usable = memory.usable_bytes(candidates.pool.gpu)
 
@@ -100,7 +101,7 @@ def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatc
     request = Request(
         "small", Workload(zoo.preset("llama-2-7b"), 4096, 1)
     )  # the host bounds the step, however the job is split
-    candidates = rank.find_candidates(request, pool("h100-sxm", 64))
+    candidates = find_candidates(request, pool("h100-sxm", 64))
     few = choose.choose(request, candidates, candidates.fits)
     monkeypatch.setattr(choose, "MAX_TIED", 10**6)
     every = choose.choose(request, candidates, candidates.fits)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from operator_store import JOBS, Store, job, operator, ready, settled
-from tilecast import advice as advising
 from tilecast import graph, zoo
-from tilecast.advice import Advice, Request, advise
+from tilecast.advice import Advice, Request, advise, enumeration
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.jobs import in_words
@@ -122,10 +121,10 @@ def test_what_a_job_leaves_open_is_counted_with_the_models_operators() -> None:
 def test_where_there_are_too_many_plans_fewer_node_counts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request("a", Workload(zoo.preset("llama-2-7b"), 4096, 720, micro_batch=1))
     everything = advise(request, [pool("a"), pool("b")])
-    monkeypatch.setattr(advising, "MOST_PLANS", everything.plans_evaluated - 1)
+    monkeypatch.setattr(enumeration, "MOST_PLANS", everything.plans_evaluated - 1)
     fewer = advise(request, [pool("a"), pool("b")])
     assert fewer.best is not None and 0 < fewer.plans_evaluated < everything.plans_evaluated
-    monkeypatch.setattr(advising, "MOST_PLANS", 10)
+    monkeypatch.setattr(enumeration, "MOST_PLANS", 10)
     with pytest.raises(
         SearchTooLargeError, match=r"spec\.training\.globalBatchSize: .* plans left are more than the 10 "
     ):

@@ -13,7 +13,8 @@ import pytest
 from job_store import JobStore, serving, until
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, ready, settled
 from tilecast import zoo
-from tilecast.advice import MOST_PLANS, Advice, Request, advise
+from tilecast.advice import Advice, Request, advise
+from tilecast.advice.enumeration import MOST_PLANS
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.jobs import APPLIED

@@ -9,8 +9,7 @@ import pytest
 
 from tilecast import search, zoo
 from tilecast.advice import Advice, Budget, Change, Constraints, Request, advise
-from tilecast.advice.changes import CHANGES, apply
-from tilecast.advice.remedies import roomier
+from tilecast.advice.what_if.changes import CHANGES, apply, roomier
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
 from tilecast.spec import Plan, Plans, Stated, Workload

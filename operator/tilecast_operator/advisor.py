@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from tilecast import kernels, zoo
 from tilecast.advice import Advice, Request, inputs_hash
 from tilecast.advice.incumbent import Incumbent, hold
-from tilecast.advice.ran import RunForecast, forecast_run
+from tilecast.advice.measured import RunForecast, forecast_run
 from tilecast.api import training_job
 from tilecast.api.calibration import Seen
 from tilecast.hardware import Pool, find_gpu, find_link

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast.advice import Constraints, Request
-from tilecast.advice.rank import find_candidates
+from tilecast.advice.pricing import find_candidates
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 

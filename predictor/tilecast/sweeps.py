@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.advice import Advice, Offer
-from tilecast.advice.changes import grown
+from tilecast.advice.what_if.changes import grown
 from tilecast.hardware import Link, Pool, Protocol
 from tilecast.spec import SpecError
 

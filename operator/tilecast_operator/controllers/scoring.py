@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from tilecast.advice.ran import RunForecast
+from tilecast.advice.measured import RunForecast
 from tilecast.api.status import FrozenForecast, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.hardware import normalise
 from tilecast.nodes import NodesReport

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from tilecast import calibration
 from tilecast.advice import Advice, Request
+from tilecast.advice.enumeration import variants
 from tilecast.advice.measured import MAX_FORECAST_RATIO, Measurement, OwnRun, own_runs, with_note, with_notes
-from tilecast.advice.rank import variants
 from tilecast.api.calibration import Seen
 from tilecast.calibration import Calibration
 from tilecast.hardware import Pool

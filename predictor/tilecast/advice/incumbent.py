@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast.advice.rank import Candidates, Details, find_candidates
+from tilecast.advice.pricing import Candidates, Details, find_candidates
 from tilecast.advice.values import Advice, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.spec import Plan, Plans, Precision
@@ -92,7 +92,7 @@ def _value(request: Request, offer: Offer) -> float:
 
 
 def _row(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Candidates, int | None]:
-    """Return one plan as a field with one row per variant of the job, and the row with this batch and precision."""
+    """Return one plan as candidates, one per variant of the job, and the row with this batch and precision."""
     candidates = find_candidates(request, pool, exactly=Plans.of(plan))
     meant = (
         index

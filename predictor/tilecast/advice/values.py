@@ -130,10 +130,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The smallest change of one input that makes a plan fit or win; `tilecast.advice.changes` applies it."""
+    """The smallest change of one input that makes a plan fit or win; `tilecast.advice.what_if.changes` applies it."""
 
     input: str
-    """Key of `tilecast.advice.changes.CHANGES`: the path of the input in the job, or in the pool."""
+    """Key of `tilecast.advice.what_if.changes.CHANGES`: the path of the input in the job, or in the pool."""
     value: float | str
     """Value that the input must have, in that field's unit."""
     effect: Literal["fits", "wins"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast.advice import Constraints, Offer, Request
 from tilecast.advice.choose import choose, sensible
-from tilecast.advice.rank import Candidates, find_candidates
+from tilecast.advice.pricing import Candidates, find_candidates
 from tilecast.hardware import Pool
 from tilecast.planner.problem import JobOption, PoolCapacity
 from tilecast.search import Mask

@@ -7,20 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from tilecast import memory, search
-from tilecast.advice.boards import choose_or_reject, rank_choices, usable_precisions
-from tilecast.advice.changes import FURTHER, apply, grown, growth, sizes
-from tilecast.advice.choose import Choice
-from tilecast.advice.rank import Candidates, find_candidates
+from tilecast import search
+from tilecast.advice.choose import Choice, choose_or_reject, usable_precisions
+from tilecast.advice.pricing import Candidates, find_candidates
 from tilecast.advice.values import Change, Rejection, Request
+from tilecast.advice.what_if.changes import FURTHER, apply, bisect_whole, grown, growth, roomier, sizes
+from tilecast.advice.what_if.wins import cheaper
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
 from tilecast.search import Limits
 from tilecast.spec import CHECKPOINTING
 
-GIB = 2**30
 MAX_COUNTS = 3
 """GPU counts that are tried to see whether a changed job fits, the largest first."""
 
@@ -67,6 +64,8 @@ def _smallest(change: Change, request: Request, candidates: Candidates) -> Chang
 
 TOKEN_MULTIPLE = 64
 """Multiple of tokens that suggested sequence lengths are rounded to."""
+
+
 _BISECTED: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
     "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, lambda nodes, pool: _nodes(nodes, pool)),
     "training.sequenceLength": (
@@ -82,17 +81,6 @@ def _nodes(nodes: int, pool: Pool) -> str:
 
 def _sequences(length: int) -> str:
     return f"sequences of {length} tokens"
-
-
-def bisect_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: int = 1) -> int:
-    """Bisect between a number that fails and one that succeeds, and return one that works.
-
-    A number at most `apart` from it, towards `fails`, does not work.
-    """
-    while abs(succeeds - fails) > apart:
-        middle = (fails + succeeds) // 2
-        fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
-    return succeeds
 
 
 def _rejection_after(change: Change, request: Request, candidates: Candidates) -> Rejection | None:
@@ -250,17 +238,6 @@ def _leaner(request: Request) -> Iterator[Change]:
             yield Change("training.activationCheckpointing", more, "fits", words)
 
 
-def roomier(pool: Pool, needed_bytes: float) -> Change:
-    """Return the change to GPUs with the fewest whole GiB that hold this many bytes."""
-
-    def holds(gib: int) -> bool:
-        return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes
-
-    present = math.floor(pool.gpu.memory_bytes / GIB)
-    size = bisect_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
-    return Change("pool.gpu.memoryGib", size, "fits", f"GPUs of {size} GiB")
-
-
 def _framework(request: Request) -> Iterator[Change]:
     """Yield other frameworks if the job names one, because they may shard what this one keeps whole."""
     workload = request.workload
@@ -328,41 +305,3 @@ def _price(request: Request, candidates: Candidates, others: tuple[Choice, ...])
     if not others:
         return Change("pool.price.perGpuHour", 1.0, "wins", "give it a price (GPUPool spec.price.perGpuHour)")
     return cheaper(request, outcome, others)
-
-
-def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the price below which the choice of a pool would be recommended among those of the other pools."""
-    price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
-    ratio = largest_winning_factor(request, choice, others)
-    if not price or ratio is None:
-        return None
-    limit = round_down(price * ratio)
-    text = f"a price below {limit:g} {pool.currency} per GPU and hour"
-    return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
-
-
-STEPS = 40
-
-
-def largest_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
-    """Return the largest factor on a choice's value that makes it recommended; None if even 0.0001 does not."""
-    low, high = math.log(1e-4), math.log(1e4)
-
-    def wins(factor: float) -> bool:
-        scaled = choice.scaled(factor)
-        return rank_choices(request, (scaled, *others)).choices[0] is scaled
-
-    if choice.value <= 0 or not wins(math.exp(low)):
-        return None
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if wins(math.exp(middle)) else (low, middle)
-    return math.exp(low)
-
-
-def round_down(value: float) -> float:
-    """Round down to three significant figures."""
-    if value <= 0:
-        return 0.0
-    scale = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return float(np.round(math.floor(value / scale) * scale, 10))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from tilecast import memory
 from tilecast.advice.values import Change, Request
 from tilecast.hardware import Link, Pool
 from tilecast.search import divisors
+
+GIB = 2**30
 
 Apply: TypeAlias = Callable[[Request, Pool, Any], tuple[Request, Pool]]
 
@@ -170,3 +174,25 @@ CHANGES: Mapping[str, Apply] = {
 Names are paths in a TrainingJob's spec, `plan.…` for the fields of a stated plan, and `pool.…` for those of the pool.
 `pool.links` is the factor on the speed of all links.
 """
+
+
+def bisect_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: int = 1) -> int:
+    """Bisect between a number that fails and one that succeeds, and return one that works.
+
+    A number at most `apart` from it, towards `fails`, does not work.
+    """
+    while abs(succeeds - fails) > apart:
+        middle = (fails + succeeds) // 2
+        fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
+    return succeeds
+
+
+def roomier(pool: Pool, needed_bytes: float) -> Change:
+    """Return the change to GPUs with the fewest whole GiB that hold this many bytes."""
+
+    def holds(gib: int) -> bool:
+        return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes
+
+    present = math.floor(pool.gpu.memory_bytes / GIB)
+    size = bisect_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
+    return Change("pool.gpu.memoryGib", size, "fits", f"GPUs of {size} GiB")

@@ -15,12 +15,19 @@ from typing import Any
 import numpy as np
 
 from tilecast import memory, search, step, uncertainty, zoo
-from tilecast.advice.boards import choose_or_reject, is_tie, rank_choices, rank_key
-from tilecast.advice.changes import faster, first_sizes, grown, growth, sizes
-from tilecast.advice.choose import Choice, fastest_domain, is_split_too_far, simplicity
-from tilecast.advice.rank import Candidates, Details, find_candidates
-from tilecast.advice.remedies import GIB, bisect_whole, cheaper, roomier
+from tilecast.advice.choose import (
+    Choice,
+    choose_on,
+    fastest_domain,
+    is_split_too_far,
+    is_tie,
+    rank_choices,
+    rank_key,
+    simplicity,
+)
+from tilecast.advice.pricing import Candidates, Details
 from tilecast.advice.values import Change, Request, WhyNot
+from tilecast.advice.what_if.changes import GIB, bisect_whole, faster, first_sizes, grown, growth, roomier, sizes
 from tilecast.hardware import Pool
 from tilecast.search import Limits, Mask
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
@@ -89,7 +96,7 @@ MOST_CONFIRMED = 256
 
 def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
     """Check whether a changed pool is the recommended one."""
-    outcome = choose_or_reject(request, find_candidates(request, pool))
+    outcome = choose_on(request, pool)
     return isinstance(outcome, Choice) and _wins(request, outcome, others)
 
 
@@ -107,7 +114,7 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
         if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.most_tied()):
             return None
         if gpus not in known:
-            outcome = choose_or_reject(request, find_candidates(request, wide, Limits(gpus=gpus)))
+            outcome = choose_on(request, wide, Limits(gpus=gpus))
             known[gpus] = outcome if isinstance(outcome, Choice) else None
         return known[gpus]
 
@@ -162,9 +169,47 @@ def _links(speed: float) -> Change:
     return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
 
 
+def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """Return the price below which the choice of a pool would be recommended among those of the other pools."""
+    price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
+    ratio = largest_winning_factor(request, choice, others)
+    if not price or ratio is None:
+        return None
+    limit = round_down(price * ratio)
+    text = f"a price below {limit:g} {pool.currency} per GPU and hour"
+    return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
+
+
+STEPS = 40
+
+
+def largest_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
+    """Return the largest factor on a choice's value that makes it recommended; None if even 0.0001 does not."""
+    low, high = math.log(1e-4), math.log(1e4)
+
+    def wins(factor: float) -> bool:
+        scaled = choice.scaled(factor)
+        return rank_choices(request, (scaled, *others)).choices[0] is scaled
+
+    if choice.value <= 0 or not wins(math.exp(low)):
+        return None
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if wins(math.exp(middle)) else (low, middle)
+    return math.exp(low)
+
+
+def round_down(value: float) -> float:
+    """Round down to three significant figures."""
+    if value <= 0:
+        return 0.0
+    scale = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(np.round(math.floor(value / scale) * scale, 10))
+
+
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """Plans one step away: what differs, the plan, and its row in the field, or -1 if the search does not have it."""
+    """Plans one step away: what differs, the plan, and its row among the candidates, or -1 if the search does not have it."""
 
     subjects: tuple[str, ...]
     plans: Plans
@@ -284,11 +329,8 @@ def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind
         behind = behind[ahead(behind, SPEEDS[-1:])[:, 0]]
     if not len(behind):
         return {}
-    wins = ahead(behind, SPEEDS)
-    return {
-        int(row): lowest_winning_speed(lambda place, one=one: bool(one[place]))
-        for row, one in zip(behind, wins, strict=True)
-    }
+    wins = [each.tolist() for each in ahead(behind, SPEEDS)]
+    return {int(row): lowest_winning_speed(each.__getitem__) for row, each in zip(behind, wins, strict=True)}
 
 
 def lowest_winning_speed(wins: Callable[[int], bool]) -> float | None:

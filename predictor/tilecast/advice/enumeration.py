@@ -1,0 +1,271 @@
+"""Enumerate the plans that a pool can run for a job, with the bytes that each needs.
+
+A job may leave its global batch and its precision open. Each combination is a variant, with an enumeration of its own.
+A job that states its plan gets the plans that agree with the statement, whether the search would consider them or not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast import search, zoo
+from tilecast.advice.values import Request
+from tilecast.hardware import Pool
+from tilecast.search import Limits, PlanTable
+from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
+
+MOST_KERNELS = 64_000
+"""Most operators that are priced for a job that leaves its batch or precision open.
+
+The number is the model's operators times global batches, precisions and pools. Each takes 0.1 ms and 3 KB. The largest
+published model whose layers all differ may have 13 such combinations.
+"""
+MOST_PLANS = 500_000
+"""Most plans of all pools together that one search prices, each 2 us and 500 to 900 bytes.
+
+The largest search in the documentation prices 400,000. Where there are more plans, some node counts are left out.
+"""
+MAX_BATCHES = 8
+"""Most global batches that are tried in a range: its ends, the job's own, and those with the most factors of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """Every plan that a pool could run for a job, whatever the job's constraints."""
+
+    pool: Pool
+    variants: tuple[Workload, ...]
+    """Variants of the job that the pool's GPU supports."""
+    tables: tuple[tuple[int, PlanTable], ...]
+    """Tables of plans, none of them empty, each with the index of its variant."""
+
+    def __len__(self) -> int:
+        return sum(len(table.plans) for _, table in self.tables)
+
+
+def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration]:
+    """Enumerate the plans of each pool, at most `MOST_PLANS` in total.
+
+    Raises:
+        SearchTooLargeError: there are more plans even with the fewest node counts, or too many operators.
+    """
+    able = [len(variants(request, pool)) for pool in pools]
+    kernels_priced = sum(able) * zoo.operators(request.workload)
+    if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
+        raise _too_large(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
+    try:
+        return _enumerate_within(request, pools, Limits())
+    except SearchTooLargeError:
+        return _enumerate_within(request, pools, Limits(max_plans=MOST_PLANS // max(1, sum(able))))
+
+
+def _enumerate_within(request: Request, pools: Sequence[Pool], limits: Limits) -> list[Enumeration]:
+    enumerations: list[Enumeration] = []
+    for pool in pools:
+        enumeration = enumerate_plans(request, pool, limits)
+        left = MOST_PLANS - sum(len(each) for each in enumerations)
+        if len(enumeration) > left:
+            raise _too_large(request, len(enumeration), left, "plans left")
+        enumerations.append(enumeration)
+    return enumerations
+
+
+def _too_large(request: Request, number: int, limit: int, noun: str) -> SearchTooLargeError:
+    """Return the error for a job that leaves too much open."""
+    is_range = request.batches is not None
+    name = "globalBatchSizeRange" if is_range else "allowedPrecisions" if request.precisions else "globalBatchSize"
+    remedy = "narrow globalBatchSizeRange and allowedPrecisions, or state constraints.gpus"
+    return SearchTooLargeError.of(f"spec.training.{name}", number, limit, noun, remedy)
+
+
+def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans | None = None) -> Enumeration:
+    """Enumerate every plan that a pool could run for a job, whatever the job's constraints.
+
+    Args:
+        request: the job.
+        pool: the pool.
+        limits: bounds of the enumeration.
+        exactly: the only plans to consider; None for those that the search, or the job's statement, gives.
+    """
+    able = variants(request, pool)
+    every: list[tuple[int, PlanTable]] = []
+    for index, workload in enumerate(able):
+        given = _requested_plans(request, workload, pool) if exactly is None else exactly
+        if given is not None:
+            if len(given):
+                every.append((index, search.those(workload, given, pool)))
+            continue
+        listing = search.find(workload, pool, limits)
+        every.append((index, listing))
+        exact = request.constraints.gpus
+        if exact is not None and limits.gpus is None and not np.any(listing.plans.gpus == exact):
+            every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
+    return Enumeration(pool, able, tuple(item for item in every if len(item[1].plans)))
+
+
+def variants(request: Request, pool: Pool) -> tuple[Workload, ...]:
+    """Return the job in every precision and global batch that it allows and the pool supports, its own first."""
+    own = request.workload
+    able = search.abilities(own.framework).precisions if own.framework else PRECISIONS
+    precisions = search.variants(own, [name for name in request.precisions if name in able])
+    batches = (own.global_batch, *(item for item in _batches(request) if item != own.global_batch))
+    return tuple(
+        replace(workload, global_batch=batch, steps=_steps(request, batch))
+        for workload in precisions
+        if pool.gpu.supports(workload.precision)
+        for batch in batches
+    )
+
+
+def _batches(request: Request) -> list[int]:
+    if request.batches is None:
+        return []
+    low, high = request.batches
+    micro = request.workload.micro_batch or 1
+    sizes = {low, high}
+    # Numbers with the most factors of two are the ones that ranks and micro-batches divide.
+    for power in range(high.bit_length(), -1, -1):
+        step = 1 << power
+        sizes |= set(range(-(-low // step) * step, high + 1, step)[:MAX_BATCHES])
+        if len(sizes) >= MAX_BATCHES:
+            break
+    divided = sorted(item for item in sizes if item % micro == 0)
+    return divided[:: -(-len(divided) // MAX_BATCHES)] if divided else []
+
+
+def _steps(request: Request, batch: int) -> int | None:
+    """Return the steps of the whole run at a global batch, which keep the job's number of tokens or samples."""
+    own = request.workload
+    if request.tokens is not None:
+        return -(-request.tokens // (batch * own.sequence_length))
+    return None if own.steps is None else -(-own.steps * own.global_batch // batch)
+
+
+def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans | None:
+    """Return the plans that agree with the one that the request states; None if it states none.
+
+    They use the GPUs that the statement gives, or as many as the job may use. If the job's framework executes some of
+    them, only those are returned.
+    """
+    given, limits = request.plan, request.constraints
+    if given is None:
+        return None
+    most = min(pool.max_gpus, limits.gpus or limits.max_gpus or pool.max_gpus)
+    gpus = given.data * given.tensor * given.pipeline * given.context if given.data else most
+    if not 0 < gpus <= pool.max_gpus:
+        return Plans.of()
+    plans = stated_plans(workload, gpus, given, "plan")
+    able = search.abilities(workload.framework).executes(plans) if workload.framework else None
+    return plans.take(able) if able is not None and able.any() else plans
+
+
+def stated_plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
+    """Return every plan on `gpus` GPUs that agrees with the statement; a complete statement gives exactly one.
+
+    Raises:
+        SpecError: the degrees do not multiply to the number of GPUs, or do not divide the model or the batch. Errors
+            call the statement `field`.
+    """
+    data = _data(gpus, stated, field)
+    if "spread_tables" in workload.model.extra and stated.expert == 1:
+        stated = replace(stated, expert=data)
+    _require_shards(workload, data, stated, field)
+    if workload.global_batch % data:
+        problem = f"dp={data} does not divide the global batch {workload.global_batch}"
+        raise SpecError(field, problem, "choose a divisor")
+    share = workload.global_batch // data
+    micro = stated.micro_batch or workload.micro_batch
+    if micro is not None and share % micro:
+        problem = f"mb={micro} does not divide the {share} samples of a data-parallel rank"
+        raise SpecError(field, problem, "choose a divisor")
+    if stated.virtual_stages > 1 and micro is not None and share // micro % stated.pipeline:
+        problem = (
+            f"vp={stated.virtual_stages} needs micro-batches that pp={stated.pipeline} divides, not {share // micro}"
+        )
+        raise SpecError(field, problem, "change mb, or leave vp out")
+    micros = [micro] if micro is not None else [b for b in search.divisors(share) if b & (b - 1) == 0 or b == share]
+    checkpointing = stated.checkpointing or workload.checkpointing
+    if checkpointing:
+        zoo.refuse_recomputation(workload.model, checkpointing, field)
+    modes = [checkpointing] if checkpointing else zoo.recomputes(workload.model)[: None if workload.training else 1]
+    is_served = workload.gradient_sync == "parameterServer"
+    if is_served and stated.zero_stage:
+        problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
+        raise SpecError(field, problem, "leave zero out, or use training.gradientSync allReduce")
+    zeros = range(4) if data * stated.context > 1 and workload.training and not is_served else range(1)
+    stages = zeros if stated.zero_stage is None else [stated.zero_stage]
+    can_spread = stated.tensor > 1 and workload.sequence_length // stated.context % stated.tensor == 0
+    if stated.sequence_parallel and not can_spread:
+        raise SpecError(field, f"sp=1 finds no tokens that tp={stated.tensor} divides", "leave sp out")
+    norms = [False, True][: 1 + can_spread] if stated.sequence_parallel is None else [stated.sequence_parallel]
+    return Plans.of(
+        *(
+            Plan(
+                data=data,
+                tensor=stated.tensor,
+                pipeline=stated.pipeline,
+                context=stated.context,
+                expert=stated.expert,
+                zero_stage=stage,
+                micro_batch=size,
+                gradient_accumulation=share // size,
+                checkpointing=mode,
+                sequence_parallel=split,
+                virtual_stages=stated.virtual_stages,
+            )
+            for size, stage, mode, split in itertools.product(micros, stages, modes, norms)
+        )
+    )
+
+
+def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -> None:
+    """Raise SpecError unless every degree divides what it splits."""
+    model = workload.model
+    tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
+    whole = {} if model.hidden else {"tp": tensor, "cp": context}
+    if whole and not model.trace:
+        whole |= {"pp": pipeline, "vp": virtual}
+    for name, degree in whole.items():
+        if degree > 1:
+            kind = (
+                "whose trace is cut into stages alone" if model.trace else "whose family is priced data parallel alone"
+            )
+            raise SpecError(field, f"{name}={degree} does not split {model.name}, {kind}", f"leave {name} out")
+    if not search.splits_heads(workload, tensor):
+        text = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
+        raise SpecError(field, f"tp={tensor} does not divide {text}", "choose a divisor")
+    if pipeline > 1 and not search.stages_are_full(workload, pipeline):
+        raise SpecError(field, f"pp={pipeline} leaves stages of {model.name} without a layer", "lower it")
+    if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
+        problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
+        raise SpecError(field, problem, "choose a divisor, or leave vp out")
+    pieces = 2 * context if model.causal else context
+    if context > 1 and workload.sequence_length % pieces:
+        problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
+        raise SpecError(field, problem, "choose a divisor")
+    if zoo.spreads_rows(model):
+        if stated.expert not in search.expert_degrees(model, np.array([data]))[0]:
+            text = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
+            raise SpecError(field, text, f"write ep={data}")
+        return
+    experts = int(model.extra.get("experts", 1))
+    if stated.expert > 1 and experts == 1:
+        problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
+        raise SpecError(field, problem, "leave ep out")
+    if experts % stated.expert or (data * tensor) % stated.expert:
+        problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
+        raise SpecError(field, problem, "choose a divisor of both")
+
+
+def _data(gpus: int, stated: Stated, field: str) -> int:
+    others = stated.tensor * stated.pipeline * stated.context
+    if stated.data is None and gpus % others == 0:
+        return gpus // others
+    if stated.data is None or stated.data * others != gpus:
+        text = f"{stated.data} x {others}" if stated.data else str(others)
+        raise SpecError(field, f"degrees of {text} do not make {gpus} GPUs", "let them multiply to the GPU count")
+    return stated.data

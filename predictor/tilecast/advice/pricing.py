@@ -1,0 +1,258 @@
+"""Price enumerated plans, as columns, and single ones of them in full.
+
+Steps of different batches are compared per sample: a value is scaled to the job's own batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from tilecast import memory, uncertainty
+from tilecast.advice.enumeration import Enumeration, enumerate_plans
+from tilecast.advice.values import Constraints, Offer, Request
+from tilecast.cost import per_1000_steps
+from tilecast.hardware import Pool
+from tilecast.memo import Later
+from tilecast.search import Limits, Mask, PlanTable, Priced
+from tilecast.spec import Floats, Ints, Plans, Workload
+from tilecast.uncertainty import Errors
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Every plan of every variant that a pool can run, as columns (n,)."""
+
+    pool: Pool
+    variants: tuple[Workload, ...]
+    """Variants that the pool's GPU supports."""
+    variant: Ints
+    """Index into `variants`."""
+    tables: tuple[PlanTable, ...]
+    """Tables that the rows come from."""
+    table: Ints
+    """Index into `tables`."""
+    origin: Ints
+    """Row in that table."""
+    plans: Plans
+    gpus: Ints
+    memory_bytes: Floats
+    upper_bytes: Floats
+    fits: Mask
+    batch: Floats
+    steps: Floats
+    """Steps of the whole run; NaN where its length is not known."""
+    _seconds: Later[tuple[Floats, Floats]]
+    """Seconds of each step, and of its part that waits for the host; priced at the first access."""
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    def take(self, rows: slice | Ints) -> Candidates:
+        """Return the chosen rows, in the order given."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        seconds = Later(lambda: (self.step_s[rows], self.launch_s[rows]))
+        return replace(self, plans=self.plans.take(rows), _seconds=seconds, **columns)
+
+    @property
+    def step_s(self) -> Floats:
+        return self._seconds()[0]
+
+    @property
+    def launch_s(self) -> Floats:
+        """Seconds of each step that wait for the host, (n,)."""
+        return self._seconds()[1]
+
+    @property
+    def hourly(self) -> Floats:
+        """Price of each plan's GPUs per hour; NaN if the pool has no price."""
+        price = self.pool.price_per_gpu_hour
+        return self.gpus.astype(float) * (np.nan if price is None else price)
+
+    @property
+    def tight(self) -> Mask:
+        """Whether the upper end of each plan's memory range does not fit."""
+        return self.upper_bytes > memory.usable_bytes(self.pool.gpu)
+
+    @property
+    def finish_s(self) -> Floats:
+        return self.steps * self.step_s
+
+    @property
+    def cost_to_finish(self) -> Floats:
+        return self.hourly * self.finish_s / 3600
+
+    def within(self, limits: Constraints) -> Mask:
+        """Return which plans keep the job's constraints."""
+        return within(self.plans, self.gpus, self.pool, limits)
+
+    def value(self, request: Request) -> Floats:
+        """Return what the objective minimises, (n,); NaN where a price is missing."""
+        return self._price(request) if request.goal.is_price else self._time(request)
+
+    def other(self, request: Request) -> Floats:
+        """Return the criterion that the objective leaves open, (n,).
+
+        It is the time in seconds if the objective minimises a price, or else the price; NaN where the price is missing.
+        """
+        return self._time(request) if request.goal.is_price else self._price(request)
+
+    def _time(self, request: Request) -> Floats:
+        """Return the seconds of the run, or of as many samples as a step of the job's own batch has."""
+        steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
+        return self.step_s * steps
+
+    def _price(self, request: Request) -> Floats:
+        return self.hourly / 3600 * self._time(request)
+
+    def allowed(self, request: Request) -> Mask:
+        """Return which plans the objective allows: those before the deadline, or within the budget."""
+        mask = np.ones(len(self), dtype=bool)
+        if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
+            mask &= self.finish_s <= request.deadline_s
+        if request.goal.bound == "budget" and request.budget is not None:
+            mask &= self.cost_to_finish <= request.budget.amount
+        return mask
+
+
+_COLUMNS = (
+    "variant", "table", "origin", "gpus", "memory_bytes", "upper_bytes", "fits", "batch", "steps",
+)  # fmt: skip
+
+
+def within(plans: Plans, gpus: Ints, pool: Pool, limits: Constraints) -> Mask:
+    """Return which plans of a pool keep a job's constraints, (n,); `gpus` (n,) is the size of each plan."""
+    mask = np.ones(len(plans), dtype=bool)
+    if limits.gpus is not None:
+        mask &= gpus == limits.gpus
+    if limits.max_gpus is not None:
+        mask &= gpus <= limits.max_gpus
+    if limits.max_nodes is not None:
+        mask &= -(-gpus // pool.gpus_per_node) <= limits.max_nodes
+    if limits.max_tensor is not None:
+        mask &= plans.tensor <= limits.max_tensor
+    return mask
+
+
+_UNLIMITED = Limits()
+
+
+def find_candidates(
+    request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None
+) -> Candidates:
+    """Enumerate and price the plans of one pool; `enumerate_plans` describes the arguments."""
+    return price(enumerate_plans(request, pool, limits, exactly))
+
+
+def price(enumeration: Enumeration) -> Candidates:
+    """Return the enumerated plans as columns.
+
+    Their seconds are evaluated at the first access: a pool that is rejected for its memory does not need them.
+    """
+    tables = enumeration.tables
+
+    def column(name: str) -> Floats:
+        parts = [getattr(table, name) for _, table in tables]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
+
+    plans = Plans.concatenate([table.plans for _, table in tables]) if tables else Plans.of()
+    sizes = [len(table.plans) for _, table in tables]
+    variant = np.repeat([index for index, _ in tables], sizes).astype(np.int64)
+    batches = np.array([float(item.global_batch) for item in enumeration.variants])
+    steps = np.array([np.nan if item.steps is None else float(item.steps) for item in enumeration.variants])
+    return Candidates(
+        pool=enumeration.pool,
+        variants=enumeration.variants,
+        variant=variant,
+        tables=tuple(table for _, table in tables),
+        table=np.repeat(np.arange(len(tables)), sizes),
+        origin=np.concatenate([np.zeros(0, np.int64), *(np.arange(size) for size in sizes)]),
+        plans=plans,
+        gpus=plans.gpus,
+        memory_bytes=column("memory_bytes"),
+        upper_bytes=column("upper_bytes"),
+        fits=column("fits").astype(bool, copy=False),
+        batch=batches[variant],
+        steps=steps[variant],
+        _seconds=Later(lambda: (column("step_s"), column("launch_s"))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Some rows of a table of candidates, priced in full."""
+
+    candidates: Candidates
+    rows: Ints
+    priced: tuple[Priced, ...]
+    """One priced table for each of the candidates' tables that the rows come from."""
+    table: Ints
+    """Index into `priced` for each row, (k,)."""
+    place: Ints
+    """Place of each row in that table, (k,)."""
+
+    @classmethod
+    def of(cls, candidates: Candidates, rows: Ints) -> Details:
+        """Price these rows, in the order given."""
+        present, table = np.unique(candidates.table[rows], return_inverse=True)
+        place = np.zeros(len(rows), dtype=np.int64)
+        priced = []
+        for index, source in enumerate(present):
+            members = np.flatnonzero(table == index)
+            place[members] = np.arange(len(members))
+            among = rows[members]
+            priced.append(candidates.tables[source].price(candidates.origin[among]))
+        return cls(candidates, rows, tuple(priced), table, place)
+
+    def errors(self) -> Errors:
+        """Return the uncertainties of each row's forecast."""
+        parts = [uncertainty.errors(priced) for priced in self.priced]
+        columns = []
+        for item in fields(Errors):
+            column = np.zeros(len(self.rows))
+            for index, part in enumerate(parts):
+                members = self.table == index
+                column[members] = getattr(part, item.name)[self.place[members]]
+            columns.append(column)
+        return Errors(*columns)
+
+    def offer(self, index: int) -> Offer:
+        """Return one of the rows in full; the caller fills in the reason."""
+        candidates, row = self.candidates, int(self.rows[index])
+        priced, place = self.priced[self.table[index]], int(self.place[index])
+        pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]
+        plan = candidates.plans.row(row)
+        per_node = min(plan.gpus, pool.gpus_per_node)
+        seconds = float(priced.step_s[place])
+        lower, upper = uncertainty.interval(workload, priced, place)
+        alone = candidates.take(slice(row, row + 1))
+        hourly, finish, cost = (float(column[0]) for column in (alone.hourly, alone.finish_s, alone.cost_to_finish))
+        return Offer(
+            pool=pool,
+            nodes=-(-plan.gpus // pool.gpus_per_node),
+            gpus_per_node=per_node,
+            plan=plan,
+            workload=workload,
+            step_s=seconds,
+            lower_s=lower,
+            upper_s=upper,
+            breakdown=priced.times.parts(place),
+            memory_bytes=float(priced.memory_bytes[place]),
+            memory_lower_bytes=float(priced.footprint.lower[place]),
+            memory_upper_bytes=float(priced.upper_bytes[place]),
+            memory_available_bytes=priced.usable_bytes,
+            memory=priced.footprint.items(place),
+            tokens_per_s=workload.tokens_per_step / seconds,
+            cost_per_1000_steps=_known(per_1000_steps(hourly, seconds)),
+            finish_s=_known(finish),
+            cost_to_finish=_known(cost),
+            fits_now=None if pool.free_gpus is None else plan.gpus <= pool.free_gpus,
+            reason="",
+            correction=float(priced.times.correction[place]),
+            carried=float(priced.times.carried[place]),
+        )
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value

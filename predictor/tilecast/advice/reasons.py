@@ -1,0 +1,228 @@
+"""Explain an advice in words: the reason of each offer, notes on the job, and the Pareto front to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast import zoo
+from tilecast.advice.choose import Choice, is_tie, rank_key
+from tilecast.advice.pricing import Candidates, Details
+from tilecast.advice.values import Offer, Request
+from tilecast.search import Mask
+from tilecast.sharing import Sharing, consider
+from tilecast.spec import Floats
+
+
+def explained_offers(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
+    """Return the offer of each choice, ranked, with the reason for its place."""
+    return tuple(_explained(request, choice, choices) for choice in choices)
+
+
+def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> Offer:
+    """Return the offer of a choice with the reason for its place in the ranking."""
+    offer, best = choice.offer(), choices[0]
+    bound = BOUND_BY[offer.bottleneck]
+    if offer.is_tight:
+        bound += "; memory is tight"
+    if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
+        bound += "; may miss the deadline"
+    goal = request.goal
+    if choice is best:
+        is_least = goal.fewest_gpus or best.value <= min(item.best for item in choices)
+        return replace(offer, reason=f"{'' if is_least else 'among the '}{goal.best}; {bound}")
+    if goal.fewest_gpus and choice.gpus > best.gpus:
+        return replace(offer, reason=f"{choice.gpus / best.gpus:.3g}x the GPUs; {bound}")
+    if best.value <= 0:
+        return replace(offer, reason=f"costs more than nothing; {bound}")
+    factor = choice.value / best.value
+    if is_tie(request, *sorted((best, choice), key=lambda item: rank_key(request, item))):
+        more = " with more GPUs" if choice.gpus > best.gpus else ""
+        return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")
+    return replace(offer, reason=f"{factor:.1f}x {goal.other}; {bound}")
+
+
+BOUND_BY: Mapping[str, str] = {
+    "compute": "compute-bound",
+    "communication": "bound by communication",
+    "bubble": "bound by the pipeline's bubble",
+    "optimizer": "bound by the optimizer's memory traffic",
+    "launch": "bound by kernel launches",
+    "input": "bound by its input",
+}
+"""What bounds a step, in words, by its bottleneck."""
+
+
+def pareto_offers(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
+    """Return the offers of the Pareto front of all choices, fastest first."""
+    front = _pareto(request, [(choice.candidates, choice.eligible) for choice in choices])
+    offers: dict[tuple[str, int], Offer] = {}
+    for choice in choices:
+        rows = np.array([row for candidates, row in front if candidates is choice.candidates], dtype=np.int64)
+        if len(rows):
+            details = Details.of(choice.candidates, rows)
+            offers |= {(choice.candidates.pool.name, int(row)): details.offer(place) for place, row in enumerate(rows)}
+    found_offers = (offers[candidates.pool.name, row] for candidates, row in front)
+    return tuple(replace(offer, reason=BOUND_BY[offer.bottleneck]) for offer in found_offers)
+
+
+MAX_PARETO = 8
+
+
+def _pareto(request: Request, everything: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
+    """Return at most `MAX_PARETO` plans of all pools that no other beats in time, cost and GPUs at once, fastest first.
+
+    A pool without a price is compared by time and GPUs alone; all pools are if their prices are in several currencies.
+
+    Args:
+        request: the job.
+        everything: the fields, and which of their rows count.
+    """
+    currencies = {
+        candidates.pool.currency for candidates, _ in everything if candidates.pool.price_per_gpu_hour is not None
+    }
+    chosen: list[tuple[Candidates, int]] = []
+    points: list[tuple[float, float, float]] = []
+    for each, eligible in everything:
+        # On one pool the cost is time times GPUs, so only the fastest plan of each GPU count can be on the front.
+        rows = np.flatnonzero(eligible)
+        gpus, own = each.gpus[rows], each.step_s[rows] * request.workload.global_batch / each.batch[rows]
+        least = np.full(int(gpus.max(initial=0)) + 1, np.inf)
+        np.minimum.at(least, gpus, own)
+        fastest = np.flatnonzero(own == least[gpus])
+        for place in fastest[np.unique(gpus[fastest], return_index=True)[1]]:
+            row, seconds = int(rows[place]), float(own[place])
+            price = each.pool.price_per_gpu_hour if len(currencies) == 1 else None
+            chosen.append((each, row))
+            points.append(
+                (seconds, np.inf if price is None else float(gpus[place]) * price * seconds, float(gpus[place]))
+            )
+    if not points:
+        return []
+    axes = np.array(points)
+    less = np.all(axes[:, None] <= axes[None], axis=2) & np.any(axes[:, None] < axes[None], axis=2)
+    same = np.all(axes[:, None] == axes[None], axis=2) & np.tri(len(axes), k=-1, dtype=bool).T
+    front = np.flatnonzero(~(less | same).any(axis=0))
+    kept_rows = _spread(axes[front])
+    return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _place(request, *item))
+
+
+def _place(request: Request, candidates: Candidates, row: int) -> tuple[float, str]:
+    return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
+
+
+def _spread(axes: Floats) -> list[int]:
+    """Return rows that show the whole front.
+
+    First come the lowest rows on each axis, then repeatedly the row that is farthest, as a ratio, from those chosen.
+    """
+    finite = np.where(np.isfinite(axes), np.maximum(axes, 1e-12), np.nan)
+    logs = np.log(finite)
+    spans = np.nan_to_num(logs - np.nanmin(logs, axis=0, initial=np.inf, where=~np.isnan(logs)), nan=0.0)
+    shown = list(dict.fromkeys(int(np.argmin(column)) for column in axes.T))
+    while len(shown) < min(MAX_PARETO, len(axes)):
+        distance = np.abs(spans[:, None] - spans[shown]).max(axis=2).min(axis=1)
+        farthest = int(np.argmax(distance))
+        if distance[farthest] <= LEAST_APART:
+            break
+        shown.append(farthest)
+    return shown
+
+
+LEAST_APART = float(np.log(1.05))
+"""Least distance between two members of the front, as a logarithm; closer ones say nothing new to a reader."""
+
+
+def notes(request: Request, offers: Sequence[Offer]) -> list[str]:
+    """Return sentences on the job itself, on what the recommendation changes of it, and on its input pipeline."""
+    return [*request.workload.model.notes, *_changed_inputs(request, offers), *_input_notes(offers)]
+
+
+def _changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
+    """Return a note on each input of the job that the recommendation changed: global batch and precision."""
+    if not offers:
+        return []
+    own, best = request.workload, offers[0].workload
+    notes = []
+    if best.global_batch != own.global_batch:
+        steps = f", {best.steps:,} steps" if best.steps is not None else ""
+        notes.append(
+            f"Global batch {best.global_batch} instead of {own.global_batch}, as the job's range allows{steps}; "
+            "batches are compared by the sample."
+        )
+    if best.precision != own.precision:
+        notes.append(f"Precision {best.precision} instead of {own.precision}, as the job allows.")
+    return notes
+
+
+NEAR = 0.8
+"""Share of the input pipeline's rate above which a step is said to come near to that bound."""
+
+
+def _input_notes(offers: Sequence[Offer]) -> list[str]:
+    """Return a note on what the recommended plan needs from the input pipeline of each node.
+
+    It is a warning where the stated rate bounds the step or nearly does. Where the model reads images and no rate is
+    stated, it gives the rate that is needed.
+    """
+    if not offers:
+        return []
+    best = offers[0]
+    stated, samples = best.workload.input_samples_per_s, best.workload.global_batch / best.nodes
+    if stated is None:
+        if not zoo.reads_images(best.workload.model):
+            return []
+        rate = f"{_rate(samples / best.step_s)} images/s"
+        return [f"The input pipeline of each node has to deliver {rate}; state it as training.inputSamplesPerSecond."]
+    without = samples / (best.step_s - best.breakdown["input"])
+    if without > stated:
+        text = f"each node could take {_rate(without)} samples/s and gets {_rate(stated)}"
+        return [f"The input pipeline bounds the step: {text}."]
+    text = f"{without / stated:.0%} of the {_rate(stated)} samples/s that the input pipeline of each node delivers"
+    return [f"The step takes {text}."] if without > NEAR * stated else []
+
+
+def _rate(per_s: float) -> str:
+    """Return a rate with three significant figures."""
+    return f"{float(f'{per_s:.3g}'):,g}"
+
+
+def ways_to_share(request: Request, offers: Sequence[Offer]) -> Sharing | None:
+    """Return the ways to share a GPU, for a job whose best plan uses a single one.
+
+    None if the job does not train, or if no way is worthwhile and the job does not allow sharing.
+    """
+    if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
+        return None
+    sharing = consider(offers[0].workload, offers[0].pool, request.objective)
+    return sharing if sharing and (sharing.best or request.constraints.allow_sharing) else None
+
+
+_SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS", "timeSlicing": "a time-sliced GPU"}
+
+
+def sharing_notes(request: Request, shared: Sharing | None) -> list[str]:
+    """Return a sentence on what sharing would bring, as a list; empty if no way to share is worthwhile."""
+    if shared is None or shared.best is None:
+        return []
+    best = shared.best
+    where = f"{_SHARED[best.kind]} {best.profile}".rstrip()
+    note = (
+        f"The job does not fill a GPU: {where} of {shared.pool.name} ({best.resource}; {best.jobs} such jobs per GPU) "
+        f"takes {best.slowdown:.2f}x as long, {best.lower_s * 1e3:.3g}-{best.upper_s * 1e3:.3g} ms a step, at "
+        f"{best.relative_cost:.0%} of the cost"
+    )
+    return [note + ("." if request.constraints.allow_sharing else "; constraints.allowSharing lets it.")]
+
+
+def confidence(offers: Sequence[Offer]) -> str:
+    """Say how wide the range of the recommendation is, and which runs it rests on."""
+    if not offers:
+        return "nothing to be sure of"
+    best = offers[0]
+    low, high = best.lower_s / best.step_s - 1, best.upper_s / best.step_s - 1
+    seen = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
+    own = f", {seen.own} like this one" if seen.own else ""
+    return f"{seen.runs} runs seen on this cluster{own}: {low:+.0%}/{high:+.0%}"

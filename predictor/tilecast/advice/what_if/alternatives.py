@@ -1,0 +1,190 @@
+"""Ask what the baseline, a job without its constraints, another batch, other buckets or fewer GPUs would give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast import frameworks, overlap, step, uncertainty
+from tilecast.advice.choose import Choice, choose_on, choose_or_reject, rank_choices
+from tilecast.advice.enumeration import stated_plans
+from tilecast.advice.pricing import Candidates
+from tilecast.advice.reasons import BOUND_BY
+from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request
+from tilecast.advice.what_if.changes import apply
+from tilecast.cost import per_1000_steps
+from tilecast.hardware import Pool
+from tilecast.search import Limits
+from tilecast.spec import Plans, Workload
+from tilecast.step import blocks
+
+
+def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | None, list[Rejection], list[str]]:
+    """Price the plan that the user runs today.
+
+    Returns:
+        The offer or None, the rejection if the plan cannot be priced, and notes on the baseline.
+    """
+    incumbent = request.baseline
+    if incumbent is None:
+        return None, [], []
+    pool = next(pool for pool in pools if pool.name == incumbent.pool)
+    # Price a baseline even where its pool is smaller today: the user runs it now.
+    nodes = max(pool.max_nodes, -(-incumbent.gpus // pool.gpus_per_node))
+    roomy = replace(pool, max_nodes=nodes)
+    notes = []
+    if incumbent.gpus > pool.max_gpus:
+        notes.append(
+            f"Your baseline of {incumbent.gpus} GPUs is larger than pool {pool.name}, which has {pool.max_gpus}."
+        )
+    own = replace(request, objective="time", constraints=Constraints(gpus=incumbent.gpus), batches=None, precisions=())
+    table = None
+    if incumbent.plan is not None and pool.gpu.supports(request.workload.precision):
+        table = stated_plans(request.workload, incumbent.gpus, incumbent.plan, "spec.baseline.plan")
+    outcome = choose_on(own, roomy, Limits(gpus=incumbent.gpus), table)
+    if isinstance(outcome, Choice):
+        return replace(outcome.offer(), reason="your baseline"), [], notes
+    return None, [replace(outcome, message=f"your baseline of {incumbent.gpus}: {outcome.message}")], notes
+
+
+def best_without_constraints(request: Request, everything: Sequence[Candidates]) -> Offer | None:
+    """Return the best offer of all pools without the job's own constraints; None if there is none."""
+    free = replace(request, constraints=Constraints())
+    choices = [item for candidates in everything if isinstance(item := choose_or_reject(free, candidates), Choice)]
+    if not choices:
+        return None
+    offer = rank_choices(free, choices).choices[0].offer()
+    return replace(offer, reason=f"without the job's own constraints; {BOUND_BY[offer.bottleneck]}")
+
+
+def neighbour_batch(request: Request, best: Choice) -> str | None:
+    """Return a sentence on the nearest global batch that all GPUs of the recommended pool divide.
+
+    None unless the recommendation with that batch is ahead per sample by more than a tie. None also where the GPUs
+    divide the job's own batch already, the job gives a range of batches or states its plan, or the objective is the
+    fewest GPUs.
+    """
+    pool, own = best.candidates.pool, request.workload.global_batch
+    most = _most_gpus(request, pool)
+    part = most * (request.workload.micro_batch or 1)
+    is_settled = request.goal.fewest_gpus or request.batches is not None or request.plan is not None
+    if is_settled or not 1 < part <= 2 * own or own % part == 0:
+        return None
+    nearest = sorted({own // part * part, -(-own // part) * part} - {0}, key=lambda batch: (abs(batch - own), -batch))
+    for batch in nearest:
+        after, _ = apply(Change("training.globalBatchSize", batch, "wins", ""), request, pool)
+        outcome = choose_on(after, pool, Limits(gpus=most))
+        if not isinstance(outcome, Choice):
+            continue
+        ratio = _per_sample(request, outcome, batch) / _per_sample(request, best, own)
+        if ratio * math.exp(uncertainty.MOST_TIED) < 1:
+            gain = f"cost {ratio:.0%} as much" if request.goal.is_price else f"be {1 / ratio:.2f}x as fast"
+            plan = outcome.candidates.plans.row(outcome.row)
+            parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
+            better = f"{batch} would {gain} per sample, with {plan} on {outcome.gpus} GPUs."
+            return f"{parts} do not divide global batch {own}: {better}"
+    return None
+
+
+def _most_gpus(request: Request, pool: Pool) -> int:
+    """Return the most GPUs of the pool that the job may use, in whole nodes if it uses several."""
+    limits = request.constraints
+    nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)
+    most = min(nodes * pool.gpus_per_node, limits.max_gpus or pool.max_gpus)
+    whole = most // pool.gpus_per_node * pool.gpus_per_node or most
+    return limits.gpus or whole
+
+
+def _per_sample(request: Request, choice: Choice, batch: int) -> float:
+    """Return the seconds per sample, or the price per sample if the objective minimises a price."""
+    seconds = float(choice.candidates.step_s[choice.row]) / batch
+    return seconds * float(choice.candidates.hourly[choice.row]) if request.goal.is_price else seconds
+
+
+SIZES_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
+"""Bucket sizes that are tried, in MiB."""
+
+
+LEAST_GAIN = 0.01
+"""Share of the step below which a gain does not count: the framework's own size is as good."""
+
+
+def best_bucket_size(best: Choice) -> str | None:
+    """Return a sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`.
+
+    None if the plan has no buckets that hide behind a backward pass, or if `training.framework` does not name a
+    framework with buckets.
+    """
+    candidates, row = best.candidates, best.row
+    workload, plan = candidates.variants[candidates.variant[row]], candidates.plans.row(row)
+    has_buckets = workload.training and workload.framework is not None and frameworks.of(workload).has_buckets
+    if not (has_buckets and overlap.hides(workload)) or plan.zero_stage > 1 or plan.data * plan.context == 1:
+        return None
+    sharded = candidates.tables[candidates.table[row]].sharded.take(candidates.origin[row : row + 1])
+    priced = blocks.kernel_seconds(workload, sharded, candidates.pool.gpu)
+    seconds = step.bucketed(workload, sharded, Plans.of(plan), candidates.pool, priced, SIZES_MIB)
+    fastest = int(np.argmin(seconds))
+    gain = 1 - float(seconds[fastest] / candidates.step_s[row])
+    if gain <= LEAST_GAIN:
+        return None
+    return (
+        f"Gradient buckets of {SIZES_MIB[fastest]} MiB instead of {_own(workload)} would take {gain:.0%} off the step "
+        "(training.bucketMiB)."
+    )
+
+
+def _own(workload: Workload) -> str:
+    """Return the current size of the job's buckets, in words."""
+    if workload.bucket_mib is not None:
+        return f"{workload.bucket_mib}"
+    size = frameworks.of(workload).bucket_mib[1]
+    return f"{size:g}" if size else f"{workload.framework}'s own"
+
+
+SEVERAL = 3
+"""Ratio at which more GPUs are too many: growth of a step's price over shrinkage of its time, both as logarithms.
+
+For a doubling of the GPUs, it is reached where the step becomes less than 1.19 times as fast.
+"""
+
+
+def fewer_gpus(request: Request, choice: Choice) -> str | None:
+    """Return a sentence on the fastest plan for the same batch on half of the recommended GPUs.
+
+    Halving goes on as long as each doubling costs at least `SEVERAL` times what it gains. None if the
+    doubling to the recommended number does not, or if the objective is not about time alone.
+    """
+    if request.goal.saves_gpus or request.goal.bound:
+        return None
+    candidates = choice.candidates
+    same = candidates.batch == candidates.batch[choice.row]
+    rows = np.flatnonzero(choice.eligible & same & (candidates.gpus <= choice.gpus // 2))
+    roomy = rows if choice.is_tight else rows[~candidates.take(rows).tight]
+    chosen, gpus, times = choice.row, candidates.gpus[roomy], candidates.step_s[roomy]
+    while (near := np.flatnonzero(gpus <= candidates.gpus[chosen] // 2)).size:
+        half = int(roomy[near[np.argmin(times[near])]])
+        faster = math.log(candidates.step_s[half] / candidates.step_s[chosen])
+        dearer = math.log(candidates.gpus[chosen] / candidates.gpus[half]) - faster
+        if dearer < SEVERAL * max(faster, 0.0):
+            break
+        chosen = half
+    if chosen == choice.row:
+        return None
+
+    def text(row: int) -> str:
+        seconds = float(candidates.step_s[row])
+        time = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+        if candidates.pool.price_per_gpu_hour is None:
+            return time
+        cost = per_1000_steps(float(candidates.hourly[row]), seconds)
+        return f"{time} and {cost:,.3g} {candidates.pool.currency} per 1000 steps"
+
+    count, faster = int(candidates.gpus[chosen]), float(candidates.step_s[chosen] / candidates.step_s[choice.row])
+    few = "Half of the GPUs take" if 2 * count == choice.gpus else f"{count} of the {choice.gpus} GPUs take"
+    return (
+        f"{few} {text(chosen)} with {candidates.plans.row(chosen)}, instead of {text(choice.row)}: "
+        f"the rest make a step {faster:.2f}x as fast at {choice.gpus / count / faster:.3g}x the price."
+    )
