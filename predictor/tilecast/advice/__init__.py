@@ -16,9 +16,9 @@ Choice or Rejection
    │ rank_choices                     choose.py        the pools in order, the recommended one first
    ▼
 Ranking
-   │ explained_offers, pareto_offers  reasons.py       offers with their reasons, notes
+   │ explain                          reasons.py       offers with their reasons, notes
    ▼
-Offers
+Explanation
    │ what_if.ask                      what_if/         the same pipeline again, with a changed request or pool
    ▼
 Advice
@@ -37,10 +37,11 @@ from dataclasses import is_dataclass, replace
 from typing import Any
 
 from tilecast import __version__, constants, hardware, kernels
-from tilecast.advice import reasons, what_if
+from tilecast.advice import what_if
 from tilecast.advice.choose import Choice, choose_or_reject, rank_choices
 from tilecast.advice.enumeration import enumerate_pools
 from tilecast.advice.pricing import price
+from tilecast.advice.reasons import explain
 from tilecast.advice.values import (
     Advice,
     AdviceOrigin,
@@ -89,29 +90,28 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     candidates = [price(enumeration) for enumeration in enumerate_pools(request, considered)]
     outcomes = [choose_or_reject(request, each) for each in candidates]
     ranking = rank_choices(request, [outcome for outcome in outcomes if isinstance(outcome, Choice)])
-    offers = reasons.explained_offers(request, ranking.choices)
-    sharing = reasons.ways_to_share(request, offers)
-    answers = what_if.ask(request, considered, candidates, outcomes, ranking.choices)
+    explanation = explain(request, ranking)
+    answers = what_if.ask(request, considered, candidates, outcomes, ranking)
     origin = _origin(considered)
     return Advice(
         request=request,
-        offers=offers,
-        pareto=reasons.pareto_offers(request, ranking.choices),
+        offers=explanation.offers,
+        pareto=explanation.pareto,
         rejections=answers.rejections,
         baseline=answers.baseline,
         uncapped=answers.uncapped,
-        sharing=sharing,
+        sharing=explanation.sharing,
         why_not=answers.why_not,
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
         notes=(
-            *reasons.notes(request, offers),
+            *explanation.notes,
             *answers.suggestions,
-            *reasons.sharing_notes(request, sharing),
+            *explanation.sharing_notes,
             *answers.baseline_notes,
         ),
         plans_evaluated=sum(len(each) for each in candidates),
-        confidence=reasons.confidence(offers),
+        confidence=explanation.confidence,
         provenance=origin,
         inputs_hash=inputs_hash(request, considered, origin.model_sha256),
     )

@@ -15,7 +15,7 @@ A pool without such a plan is rejected with a reason (`choose_or_reject`). `rank
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -344,7 +344,7 @@ def _whole_bytes(workload: Workload) -> float:
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 
 
-def rank_key(request: Request, choice: Choice) -> tuple[float, float, int, str]:
+def _rank_key(request: Request, choice: Choice) -> tuple[float, float, int, str]:
     """Return the sort key of a choice: the lowest is the best."""
     few = choice.gpus if request.goal.fewest_gpus else 0
     return few, choice.value, choice.gpus, choice.candidates.pool.name
@@ -359,6 +359,8 @@ class Ranking:
     """Number of plans that the forecast cannot tell apart from the recommended one."""
     ratio: float
     """Forecast of the recommended plan over the lowest forecast among those that tie with it."""
+    is_tied: tuple[bool, ...]
+    """Whether the forecast cannot tell each choice apart from the recommended one."""
 
 
 def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
@@ -368,16 +370,32 @@ def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
     behind in the criterion that the objective leaves open, then the one whose plan is tried first
     (`simplicity`).
     """
-    ranked = sorted(choices, key=lambda choice: rank_key(request, choice))
+    ranked = sorted(choices, key=lambda choice: _rank_key(request, choice))
     if not ranked:
-        return Ranking((), 0, 1.0)
-    few = rank_key(request, ranked[0])[0]
-    first = min((choice for choice in ranked if rank_key(request, choice)[0] == few), key=lambda choice: choice.best)
-    tied = [choice for choice in ranked if choice is first or _ties(request, first, choice)]
-    chosen = min(_preferred(tied), key=lambda choice: (*choice.preference, choice.value))
-    others = (choice for choice in ranked if choice is not chosen)
+        return Ranking((), 0, 1.0, ())
+    first, tied = _tied_pools(request, ranked)
+    chosen = _simplest(tied)
+    ordered = (chosen, *(choice for choice in ranked if choice is not chosen))
     ratio = chosen.value / first.best if first.best > 0 else 1.0
-    return Ranking((chosen, *others), len(tied) - 1 + chosen.ties, ratio)
+    is_tied = tuple(choice is chosen or _is_tie(request, chosen, choice) for choice in ordered)
+    return Ranking(ordered, len(tied) - 1 + chosen.ties, ratio, is_tied)
+
+
+def recommended(request: Request, choices: Iterable[Choice]) -> Choice:
+    """Return the first choice of their ranking; there must be at least one."""
+    return _simplest(_tied_pools(request, sorted(choices, key=lambda choice: _rank_key(request, choice)))[1])
+
+
+def _tied_pools(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, list[Choice]]:
+    """Return the choice of the pool with the best plan, and the choices of all pools that tie with that plan."""
+    few = _rank_key(request, ranked[0])[0]
+    first = min((choice for choice in ranked if _rank_key(request, choice)[0] == few), key=lambda choice: choice.best)
+    return first, [choice for choice in ranked if choice is first or _ties(request, first, choice)]
+
+
+def _simplest(tied: list[Choice]) -> Choice:
+    """Return the choice, among those to prefer, whose plan is tried first."""
+    return min(_preferred(tied), key=lambda choice: (*choice.preference, choice.value))
 
 
 def _preferred(tied: list[Choice]) -> list[Choice]:
@@ -398,7 +416,7 @@ def _preferred(tied: list[Choice]) -> list[Choice]:
 
 def _ties(request: Request, first: Choice, other: Choice) -> bool:
     """Check whether the forecast cannot tell the choice of one pool from the best plan of another."""
-    same = rank_key(request, first)[0] == rank_key(request, other)[0]
+    same = _rank_key(request, first)[0] == _rank_key(request, other)[0]
     return same and other.value <= first.best * _width(first, other)
 
 
@@ -407,11 +425,12 @@ def _width(one: Choice, other: Choice) -> float:
     return float(np.exp(uncertainty.tie_between(one.errors, other.errors)[0]))
 
 
-def is_tie(request: Request, best: Choice, other: Choice) -> bool:
-    """Check whether the forecast cannot tell the choices of two pools apart; `best` must not be behind `other`."""
-    if rank_key(request, best)[0] != rank_key(request, other)[0] or best.value <= 0:
+def _is_tie(request: Request, one: Choice, other: Choice) -> bool:
+    """Check whether the forecast cannot tell the choices of two pools apart."""
+    best, behind = sorted((one, other), key=lambda choice: _rank_key(request, choice))
+    if _rank_key(request, best)[0] != _rank_key(request, behind)[0] or best.value <= 0:
         return False
-    return other.value <= best.value * _width(best, other)
+    return behind.value <= best.value * _width(best, behind)
 
 
 def usable_precisions(request: Request, pool: Pool) -> list[Precision]:

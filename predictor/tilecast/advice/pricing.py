@@ -85,7 +85,16 @@ class Candidates:
 
     def within(self, limits: Constraints) -> Mask:
         """Return which plans keep the job's constraints."""
-        return within(self.plans, self.gpus, self.pool, limits)
+        mask = np.ones(len(self), dtype=bool)
+        if limits.gpus is not None:
+            mask &= self.gpus == limits.gpus
+        if limits.max_gpus is not None:
+            mask &= self.gpus <= limits.max_gpus
+        if limits.max_nodes is not None:
+            mask &= -(-self.gpus // self.pool.gpus_per_node) <= limits.max_nodes
+        if limits.max_tensor is not None:
+            mask &= self.plans.tensor <= limits.max_tensor
+        return mask
 
     def value(self, request: Request) -> Floats:
         """Return what the objective minimises, (n,); NaN where a price is missing."""
@@ -119,20 +128,6 @@ class Candidates:
 _COLUMNS = (
     "variant", "table", "origin", "gpus", "memory_bytes", "upper_bytes", "fits", "batch", "steps",
 )  # fmt: skip
-
-
-def within(plans: Plans, gpus: Ints, pool: Pool, limits: Constraints) -> Mask:
-    """Return which plans of a pool keep a job's constraints, (n,); `gpus` (n,) is the size of each plan."""
-    mask = np.ones(len(plans), dtype=bool)
-    if limits.gpus is not None:
-        mask &= gpus == limits.gpus
-    if limits.max_gpus is not None:
-        mask &= gpus <= limits.max_gpus
-    if limits.max_nodes is not None:
-        mask &= -(-gpus // pool.gpus_per_node) <= limits.max_nodes
-    if limits.max_tensor is not None:
-        mask &= plans.tensor <= limits.max_tensor
-    return mask
 
 
 _UNLIMITED = Limits()

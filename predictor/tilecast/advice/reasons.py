@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilecast import zoo
-from tilecast.advice.choose import Choice, is_tie, rank_key
+from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import Candidates, Details
 from tilecast.advice.values import Offer, Request
 from tilecast.search import Mask
@@ -16,14 +16,38 @@ from tilecast.sharing import Sharing, consider
 from tilecast.spec import Floats
 
 
-def explained_offers(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
-    """Return the offer of each choice, ranked, with the reason for its place."""
-    return tuple(_explained(request, choice, choices) for choice in choices)
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The offers of an advice, and what a reader must know of them."""
+
+    offers: tuple[Offer, ...]
+    """The offer of each choice, ranked, with the reason for its place."""
+    pareto: tuple[Offer, ...]
+    sharing: Sharing | None
+    notes: tuple[str, ...]
+    sharing_notes: tuple[str, ...]
+    confidence: str
 
 
-def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> Offer:
-    """Return the offer of a choice with the reason for its place in the ranking."""
-    offer, best = choice.offer(), choices[0]
+def explain(request: Request, ranking: Ranking) -> Explanation:
+    """Return the ranked choices as offers, with reasons and notes."""
+    offers = tuple(_explained(request, place, ranking) for place in range(len(ranking.choices)))
+    sharing = _ways_to_share(request, offers)
+    return Explanation(
+        offers=offers,
+        pareto=_pareto_offers(request, ranking.choices),
+        sharing=sharing,
+        notes=(*request.workload.model.notes, *_changed_inputs(request, offers), *_input_notes(offers)),
+        sharing_notes=tuple(_sharing_notes(request, sharing)),
+        confidence=_confidence(offers),
+    )
+
+
+def _explained(request: Request, place: int, ranking: Ranking) -> Offer:
+    """Return the offer of the choice at a place of the ranking, with the reason for that place."""
+    choices = ranking.choices
+    best, choice = choices[0], choices[place]
+    offer = choice.offer()
     bound = BOUND_BY[offer.bottleneck]
     if offer.is_tight:
         bound += "; memory is tight"
@@ -38,7 +62,7 @@ def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> O
     if best.value <= 0:
         return replace(offer, reason=f"costs more than nothing; {bound}")
     factor = choice.value / best.value
-    if is_tie(request, *sorted((best, choice), key=lambda item: rank_key(request, item))):
+    if ranking.is_tied[place]:
         more = " with more GPUs" if choice.gpus > best.gpus else ""
         return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")
     return replace(offer, reason=f"{factor:.1f}x {goal.other}; {bound}")
@@ -55,7 +79,7 @@ BOUND_BY: Mapping[str, str] = {
 """What bounds a step, in words, by its bottleneck."""
 
 
-def pareto_offers(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
+def _pareto_offers(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
     """Return the offers of the Pareto front of all choices, fastest first."""
     front = _pareto(request, [(choice.candidates, choice.eligible) for choice in choices])
     offers: dict[tuple[str, int], Offer] = {}
@@ -135,11 +159,6 @@ LEAST_APART = float(np.log(1.05))
 """Least distance between two members of the front, as a logarithm; closer ones say nothing new to a reader."""
 
 
-def notes(request: Request, offers: Sequence[Offer]) -> list[str]:
-    """Return sentences on the job itself, on what the recommendation changes of it, and on its input pipeline."""
-    return [*request.workload.model.notes, *_changed_inputs(request, offers), *_input_notes(offers)]
-
-
 def _changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
     """Return a note on each input of the job that the recommendation changed: global batch and precision."""
     if not offers:
@@ -189,7 +208,7 @@ def _rate(per_s: float) -> str:
     return f"{float(f'{per_s:.3g}'):,g}"
 
 
-def ways_to_share(request: Request, offers: Sequence[Offer]) -> Sharing | None:
+def _ways_to_share(request: Request, offers: Sequence[Offer]) -> Sharing | None:
     """Return the ways to share a GPU, for a job whose best plan uses a single one.
 
     None if the job does not train, or if no way is worthwhile and the job does not allow sharing.
@@ -203,7 +222,7 @@ def ways_to_share(request: Request, offers: Sequence[Offer]) -> Sharing | None:
 _SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS", "timeSlicing": "a time-sliced GPU"}
 
 
-def sharing_notes(request: Request, shared: Sharing | None) -> list[str]:
+def _sharing_notes(request: Request, shared: Sharing | None) -> list[str]:
     """Return a sentence on what sharing would bring, as a list; empty if no way to share is worthwhile."""
     if shared is None or shared.best is None:
         return []
@@ -217,7 +236,7 @@ def sharing_notes(request: Request, shared: Sharing | None) -> list[str]:
     return [note + ("." if request.constraints.allow_sharing else "; constraints.allowSharing lets it.")]
 
 
-def confidence(offers: Sequence[Offer]) -> str:
+def _confidence(offers: Sequence[Offer]) -> str:
     """Say how wide the range of the recommendation is, and which runs it rests on."""
     if not offers:
         return "nothing to be sure of"

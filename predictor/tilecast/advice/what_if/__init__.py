@@ -10,16 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilecast.advice.choose import Choice
+from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import Candidates
 from tilecast.advice.values import Constraints, Offer, Rejection, Request, WhyNot
-from tilecast.advice.what_if.alternatives import (
-    best_bucket_size,
-    best_without_constraints,
-    fewer_gpus,
-    neighbour_batch,
-    price_baseline,
-)
+from tilecast.advice.what_if.alternatives import best_without_constraints, price_baseline, suggestions
 from tilecast.advice.what_if.fits import remedied
 from tilecast.advice.what_if.wins import why_not
 from tilecast.hardware import Pool
@@ -45,7 +39,7 @@ def ask(
     pools: Sequence[Pool],
     candidates: Sequence[Candidates],
     outcomes: Sequence[Choice | Rejection],
-    choices: tuple[Choice, ...],
+    ranking: Ranking,
 ) -> Answers:
     """Ask every counterfactual question about an advice.
 
@@ -54,24 +48,20 @@ def ask(
         pools: all pools.
         candidates: the plans of each pool.
         outcomes: what was chosen on each pool, or why nothing was.
-        choices: the choices, ranked.
+        ranking: the choices of all pools.
     """
     rejections = [
-        remedied(request, each, outcome, choices)
+        remedied(request, each, outcome, ranking.choices)
         for each, outcome in zip(candidates, outcomes, strict=True)
         if isinstance(outcome, Rejection)
     ]
+    verdicts = why_not(request, ranking)
     baseline, refused, notes = price_baseline(request, pools)
     return Answers(
         rejections=(*rejections, *refused),
         baseline=baseline,
         uncapped=best_without_constraints(request, candidates) if request.constraints != Constraints() else None,
-        why_not=why_not(request, choices),
-        suggestions=_suggestions(request, choices[0]) if choices else (),
+        why_not=verdicts,
+        suggestions=suggestions(request, ranking.choices[0]) if ranking.choices else (),
         baseline_notes=tuple(notes),
     )
-
-
-def _suggestions(request: Request, best: Choice) -> tuple[str, ...]:
-    answers = (neighbour_batch(request, best), best_bucket_size(best), fewer_gpus(request, best))
-    return tuple(answer for answer in answers if answer is not None)

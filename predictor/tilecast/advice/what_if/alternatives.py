@@ -60,7 +60,13 @@ def best_without_constraints(request: Request, everything: Sequence[Candidates])
     return replace(offer, reason=f"without the job's own constraints; {BOUND_BY[offer.bottleneck]}")
 
 
-def neighbour_batch(request: Request, best: Choice) -> str | None:
+def suggestions(request: Request, best: Choice) -> tuple[str, ...]:
+    """Return sentences on another batch, other buckets and fewer GPUs, where they would be clearly better."""
+    answers = (_neighbour_batch(request, best), _best_bucket_size(best), _fewer_gpus(request, best))
+    return tuple(answer for answer in answers if answer is not None)
+
+
+def _neighbour_batch(request: Request, best: Choice) -> str | None:
     """Return a sentence on the nearest global batch that all GPUs of the recommended pool divide.
 
     None unless the recommendation with that batch is ahead per sample by more than a tie. None also where the GPUs
@@ -112,7 +118,7 @@ LEAST_GAIN = 0.01
 """Share of the step below which a gain does not count: the framework's own size is as good."""
 
 
-def best_bucket_size(best: Choice) -> str | None:
+def _best_bucket_size(best: Choice) -> str | None:
     """Return a sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`.
 
     None if the plan has no buckets that hide behind a backward pass, or if `training.framework` does not name a
@@ -151,7 +157,7 @@ For a doubling of the GPUs, it is reached where the step becomes less than 1.19 
 """
 
 
-def fewer_gpus(request: Request, choice: Choice) -> str | None:
+def _fewer_gpus(request: Request, choice: Choice) -> str | None:
     """Return a sentence on the fastest plan for the same batch on half of the recommended GPUs.
 
     Halving goes on as long as each doubling costs at least `SEVERAL` times what it gains. None if the

@@ -17,12 +17,11 @@ import numpy as np
 from tilecast import memory, search, step, uncertainty, zoo
 from tilecast.advice.choose import (
     Choice,
+    Ranking,
     choose_on,
     fastest_domain,
     is_split_too_far,
-    is_tie,
-    rank_choices,
-    rank_key,
+    recommended,
     simplicity,
 )
 from tilecast.advice.pricing import Candidates, Details
@@ -37,24 +36,23 @@ SPEEDS = np.arange(20, 161) / 20
 """Factors on the speed of all links that are tried."""
 
 
-def why_not(request: Request, choices: Sequence[Choice]) -> tuple[WhyNot, ...]:
-    """Return the verdict on every choice after the first, and on the neighbours of the first.
-
-    `choices` are those of all pools, ranked.
-    """
+def why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
+    """Return the verdict on every choice after the first, and on the neighbours of the first."""
+    choices = ranking.choices
     if not choices:
         return ()
-    return (*(_pool(request, choices, choice) for choice in choices[1:]), *_neighbours(request, choices[0]))
+    others = zip(choices[1:], ranking.is_tied[1:], strict=True)
+    return (*(_pool(request, choices, *other) for other in others), *_neighbours(request, choices[0]))
 
 
-def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot:
+def _pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: bool) -> WhyNot:
     best = choices[0]
     ratio = choice.value / best.value if best.value > 0 else None
     change = _winning(request, choices, choice)
     if request.goal.fewest_gpus and choice.gpus > best.gpus:
         code, ratio = "MoreGpus", choice.gpus / best.gpus
         message = f"{choice.gpus} GPUs against {best.gpus}"
-    elif ratio is not None and is_tie(request, *sorted((best, choice), key=lambda item: rank_key(request, item))):
+    elif ratio is not None and is_tied:
         more = "" if choice.gpus == best.gpus else f", with {choice.gpus} GPUs against {best.gpus}"
         more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
         code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
@@ -77,7 +75,7 @@ def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Cha
 
 
 def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    return rank_choices(request, (choice, *others)).choices[0] is choice
+    return recommended(request, (choice, *others)) is choice
 
 
 def _wins_clearly(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
@@ -189,7 +187,7 @@ def largest_winning_factor(request: Request, choice: Choice, others: tuple[Choic
 
     def wins(factor: float) -> bool:
         scaled = choice.scaled(factor)
-        return rank_choices(request, (scaled, *others)).choices[0] is scaled
+        return _wins(request, scaled, others)
 
     if choice.value <= 0 or not wins(math.exp(low)):
         return None
@@ -209,7 +207,7 @@ def round_down(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Neighbours:
-    """Plans one step away: what differs, the plan, and its row among the candidates, or -1 if the search does not have it."""
+    """Plans one step away: what differs, the plan, and its row among the candidates, or -1 if it has none."""
 
     subjects: tuple[str, ...]
     plans: Plans
