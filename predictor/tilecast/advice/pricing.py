@@ -221,8 +221,10 @@ class Details:
         per_node = min(plan.gpus, pool.gpus_per_node)
         seconds = float(priced.step_s[place])
         lower, upper = uncertainty.interval(workload, priced, place)
-        alone = candidates.take(slice(row, row + 1))
-        hourly, finish, cost = (float(column[0]) for column in (alone.hourly, alone.finish_s, alone.cost_to_finish))
+        one = candidates.take(slice(row, row + 1))
+        per_1000 = per_1000_steps(float(one.hourly[0]), seconds)
+        amounts = (per_1000, float(one.finish_s[0]), float(one.cost_to_finish[0]))
+        cost, finish_s, cost_to_finish = (None if np.isnan(amount) else amount for amount in amounts)
         return Offer(
             pool=pool,
             nodes=-(-plan.gpus // pool.gpus_per_node),
@@ -239,15 +241,11 @@ class Details:
             memory_available_bytes=priced.usable_bytes,
             memory=priced.footprint.items(place),
             tokens_per_s=workload.tokens_per_step / seconds,
-            cost_per_1000_steps=_known(per_1000_steps(hourly, seconds)),
-            finish_s=_known(finish),
-            cost_to_finish=_known(cost),
+            cost_per_1000_steps=cost,
+            finish_s=finish_s,
+            cost_to_finish=cost_to_finish,
             fits_now=None if pool.free_gpus is None else plan.gpus <= pool.free_gpus,
             reason="",
             correction=float(priced.times.correction[place]),
             carried=float(priced.times.carried[place]),
         )
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value

@@ -28,26 +28,26 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
     Returns:
         The offer or None, the rejection if the plan cannot be priced, and notes on the baseline.
     """
-    incumbent = request.baseline
-    if incumbent is None:
+    baseline = request.baseline
+    if baseline is None:
         return None, [], []
-    pool = next(pool for pool in pools if pool.name == incumbent.pool)
+    pool = next(pool for pool in pools if pool.name == baseline.pool)
     # Price a baseline even where its pool is smaller today: the user runs it now.
-    nodes = max(pool.max_nodes, -(-incumbent.gpus // pool.gpus_per_node))
+    nodes = max(pool.max_nodes, -(-baseline.gpus // pool.gpus_per_node))
     roomy = replace(pool, max_nodes=nodes)
     notes = []
-    if incumbent.gpus > pool.max_gpus:
+    if baseline.gpus > pool.max_gpus:
         notes.append(
-            f"Your baseline of {incumbent.gpus} GPUs is larger than pool {pool.name}, which has {pool.max_gpus}."
+            f"Your baseline of {baseline.gpus} GPUs is larger than pool {pool.name}, which has {pool.max_gpus}."
         )
-    own = replace(request, objective="time", constraints=Constraints(gpus=incumbent.gpus), batches=None, precisions=())
+    own = replace(request, objective="time", constraints=Constraints(gpus=baseline.gpus), batches=None, precisions=())
     table = None
-    if incumbent.plan is not None and pool.gpu.supports(request.workload.precision):
-        table = stated_plans(request.workload, incumbent.gpus, incumbent.plan, "spec.baseline.plan")
-    outcome = choose_on(own, roomy, Limits(gpus=incumbent.gpus), table)
+    if baseline.plan is not None and pool.gpu.supports(request.workload.precision):
+        table = stated_plans(request.workload, baseline.gpus, baseline.plan, "spec.baseline.plan")
+    outcome = choose_on(own, roomy, Limits(gpus=baseline.gpus), table)
     if isinstance(outcome, Choice):
         return replace(outcome.offer(), reason="your baseline"), [], notes
-    return None, [replace(outcome, message=f"your baseline of {incumbent.gpus}: {outcome.message}")], notes
+    return None, [replace(outcome, message=f"your baseline of {baseline.gpus}: {outcome.message}")], notes
 
 
 def best_without_constraints(request: Request, everything: Sequence[Candidates]) -> Offer | None:

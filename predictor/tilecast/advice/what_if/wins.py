@@ -42,10 +42,10 @@ def why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
     if not choices:
         return ()
     others = zip(choices[1:], ranking.is_tied[1:], strict=True)
-    return (*(_pool(request, choices, *other) for other in others), *_neighbours(request, choices[0]))
+    return (*(_verdict_on_pool(request, choices, *other) for other in others), *_neighbours(request, choices[0]))
 
 
-def _pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: bool) -> WhyNot:
+def _verdict_on_pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: bool) -> WhyNot:
     best = choices[0]
     ratio = choice.value / best.value if best.value > 0 else None
     change = _winning(request, choices, choice)
@@ -58,7 +58,7 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: 
         code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
     else:
         code = "Dearer" if request.goal.is_price else "Slower"
-        message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {_counted(choice.gpus)}"
+        message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {_gpus_text(choice.gpus)}"
     return WhyNot(
         "pool", choice.candidates.pool.name, choice.candidates.plans.row(choice.row), code, message, ratio, change
     )
@@ -155,7 +155,7 @@ def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[
     fast = with_faster_links(SPEEDS)
 
     def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
-        return lowest_winning_speed(lambda place: test(request, fast[place], others))
+        return _lowest_winning_speed(lambda place: test(request, fast[place], others))
 
     speed = least(_wins)
     if speed is not None and not (pool.max_gpus <= MOST_CONFIRMED and _confirmed(request, faster(pool, speed), others)):
@@ -170,10 +170,10 @@ def _links(speed: float) -> Change:
 def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
     """Return the price below which the choice of a pool would be recommended among those of the other pools."""
     price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
-    ratio = largest_winning_factor(request, choice, others)
+    ratio = _largest_winning_factor(request, choice, others)
     if not price or ratio is None:
         return None
-    limit = round_down(price * ratio)
+    limit = _round_down(price * ratio)
     text = f"a price below {limit:g} {pool.currency} per GPU and hour"
     return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
 
@@ -181,7 +181,7 @@ def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Cha
 STEPS = 40
 
 
-def largest_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
+def _largest_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
     """Return the largest factor on a choice's value that makes it recommended; None if even 0.0001 does not."""
     low, high = math.log(1e-4), math.log(1e4)
 
@@ -197,7 +197,7 @@ def largest_winning_factor(request: Request, choice: Choice, others: tuple[Choic
     return math.exp(low)
 
 
-def round_down(value: float) -> float:
+def _round_down(value: float) -> float:
     """Round down to three significant figures."""
     if value <= 0:
         return 0.0
@@ -265,9 +265,9 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
         up: dict[str, Any] = {name: degree * 2, "data": plan.data // 2}
         down: dict[str, Any] = {name: degree // 2, "data": plan.data * 2}
         if plan.data % 2 == 0:
-            yield from _with_whole_steps(name, replace(plan, **up), workload)
+            yield from _with_accumulation(name, replace(plan, **up), workload)
         if degree % 2 == 0:
-            yield from _with_whole_steps(name, replace(plan, **down), workload)
+            yield from _with_accumulation(name, replace(plan, **down), workload)
     for name, subject in (("expert", "expert"), ("virtual_stages", "virtualStages")):
         degree = getattr(plan, name)
         for other in (degree * 2, degree // 2 if degree % 2 == 0 else 0):
@@ -282,14 +282,14 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
             yield "activationCheckpointing", replace(plan, checkpointing=mode)
     for size in (plan.micro_batch * 2, plan.micro_batch // 2):
         if size:
-            yield from _with_whole_steps("microBatchSize", replace(plan, micro_batch=size), workload)
+            yield from _with_accumulation("microBatchSize", replace(plan, micro_batch=size), workload)
     ranks = search.divisors(workload.global_batch)
     place = ranks.index(plan.data)
     for data in (*ranks[place + 1 : place + 2], *ranks[:place][-1:]):
-        yield from _with_whole_steps("gpus", replace(plan, data=data), workload)
+        yield from _with_accumulation("gpus", replace(plan, data=data), workload)
 
 
-def _with_whole_steps(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+def _with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
     """Yield the plan with its micro-batches counted anew, if they divide the batch."""
     each = plan.data * plan.micro_batch
     if workload.global_batch % each == 0:
@@ -328,10 +328,10 @@ def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind
     if not len(behind):
         return {}
     wins = [each.tolist() for each in ahead(behind, SPEEDS)]
-    return {int(row): lowest_winning_speed(each.__getitem__) for row, each in zip(behind, wins, strict=True)}
+    return {int(row): _lowest_winning_speed(each.__getitem__) for row, each in zip(behind, wins, strict=True)}
 
 
-def lowest_winning_speed(wins: Callable[[int], bool]) -> float | None:
+def _lowest_winning_speed(wins: Callable[[int], bool]) -> float | None:
     """Return the lowest of `SPEEDS` that wins; None if the last does not. `wins` takes an index into `SPEEDS`."""
     last = len(SPEEDS) - 1
     return float(SPEEDS[bisect_whole(wins, 0, last)]) if wins(last) else None
@@ -444,5 +444,5 @@ _OPEN = {"micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointin
 """Columns of a plan that may change while its degrees stay, and their names in texts."""
 
 
-def _counted(gpus: int) -> str:
+def _gpus_text(gpus: int) -> str:
     return f"{gpus} GPUs" if gpus > 1 else "1 GPU"
