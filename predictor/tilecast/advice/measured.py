@@ -273,8 +273,8 @@ def _note(item: OwnRun) -> str:
     one, forecast = item.measurement, item.forecast
     input_s = one.parts.input_s or 0.0
     loader = f" beside {input_s:.3g} s of waiting for its loader, which stay on every pool" if input_s else ""
-    apart = [f"{part:.3g} s for {name} ({forecast.parts[name]:.3g} s forecast)" for name, part in item.apart_s.items()]
-    rest = f"; of that {' and '.join(apart)}" if apart else ""
+    parts = [f"{part:.3g} s for {name} ({forecast.parts[name]:.3g} s forecast)" for name, part in item.apart_s.items()]
+    rest = f"; of that {' and '.join(parts)}" if parts else ""
     spent = f"{one.spent_s:.3g} s{loader}"
     expected_s = sum(item.expected_s.values())
     return f"Your run on {item} ({item.plan}) took {spent}, {item.ratio:.2f}x its forecast of {expected_s:.3g} s{rest}."

@@ -149,13 +149,13 @@ def _spread(axes: Floats) -> list[int]:
     while len(shown) < min(MAX_PARETO, len(axes)):
         distance = np.abs(spans[:, None] - spans[shown]).max(axis=2).min(axis=1)
         farthest = int(np.argmax(distance))
-        if distance[farthest] <= LEAST_APART:
+        if distance[farthest] <= LEAST_DISTANCE:
             break
         shown.append(farthest)
     return shown
 
 
-LEAST_APART = float(np.log(1.05))
+LEAST_DISTANCE = float(np.log(1.05))
 """Least distance between two members of the front, as a logarithm; closer ones say nothing new to a reader."""
 
 

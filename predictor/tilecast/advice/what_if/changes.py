@@ -176,12 +176,12 @@ Names are paths in a TrainingJob's spec, `plan.…` for the fields of a stated p
 """
 
 
-def bisect_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: int = 1) -> int:
+def bisect_whole(works: Callable[[int], bool], fails: int, succeeds: int, tolerance: int = 1) -> int:
     """Bisect between a number that fails and one that succeeds, and return one that works.
 
-    A number at most `apart` from it, towards `fails`, does not work.
+    A number at most `tolerance` from it, towards `fails`, does not work.
     """
-    while abs(succeeds - fails) > apart:
+    while abs(succeeds - fails) > tolerance:
         middle = (fails + succeeds) // 2
         fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
     return succeeds

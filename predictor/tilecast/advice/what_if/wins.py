@@ -125,8 +125,8 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
             if works(index):
                 # For a large pool, a quarter of its nodes is fine enough.
                 parts = 8 if possible[index] <= MOST_CONFIRMED else 4
-                apart = max(grown(pool, possible[index]).max_nodes // parts, 1)
-                return possible[bisect_whole(works, fails, index, apart)]
+                tolerance = max(grown(pool, possible[index]).max_nodes // parts, 1)
+                return possible[bisect_whole(works, fails, index, tolerance)]
             fails = index
         return None
 
