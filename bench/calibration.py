@@ -29,9 +29,9 @@ def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
         group = np.unique(["|".join(key[: depth + 1]) for key in keys], return_inverse=True)[1]
         counts = np.bincount(group)
         middle = np.array([np.median(rest[group == number]) for number in range(len(counts))])
-        large = middle[counts >= calibration.LEAST]
+        large = middle[counts >= calibration.MIN_OBSERVATIONS]
         widths[name] = (1.4826 * float(np.median(np.abs(large))), len(large))
-        rest = rest - np.where(counts >= calibration.LEAST, middle, 0.0)[group]
+        rest = rest - np.where(counts >= calibration.MIN_OBSERVATIONS, middle, 0.0)[group]
     widths["run"] = (1.4826 * float(np.median(np.abs(rest))), len(rest))
     return widths
 

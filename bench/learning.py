@@ -19,9 +19,9 @@ import numpy as np
 sys.path += [str(Path(__file__).resolve().parent.parent / "operator")]
 
 from tilecast.api import pool_learning
-from tilecast.api.calibration import Seen
+from tilecast.api.calibration import ObservedRun
 from tilecast.calibration import SCALES, Run
-from tilecast_operator.observed.learner import Learner, Taught
+from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration
 from tilecast_operator.observed.run_store import RunStore
 
 CLUSTER, NOISE = 0.12, 0.1
@@ -29,7 +29,7 @@ CLUSTER, NOISE = 0.12, 0.1
 ResultT = TypeVar("ResultT")
 
 
-def observed(options: argparse.Namespace) -> list[Seen]:
+def observed(options: argparse.Namespace) -> list[ObservedRun]:
     """Return the runs of many jobs, oldest first."""
     rng = np.random.default_rng(0)
     shift = rng.normal(0.0, CLUSTER, options.namespaces)
@@ -51,7 +51,7 @@ def observed(options: argparse.Namespace) -> list[Seen]:
             namespace=f"team-{namespace}",
         )
         time_ = f"2027-01-{1 + number // 1440:02d}T{number // 60 % 24:02d}:{number % 60:02d}:00Z"
-        runs.append(Seen(f"uid-{number}", time_, run, f"job-{number}", "trainer", "put", "", 8, "dp8"))
+        runs.append(ObservedRun(f"uid-{number}", time_, run, f"job-{number}", "trainer", "put", "", 8, "dp8"))
     return runs
 
 
@@ -70,19 +70,19 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     runs = observed(parser.parse_args())
     store = RunStore()
-    learner = Learner(store)
+    calibrator = Calibrator(store)
     timed("loop: every run taken", lambda: [store.take(item) for item in runs])
-    question = timed("loop: what is to be learnt", learner.question)
-    learner.adopt(timed("thread: learning it all", Taught.by, *question))
-    timed("loop: runs in doubt and standing", learner.standing)
+    question = timed("loop: what is to be learnt", calibrator.fit_arguments)
+    calibrator.adopt(timed("thread: learning it all", FittedCalibration.fit, *question))
+    timed("loop: runs in doubt and standing", calibrator.run_counts)
     newest = runs[-1]
     longer = replace(newest, run=replace(newest.run, observed_s=newest.run.observed_s * 1.1, observations=9))
     timed("loop: one report more", store.take, longer)
-    question = timed("loop: what is to be learnt", learner.question)
-    taught = timed("thread: learning what changed", Taught.by, *question)
-    timed("loop: whether forecasts change", learner.adopt, taught)
-    timed("loop: runs in doubt and standing", learner.standing)
-    timed("loop: runs in doubt again, for every pool", lambda: [learner.quarantined() for _ in store.pools()])
+    question = timed("loop: what is to be learnt", calibrator.fit_arguments)
+    fitted = timed("thread: learning what changed", FittedCalibration.fit, *question)
+    timed("loop: whether forecasts change", calibrator.adopt, fitted)
+    timed("loop: runs in doubt and standing", calibrator.run_counts)
+    timed("loop: runs in doubt again, for every pool", lambda: [calibrator.quarantined() for _ in store.pools()])
     documents = {
         pool: timed("loop: the PoolLearning of a pool", store.document, pool) for pool in sorted(store.pools())[:1]
     }

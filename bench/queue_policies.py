@@ -40,7 +40,7 @@ import numpy as np
 from queue_learning import Arrival, State, StepLearner, measured_run, scaled
 from tilecast import zoo
 from tilecast.advice import Constraints, Request
-from tilecast.calibration import LEAST, Run, digest, framework_of, scale
+from tilecast.calibration import MIN_OBSERVATIONS, Run, digest, framework_of, scale
 from tilecast.hardware import find_gpu
 from tilecast.inputs.pools import usual_pool
 from tilecast.planner.columns import alone_s, columns
@@ -49,7 +49,7 @@ from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
 from tilecast.planner.relaxation import Classes, peak
 from tilecast.planner.solver import solve
-from tilecast.planner.timeline import Nodes, Tasks, starts
+from tilecast.planner.timeline import Nodes, Tasks, start_times
 from tilecast.spec import Model, Workload
 from tilecast.validate import runs
 from tilecast.validate import table as table_of_runs
@@ -87,7 +87,7 @@ def earliest(state: State, job: int) -> None:
         queue = [state.place[one] for one in state.waiting if one != job and state.place[one].pool == pool.name]
         here += [(item.seconds, item.gpus) for item in queue]
         tasks = Tasks([gpus for _, gpus in here] + [option.gpus], [left for left, _ in here] + [option.seconds])
-        return starts(pool, tasks)[-1] + option.seconds
+        return start_times(pool, tasks)[-1] + option.seconds
 
     state.place[job] = min(state.options(job), key=ends)
 
@@ -208,7 +208,7 @@ def recorded(work: Workload, gpu: str, option: JobOption) -> Run:
     family, seconds = work.model.family, option.step_s
     return Run(
         option.pool, gpu, work.precision, family, scale(option.gpus), digest(work), seconds, seconds,
-        observations=LEAST, framework=framework_of(work),
+        observations=MIN_OBSERVATIONS, framework=framework_of(work),
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tilecast.job_calibration import LEVELS, deviations
 from tilecast.spec import Floats
-from tilecast.transfer import LEVELS, deviations
 from tilecast.validate import transfer
 from tilecast.validate.transfer import Macro, Subjects
 

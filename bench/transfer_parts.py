@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tilecast.job_calibration import JobRun, JobRuns, corrected_parts, part_deviations
 from tilecast.spec import Plans
-from tilecast.transfer import JobRun, JobRuns, carried, compared
 from tilecast.validate import transfer
 from tilecast.validate.transfer import Subjects
 
@@ -57,14 +57,14 @@ class Twins:
         for apart in (False, True):
             known = self._apart(one, twin) if apart else {}
             exchanged_s = self.parts[twin]["communication"] + self.hidden[twin]
-            parts = compared(self.parts[twin], exchanged_s, self.measured[twin], known) if known else ()
+            parts = part_deviations(self.parts[twin], exchanged_s, self.measured[twin], known) if known else ()
             deviation = float(self.subjects.deviation[twin])
             place, plan, node = self.subjects.places[twin], self.subjects.plans[twin], self.nodes[twin]
             own = JobRuns((JobRun(place, plan, deviation, parts=parts, gpus_per_node=node),))
             plans = Plans.of(self.subjects.plans[asked])
-            ratios, _ = own.columns(self.subjects.places[asked], plans, self.nodes[asked])
+            ratios, _ = own.factors(self.subjects.places[asked], plans, self.nodes[asked])
             column = {name: np.array([part]) for name, part in self.parts[asked].items()}
-            after = carried(column, np.array([self.hidden[asked]]), ratios)
+            after = corrected_parts(column, np.array([self.hidden[asked]]), ratios)
             steps.append(float(sum(part[0] for part in after.values())))
         return [abs(step / self.measured[asked] - 1) for step in steps]
 

@@ -74,7 +74,7 @@ def _watched(api_version: str, kind: str, spec: str) -> Callable[[str], object]:
         yield event
 
     async def events() -> list[Any]:
-        handed_on = kopf_internals.enduring(watch, object(), kopf_internals.FAILURES, 60.0)
+        handed_on = kopf_internals.watch_forever(watch, object(), kopf_internals.FAILURES, 60.0)
         return [one async for one in handed_on(resource=None)]
 
     def read(text: str) -> object:

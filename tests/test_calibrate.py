@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tilecast import collectives
-from tilecast.calibrate import CONSTANTS, _three_digits, calibrate, constant, fit, predict, read_log, toml
 from tilecast.cli import main
 from tilecast.collectives import Group
 from tilecast.hardware import Link, find_link, load_link, use_links
+from tilecast.link_calibration import CONSTANTS, _three_digits, calibrate, constant, fit, predict, read_log, toml
 from tilecast.spec import SpecError
 from tilecast_fit import links as nvlink
 

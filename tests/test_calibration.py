@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from tilecast import calibration, search, zoo
 from tilecast.advice import Request, advise
 from tilecast.api import calibration as calibration_file
-from tilecast.calibration import LEAST, Calibration, Correction, Run, current, drifted, fit, left_out, relative_error
+from tilecast.calibration import (
+    MIN_OBSERVATIONS,
+    Calibration,
+    Correction,
+    Run,
+    current_runs,
+    drift_start,
+    fit,
+    leave_one_out_errors,
+    relative_error,
+)
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Workload
 from tilecast.validate import calibration as curves
@@ -36,7 +46,7 @@ def test_the_error_is_signed_and_relative_to_what_was_observed() -> None:
 
 def test_nothing_moves_without_runs_or_on_one_observation() -> None:
     assert fit([]) == Calibration()
-    assert fit([replace(RUN, observations=LEAST - 1)]) == Calibration()
+    assert fit([replace(RUN, observations=MIN_OBSERVATIONS - 1)]) == Calibration()
     assert at(fit([replace(RUN, observations=1)] * 2), OTHER) == 1.0
 
 
@@ -58,14 +68,14 @@ def test_a_framework_and_family_carry_their_deviation_to_every_gpu() -> None:
     runs = [replace(RUN, workload=f"w{n}", framework="megatron") for n in range(6)]
     plain = [replace(RUN, pool="q", workload=f"p{n}", framework="ddp", predicted_s=1.0) for n in range(6)]
     table = fit([*runs, *plain])
-    assert table.crossed("megatron", "decoder") < 0.97
-    assert table.crossed("ddp", "decoder") > 1.03
-    assert table.crossed("megatron", "cnn") == table.crossed("jax", "decoder") == 1.0
+    assert table.software_ratio("megatron", "decoder") < 0.97
+    assert table.software_ratio("ddp", "decoder") > 1.03
+    assert table.software_ratio("megatron", "cnn") == table.software_ratio("jax", "decoder") == 1.0
     assert fit(runs[:2]).software == (), "two reports are too few"
     asked = replace(WORKLOAD, framework="megatron")
     on_t4 = table.of("t4", asked, 8).ratio
-    assert on_t4 == pytest.approx(table.at(("t4",)).ratio * table.crossed("megatron", "decoder"))
-    assert table.columns("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
+    assert on_t4 == pytest.approx(table.at(("t4",)).ratio * table.software_ratio("megatron", "decoder"))
+    assert table.factors("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
     assert table.differs(replace(table, software=()))
     assert calibration_file.read(calibration_file.write(table), "ours.json") == table
 
@@ -78,7 +88,7 @@ def test_unrelated_runs_move_a_new_job_by_less_than_they_are_off(document: list[
         for n, factor in enumerate(document)
     ]
     table = fit(runs)
-    moved = math.log(table.at(calibration.group(OTHER)).ratio * table.crossed("ddp", OTHER.family))
+    moved = math.log(table.at(calibration.group(OTHER)).ratio * table.software_ratio("ddp", OTHER.family))
     assert abs(moved) <= 0.6 * max(abs(math.log(factor)) for factor in document)
 
 
@@ -105,11 +115,11 @@ def test_finer_groups_move_further_than_those_that_only_share_the_cluster() -> N
 @given(st.lists(st.tuples(factors, st.integers(1, 30), st.sampled_from("abc")), min_size=1, max_size=25))
 def test_a_correction_lies_between_nothing_and_the_worst_run(document: list[tuple[float, int, str]]) -> None:
     runs = [replace(RUN, predicted_s=factor, observations=n, workload=name) for factor, n, name in document]
-    ratios = [1 / run.predicted_s for run in current(runs)]
+    ratios = [1 / run.predicted_s for run in current_runs(runs)]
     for item in fit(runs).corrections:
         assert min(1.0, *ratios) * 0.999 <= item.ratio <= max(1.0, *ratios) * 1.001
         assert 0 < item.width < 10
-        assert 1 / calibration.MOST <= item.ratio <= calibration.MOST
+        assert 1 / calibration.MAX_RATIO <= item.ratio <= calibration.MAX_RATIO
 
 
 @settings(max_examples=25)
@@ -141,22 +151,22 @@ def test_the_range_narrows_with_runs_that_agree_and_widens_with_runs_that_do_not
 def test_a_pool_whose_newest_runs_contradict_the_older_ones_forgets_those() -> None:
     before = [replace(RUN, workload=f"a{n}", predicted_s=1.0 + 0.01 * (n % 3)) for n in range(12)]
     since = [replace(RUN, workload=f"b{n}", predicted_s=1.4 + 0.01 * (n % 3)) for n in range(5)]
-    assert drifted(before) is None
-    assert drifted([*before, *since[:1]]) is None, "one run is no drift"
-    assert drifted([*before, *since]) == 12
-    assert current([*before, *since]) == since
+    assert drift_start(before) is None
+    assert drift_start([*before, *since[:1]]) is None, "one run is no drift"
+    assert drift_start([*before, *since]) == 12
+    assert current_runs([*before, *since]) == since
     assert at(fit([*before, *since]), OTHER) < 0.8
 
 
 def test_errors_left_out_shrink_towards_nothing_as_runs_agree() -> None:
     runs = [replace(RUN, workload=f"w{n}", predicted_s=1.3) for n in range(20)]
-    assert np.median(left_out(runs)) == pytest.approx(0.0, abs=0.03)
-    assert left_out([RUN]).tolist() == pytest.approx([0.3])
+    assert np.median(leave_one_out_errors(runs)) == pytest.approx(0.0, abs=0.03)
+    assert leave_one_out_errors([RUN]).tolist() == pytest.approx([0.3])
 
 
 def test_a_median_of_reports_forgets_restarts_and_hiccups() -> None:
-    assert calibration.median([1.0, 1.01, 0.99, 1.02, 60.0]) == pytest.approx(1.005, abs=0.01)
-    assert calibration.median([2.0]) == 2.0
+    assert calibration.robust_median([1.0, 1.01, 0.99, 1.02, 60.0]) == pytest.approx(1.005, abs=0.01)
+    assert calibration.robust_median([2.0]) == 2.0
 
 
 def pool(table: Calibration) -> Pool:
@@ -199,7 +209,7 @@ def test_a_correction_is_that_of_the_finest_group_that_has_one() -> None:
     )
     keys = ((), ("l4",), ("t4", "fp16", "decoder", "1", "w"), ("t4", "fp16", "cnn", "1"))
     assert [table.at(key).ratio for key in keys] == [1.1, 1.1, 1.2, 1.3]
-    ratio, _ = table.columns("t4", WORKLOAD, np.array([1, 8, 9, 100]))
+    ratio, _ = table.factors("t4", WORKLOAD, np.array([1, 8, 9, 100]))
     assert ratio.tolist() == [1.2] * 4
 
 

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from operator_store import JOBS, Store, job, operator, settled
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import contention
-from tilecast_operator.controllers.contention import FIRST_PAUSE_S, MOST_PAUSE_S, Claim, met
+from tilecast_operator.controllers.contention import FIRST_PAUSE_S, MOST_PAUSE_S, Claim, contested
 
 DAY_S = 86_400.0
 PATH = f"{JOBS}/a"
@@ -21,7 +21,7 @@ OTHER = "team-b/tilecast"
 
 
 def contest(ends_s: float) -> list[float]:
-    """Return the times at which two operators write, up to `ends_s`, if both follow `met`.
+    """Return the times at which two operators write, up to `ends_s`, if both follow `contested`.
 
     Each meets the other's answer at once or after its pause.
     """
@@ -29,7 +29,7 @@ def contest(ends_s: float) -> list[float]:
     now_s, shown, written = 0.0, 1, list[float]()
     while now_s < ends_s:
         mover = 1 - shown
-        after = met(claims[mover], 1, claims[shown].digest, now_s)
+        after = contested(claims[mover], 1, claims[shown].digest, now_s)
         assert after is not None
         claims[mover] = after
         now_s = max(now_s, after.until_s)
@@ -49,11 +49,11 @@ def test_two_operators_write_ever_more_seldom() -> None:
 
 def test_an_answer_that_has_stood_is_written_over_once_more_at_once() -> None:
     claim = Claim(1, b"mine", 0.0, 3)
-    soon, late = met(claim, 1, b"theirs", 10.0), met(claim, 1, b"theirs", 10_000.0)
+    soon, late = contested(claim, 1, b"theirs", 10.0), contested(claim, 1, b"theirs", 10_000.0)
     assert soon is not None and soon.until_s == 10.0 + soon.pause_s and soon.is_contended(20.0)
     assert late is not None and late.until_s == 0.0 and not late.is_contended(10_000.0)
-    assert met(claim, 2, b"theirs", 10.0) is None, "somebody has asked something new"
-    assert met(claim, 1, b"mine", 10.0) is None
+    assert contested(claim, 2, b"theirs", 10.0) is None, "somebody has asked something new"
+    assert contested(claim, 1, b"mine", 10.0) is None
 
 
 def replaced(store: Store, running: Assembly, writer: str | None, pool: str) -> None:
@@ -82,7 +82,7 @@ def test_an_operator_leaves_a_job_to_another_and_says_so(
             for number in range(10):
                 replaced(store, running, writer, f"pool-{number}")
                 await settled(running)
-            assert statuses(store) == before + contention.FREE
+            assert statuses(store) == before + contention.FREE_OVERWRITES
             assert b"tilecast_contended_objects 1.0" in generate_latest(running.metrics.registry)
             (event,) = (item for item in store.events.values() if item["reason"] == "Contended")
             assert named in event["message"] and "ours" in event["message"] and event["type"] == "Warning"

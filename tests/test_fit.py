@@ -36,7 +36,7 @@ def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
     table = KernelTable.of("gemm", "fp16", **d)
     work = features.work(KINDS["gemm"], "fp16", d)
     asked = features.inputs("gemm_tensor", work, gpu, "fp16")
-    roofline = np.maximum(work.flops / gpu.peak("fp16"), kernels.formulas.memory_floor_s(work.moved, gpu))
+    roofline = np.maximum(work.flops / gpu.peak("fp16"), kernels.formulas.memory_floor_s(work.moved_bytes, gpu))
     count, zero = len(table), np.zeros(len(table))
 
     def same(text: str) -> np.ndarray:
@@ -46,7 +46,7 @@ def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
         columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),
         details=asked.details, names=asked.names, case=kernels.case(KINDS["gemm"], "fp16", d, gpu).astype(object),
         die=same(utilization.die(gpu)), gpu=same(gpu.name),
-        clock_hz=np.full(count, gpu.boost_clock_hz), roofline_s=roofline, moved=work.moved, rows=zero,
+        clock_hz=np.full(count, gpu.boost_clock_hz), roofline_s=roofline, moved=work.moved_bytes, rows=zero,
         measured_s=3e-6 + roofline / 0.6 * np.where(d["n"] % 2, 1.3, 1.0), added_s=zero, least_s=zero,
         weight=np.ones(count), general=np.ones(count, bool), fold=np.zeros(count, np.int64),
     )  # fmt: skip

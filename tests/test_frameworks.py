@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tilecast import frameworks, hardware, memory, search, zoo
 from tilecast.advice import Request
 from tilecast.frameworks import FRAMEWORKS, UNSET
-from tilecast.public.asking import kept_to
+from tilecast.public.asking import launcher_requests
 from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
 NAMES: tuple[Framework, ...] = get_args(Framework)
@@ -149,18 +149,20 @@ def job_of(framework: Framework | None) -> Request:
 
 def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
     job = job_of("nemo")
-    assert [request.workload.framework for request in kept_to(job, "megatron")] == ["nemo"]
-    assert [request.workload.framework for request in kept_to(job_of("accelerate"), "trainer")] == ["accelerate"]
-    unnamed = kept_to(job_of(None), "trainer")
+    assert [request.workload.framework for request in launcher_requests(job, "megatron")] == ["nemo"]
+    assert [request.workload.framework for request in launcher_requests(job_of("accelerate"), "trainer")] == [
+        "accelerate"
+    ]
+    unnamed = launcher_requests(job_of(None), "trainer")
     assert [request.workload.framework for request in unnamed] == ["huggingface", "accelerate"]
     with pytest.raises(SpecError, match="deepspeed is not nemo"):
-        kept_to(job, "deepspeed")
+        launcher_requests(job, "deepspeed")
     sized = replace(job_of(None), workload=replace(job_of(None).workload, bucket_mib=25))
-    assert [request.workload.framework for request in kept_to(sized, "trainer")] == ["huggingface"]
+    assert [request.workload.framework for request in launcher_requests(sized, "trainer")] == ["huggingface"]
     with pytest.raises(SpecError, match="fsdp2 has no buckets of a stated size"):
-        kept_to(sized, "fsdp2")
+        launcher_requests(sized, "fsdp2")
     with pytest.raises(SpecError, match="torchrun is not tensorflow"):
-        kept_to(job_of("tensorflow"), "torchrun")
+        launcher_requests(job_of("tensorflow"), "torchrun")
 
 
 def test_a_torchtune_job_of_one_gpu_holds_one_gradient_at_a_time_and_no_states() -> None:

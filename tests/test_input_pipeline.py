@@ -51,12 +51,12 @@ def test_a_step_is_no_shorter_than_its_samples_take_and_no_longer_for_it(rate: f
 
 
 def test_a_correction_leaves_the_stated_rate_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def columns(*_: object) -> tuple[np.ndarray, np.ndarray]:
+    def factors(*_: object) -> tuple[np.ndarray, np.ndarray]:
         return np.full(2, 0.5), np.ones(2)
 
     delivered = times(100.0)
     monkeypatch.setattr(Calibration, "corrections", (object(),), raising=False)
-    monkeypatch.setattr(Calibration, "columns", columns)
+    monkeypatch.setattr(Calibration, "factors", factors)
     assert times(100.0).total == pytest.approx(delivered.total)
     assert (times(None).correction < 1).all()
 

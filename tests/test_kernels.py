@@ -199,7 +199,7 @@ def test_winograd_counts_its_reduced_flops():
     plain, moved = KINDS["conv"].flops(d), KINDS["conv"].bytes(d, np.array([4.0]))
     work = features.work(KINDS["conv"], "fp32", d)
     assert work.flops == plain / features.WINOGRAD_REDUCTION
-    assert work.moved == moved
+    assert work.moved_bytes == moved
     assert features.work(KINDS["conv"], "fp16", d).flops == plain
 
 

@@ -22,7 +22,7 @@ import pytest
 from test_launch import CASES, setting
 from test_launch_priced import JOBS, PLANS, STAGE, WORKLOADS, base
 from tilecast import zoo
-from tilecast.overlap import hides
+from tilecast.overlap import hides_gradients
 from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
 from tilecast.spec import Plan, SpecError, Workload
 from tilecast.zoo import huggingface
@@ -254,7 +254,7 @@ def test_deepspeed_reads_its_configuration(monkeypatch: pytest.MonkeyPatch) -> N
         assert read.train_micro_batch_size_per_gpu == plan.micro_batch
         assert read.gradient_accumulation_steps == plan.gradient_accumulation
         assert int(read.zero_optimization_stage) == plan.zero_stage
-        hidden = hides(replace(workload, framework="deepspeed"))
+        hidden = hides_gradients(replace(workload, framework="deepspeed"))
         assert read.zero_config.overlap_comm is (hidden or plan.zero_stage == 3)
         offloaded = read.zero_config.offload_optimizer
         assert (offloaded is not None and offloaded.device == "cpu") is (workload.offload != "none")

@@ -18,7 +18,7 @@ from operator_store import LEARNINGS, POOLS, job, operator, patched, settled
 from test_observe import Reviewing, body, metrics, until
 from tilecast.advice import advise
 from tilecast.api import pool_learning
-from tilecast.api.calibration import Seen
+from tilecast.api.calibration import ObservedRun
 from tilecast.api.pool_learning import MAX_KEPT, Forget
 from tilecast.calibration import Calibration, Correction, Run
 from tilecast.cli import main
@@ -26,7 +26,7 @@ from tilecast.spec import SpecError
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.controllers import pools
-from tilecast_operator.observed.learner import Learner, Taught
+from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration
 from tilecast_operator.observed.run_store import RunStore
 
 TRAINING_JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/{}/trainingjobs"
@@ -136,7 +136,7 @@ async def test_a_namespace_alone_makes_nobody_else_sure() -> None:
         before = confidence("before")
         await measure(running, store, "evil", 2.9, {f"e{n}": 16 + n for n in range(12)})
         await until(running, store, lambda: len(store.runs) == 12)
-        await until(running, store, lambda: running.learning.learner.table.runs >= 6)
+        await until(running, store, lambda: running.learning.calibrator.table.runs >= 6)
         await forecast(running, store, "third", "after")
         after = confidence("after")
         assert after[2] == before[2]
@@ -147,13 +147,13 @@ async def test_jobs_are_answered_while_runs_are_learnt(monkeypatch: pytest.Monke
     store, begun, may_end = SharedStore(), threading.Event(), threading.Event()
     was_let: list[bool] = []
 
-    def slow(*question: Any) -> Taught:
+    def slow(*question: Any) -> FittedCalibration:
         if question[0]:
             begun.set()
             was_let.append(may_end.wait(20))
-        return Taught.by(*question)
+        return FittedCalibration.fit(*question)
 
-    monkeypatch.setattr(pools, "Taught", SimpleNamespace(by=slow))
+    monkeypatch.setattr(pools, "FittedCalibration", SimpleNamespace(fit=slow))
     async with operator(store, advise, discovery=True, advisors=1) as running:
         try:
             await measure(running, store, "team", 1.2, {"a": 16})
@@ -313,21 +313,23 @@ async def test_no_pool_is_lost_where_poollearnings_are_not_served() -> None:
         await until(again, store, lambda: len(store.runs) == 1)
 
 
-def item(number: int, space: str = "team", pool: str = "p") -> Seen:
+def item(number: int, space: str = "team", pool: str = "p") -> ObservedRun:
     run = Run(pool, "h100-sxm", "bf16", "decoder", "2-8", f"w{number}", 1.2, 1.0, 5, "none", space)
-    return Seen(f"{space}-{number:05}", f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z", run)
+    return ObservedRun(
+        f"{space}-{number:05}", f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z", run
+    )
 
 
 def test_forecasts_of_a_namespace_change_once_its_own_table_differs_from_the_one_they_go_by() -> None:
-    learner, bare = Learner(RunStore()), Taught.by((), ())
+    calibrator, bare = Calibrator(RunStore()), FittedCalibration.fit((), ())
 
     def adopt(**ratios: float) -> tuple[bool, dict[str, float]]:
         tables: dict[str | None, Calibration] = {
             None if name == "others" else name: Calibration((Correction(("h100-sxm",), ratio=ratio, runs=10, own=10),))
             for name, ratio in ratios.items()
         }
-        is_other = learner.adopt(replace(bare, tables=tables))
-        by = {"others": learner.table, **learner.tables}
+        is_other = calibrator.adopt(replace(bare, tables=tables))
+        by = {"others": calibrator.table, **calibrator.tables}
         return is_other, {name: table.corrections[0].ratio for name, table in by.items()}
 
     assert adopt(others=1.0, team=1.2) == (True, {"others": 1.0, "team": 1.2})
@@ -355,9 +357,9 @@ def test_a_pool_keeps_so_many_runs_and_a_flood_drives_out_only_itself() -> None:
     assert again.document("p") == store.document("p")
 
 
-def replace_texts(one: Seen) -> Seen:
+def replace_texts(one: ObservedRun) -> ObservedRun:
     """Return the run with names of the greatest usual length."""
-    return Seen("u" * 36, one.time, one.run, "j" * 63, "s" * 63, "prometheus", "n" * 36)
+    return ObservedRun("u" * 36, one.time, one.run, "j" * 63, "s" * 63, "prometheus", "n" * 36)
 
 
 def test_what_cannot_be_forgotten_is_refused() -> None:
@@ -373,7 +375,7 @@ def test_what_cannot_be_forgotten_is_refused() -> None:
 def test_the_command_line_shows_who_taught_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [item(n, "honest") for n in range(6)]
     wild = [
-        Seen(one.uid, one.time, Run("p", *forged(one.run)), "job", "trainer", "put")
+        ObservedRun(one.uid, one.time, Run("p", *forged(one.run)), "job", "trainer", "put")
         for one in (item(n, "evil") for n in range(2))
     ]
     file = tmp_path / "learnings.json"

@@ -14,8 +14,8 @@ from tilecast import search, zoo
 from tilecast.calibration import Calibration, Correction
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.job_calibration import JobRun, JobRuns, RunSetting
 from tilecast.spec import Plan, Plans, Workload
-from tilecast.transfer import JobRun, JobRuns, Place
 
 JOB = ["advise", "gpt2-xl", "--seq", "1024", "--batch", "64"]
 POOLS = ["--gpus", "h100-sxm:16,l4:8"]
@@ -146,7 +146,7 @@ def test_where_a_step_cannot_be_faster_than_its_kernels_no_run_makes_it_so() -> 
     gpu = find_gpu("h100-sxm")
     pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
     plan = Plan(data=8, micro_batch=8)
-    own = JobRun(Place.of(gpu.name, gpu.architecture, workload), plan, deviation=3.0, reports=30)
+    own = JobRun(RunSetting.of(gpu.name, gpu.architecture, workload), plan, deviation=3.0, reports=30)
     raw = search.price(workload, Plans.of(plan), pool)
     fast = search.price(workload, Plans.of(plan), replace(pool, own=JobRuns((own,))))
     assert fast.step_s[0] == pytest.approx(max(raw.times.least[0], raw.step_s[0] / 3), rel=1e-6)
@@ -159,7 +159,7 @@ def test_runs_of_the_cluster_and_of_the_job_count_both() -> None:
     table = Calibration((Correction(("h100-sxm",), ratio=1.2, width=0.5, runs=7, own=7),))
     pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
     plan = Plan(data=8, micro_batch=8)
-    own = JobRuns((JobRun(Place.of(gpu.name, gpu.architecture, workload), plan, deviation=-0.2, reports=30),))
+    own = JobRuns((JobRun(RunSetting.of(gpu.name, gpu.architecture, workload), plan, deviation=-0.2, reports=30),))
     raw, seen, both = (
         search.price(workload, Plans.of(plan), one)
         for one in (pool, replace(pool, calibration=table), replace(pool, calibration=table, own=own))

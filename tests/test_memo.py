@@ -20,7 +20,7 @@ def test_a_result_is_made_once_for_equal_keys() -> None:
 
     assert [ask(value) for value in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
     assert made == [1, 2, 3, 2]  # 2 was the least recently used when 3 came
-    memo.forget()
+    memo.clear_all()
     assert ask(1) == 1
     assert made == [1, 2, 3, 2, 1]
 
@@ -30,11 +30,11 @@ def test_what_is_kept_changes_no_price() -> None:
     pool = Pool(gpu.name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200"))
     plan = Plans.of(Plan(data=2, tensor=4, pipeline=2, sequence_parallel=True, gradient_accumulation=32))
     jobs = [Workload(zoo.preset("llama-2-7b"), 2048, 64, execution=mode) for mode in ("eager", "compiled")]
-    memo.forget()
+    memo.clear_all()
     alone = []
     for job in jobs:
         alone.append(search.price(job, plan, pool))
-        memo.forget()
+        memo.clear_all()
     for job in jobs:
         search.find(job, pool)
     after = [search.price(job, plan, pool) for job in jobs]
@@ -50,7 +50,7 @@ def test_memory_on_a_pool_does_not_depend_on_others(precision: Precision, names:
         gpu = find_gpu(name)
         pools.append(Pool(name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200")))
     job = Workload(zoo.preset("llama-2-7b"), 2048, 64, precision)
-    memo.forget()
+    memo.clear_all()
     for pool in pools:
         plans = search.find(job, pool)
         alone = search.price(job, plans.plans, pool)

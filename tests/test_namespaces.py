@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tilecast import calibration
 from tilecast.calibration import Calibration, Run
-from tilecast.namespaces import SHARE, Namespaces, doubts
+from tilecast.namespace_calibration import MAX_INFLUENCE, NamespaceCalibration, quarantine_reasons
 
 RUN = Run("a100", "a100-80", "bf16", "decoder", "2-8", "w", 1.13, 1.0, 20, "megatron", "honest")
-MOVE = math.log1p(SHARE) + 2e-4
+MOVE = math.log1p(MAX_INFLUENCE) + 2e-4
 """Largest move that one namespace may cause, as a logarithm; ratios are rounded to four digits."""
 
 
@@ -30,7 +30,7 @@ def honest(namespaces: int = 1, count: int = 8, deviation: float = 0.1) -> list[
 
 def forecast(table: Calibration, run: Run) -> float:
     """Return the logarithm of the factor that corrects a forecast."""
-    return math.log(table.at(calibration.group(run)).ratio * table.crossed(run.framework, run.family))
+    return math.log(table.at(calibration.group(run)).ratio * table.software_ratio(run.framework, run.family))
 
 
 ASKED = (
@@ -70,7 +70,7 @@ def test_no_coalition_of_one_namespace_moves_a_forecast_of_others_by_more_than_i
     runs = list(before)
     for run, at in coalition:
         runs.insert(at, run)
-    old, new = Namespaces(before), Namespaces(runs)
+    old, new = NamespaceCalibration(before), NamespaceCalibration(runs)
     for asker in (None, "honest-0", "somebody-else"):
         first, second = old.fit(asker), new.fit(asker)
         for asked in ASKED:
@@ -81,7 +81,7 @@ def test_no_coalition_of_one_namespace_moves_a_forecast_of_others_by_more_than_i
 @given(st.floats(-1.0, 1.0), st.integers(1, 60))
 def test_many_equal_runs_of_one_namespace_are_worth_its_share_to_others(deviation: float, count: int) -> None:
     runs = [replace(RUN, workload=f"x{n}", predicted_s=math.exp(deviation), namespace="evil") for n in range(count)]
-    others, own = Namespaces(runs).fit(), Namespaces(runs).fit("evil")
+    others, own = NamespaceCalibration(runs).fit(), NamespaceCalibration(runs).fit("evil")
     assert all(abs(forecast(others, asked)) <= MOVE for asked in ASKED)
     assert own == calibration.fit(runs), "it follows its own runs as if nobody else were there"
 
@@ -91,22 +91,22 @@ def test_two_puts_at_eight_times_the_step_are_quarantined_and_move_nobody() -> N
     runs = honest()
     attack = [replace(RUN, workload=f"x{n}", observed_s=8 * 1.13, namespace="evil") for n in range(3)]
     for count in (2, 3):
-        both = Namespaces([*runs, *attack[:count]])
+        both = NamespaceCalibration([*runs, *attack[:count]])
         for asker in (None, "honest-0"):
             for asked in ASKED:
-                assert forecast(both.fit(asker), asked) == forecast(Namespaces(runs).fit(asker), asked)
-    assert doubts(attack) == ["Absurd"] * 3
+                assert forecast(both.fit(asker), asked) == forecast(NamespaceCalibration(runs).fit(asker), asked)
+    assert quarantine_reasons(attack) == ["Absurd"] * 3
 
 
 def test_newer_runs_of_another_namespace_supersede_none() -> None:
     runs = honest()
     jump = [replace(RUN, workload=f"x{n}", predicted_s=0.5, namespace="evil") for n in range(8)]
-    assert calibration.drifted([*runs, *jump]) == len(runs), "all in one namespace they would"
-    both = Namespaces([*runs, *jump])
+    assert calibration.drift_start([*runs, *jump]) == len(runs), "all in one namespace they would"
+    both = NamespaceCalibration([*runs, *jump])
     assert both.runs["honest-0"] == tuple(runs)
     assert both.bounded >= {"evil"}
     for asked in ASKED:
-        moved = forecast(both.fit("honest-0"), asked) - forecast(Namespaces(runs).fit("honest-0"), asked)
+        moved = forecast(both.fit("honest-0"), asked) - forecast(NamespaceCalibration(runs).fit("honest-0"), asked)
         assert abs(moved) <= MOVE
 
 
@@ -114,7 +114,7 @@ def test_forecasts_follow_as_far_as_namespaces_agree() -> None:
     def after(count: int) -> float:
         """Return the correction on the pool for a job whose namespace has no run."""
         runs = [replace(RUN, workload=f"w{n}", predicted_s=1.3, namespace=f"n{n % count}") for n in range(24)]
-        return forecast(Namespaces(runs).fit(), ASKED[1])
+        return forecast(NamespaceCalibration(runs).fit(), ASKED[1])
 
     moved = [after(count) for count in (1, 2, 3, 8)]
     assert moved[0] >= -MOVE
@@ -124,31 +124,35 @@ def test_forecasts_follow_as_far_as_namespaces_agree() -> None:
 
 def test_a_trusted_namespace_teaches_everybody_fully() -> None:
     runs = [replace(RUN, workload=f"w{n}", predicted_s=1.3, namespace="bench") for n in range(12)]
-    assert Namespaces(runs, trusted={"bench"}).fit("team") == calibration.fit(runs)
-    assert Namespaces(runs, trusted={"bench"}).fit() == calibration.fit(runs)
-    assert forecast(Namespaces(runs).fit("team"), ASKED[1]) >= -MOVE
-    left = Namespaces(runs, trusted={"bench"}).left_out("bench")
-    assert left.tolist() == pytest.approx(calibration.left_out(runs).tolist())
+    assert NamespaceCalibration(runs, trusted={"bench"}).fit("team") == calibration.fit(runs)
+    assert NamespaceCalibration(runs, trusted={"bench"}).fit() == calibration.fit(runs)
+    assert forecast(NamespaceCalibration(runs).fit("team"), ASKED[1]) >= -MOVE
+    left = NamespaceCalibration(runs, trusted={"bench"}).leave_one_out_errors("bench")
+    assert left.tolist() == pytest.approx(calibration.leave_one_out_errors(runs).tolist())
 
 
 def test_a_jump_is_a_question_until_another_job_says_the_same() -> None:
     steady = honest(count=6)
     jump = replace(RUN, workload="x", predicted_s=0.5, namespace="honest-0")
     again = replace(jump, workload="y", predicted_s=0.52)
-    assert doubts(steady) == [""] * 6
-    assert doubts([*steady, jump]) == [*[""] * 6, "Unconfirmed"]
-    assert doubts([*steady, jump, again]) == [""] * 8
-    assert doubts([*steady, jump, replace(again, predicted_s=2.0)]) == [*[""] * 6, "Unconfirmed", "Unconfirmed"]
-    one, none = (Namespaces(runs).fit("honest-0") for runs in ([*steady, jump], steady))
+    assert quarantine_reasons(steady) == [""] * 6
+    assert quarantine_reasons([*steady, jump]) == [*[""] * 6, "Unconfirmed"]
+    assert quarantine_reasons([*steady, jump, again]) == [""] * 8
+    assert quarantine_reasons([*steady, jump, replace(again, predicted_s=2.0)]) == [
+        *[""] * 6,
+        "Unconfirmed",
+        "Unconfirmed",
+    ]
+    one, none = (NamespaceCalibration(runs).fit("honest-0") for runs in ([*steady, jump], steady))
     assert forecast(one, ASKED[1]) == forecast(none, ASKED[1])
 
 
 def test_errors_of_a_namespace_leave_each_of_its_runs_out() -> None:
     runs = honest(2, 12)
-    assert len(Namespaces(runs).left_out("honest-1")) == 6
-    assert abs(float(np.median(Namespaces(runs).left_out("honest-0")))) < 0.1
-    assert Namespaces([]).fit() == Calibration()
-    assert Namespaces([replace(RUN, observations=1)]).fit() == Calibration()
+    assert len(NamespaceCalibration(runs).leave_one_out_errors("honest-1")) == 6
+    assert abs(float(np.median(NamespaceCalibration(runs).leave_one_out_errors("honest-0")))) < 0.1
+    assert NamespaceCalibration([]).fit() == Calibration()
+    assert NamespaceCalibration([replace(RUN, observations=1)]).fit() == Calibration()
 
 
 def width_and_own(table: Calibration, run: Run) -> tuple[float, int]:
@@ -162,7 +166,7 @@ def width_and_own(table: Calibration, run: Run) -> tuple[float, int]:
 def test_a_namespace_that_nobody_confirms_narrows_no_range_of_others(runs: list[Run]) -> None:
     for asker in (None, "somebody-else"):
         for asked in ASKED:
-            width, own = width_and_own(Namespaces(runs).fit(asker), asked)
+            width, own = width_and_own(NamespaceCalibration(runs).fit(asker), asked)
             assert width >= 1.0 - 1e-3 and own == 0
 
 
@@ -172,7 +176,7 @@ def test_lies_beside_honest_runs_leave_ranges_as_they_are(factor: float) -> None
     lies = [replace(RUN, workload=f"x{n}", predicted_s=1 / factor, namespace="evil") for n in range(12)]
     for namespaces, own in ((1, 0), (2, 6), (4, 9)):
         runs = honest(namespaces, 12)
-        before, after = Namespaces(runs).fit(), Namespaces([*runs, *lies]).fit()
+        before, after = NamespaceCalibration(runs).fit(), NamespaceCalibration([*runs, *lies]).fit()
         for asked in ASKED[:2]:
             (wide, sure), (wider, surer) = (width_and_own(table, asked) for table in (before, after))
             assert wider >= wide - 1e-3
@@ -181,11 +185,11 @@ def test_lies_beside_honest_runs_leave_ranges_as_they_are(factor: float) -> None
 
 def test_namespaces_that_agree_narrow_ranges_and_ones_own_runs_do_so_alone() -> None:
     runs = honest(3, 12)
-    width, own = width_and_own(Namespaces(runs).fit(), ASKED[1])
+    width, own = width_and_own(NamespaceCalibration(runs).fit(), ASKED[1])
     assert width < 0.9 and own == 8
-    narrow, mine = width_and_own(Namespaces(honest(1, 12)).fit("honest-0"), ASKED[1])
+    narrow, mine = width_and_own(NamespaceCalibration(honest(1, 12)).fit("honest-0"), ASKED[1])
     assert narrow < 0.7 and mine == 12
-    trusted, certain = width_and_own(Namespaces(honest(1, 12), trusted={"honest-0"}).fit(), ASKED[1])
+    trusted, certain = width_and_own(NamespaceCalibration(honest(1, 12), trusted={"honest-0"}).fit(), ASKED[1])
     assert trusted < 0.7 and certain == 12
 
 
@@ -197,5 +201,5 @@ def test_honest_namespaces_that_differ_as_clusters_do_still_narrow_ranges() -> N
                 namespace=f"team-{n % 8}")
         for n, run in enumerate(honest(1, 64))
     ]  # fmt: skip
-    width, own = width_and_own(Namespaces(runs).fit(), ASKED[1])
+    width, own = width_and_own(NamespaceCalibration(runs).fit(), ASKED[1])
     assert width < 0.95 and own >= 20

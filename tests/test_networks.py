@@ -51,7 +51,7 @@ def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
     assert bill.parameters[0] == pytest.approx(4 * held + 2 * block.parameters[0])
     assert bill.optimizer[0] == pytest.approx(8 * held + 12 * block.parameters[0])
     assert block.parameters[0] < 3e6
-    sizes = {transfer.name: transfer.size_bytes[0] for transfer in block.transfers}
+    sizes = {transfer.name: transfer.size_bytes[0] for transfer in block.collectives}
     assert sizes == {"keys": 64 * 26 * 8, "vectors": 64 * 26 * 256, "vectors.gradient": 64 * 26 * 256}
 
 
@@ -66,7 +66,7 @@ def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(sh
     assert moved["tables.gradient"] == pytest.approx(64 * 26 * share * (8 + 3 * row))
     assert moved["tables.update"] == pytest.approx(64 * 26 * share * 5 * row)
     assert moved["tables.sort"] == pytest.approx(64 * 26 * 16)
-    assert {transfer.size_bytes[0] for transfer in block.transfers} == {64 * 26 * 8, 64 * 26 * 256}
+    assert {transfer.size_bytes[0] for transfer in block.collectives} == {64 * 26 * 8, 64 * 26 * 256}
 
 
 def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() -> None:

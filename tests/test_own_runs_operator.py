@@ -20,15 +20,15 @@ from test_transfer_operator import NODES, advised, report
 from test_transfer_operator import better as better_places
 from tilecast.advice import advise
 from tilecast.api import pool_learning
-from tilecast.api.calibration import Seen
-from tilecast.transfer import UNTOLD, MeasuredParts
+from tilecast.api.calibration import ObservedRun
+from tilecast.job_calibration import NO_PARTS, MeasuredParts
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers import pools
 from tilecast_operator.controllers.learning import CALIBRATION
 from tilecast_operator.observed import run_store
-from tilecast_operator.observed.learner import Taught
+from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.observed.reports import Refused, StepReport, added
 from tilecast_operator.report import better_placement
 
@@ -220,14 +220,14 @@ async def test_a_report_of_a_job_that_was_replaced_meanwhile_counts_for_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, may_end = SharedStore(), asyncio.Event()
-    priced, was_asked = Advisor.ran, asyncio.Event()
+    priced, was_asked = Advisor.forecast_running, asyncio.Event()
 
     async def slow(*arguments: Any, **chosen: Any) -> Any:
         was_asked.set()
         await may_end.wait()
         return await priced(*arguments, **chosen)
 
-    monkeypatch.setattr(Advisor, "ran", slow)
+    monkeypatch.setattr(Advisor, "forecast_running", slow)
     async with operator(store, advise, NODES, discovery=True) as running:
         raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
         sent = asyncio.create_task(report(running, "team", "a", 1.5 * raw_s))
@@ -247,18 +247,20 @@ async def test_what_was_learnt_of_fewer_runs_never_replaces_what_was_learnt_of_m
 ) -> None:
     store, may_end, begun = SharedStore(), threading.Event(), list[int]()
     runs = [replace(RUN, pool="h100-sxm", workload=f"w{number}", observed_s=0.9) for number in range(8)]
-    items = [Seen(f"u{number}", f"2026-01-01T00:0{number}:00Z", run, f"j{number}") for number, run in enumerate(runs)]
+    items = [
+        ObservedRun(f"u{number}", f"2026-01-01T00:0{number}:00Z", run, f"j{number}") for number, run in enumerate(runs)
+    ]
 
-    def slow(known: Any, *question: Any) -> Taught:
+    def slow(known: Any, *question: Any) -> FittedCalibration:
         begun.append(len(known))
         if len(known) == 4:
             may_end.wait(20)
-        return Taught.by(known, *question)
+        return FittedCalibration.fit(known, *question)
 
     def written(count: int) -> Any:
         return store.put(LEARNING, pool_learning.document("h100-sxm", items[:count], []))
 
-    monkeypatch.setattr(pools, "Taught", SimpleNamespace(by=slow))
+    monkeypatch.setattr(pools, "FittedCalibration", SimpleNamespace(fit=slow))
     written(4)
     async with operator(store, advise, discovery=True, calibrate_settle_s=600.0) as running:
         while not begun:
@@ -268,7 +270,7 @@ async def test_what_was_learnt_of_fewer_runs_never_replaces_what_was_learnt_of_m
         await asyncio.sleep(0.3)
         may_end.set()
         await settled(running)
-        assert running.learning.learner.table.runs == 8
+        assert running.learning.calibrator.table.runs == 8
 
 
 async def test_a_job_that_has_ended_is_not_told_to_move() -> None:
@@ -304,7 +306,7 @@ def test_a_step_is_never_shorter_than_what_it_waits_for() -> None:
     later = added(window, StepReport(0.5, "annotation"), "t")
     assert later.latest.parts.input_s == pytest.approx(0.1 * (0.5 + (4.8 - 0.5) / 3)), "the mean of the reports' shares"
     silent = added(None, StepReport(1.0, "put"), "t")
-    assert silent.parts == UNTOLD
+    assert silent.parts == NO_PARTS
 
 
 async def test_nothing_is_kept_of_who_asked_once_it_is_gone() -> None:
@@ -314,6 +316,6 @@ async def test_nothing_is_kept_of_who_asked_once_it_is_gone() -> None:
         workloads = {"w"}
         there, gone = (Key("TrainingJob", "team", name) for name in ("a", "gone"))
         running.learning.runs_of("team", [there, gone], workloads)
-        assert running.learning.askers.of("team", "w", "") == {there}, "nobody would let go of the other"
+        assert running.learning.run_requesters.of("team", "w", "") == {there}, "nobody would let go of the other"
         running.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
-        assert len(running.learning.askers) == 0
+        assert len(running.learning.run_requesters) == 0

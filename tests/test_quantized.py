@@ -59,7 +59,10 @@ def test_tensor_ranks_cast_and_gather_their_own_part() -> None:
     each = [moved(next(op for op in block.ops if op.name == name)) for block in (whole, part)]
     assert each[0] == 4 * each[1]
     narrow, wide = (
-        {item.name: float(item.size_bytes[0]) for item in blocks(job, tensor=4, sequence_parallel=1)["layer"].transfers}
+        {
+            item.name: float(item.size_bytes[0])
+            for item in blocks(job, tensor=4, sequence_parallel=1)["layer"].collectives
+        }
         for job in (DENSE, replace(DENSE, precision="bf16"))
     )
     assert narrow["mlp.gather"] == wide["mlp.gather"] / 2

@@ -25,8 +25,8 @@ from tilecast_operator.cluster.quarantine import (
     Quarantine,
     Record,
     digest,
-    husk,
-    judged,
+    minimal_job,
+    records_after,
 )
 
 BOMB, HONEST_JOB, NODE = Key("TrainingJob", "a", "bomb"), Key("TrainingJob", "b", "honest"), Key("Node", "", "n1")
@@ -60,13 +60,13 @@ def test_the_operator_dies_a_few_times_then_everybody_is_answered(tmp_path: Path
 
 
 def test_an_object_is_set_aside_at_the_death_at_which_it_alone_can_be_to_blame() -> None:
-    alone = judged({}, [BOMB], 0.0)
+    alone = records_after({}, [BOMB], 0.0)
     assert alone[BOMB] == Record(1, 0.0, FIRST_S)
-    several = judged({}, [BOMB, HONEST_JOB], 0.0)
+    several = records_after({}, [BOMB, HONEST_JOB], 0.0)
     assert several[BOMB].until_s == several[HONEST_JOB].until_s == 0.0
-    again = judged(several, [BOMB, NODE], 60.0)
+    again = records_after(several, [BOMB, NODE], 60.0)
     assert again[BOMB].until_s > 60.0 and again[HONEST_JOB].until_s == again[NODE].until_s == 0.0
-    forgotten = judged(several, [BOMB, NODE], 2 * 86_400.0)
+    forgotten = records_after(several, [BOMB, NODE], 2 * 86_400.0)
     assert forgotten[BOMB].until_s == 0.0 and HONEST_JOB not in forgotten
 
 
@@ -74,14 +74,14 @@ def test_the_wait_grows_and_a_namespace_of_many_such_objects_is_set_aside_as_a_w
     records: dict[Key, Record] = {}
     now_s, waits = 0.0, []
     for _ in range(6):
-        records = judged(records, [BOMB], now_s)
+        records = records_after(records, [BOMB], now_s)
         waits.append(records[BOMB].until_s - now_s)
         now_s = records[BOMB].until_s
     assert waits[0] == FIRST_S and waits == sorted(waits) and waits[-1] == MOST_S
     records = {}
     for number in range(3):
         assert Key(EVERYTHING, "a") not in records or not records[Key(EVERYTHING, "a")].until_s
-        records = judged(records, [Key("Job", "a", f"bomb-{number}")], float(number))
+        records = records_after(records, [Key("Job", "a", f"bomb-{number}")], float(number))
     assert records[Key(EVERYTHING, "a")].until_s > 0.0
 
 
@@ -98,25 +98,29 @@ def test_what_is_set_aside_is_read_again_when_it_changes_or_after_its_time(tmp_p
         return Quarantine(str(tmp_path), suspects, lambda: now_s)
 
     first = quarantine([BOMB])
-    assert first.sift(body(HONEST_JOB)) == body(HONEST_JOB) and first.why(HONEST_JOB) is None
-    seen = first.sift(body(BOMB))
+    assert first.readable_part(body(HONEST_JOB)) == body(HONEST_JOB) and first.reason(HONEST_JOB) is None
+    seen = first.readable_part(body(BOMB))
     assert (
-        seen is not None and seen["spec"] == {} and "died while it read this object (1 time" in (first.why(BOMB) or "")
+        seen is not None
+        and seen["spec"] == {}
+        and "died while it read this object (1 time" in (first.reason(BOMB) or "")
     )
     second = quarantine([])
-    assert second.sift(body(BOMB, resourceVersion="8", labels={"kueue.x-k8s.io/queue-name": "q"})) != body(BOMB)
-    assert second.why(BOMB), "it is remembered, and what others write of it changes nothing"
+    assert second.readable_part(body(BOMB, resourceVersion="8", labels={"kueue.x-k8s.io/queue-name": "q"})) != body(
+        BOMB
+    )
+    assert second.reason(BOMB), "it is remembered, and what others write of it changes nothing"
     changed = body(BOMB, 16)
-    assert second.sift(changed) == changed and second.why(BOMB) is None
+    assert second.readable_part(changed) == changed and second.reason(BOMB) is None
     third = quarantine([BOMB])
-    third.sift(changed)
-    third.sift(body(BOMB, 24))
-    assert third.why(BOMB), "at the second death in a row a change alone is not enough"
+    third.readable_part(changed)
+    third.readable_part(body(BOMB, 24))
+    assert third.reason(BOMB), "at the second death in a row a change alone is not enough"
     assert third.due() == []
     now_s += FIRST_S
-    assert third.due() == [BOMB] and third.sift(body(BOMB, 24)) == body(BOMB, 24)
+    assert third.due() == [BOMB] and third.readable_part(body(BOMB, 24)) == body(BOMB, 24)
     third.lose(BOMB)
-    assert quarantine([]).sift(body(BOMB)) == body(BOMB), "one that is gone is forgotten"
+    assert quarantine([]).readable_part(body(BOMB)) == body(BOMB), "one that is gone is forgotten"
 
 
 def test_what_is_set_aside_is_walked_without_recursion() -> None:
@@ -128,7 +132,7 @@ def test_what_is_set_aside_is_walked_without_recursion() -> None:
     note = {
         "metadata": {"name": "a", "annotations": {"tilecast.dev/training": "[" * 500, "tilecast.dev/mode": "Initial"}}
     }
-    seen = husk({**hostile, **note, "spec": {"suspend": True, "template": deep}})
+    seen = minimal_job({**hostile, **note, "spec": {"suspend": True, "template": deep}})
     assert seen["metadata"]["annotations"] == {"tilecast.dev/mode": "Initial"}
     assert (seen["spec"], seen["status"]) == ({"suspend": True}, {})
     while deep != 1:  # otherwise it is freed recursively

@@ -315,7 +315,7 @@ def test_slices_do_not_borrow_the_plans_of_whole_gpus() -> None:
 
 def test_what_fits_is_known_without_pricing_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, where = Workload(zoo.preset("llama-2-7b"), 4096, 64), pool("l4")
-    memo.forget()
+    memo.clear_all()
     monkeypatch.delattr(kernels, "seconds")
     plans = search.find(workload, where)
     assert 0 < plans.fits.sum() < len(plans)

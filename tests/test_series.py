@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import product
 
 from advice_values import advice, offer, pool, request
-from tilecast.api.calibration import Seen
+from tilecast.api.calibration import ObservedRun
 from tilecast.calibration import Run
 from tilecast_operator.metrics import MOST_GROUPS, Metrics
 from tilecast_operator.metrics.groups import DAY_S, OTHER, SCRAPES
-from tilecast_operator.observed.learner import Learner, Score, Taught
+from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
 from tilecast_operator.observed.reports import ScoredForecast, StepReport, Window
 from tilecast_operator.observed.run_store import RunStore
 
@@ -63,7 +63,9 @@ def advise_and_report(metrics: Metrics, store: RunStore, jobs: int) -> None:
         )
         metrics.count_observation(score(gpu, precision, family), 1.1, None, None)
         run = Run(gpu, gpu, precision, family, "2-8", "w", 1.0, 1.1, 3, "ddp", "team")
-        store.take(Seen(f"uid-{number}", "2027-01-01T00:00:00Z", run, f"job-{number}", "trainer", "put", "", 8, "dp8"))
+        store.take(
+            ObservedRun(f"uid-{number}", "2027-01-01T00:00:00Z", run, f"job-{number}", "trainer", "put", "", 8, "dp8")
+        )
 
 
 def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
@@ -72,9 +74,9 @@ def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
     metrics, store = Metrics(clock), RunStore()
     empty = count(metrics)
     advise_and_report(metrics, store, JOBS)
-    learner = Learner(store)
-    learner.adopt(Taught.by(*learner.question()))
-    metrics.show_calibration(learner)
+    calibrator = Calibrator(store)
+    calibrator.adopt(FittedCalibration.fit(*calibrator.fit_arguments()))
+    metrics.show_calibration(calibrator)
     for _ in range(SCRAPES):
         count(metrics)
     full = count(metrics)
@@ -82,8 +84,8 @@ def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
     clock.now_s += DAY_S + 1
     for item in store.ordered():
         store.drop(item.uid)
-    learner.adopt(Taught.by(*learner.question()))
-    metrics.show_calibration(learner)
+    calibrator.adopt(FittedCalibration.fit(*calibrator.fit_arguments()))
+    metrics.show_calibration(calibrator)
     count(metrics)
     assert count(metrics) == empty
 

@@ -36,7 +36,7 @@ GPUS = ["a100-40", "a100-80", "h100-sxm"]
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_resnet_18_with_batch_4_gets_a_slice(gpu: str) -> None:
-    shares = sharing.consider(SMALL, pool(gpu))
+    shares = sharing.sharing_options(SMALL, pool(gpu))
     assert shares is not None
     assert shares.best is not None
     assert shares.best.kind == "mig"
@@ -53,7 +53,7 @@ def test_resnet_18_with_batch_4_gets_a_slice(gpu: str) -> None:
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_llama_7b_does_not(gpu: str) -> None:
-    assert sharing.consider(LARGE, pool(gpu)) is None
+    assert sharing.sharing_options(LARGE, pool(gpu)) is None
     advice = advise(Request("large", LARGE, constraints=Constraints(allow_sharing=True)), [pool(gpu)])
     assert advice.best is not None
     assert advice.sharing is None
@@ -62,19 +62,19 @@ def test_llama_7b_does_not(gpu: str) -> None:
 
 def test_a_job_that_fills_a_gpu_is_left_alone_unless_cost_counts() -> None:
     busy = Workload(zoo.preset("gpt2"), 1024, 8, "bf16")
-    shares = sharing.consider(busy, pool("h100-sxm"))
+    shares = sharing.sharing_options(busy, pool("h100-sxm"))
     assert shares is not None
     assert shares.options
     assert shares.best is None
-    cheap = sharing.consider(busy, pool("h100-sxm"), "cost")
+    cheap = sharing.sharing_options(busy, pool("h100-sxm"), "cost")
     assert cheap is not None
     assert cheap.best is not None
-    assert cheap.best.slowdown > sharing.MOST_SLOWDOWN
-    assert cheap.best.relative_cost <= sharing.LEAST_GAIN
+    assert cheap.best.slowdown > sharing.MAX_SLOWDOWN
+    assert cheap.best.relative_cost <= sharing.MAX_RELATIVE_COST
 
 
 def test_gpus_without_slices_are_shared() -> None:
-    shares = sharing.consider(replace(SMALL, precision="fp16"), pool("t4"))
+    shares = sharing.sharing_options(replace(SMALL, precision="fp16"), pool("t4"))
     assert shares is not None
     assert shares.best is not None
     assert shares.best.kind in ("mps", "timeSlicing")
@@ -91,7 +91,7 @@ def test_gpus_without_slices_are_shared() -> None:
 def test_no_part_beats_the_whole_and_all_widen_the_range(gpu: str, name: str, batch: int) -> None:
     model = zoo.preset(name)
     workload = Workload(model, 256 if model.vocab else 1, batch, "bf16")
-    shares = sharing.consider(workload, pool(gpu))
+    shares = sharing.sharing_options(workload, pool(gpu))
     assert shares is not None
     for option in shares.options:
         assert option.step_s >= shares.whole_s
@@ -112,7 +112,7 @@ def test_no_part_beats_the_whole_and_all_widen_the_range(gpu: str, name: str, ba
 )
 def test_jobs_on_one_gpu_add_up(members: list[Member]) -> None:
     gpu = find_gpu("t4")
-    slower = sharing.together(members, gpu)
+    slower = sharing.time_slicing_slowdown(members, gpu)
     assert (slower is None) == (sum(item.memory_bytes for item in members) > memory.usable_bytes(gpu))
     if slower is not None:
         assert slower == max(1, sum(item.busy for item in members))

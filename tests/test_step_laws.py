@@ -153,7 +153,7 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
     seconds = {}
     for name in ("nemo", "megatron"):
         own = replace(job, framework=name)
-        caps, units = overlap.Caps.whole(1), np.ones(1)
+        caps, units = overlap.BucketLimits.single_bucket(1), np.ones(1)
         sharded = zoo.shard(own, plans)
         whole = Held.of(own, sharded, plans)
         seconds[name] = sync_seconds(own, sharded, whole, plans, where, caps, units, constants.shipped()).updated_s[0]

@@ -16,18 +16,28 @@ from hypothesis import strategies as st
 
 from tilecast import shipped
 from tilecast.cli import main
+from tilecast.job_calibration import (
+    MAX_RATIO,
+    NO_PARTS,
+    SEPARATE_PARTS,
+    JobRun,
+    JobRuns,
+    MeasuredParts,
+    RunSetting,
+    corrected_parts,
+    part_deviations,
+)
 from tilecast.spec import Plan, Plans
-from tilecast.transfer import APART, MOST, UNTOLD, JobRun, JobRuns, MeasuredParts, Place, carried, compared
 from tilecast.validate import runs as tables
 from tilecast.validate import transfer
 from tilecast.zoo import FAMILIES
 
-A100 = Place("a100-80", "ampere", "bf16", 2048, 64, "decoder")
+A100 = RunSetting("a100-80", "ampere", "bf16", 2048, 64, "decoder")
 H100 = replace(A100, gpu="h100-sxm", architecture="hopper")
 PLAN = Plan(data=8, zero_stage=3, micro_batch=4, gradient_accumulation=2)
 
 places = st.builds(
-    Place,
+    RunSetting,
     st.sampled_from(["a100-40", "a100-80", "h100-sxm"]),
     st.sampled_from(["ampere", "hopper"]),
     st.sampled_from(["bf16", "fp16"]),
@@ -41,8 +51,8 @@ plans = st.builds(
 owns = st.builds(JobRun, places, plans, st.floats(-0.9, 0.9), st.integers(1, 30))
 
 
-def at(runs: JobRuns, place: Place, plan: Plan = PLAN) -> tuple[float, float]:
-    ratios, width = runs.columns(place, Plans.of(plan), 8)
+def at(runs: JobRuns, place: RunSetting, plan: Plan = PLAN) -> tuple[float, float]:
+    ratios, width = runs.factors(place, Plans.of(plan), 8)
     assert np.ptp(ratios) == 0, "runs that tell no parts move all of them alike"
     return float(ratios[0, 0]), float(width[0])
 
@@ -53,7 +63,9 @@ def test_without_runs_forecasts_stay() -> None:
 
 @settings(max_examples=100)
 @given(owns, places, plans)
-def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(own: JobRun, place: Place, plan: Plan) -> None:
+def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(
+    own: JobRun, place: RunSetting, plan: Plan
+) -> None:
     ratio, width = at(JobRuns((own,)), place, plan)
     moved = -math.log(ratio)
     assert 0 <= moved * math.copysign(1, own.deviation) <= abs(own.deviation) + 1e-12
@@ -63,15 +75,15 @@ def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(own: Jo
 
 @settings(max_examples=100)
 @given(st.lists(owns, min_size=1, max_size=6), places, plans)
-def test_a_range_never_widens_with_another_run(runs: list[JobRun], place: Place, plan: Plan) -> None:
+def test_a_range_never_widens_with_another_run(runs: list[JobRun], place: RunSetting, plan: Plan) -> None:
     widths = [at(JobRuns(tuple(runs[:count])), place, plan)[1] for count in range(len(runs) + 1)]
     assert all(later <= before * (1 + 1e-9) for before, later in itertools.pairwise(widths))
 
 
 @settings(max_examples=50)
 @given(st.lists(owns, min_size=1, max_size=6), places, plans)
-def test_no_correction_is_larger_than_a_forecast_can_be_off(runs: list[JobRun], place: Place, plan: Plan) -> None:
-    assert 1 / MOST <= at(JobRuns(tuple(runs)), place, plan)[0] <= MOST
+def test_no_correction_is_larger_than_a_forecast_can_be_off(runs: list[JobRun], place: RunSetting, plan: Plan) -> None:
+    assert 1 / MAX_RATIO <= at(JobRuns(tuple(runs)), place, plan)[0] <= MAX_RATIO
 
 
 def test_a_run_moves_the_more_the_more_it_shares() -> None:
@@ -94,7 +106,7 @@ def test_a_run_moves_the_more_the_more_it_shares() -> None:
 
 
 @pytest.mark.parametrize("place", [A100, H100])
-def test_a_run_of_a_decoder_that_is_little_off_moves_less_than_one_of_another_network(place: Place) -> None:
+def test_a_run_of_a_decoder_that_is_little_off_moves_less_than_one_of_another_network(place: RunSetting) -> None:
     def moved(family: str) -> float:
         own = JobRun(replace(A100, family=family), PLAN, 0.05, reports=20)
         return -math.log(at(JobRuns((own,)), replace(place, family=family), replace(PLAN, data=4, micro_batch=8))[0])
@@ -124,7 +136,7 @@ PIPELINE = replace(PLAN, data=4, pipeline=2)
 
 
 def columns(runs: JobRuns, gpus_per_node: int = 8, plan: Plan = PLAN) -> tuple[list[float], float]:
-    ratios, width = runs.columns(H100, Plans.of(plan), gpus_per_node)
+    ratios, width = runs.factors(H100, Plans.of(plan), gpus_per_node)
     return ratios[:, 0].tolist(), float(width[0])
 
 
@@ -148,8 +160,8 @@ def test_a_part_that_a_run_tells_is_corrected_by_its_own_deviation() -> None:
 @given(
     st.fixed_dictionaries({name: st.floats(1e-4, 2.0) for name in ("compute", "communication", "optimizer", "input")}),
     st.floats(0.0, 2.0),
-    st.fixed_dictionaries({name: st.floats(1e-3, 2.0) for name in APART}),
-    st.sets(st.sampled_from(APART)),
+    st.fixed_dictionaries({name: st.floats(1e-3, 2.0) for name in SEPARATE_PARTS}),
+    st.sets(st.sampled_from(SEPARATE_PARTS)),
     st.floats(0.3, 3.0),
 )
 def test_a_forecast_that_is_corrected_in_full_is_the_measured_step(
@@ -159,12 +171,12 @@ def test_a_forecast_that_is_corrected_in_full_is_the_measured_step(
     rest_s = rest * (sum(expected_s.values()) - sum(expected_s[name] for name in apart_s))
     spent_s = rest_s + sum(apart_s.values())
     exchanged_s = expected_s["communication"] + hidden_s
-    known_deviations = dict(compared(expected_s, exchanged_s, spent_s, apart_s))
+    known_deviations = dict(part_deviations(expected_s, exchanged_s, spent_s, apart_s))
     together = known_deviations["together"]
-    ratios = np.exp([[-known_deviations.get(name, together)] for name in ("together", *APART)])
-    after = carried({name: np.array([part]) for name, part in expected_s.items()}, np.array([hidden_s]), ratios)
+    ratios = np.exp([[-known_deviations.get(name, together)] for name in ("together", *SEPARATE_PARTS)])
+    after = corrected_parts({name: np.array([part]) for name, part in expected_s.items()}, np.array([hidden_s]), ratios)
     ratio = spent_s / sum(expected_s.values())
-    bounded = np.clip(ratio, 1 / MOST, MOST) / ratio
+    bounded = np.clip(ratio, 1 / MAX_RATIO, MAX_RATIO) / ratio
     assert sum(after.values())[0] == pytest.approx(spent_s * bounded, rel=1e-9)
     for name, part in apart_s.items():
         assert after[name][0] == pytest.approx(part * bounded, rel=1e-6, abs=1e-9)
@@ -172,7 +184,7 @@ def test_a_forecast_that_is_corrected_in_full_is_the_measured_step(
 
 def test_where_nothing_is_exchanged_nothing_is_waited_for() -> None:
     parts = {"compute": np.ones(2), "communication": np.array([0.0, 0.1]), "optimizer": np.full(2, 0.1)}
-    after = carried(parts, np.array([0.0, 0.4]), np.array([[1.0], [2.0], [1.0]]))
+    after = corrected_parts(parts, np.array([0.0, 0.4]), np.array([[1.0], [2.0], [1.0]]))
     assert after["communication"].tolist() == pytest.approx([0.0, 0.7])
 
 
@@ -180,11 +192,11 @@ def test_where_nothing_is_exchanged_nothing_is_waited_for() -> None:
 @given(st.lists(st.none() | st.floats(0.0, 3.0), min_size=5, max_size=5), st.floats(0.0, 1.0))
 def test_parts_move_towards_newer_ones(values: list[float | None], weight: float) -> None:
     parts, newer = MeasuredParts(*values), MeasuredParts(1.0, 1.0, None, 1.0, None)
-    after = parts.moved(newer, weight)
+    after = parts.blended(newer, weight)
     for old, new, one in zip(parts.values, newer.values, after.values, strict=True):
         assert one == (new if old is None else old if new is None else pytest.approx(old + weight * (new - old)))
-    assert parts.moved(UNTOLD, weight) == parts and UNTOLD.moved(parts, weight) == parts
-    assert parts.times(2.0).sum_s == pytest.approx(2 * parts.sum_s)
+    assert parts.blended(NO_PARTS, weight) == parts and NO_PARTS.blended(parts, weight) == parts
+    assert parts.scaled(2.0).sum_s == pytest.approx(2 * parts.sum_s)
 
 
 def test_runs_that_agree_say_more_than_one() -> None:

@@ -16,11 +16,11 @@ from tilecast.api.status import Alternative, Condition, Recommendation, StepSeco
 from tilecast.objectives import OBJECTIVES
 from tilecast.render import document
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.observed.learner import Score
+from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import ScoredForecast, StepReport, Window
 from tilecast_operator.observed.run_store import template
 from tilecast_operator.report import better_placement
-from tilecast_operator.report.better_placement import BetterPlace, Moving
+from tilecast_operator.report.better_placement import BetterPlace, MoveCost
 from tilecast_operator.report.job_status import Aspect
 
 NODES = (node("n1"), node("n2", "NVIDIA-A100-SXM4-80GB"))
@@ -225,7 +225,7 @@ def better(
     known: Condition | None = None,
     objective: str = "time",
     slower: float = 1.0,
-    moving: Moving | None = None,
+    moving: MoveCost | None = None,
 ) -> list[BetterPlace]:
     first = offer()
     pool = first.pool
@@ -252,7 +252,7 @@ def better(
     )
     goal, least = OBJECTIVES[objective], better_placement.least_gain(known)
     pools = {"a": priced, "b": priced}
-    return better_placement.places(status, score, goal, pools, least, moving or Moving())
+    return better_placement.places(status, score, goal, pools, least, moving or MoveCost())
 
 
 def test_a_better_place_saves_a_fifth_and_stays_one_while_it_saves_fifteen_percent() -> None:
@@ -284,11 +284,11 @@ def test_a_job_that_is_slow_wherever_it_runs_has_no_better_place() -> None:
 def test_moving_costs_a_restart_and_half_of_the_time_between_checkpoints(
     objective: str, checkpoint_s: float | None, steps: int
 ) -> None:
-    (place,) = better(0.5, 0.75, None, objective, moving=Moving(checkpoint_s=checkpoint_s))
+    (place,) = better(0.5, 0.75, None, objective, moving=MoveCost(checkpoint_s=checkpoint_s))
     assert place.pays_after == pytest.approx(steps, abs=1)
     assert "a restart of 300s" in place.text and ("half of the 20min" in place.text) == (checkpoint_s is not None)
     few, many = (
-        better(0.5, 0.75, None, objective, moving=Moving(checkpoint_s=checkpoint_s, left=steps + more))[0]
+        better(0.5, 0.75, None, objective, moving=MoveCost(checkpoint_s=checkpoint_s, left=steps + more))[0]
         for more in (-2, 2)
     )
     assert many.is_worth_it and not few.is_worth_it
@@ -307,11 +307,11 @@ def test_what_remains_is_what_the_time_since_the_start_leaves_at_the_measured_pa
     score, start_s = Score(forecast, Window((2.0,), 1, "", StepReport(2.0, "put"))), 1_800_000_000.0
     status = TrainingJobStatus(recommendation=best)
     stated = {"checkpointSeconds": 600, "restartSeconds": 60}
-    assert Moving.of(stated, status, score, start_s + 600) == Moving(60, 600, pytest.approx(700))
-    assert Moving.of({}, status, score, start_s + 1e6) == Moving(300, None, 0)
-    assert Moving.of({}, status, score, start_s - 60).left == pytest.approx(1000)
+    assert MoveCost.of(stated, status, score, start_s + 600) == MoveCost(60, 600, pytest.approx(700))
+    assert MoveCost.of({}, status, score, start_s + 1e6) == MoveCost(300, None, 0)
+    assert MoveCost.of({}, status, score, start_s - 60).left == pytest.approx(1000)
     unknown = TrainingJobStatus(recommendation=best.model_copy(update={"finish_seconds": None}))
-    assert Moving.of({}, unknown, score, start_s).left is None
+    assert MoveCost.of({}, unknown, score, start_s).left is None
 
 
 async def test_what_moving_costs_decides_no_answer() -> None:

@@ -23,7 +23,7 @@ from tilecast.advice import Advice, Request, inputs_hash
 from tilecast.advice.incumbent import Incumbent, hold
 from tilecast.advice.measured import RunForecast, forecast_run
 from tilecast.api import training_job
-from tilecast.api.calibration import Seen
+from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.render import document
@@ -149,19 +149,19 @@ class Advisor:
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._searches.stop()
 
-    async def question(self, namespace: str, asked: Document, *, is_held: bool = False) -> Question:
+    async def question(self, namespace: str, document: Document, *, is_held: bool = False) -> Question:
         """Read what a TrainingJob document asks.
 
         Args:
             namespace: namespace of the job.
-            asked: the document.
+            document: the document.
             is_held: whether the start of a job waits for the answer.
 
         Raises:
             ApiError, OSError: the job's ConfigMap cannot be read now.
         """
         try:
-            spec = training_job.parse(asked)
+            spec = training_job.parse(document)
         except SpecError as error:
             return Question(b"", Declined("InvalidSpec", str(error)))
         stored: bytes | None = None
@@ -181,7 +181,7 @@ class Advisor:
         return Question(key, request, reference is not None, namespace, is_held)
 
     async def measured(
-        self, question: Question, known: Callable[[Collection[str]], Sequence[Seen]], unless: str | None = None
+        self, question: Question, known: Callable[[Collection[str]], Sequence[ObservedRun]], unless: str | None = None
     ) -> Question:
         """Return the question together with earlier runs of the same job.
 
@@ -223,7 +223,7 @@ class Advisor:
         return await self.search(self._key(question), question.key, question.request, pools, question.claim)
 
     async def search(
-        self, key: Hashable, asked: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
+        self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
     ) -> Answer:
         """Return the answer to a request on some pools.
 
@@ -231,16 +231,16 @@ class Advisor:
 
         Args:
             key: everything that decides the answer.
-            asked: the part of the key that the job decides. An interrupted search is remembered by it, and so is not
-                retried whenever the pools change.
+            question_key: the part of the key that the job decides. An interrupted search is remembered by it, and so
+                is not retried whenever the pools change.
             request: the request.
             pools: the pools to search.
             claim: who asks.
         """
-        if (refusal := self._interruptions.answer(asked)) is not None:
+        if (refusal := self._interruptions.answer(question_key)) is not None:
             return refusal
         with self._searches.turns.claim(key, claim):
-            advice = await self._answers.get(key, lambda: self._search(key, asked, request, pools))
+            advice = await self._answers.get(key, lambda: self._search(key, question_key, request, pools))
         if is_passing(advice) or interrupted(advice):
             self._answers.drop(key)
         return advice
@@ -256,7 +256,7 @@ class Advisor:
         key = (self._key(question), answer.inputs_hash, incumbent)
         return await self._shared(question, self._standing, key, _held, answer, pools, incumbent)
 
-    async def ran(
+    async def forecast_running(
         self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any
     ) -> RunForecast:
         """Return the forecast for a plan that runs, on a pool as it is now.
@@ -272,7 +272,7 @@ class Advisor:
     def pools(self, question: Question) -> Sequence[Pool]:
         """Return the pools with the corrections of the question's namespace and of the job's own runs."""
         report = self._of_namespace.get(question.namespace, self._report)
-        return () if report is None else question.own.corrected(report.pools)
+        return () if report is None else question.own.calibrated(report.pools)
 
     def _key(self, question: Question) -> Hashable:
         """Return everything that decides the answer."""
@@ -321,13 +321,13 @@ class Advisor:
             log.exception("a job cannot be read")
             return internal_error(error)
 
-    async def _search(self, key: Hashable, asked: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
+    async def _search(self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
         try:
             advice = await self._searches.run(request, pools, self._counted, key)
-            self._interruptions.remove(asked)
+            self._interruptions.remove(question_key)
             return advice
         except SearchInterruptedError as error:
-            return self._interruptions.add(asked, error)
+            return self._interruptions.add(question_key, error)
         except SpecError as error:
             return refused(error)
         except Exception as error:

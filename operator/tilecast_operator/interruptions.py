@@ -52,26 +52,26 @@ class Interruptions:
         self._monotonic = monotonic
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
-    def answer(self, asked: Hashable) -> Declined | None:
+    def answer(self, question_key: Hashable) -> Declined | None:
         """Return why a question is not searched now; None if it may be."""
-        known = self._known.get(asked)
+        known = self._known.get(question_key)
         if known is None or known.due_s <= self._monotonic():
             return None
         return replace(known.answer, again_s=known.due_s - self._monotonic())
 
-    def add(self, asked: Hashable, error: SearchInterruptedError) -> Declined:
+    def add(self, question_key: Hashable, error: SearchInterruptedError) -> Declined:
         """Record an interruption; return the answer until the next try."""
-        before = self._known.pop(asked, None)
+        before = self._known.pop(question_key, None)
         tries = 1 if before is None else before.tries + 1
         pause_s = wait_s(tries)
         again = stamp(self._clock() + pause_s)
         text = f"the search {error.text} and was interrupted (try {tries}); it is tried again after {again}"
         answer = Declined(SEARCH_INTERRUPTED, f"{text}; {REMEDIES[error.cause]}", again_s=pause_s)
-        self._known[asked] = Interruption(tries, self._monotonic() + pause_s, answer)
+        self._known[question_key] = Interruption(tries, self._monotonic() + pause_s, answer)
         while len(self._known) > MOST:
             self._known.popitem(last=False)
         return answer
 
-    def remove(self, asked: Hashable) -> None:
+    def remove(self, question_key: Hashable) -> None:
         """Forget a question that was answered."""
-        self._known.pop(asked, None)
+        self._known.pop(question_key, None)

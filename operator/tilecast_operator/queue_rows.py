@@ -109,13 +109,13 @@ def holdings(
     for flavor, names in of_flavor.items():
         total = sum(sizes[name] for name in names)
         for queue, quota in queues.items():
-            held = quota.reserved.get(flavor, 0) - sum(ours[name, queue] for name in names)
+            held_gpus = quota.reserved.get(flavor, 0) - sum(ours[name, queue] for name in names)
             for name in names:  # if several pools share a flavor, nothing says which of them is held
-                others[name, queue] = held * sizes[name] // max(total, 1)
+                others[name, queue] = held_gpus * sizes[name] // max(total, 1)
     return dict(+others)
 
 
-def capacities(entries: Iterable[FoundPool], held: Holdings, rows: Iterable[QueueRow]) -> tuple[PoolCapacity, ...]:
+def capacities(entries: Iterable[FoundPool], held_gpus: Holdings, rows: Iterable[QueueRow]) -> tuple[PoolCapacity, ...]:
     """Return the pools, with how much of each every ClusterQueue may have."""
     quotas = dict[str, dict[str, int]]()
     for row in rows:
@@ -124,9 +124,9 @@ def capacities(entries: Iterable[FoundPool], held: Holdings, rows: Iterable[Queu
             of_pool[row.queue] = max(of_pool.get(row.queue, 0), quota)
     return tuple(
         replace(
-            capacity(item.pool, sum(count for (pool, _), count in held.items() if pool == item.pool.name)),
+            capacity(item.pool, sum(count for (pool, _), count in held_gpus.items() if pool == item.pool.name)),
             quotas={
-                queue: max(quota - held.get((item.pool.name, queue), 0), 0)
+                queue: max(quota - held_gpus.get((item.pool.name, queue), 0), 0)
                 for queue, quota in sorted(quotas.get(item.pool.name, {}).items())
             },
         )

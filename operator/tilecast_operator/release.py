@@ -50,7 +50,7 @@ PAUSE_S = 3.0
 """Seconds between passes: jobs created just before the policy was deleted may be seen only now."""
 _ADMISSION = "/apis/admissionregistration.k8s.io"
 
-Say = Callable[[str], object]
+Printer = Callable[[str], object]
 
 
 class Release:
@@ -67,7 +67,7 @@ class Release:
     def __init__(
         self,
         api: Api,
-        say: Say,
+        say: Printer,
         *,
         is_dry: bool = False,
         selector: LabelSelector | None = None,
@@ -195,10 +195,10 @@ class Release:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; see the module's docstring."""
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        selector = LabelSelector.read(asked.namespace_selector, "--namespace-selector")
-        place = lease_place(asked.if_stale, "--if-stale")
+        selector = LabelSelector.read(options.namespace_selector, "--namespace-selector")
+        place = lease_place(options.if_stale, "--if-stale")
     except SpecError as error:
         return _refuse(str(error))
     recursion.prepare()
@@ -207,12 +207,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     async def release() -> Release:
         api = Api(REQUEST_S)
         lease = StaleLease(api, place) if place else None
-        work = Release(api, print, is_dry=asked.dry_run, selector=selector, lease=lease)
+        work = Release(api, print, is_dry=options.dry_run, selector=selector, lease=lease)
         try:
             api.connect(lambda: credentials.connection(credentials.read(kwargs)))
             if lease is not None:
-                await lease.wait(asked.older_than)
-            await work.run(asked.policy)
+                await lease.wait(options.older_than)
+            await work.run(options.policy)
         except LeaderLivesError as error:
             print(error)  # noqa: T201
         finally:
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ApiError, *UNREACHABLE) as error:
         return _refuse(f"the API server does not answer: {str(error) or type(error).__name__}; look at KUBECONFIG")
     many = sum(done.freed.values())
-    print(f"{many} {'job' if many == 1 else 'jobs'} {'would be' if asked.dry_run else 'were'} let go")  # noqa: T201
+    print(f"{many} {'job' if many == 1 else 'jobs'} {'would be' if options.dry_run else 'were'} let go")  # noqa: T201
     return 1 if done.failed else 0
 
 

@@ -51,12 +51,12 @@ class LabelSelector(ApiModel):
         """
         remedy = 'write {"matchLabels": {"shard": "a"}}'
         try:
-            given = untrusted.loads(text or "{}")
+            document = untrusted.loads(text or "{}")
         except ValueError:
             raise SpecError(field, f"{text[:40]!r} is no JSON", remedy) from None
-        if not isinstance(given, dict):
+        if not isinstance(document, dict):
             raise SpecError(field, f"{text[:40]!r} is no LabelSelector", remedy)
-        selector = check(cls, given, field)
+        selector = check(cls, document, field)
         return selector if selector.match_labels or selector.match_expressions else None
 
     def selects(self, labels: Mapping[str, str]) -> bool:

@@ -7,12 +7,13 @@ the last deviation is that of the run alone. Across all GPUs, runs of one framew
 the best linear unbiased prediction (Henderson 1975; Robinson, Statistical Science 6, 1991): each group is shrunk
 towards the coarser one that contains it, and finally towards 0, by exactly as much as its runs leave open.
 
-A group counts only once it has `LEAST` observations, so that no single one moves a forecast. Runs far from the others
-are moved towards them (Huber's weights). Where the newest runs of a pool contradict its older ones, the older ones no
-longer count.
+A group counts only once it has `MIN_OBSERVATIONS` observations, so that no single one moves a forecast. Runs far from
+the others are moved towards them (Huber's weights). Where the newest runs of a pool contradict its older ones, the
+older ones no longer count.
 
-`Run` is the input and `Calibration` the output; `fit` leads from one to the other through `RunFit`. `transfer` carries
-a job's own runs over to other plans and pools, and `namespaces` shares runs among the namespaces of a cluster.
+`Run` is the input and `Calibration` the output; `fit` leads from one to the other through `RunFit`. `job_calibration`
+carries a job's own runs over to other plans and pools, and `namespace_calibration` shares runs among the namespaces of
+a cluster.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from tilecast import shipped
 from tilecast.consensus import Consensus, Party
 from tilecast.spec import Floats, Ints, Workload
 
-LEAST = 3
+MIN_OBSERVATIONS = 3
 """Observations that a group needs before it moves a forecast."""
-ENOUGH = 3
+PROVEN_RUNS = 3
 """Runs of a workload's own group from which on a forecast counts as proven."""
-MOST = 3.0
+MAX_RATIO = 3.0
 """Largest factor of a correction, up or down. A larger error means that another job ran, not that the forecast was
 wrong."""
-HUBER = 2.5
+HUBER_LIMIT = 2.5
 """Distance in standard deviations beyond which a run is moved towards the others."""
-COVER = 0.9
-Z = 1.645
+COVERAGE = 0.9
+HALF_WIDTH_90 = 1.645
 """Half-width of a normal variable's 90 % range, in standard deviations."""
-NORMAL = 1.4826
+MAD_TO_DEVIATION = 1.4826
 """A normal variable's standard deviation over its median absolute deviation."""
-NEWEST = 8
+DRIFT_WINDOW = 8
 """Newest runs of a pool that are compared with the older ones: at most this many, and at least half as many."""
-DRIFT = 4.0
+DRIFT_LIMIT = 4.0
 """Standard errors by which the newest runs must differ from the older ones to supersede them."""
 
 
@@ -175,35 +176,37 @@ class Calibration:
         if not self.corrections:
             return Correction()
         correction = self.at((gpu, workload.precision, workload.model.family, scale(gpus), digest(workload)))
-        return replace(correction, ratio=correction.ratio * self.crossed(framework_of(workload), workload.model.family))
+        return replace(
+            correction, ratio=correction.ratio * self.software_ratio(framework_of(workload), workload.model.family)
+        )
 
-    def crossed(self, framework: str, family: str) -> float:
+    def software_ratio(self, framework: str, family: str) -> float:
         """Return the ratio of a framework and family, which multiplies the ratio of the group."""
         return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
-    def columns(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
+    def factors(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
         """Return ratio and width for each GPU count, (n,) each."""
         ratio, width = np.ones(len(gpus)), np.ones(len(gpus))
         if self.corrections:
             named = digest(workload)
-            crossed = self.crossed(framework_of(workload), workload.model.family)
+            software = self.software_ratio(framework_of(workload), workload.model.family)
             least = 0.0
             for most, name in SCALES:
                 rows = (gpus > least) & (gpus <= most)
                 one = self.at((gpu, workload.precision, workload.model.family, name, named))
-                ratio[rows], width[rows], least = one.ratio * crossed, one.width, most
+                ratio[rows], width[rows], least = one.ratio * software, one.width, most
         return ratio, width
 
     def differs(self, other: Calibration, tolerance: float = 0.01) -> bool:
         """Return whether a forecast or its range would change by more than the tolerance.
 
         The tolerance of widths is five times as large. Calibrations also differ where a group's runs have doubled, or
-        where its own runs are `ENOUGH` in only one of them.
+        where its own runs are `PROVEN_RUNS` in only one of them.
         """
         if self is other:
             return False
         names = {item.group for item in (*self.software, *other.software)}
-        if any(abs(math.log(self.crossed(*name) / other.crossed(*name))) > tolerance for name in names):
+        if any(abs(math.log(self.software_ratio(*name) / other.software_ratio(*name))) > tolerance for name in names):
             return True
         mine, theirs = self._by_group(), other._by_group()
         return any(_differ(_finest(mine, key), _finest(theirs, key), tolerance) for key in {**mine, **theirs})
@@ -220,7 +223,7 @@ def _differ(one: Correction, two: Correction, tolerance: float) -> bool:
         abs(math.log(one.ratio / two.ratio)) > tolerance
         or abs(math.log(one.width / two.width)) > 5 * tolerance
         or most >= 2 * least + (least == 0)
-        or (one.own < ENOUGH) != (two.own < ENOUGH)
+        or (one.own < PROVEN_RUNS) != (two.own < PROVEN_RUNS)
     )
 
 
@@ -234,50 +237,50 @@ def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibr
     """Return the corrections of all groups that have runs, and of the coarser groups around them; all runs count fully.
 
     Args:
-        runs: oldest first; those that `drifted` supersedes are left out.
+        runs: oldest first; those that `drift_start` supersedes are left out.
         known: deviations to use instead of `deviations()`.
     """
-    return RunFit.of(current(runs), known or deviations()).calibration()
+    return RunFit.of(current_runs(runs), known or deviations()).calibration()
 
 
-def left_out(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Floats:
+def leave_one_out_errors(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Floats:
     """Return the signed relative error of every current run under a calibration that has not seen it, (n,)."""
-    error: Floats = np.expm1(RunFit.of(current(runs), known or deviations()).left_out())
+    error: Floats = np.expm1(RunFit.of(current_runs(runs), known or deviations()).leave_one_out_residuals())
     return error
 
 
-def current(runs: Iterable[Run]) -> list[Run]:
+def current_runs(runs: Iterable[Run]) -> list[Run]:
     """Return the runs that still count: of a pool that drifted, only those since then."""
     by_pool: dict[str, list[Run]] = {}
     for run in runs:
         by_pool.setdefault(run.pool, []).append(run)
     out = []
     for members in by_pool.values():
-        since = drifted(members)
+        since = drift_start(members)
         out += members[since or 0 :]
     return out
 
 
-def drifted(runs: Sequence[Run]) -> int | None:
+def drift_start(runs: Sequence[Run]) -> int | None:
     """Return the index of the run at which a pool's errors began to differ; None where they did not.
 
-    The newest runs, any number from half of `NEWEST` to `NEWEST`, are compared with those before. The comparison uses
-    medians, and the median absolute deviation as the spread. Among several numbers that tell them apart, the one that
-    leaves the least absolute deviation counts.
+    The newest runs, any number from half of `DRIFT_WINDOW` to `DRIFT_WINDOW`, are compared with those before. The
+    comparison uses medians, and the median absolute deviation as the spread. Among several numbers that tell them
+    apart, the one that leaves the least absolute deviation counts.
     """
     deviation = np.array([run.deviation for run in runs])
     floor = deviations()["report"]
     segments: list[tuple[float, int]] = []
-    for count in range(NEWEST // 2, min(NEWEST, len(runs) - NEWEST // 2) + 1):
+    for count in range(DRIFT_WINDOW // 2, min(DRIFT_WINDOW, len(runs) - DRIFT_WINDOW // 2) + 1):
         old, new = deviation[:-count], deviation[-count:]
         rest = np.concatenate([old - np.median(old), new - np.median(new)])
         error = 1.2533 * max(_mad(rest), floor) * math.sqrt(1 / len(new) + 1 / len(old))
-        if abs(float(np.median(new) - np.median(old))) > DRIFT * error:
+        if abs(float(np.median(new) - np.median(old))) > DRIFT_LIMIT * error:
             segments.append((float(np.abs(rest).sum()), len(runs) - count))
     return min(segments)[1] if segments else None
 
 
-def median(values: Sequence[float]) -> float:
+def robust_median(values: Sequence[float]) -> float:
     """Return the median of a window of reports after outliers are removed.
 
     Outliers are more than five standard deviations away from the median. The standard deviation comes from the median
@@ -285,13 +288,13 @@ def median(values: Sequence[float]) -> float:
     """
     middle = statistics.median(values)
     away = [abs(value - middle) for value in values]
-    reach = 5 * max(NORMAL * statistics.median(away), 0.01 * middle)
+    reach = 5 * max(MAD_TO_DEVIATION * statistics.median(away), 0.01 * middle)
     return statistics.median(value for value, far in zip(values, away, strict=True) if far <= reach)
 
 
 def _mad(residuals: Floats) -> float:
     """Return the standard deviation that follows from the median absolute one."""
-    return NORMAL * float(np.median(np.abs(residuals)))
+    return MAD_TO_DEVIATION * float(np.median(np.abs(residuals)))
 
 
 _Effect: TypeAlias = tuple[str, Key]
@@ -323,9 +326,9 @@ class RunFit:
     """Inverse of the covariance of the deviations, (n, n)."""
     deviation: Floats
     """Deviations of the runs, minus the part that others expect, (n,)."""
-    drawn: Floats
+    robust_deviation: Floats
     """`deviation` with outliers moved towards the other runs, (n,)."""
-    taught: Consensus | None = None
+    consensus: Consensus | None = None
     """Effects as learned from others."""
 
     @classmethod
@@ -335,9 +338,9 @@ class RunFit:
         for run in runs:
             for effect in _effects(run):
                 counts[effect] += run.observations
-        if counts["cluster", ()] < LEAST:
+        if counts["cluster", ()] < MIN_OBSERVATIONS:
             counts.clear()
-        shared = [[effect for effect in _effects(run, _SHARED) if counts[effect] >= LEAST] for run in runs]
+        shared = [[effect for effect in _effects(run, _SHARED) if counts[effect] >= MIN_OBSERVATIONS] for run in runs]
         index: dict[Hashable, int] = {name: column for column, name in enumerate(dict.fromkeys(chain(*shared)))}
         shares = np.zeros((len(runs), len(index)))
         for row, effects in enumerate(shared):
@@ -359,15 +362,15 @@ class RunFit:
             noise=noise,
             inverse=inverse,
             deviation=deviation,
-            drawn=_drawn(inverse, deviation),
+            robust_deviation=_robust_deviation(inverse, deviation),
         )
 
-    def after(self, taught: Consensus, others: tuple[RunFit, ...]) -> RunFit:
+    def with_consensus(self, consensus: Consensus, others: tuple[RunFit, ...]) -> RunFit:
         """Return the fit of the same runs, given the consensus of others; the fit itself must have used none."""
-        index = {name: column for column, name in enumerate(dict.fromkeys((*taught.index, *self.index)))}
+        index = {name: column for column, name in enumerate(dict.fromkeys((*consensus.index, *self.index)))}
         shares = np.zeros((len(self.runs), len(index)))
         shares[:, [index[name] for name in self.index]] = self.shares
-        mean, covariance = taught.of(len(index))
+        mean, covariance = consensus.of(len(index))
         return replace(
             self,
             others=others,
@@ -377,30 +380,30 @@ class RunFit:
             shares=shares,
             inverse=_inverse(self.noise + shares @ covariance @ shares.T),
             deviation=self.deviation - shares @ mean,
-            drawn=self.drawn - shares @ mean,
-            taught=taught,
+            robust_deviation=self.robust_deviation - shares @ mean,
+            consensus=consensus,
         )
 
     @cached_property
     def party(self) -> Party:
         """The runs as a party of a consensus."""
-        return Party.of(tuple(self.index), self.shares, self.noise, self.drawn)
+        return Party.of(tuple(self.index), self.shares, self.noise, self.robust_deviation)
 
-    def left_out(self) -> Floats:
+    def leave_one_out_residuals(self) -> Floats:
         """Return each run's deviation minus the one that the other runs predict, (n,)."""
-        return _apart(self.inverse, self.drawn, self.deviation)[0]
+        return _leave_one_out(self.inverse, self.robust_deviation, self.deviation)[0]
 
     def calibration(self) -> Calibration:
         """Return the correction of every group that was observed often enough."""
         counts, members, most = Counter(self.counts), Counter(self.members), Counter[_Effect]()
-        for one, is_apart in zip(self.others, self.taught.apart if self.taught else (), strict=True):
+        for one, is_apart in zip(self.others, self.consensus.disagrees if self.consensus else (), strict=True):
             counts.update({effect: count for effect, count in one.counts.items() if effect[0] in _SHARED})
             shared = {effect: count for effect, count in one.members.items() if effect[0] in _SHARED}
             members.update({} if is_apart else shared)
             most |= Counter({} if is_apart else shared)
         members.subtract(most)
-        effects = sorted((effect for effect, count in counts.items() if count >= LEAST), key=_by_group)
-        ratio, width = self._expected(effects)
+        effects = sorted((effect for effect, count in counts.items() if count >= MIN_OBSERVATIONS), key=_by_group)
+        ratio, width = self._factors(effects)
         runs = sum(len(one.runs) for one in (self, *self.others))
         corrections = [
             Correction(effect[1], float(f"{each:.4g}"), float(f"{wide:.3g}"), runs, members[effect], counts[effect])
@@ -408,15 +411,17 @@ class RunFit:
         ]
         software = [effect[0] == SOFTWARE for effect in effects]
         return Calibration(
-            tuple(one for one, crossed in zip(corrections, software, strict=True) if not crossed),
-            tuple(replace(one, width=1.0) for one, crossed in zip(corrections, software, strict=True) if crossed),
+            tuple(one for one, is_software in zip(corrections, software, strict=True) if not is_software),
+            tuple(
+                replace(one, width=1.0) for one, is_software in zip(corrections, software, strict=True) if is_software
+            ),
         )
 
-    def _expected(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
+    def _factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
         """Return the factors on forecasts of groups, and the half-widths of their ranges, (k,) each."""
         if not effects:
             return np.ones(0), np.ones(0)
-        asked = np.zeros((len(self.index), len(effects)))
+        loadings = np.zeros((len(self.index), len(effects)))
         local = np.zeros((len(self.runs), len(effects)))
         rows_of: dict[_Effect, list[int]] = {}
         for row, run in enumerate(self.runs):
@@ -425,39 +430,39 @@ class RunFit:
         for column, (level, key) in enumerate(effects):
             for effect in ((level, key),) if level == SOFTWARE else _groups(key):
                 if effect in self.index:
-                    asked[self.index[effect], column] = self.known[effect[0]]
-                elif effect[0] not in _SHARED and self.counts.get(effect, 0) >= LEAST:
+                    loadings[self.index[effect], column] = self.known[effect[0]]
+                elif effect[0] not in _SHARED and self.counts.get(effect, 0) >= MIN_OBSERVATIONS:
                     local[rows_of[effect], column] += self.known[effect[0]] ** 2
-        left = self.covariance @ asked
+        left = self.covariance @ loadings
         shared = self.shares @ left + local
-        expected = asked.T @ self.mean + shared.T @ (self.inverse @ self.drawn)
-        explained = (asked * (asked - left)).sum(0) + (shared * (self.inverse @ shared)).sum(0)
+        expected = loadings.T @ self.mean + shared.T @ (self.inverse @ self.robust_deviation)
+        explained = (loadings * (loadings - left)).sum(0) + (shared * (self.inverse @ shared)).sum(0)
         before = sum(self.known[name] ** 2 for name, _ in LEVELS) + self.known["run"] ** 2
-        if self.taught is not None:
+        if self.consensus is not None:
             known = self.covariance @ self.shares.T @ self.inverse
             left_open = self.covariance - known @ self.shares @ self.covariance
-            explained -= self.taught.unconfirmed(left_open, left - known @ shared)
+            explained -= self.consensus.unconfirmed(left_open, left - known @ shared)
         width = np.sqrt((before - explained) / before) * self._spread
-        return np.clip(np.exp(-expected), 1 / MOST, MOST), width
+        return np.clip(np.exp(-expected), 1 / MAX_RATIO, MAX_RATIO), width
 
     @cached_property
     def _spread(self) -> float:
         """Factor by which the spread of runs exceeds the assumed one.
 
-        It is the 90 % quantile of the errors in units of the assumed one. It is weighed against 1 / (1 - `COVER`) runs
-        that spread as assumed, the number it takes to know a quantile. Without own runs it is the median of the others'
-        factors, the smallest left out.
+        It is the 90 % quantile of the errors in units of the assumed one. It is weighed against 1 / (1 - `COVERAGE`)
+        runs that spread as assumed, the number it takes to know a quantile. Without own runs it is the median of the
+        others' factors, the smallest left out.
         """
         if not self.counts:
-            is_apart = self.taught.apart if self.taught else ()
+            is_apart = self.consensus.disagrees if self.consensus else ()
             fits = [one for one, alone in zip(self.others, is_apart, strict=True) if one.counts and not alone]
             spreads = sorted(one._spread for one in fits)
             return float(np.quantile(spreads[1:] or [max([1.0, *spreads])], 0.5, method="lower"))
-        apart, spread = _apart(self.inverse, self.drawn, self.deviation)
-        held = np.sort(np.abs(apart) / spread)
-        rank = min(math.ceil((len(held) + 1) * COVER), len(held)) - 1
-        weight = len(held) / (len(held) + 1 / (1 - COVER))
-        return math.sqrt(1 - weight + weight * float(held[rank] / Z) ** 2)
+        residual, spread = _leave_one_out(self.inverse, self.robust_deviation, self.deviation)
+        errors = np.sort(np.abs(residual) / spread)
+        rank = min(math.ceil((len(errors) + 1) * COVERAGE), len(errors)) - 1
+        weight = len(errors) / (len(errors) + 1 / (1 - COVERAGE))
+        return math.sqrt(1 - weight + weight * float(errors[rank] / HALF_WIDTH_90) ** 2)
 
 
 _SHARED = ("cluster", "gpu", "kind", SOFTWARE)
@@ -487,33 +492,33 @@ def _noise(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Eff
     """
     own = np.array([known["run"] ** 2 + known["report"] ** 2 / run.observations for run in runs])
     for row, run in enumerate(runs):
-        own[row] += sum(known[name] ** 2 for name, key in _effects(run) if counts[name, key] < LEAST)
+        own[row] += sum(known[name] ** 2 for name, key in _effects(run) if counts[name, key] < MIN_OBSERVATIONS)
     covariance: Floats = np.diag(own)
     for name, depth in LEVELS:
         if name not in _SHARED and len(runs):
             keys = [group(run)[:depth] for run in runs]
             _, member = np.unique(["|".join(key) for key in keys], return_inverse=True)
-            holds = np.array([counts[name, key] >= LEAST for key in keys], dtype=bool)
+            holds = np.array([counts[name, key] >= MIN_OBSERVATIONS for key in keys], dtype=bool)
             covariance += known[name] ** 2 * ((member[:, None] == member[None]) & holds[:, None])
     return covariance
 
 
-def _drawn(inverse: Floats, deviation: Floats) -> Floats:
+def _robust_deviation(inverse: Floats, deviation: Floats) -> Floats:
     """Return the deviations of runs, (n,), with those far from what the others predict moved towards it."""
-    drawn = deviation
+    robust = deviation
     for _ in range(5):
-        apart, spread = _apart(inverse, drawn, deviation)
-        drawn = deviation - apart + np.clip(apart, -HUBER * spread, HUBER * spread)
-    return drawn
+        residual, spread = _leave_one_out(inverse, robust, deviation)
+        robust = deviation - residual + np.clip(residual, -HUBER_LIMIT * spread, HUBER_LIMIT * spread)
+    return robust
 
 
-def _apart(inverse: Floats, drawn: Floats, deviation: Floats) -> tuple[Floats, Floats]:
+def _leave_one_out(inverse: Floats, robust: Floats, deviation: Floats) -> tuple[Floats, Floats]:
     """Return how far each run is from what the others predict for it, and the standard deviation of that, (n,) each.
 
     See Rasmussen and Williams 2006, equations 5.10 to 5.12.
     """
     precision = np.diag(inverse)
-    expected = drawn - (inverse @ drawn) / precision
+    expected = robust - (inverse @ robust) / precision
     return deviation - expected, 1 / np.sqrt(precision)
 
 

@@ -64,8 +64,8 @@ def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
     """Return costs in seconds and memory in bytes of given strategies, (..., N); both have shape (...)."""
     links = np.arange(strategies.shape[-1])
     changes = chain.change[links[:-1], strategies[..., :-1], strategies[..., 1:]].sum(-1)
-    held = chain.memory[links, strategies].sum(-1) + chain.working[links, strategies].max(-1)
-    return chain.cost[links, strategies].sum(-1) + changes, held
+    memory = chain.memory[links, strategies].sum(-1) + chain.working[links, strategies].max(-1)
+    return chain.cost[links, strategies].sum(-1) + changes, memory
 
 
 def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
@@ -95,9 +95,9 @@ def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
                 best, limit = better, better.cost
     if best is None:
         return None
-    cost, held = price(chain, best.strategies)
+    cost, memory = price(chain, best.strategies)
     cost_s = float(cost)
-    return Path(best.strategies, cost_s, float(held), min(cost_s, least / PICO))
+    return Path(best.strategies, cost_s, float(memory), min(cost_s, least / PICO))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class _Whole:
         path[-1] = value.argmin()
         for link in range(len(node) - 1, 0, -1):
             path[link - 1] = back[link, path[link]]
-        cost, held = self.sums(path)
-        return float(value.min()) - byte_price * self.budget, _Solution(path, cost), held
+        cost, memory = self.sums(path)
+        return float(value.min()) - byte_price * self.budget, _Solution(path, cost), memory
 
     def sums(self, path: Ints) -> tuple[int, int]:
         """Return picoseconds and bytes of a path."""
@@ -201,8 +201,8 @@ class _Whole:
         for one, other in ((rich, lean), (lean, rich)):
             for link in range(1, len(one.strategies)):
                 path = np.concatenate([one.strategies[:link], other.strategies[link:]])
-                cost, held = self.sums(path)
-                if held <= self.budget and cost < best.cost:
+                cost, memory = self.sums(path)
+                if memory <= self.budget and cost < best.cost:
                     best = _Solution(path, cost)
         return best
 
@@ -225,22 +225,22 @@ class _Whole:
         chosen, parents = [], []
         strategy = np.flatnonzero(self.allowed[0])
         parent = np.full(len(strategy), -1)
-        cost, held = self.cost[0, strategy], self.memory[0, strategy]
+        cost, memory = self.cost[0, strategy], self.memory[0, strategy]
         for link in range(count):
             if link:
                 offered = np.flatnonzero(self.allowed[link])
                 parent = np.repeat(np.arange(len(strategy)), len(offered))
                 new = np.tile(offered, len(strategy))
                 cost = cost[parent] + self.change[link - 1, strategy[parent], new] + self.cost[link, new]
-                held, strategy = held[parent] + self.memory[link, new], new
-            bound = cost + byte_price * (held - self.budget) + ending[link, strategy]
-            rows = np.flatnonzero((held + leanest[link] <= self.budget) & (bound < limit))
-            rows = rows[_undominated(strategy[rows], held[rows], cost[rows])]
+                memory, strategy = memory[parent] + self.memory[link, new], new
+            bound = cost + byte_price * (memory - self.budget) + ending[link, strategy]
+            rows = np.flatnonzero((memory + leanest[link] <= self.budget) & (bound < limit))
+            rows = rows[_undominated(strategy[rows], memory[rows], cost[rows])]
             if len(rows) > MOST_LABELS:
                 order = np.argsort(bound[rows], kind="stable")
                 dropped = min(dropped, float(bound[rows[order[MOST_LABELS]]]))
                 rows = rows[np.sort(order[:MOST_LABELS])]
-            strategy, cost, held, parent = strategy[rows], cost[rows], held[rows], parent[rows]
+            strategy, cost, memory, parent = strategy[rows], cost[rows], memory[rows], parent[rows]
             chosen.append(strategy)
             parents.append(parent)
             if not len(rows):
@@ -253,11 +253,11 @@ class _Whole:
         return _Solution(path, total), dropped
 
 
-def _undominated(strategy: Ints, held: Ints, cost: Ints) -> npt.NDArray[np.intp]:
+def _undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray[np.intp]:
     """Return the rows that no other row of the same strategy beats in memory and cost; the first of equal ones."""
     if not len(cost):
         return np.zeros(0, np.intp)
-    order = np.lexsort((cost, held, strategy))
+    order = np.lexsort((cost, memory, strategy))
     # Costs shifted by strategy fall from group to group, so one running minimum is enough for all groups.
     shifted = cost[order] - strategy[order] * (int(cost.max()) + 1)
     before = np.concatenate([[np.iinfo(np.int64).max], np.minimum.accumulate(shifted)[:-1]])

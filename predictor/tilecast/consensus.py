@@ -22,16 +22,16 @@ import numpy as np
 from tilecast.spec import Floats, Ints
 
 ROUNDS = 300
-CLOSE = 1e-6
+CONVERGENCE = 1e-6
 """Change of the estimate below which it is final, in standard deviations of an effect."""
-TIGHT = 1e-4
+PULL_TOLERANCE = 1e-4
 """Relative excess of a pull over the limit that is accepted."""
-SMALL = 0.01
+MIN_SHIFT = 0.01
 """Least variance of a shift at which the search for it begins. The search multiplies it by factors, so it must not be
 0."""
-APART = 2.5
+DISAGREEMENT_LIMIT = 2.5
 """Root mean square of a party's own shift, in limits of a pull, from which the party disagrees with the others."""
-SLIGHT = 1e-3
+MIN_INFORMATION = 1e-3
 """Information about a direction that is ignored, in units of what is known of it beforehand."""
 
 
@@ -45,7 +45,7 @@ class Party:
     """Orthonormal directions, (r, k)."""
     information: Floats
     """Information along each direction: the inverse of the variance of the measurement, (r,)."""
-    seen: Floats
+    whitened: Floats
     """Measurement along each direction times the root of the information, (r,)."""
 
     @classmethod
@@ -61,7 +61,7 @@ class Party:
         root = np.linalg.cholesky(noise)
         whitened = np.linalg.solve(root, np.column_stack([effects, deviation]))
         rotation, size, directions = np.linalg.svd(whitened[:, :-1], full_matrices=False)
-        enough = size**2 > SLIGHT
+        enough = size**2 > MIN_INFORMATION
         seen = rotation.T @ whitened[:, -1]
         return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
 
@@ -82,8 +82,8 @@ class Party:
         return float(np.sqrt(np.average(own**2, weights=self.information)))
 
     def _pull(self, mean: Floats, shift: float) -> Floats:
-        apart = np.sqrt(self.information) * self.seen - self.information * (self.directions @ mean)
-        return np.asarray(apart / (1.0 + shift * self.information))
+        residual = np.sqrt(self.information) * self.whitened - self.information * (self.directions @ mean)
+        return np.asarray(residual / (1.0 + shift * self.information))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ class Consensus:
     shifts: Floats
     """Variance of each party's own shift in units of the effects'; 0 where its pull is within the limit, (p,)."""
     parties: tuple[Party, ...] = ()
-    apart: tuple[bool, ...] = ()
+    disagrees: tuple[bool, ...] = ()
     """Whether each party disagrees with all others by more than its bounded pull can express, (p,)."""
 
     @property
     def bounded(self) -> Sequence[bool]:
         """Whether each party's pull is at the limit, (p,)."""
-        return [shift > SMALL for shift in self.shifts.tolist()]
+        return [shift > MIN_SHIFT for shift in self.shifts.tolist()]
 
     def of(self, count: int) -> tuple[Floats, Floats]:
         """Return mean and covariance of these effects and of unknown ones after them, (m,) and (m, m).
@@ -116,7 +116,7 @@ class Consensus:
     def unconfirmed(self, covariance: Floats, targets: Floats) -> Floats:
         """Return the variance to add to some targets because it is explained by parties that do not confirm it, (k,).
 
-        These are the parties that disagree with the others (`apart`) and, for each target, the one other party that
+        These are the parties that disagree with the others (`disagrees`) and, for each target, the one other party that
         explains most of it. A party that may not move an estimate is no reason to be sure of it. Neither is a single
         party, which has much information and no pull where it reports what everybody expects.
 
@@ -124,21 +124,23 @@ class Consensus:
             covariance: of the effects, given all measurements, (m, m).
             targets: covariance of the effects with each target, given the same, (m, k).
         """
-        apart = [number for number, is_apart in enumerate(self.apart) if is_apart]
+        outliers = [number for number, is_outlier in enumerate(self.disagrees) if is_outlier]
         more = np.zeros(targets.shape[1])
-        if apart:
-            seen, crossed, left = self._taken(apart, covariance, targets)
+        if outliers:
+            seen, crossed, left = self._woodbury_terms(outliers, covariance, targets)
             of_targets, of_effects = np.linalg.solve(left, seen), np.linalg.solve(left, crossed.T)
             more = (seen * of_targets).sum(0)
             covariance, targets = covariance + crossed @ of_effects, targets + crossed @ of_targets
         most = np.zeros(targets.shape[1])
-        for number, is_apart in enumerate(self.apart):
-            if not is_apart:
-                seen, _, left = self._taken([number], covariance, targets)
+        for number, is_outlier in enumerate(self.disagrees):
+            if not is_outlier:
+                seen, _, left = self._woodbury_terms([number], covariance, targets)
                 most = np.maximum(most, (seen * np.linalg.solve(left, seen)).sum(0))
         return more + most
 
-    def _taken(self, numbers: Sequence[int], covariance: Floats, targets: Floats) -> tuple[Floats, Floats, Floats]:
+    def _woodbury_terms(
+        self, numbers: Sequence[int], covariance: Floats, targets: Floats
+    ) -> tuple[Floats, Floats, Floats]:
         """Return the parts of Woodbury's identity that remove the information of some parties, r directions in all.
 
         Returns:
@@ -181,19 +183,19 @@ def agree(parties: Sequence[Party], limit: float, own: Party | None = None, star
         length = np.array(
             [one.pull(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
         )
-        is_within = (length <= bounds * (1 + TIGHT)).all()
-        if is_within and (number == 0 or np.abs(mean - before).max(initial=0.0) < CLOSE):
+        is_within = (length <= bounds * (1 + PULL_TOLERANCE)).all()
+        if is_within and (number == 0 or np.abs(mean - before).max(initial=0.0) < CONVERGENCE):
             break
         if number == 0:
-            shifts[: len(parties)] = np.maximum(length[: len(parties)] / limit if start is None else start, SMALL)
+            shifts[: len(parties)] = np.maximum(length[: len(parties)] / limit if start is None else start, MIN_SHIFT)
         else:
             shifts = shifts * length / bounds
     rests = [one.unexplained(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
-    apart = tuple(rest > APART * limit for rest in rests[: len(parties)])
+    disagrees = tuple(rest > DISAGREEMENT_LIMIT * limit for rest in rests[: len(parties)])
     shifts = shifts[: len(parties)]
     precision, seen = _normal(parties, columns[: len(parties)], shifts, count)
     covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-    return Consensus(index, _solved(precision, seen), covariance, shifts, tuple(parties), apart)
+    return Consensus(index, _solved(precision, seen), covariance, shifts, tuple(parties), disagrees)
 
 
 def _solved(precision: Floats, seen: Floats) -> Floats:
@@ -209,5 +211,5 @@ def _normal(parties: Sequence[Party], columns: Sequence[Ints], shifts: Floats, c
     for one, own, shift in zip(parties, columns, shifts, strict=True):
         left = 1.0 / (1.0 + shift * one.information)
         precision[np.ix_(own, own)] += (one.directions.T * (one.information * left)) @ one.directions
-        seen[own] += (np.sqrt(one.information) * left * one.seen) @ one.directions
+        seen[own] += (np.sqrt(one.information) * left * one.whitened) @ one.directions
     return precision, seen

@@ -1,6 +1,6 @@
 """Break down the time of one plan: its operators, its exchanges, and how close to the machine's peak they come.
 
-This module prices nothing that `step` does not price: it takes operators, transfers and parts of the step apart. What
+This module prices nothing that `step` does not price: it takes operators, collectives and parts of the step apart. What
 `step` knows only as a sum (the synchronisation of gradients) is the remainder that the other lines leave of it.
 """
 
@@ -308,18 +308,18 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
     exchanges = []
     for block in graph.blocks:
         again = plan.checkpointing == "full" and any(block is layer for layer in graph.layers)
-        for transfer in block.transfers:
-            alone_s = float(priced.seconds(transfer)[0])
+        for call in block.collectives:
+            alone_s = float(priced.seconds(call)[0])
             once_s = alone_s * factor
-            if once_s == 0.0 or (transfer.phase == "backward" and not workload.training):
+            if once_s == 0.0 or (call.phase == "backward" and not workload.training):
                 continue
-            times = 1 + (again and workload.training and transfer.phase == "forward")
-            runs = transfer.count * block.repeat * times
-            size = float(sharded.gather(transfer.size_bytes)[0])
-            ranks = int(getattr(plan, transfer.group))
-            exposed = passes.exposed_share(workload, transfer, fitted) / factor
+            times = 1 + (again and workload.training and call.phase == "forward")
+            runs = call.count * block.repeat * times
+            size = float(sharded.gather(call.size_bytes)[0])
+            ranks = int(getattr(plan, call.group))
+            exposed = passes.exposed_share(workload, call, fitted) / factor
             exchanges.append(
-                Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s, exposed)
+                Exchange(call.name, call.collective, call.group, ranks, size, runs, runs * once_s, exposed)
             )
     if plan.pipeline > 1:
         boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages

@@ -302,7 +302,7 @@ class OperatorList(list[Op]):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class CollectiveCall:
     """Data exchanged inside a block. `size_bytes` follows nccl-tests: the whole buffer of one rank, (S,)."""
 
     name: str
@@ -328,7 +328,7 @@ class Block:
     ops: tuple[Op, ...]
     parameters: Floats
     activation_bytes: Floats
-    transfers: tuple[Transfer, ...] = ()
+    collectives: tuple[CollectiveCall, ...] = ()
     expert_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that expert parallelism spreads, so fewer ranks hold a copy."""
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))

@@ -49,7 +49,7 @@ class Memo(Generic[Key, Value]):
             self._entries = []
 
 
-class Later(Generic[Value]):
+class Lazy(Generic[Value]):
     """A value that is made when it is first needed."""
 
     def __init__(self, make: Callable[[], Value]) -> None:
@@ -67,7 +67,7 @@ class Later(Generic[Value]):
 _MEMOS: list[Memo[Any, Any]] = []
 
 
-def forget() -> None:
+def clear_all() -> None:
     """Empty every memo, as in a new process."""
     for one in _MEMOS:
         one.clear()

@@ -236,7 +236,7 @@ class Bills:
         """Return the parts of the bills that the plans of a table share."""
         workload, sharded = _at_largest(workload, sharded, plans)
         framework = frameworks.of(workload)
-        alike = plans.alike()
+        alike = plans.distinct_splits()
         sharded, some = sharded.take(alike.first), plans.take(alike.first)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
         degrees = distinct(some.tensor, some.expert, some.context, some.pipeline, some.data, *accumulates)
@@ -251,7 +251,7 @@ class Bills:
         return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
 
     def on(self, gpu: Gpu) -> Bills:
-        """Return the bills on another GPU that holds weights in the same way (`reads_either`)."""
+        """Return the bills on another GPU that holds weights in the same way (`reads_both_layouts`)."""
         plans = self.plans.take(self.alike.first[self.degrees.first])
         return replace(self, context=context_bytes(self.workload, plans, gpu))
 
@@ -403,7 +403,7 @@ def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, gp
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layered_share(plans) * whole)
 
 
-def reads_either(gpu: Gpu) -> bool:
+def reads_both_layouts(gpu: Gpu) -> bool:
     """Return whether FP8 products read a weight by rows and by columns, so that one copy of it is enough."""
     return gpu.architecture == "blackwell" and gpu.compute_capability < 12
 
@@ -416,7 +416,7 @@ def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> flo
     """
     if workload.precision != "fp8":
         return 0.0
-    either = gpu is not None and reads_either(gpu)
+    either = gpu is not None and reads_both_layouts(gpu)
     if frameworks.holds_fp8_alone(workload):
         return -1.0 if either else 0.0
     return framework.fp8_weight_bytes * (0.5 if either else 1.0)
@@ -431,7 +431,7 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     framework = frameworks.of(workload)
     if not workload.training:
         return np.zeros(len(plans))
-    bucket = overlap.Caps.of(workload, plans, each.gradient, trainable * each.gradient).rest
+    bucket = overlap.BucketLimits.of(workload, plans, each.gradient, trainable * each.gradient).rest
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
     buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * each.gradient), 0.0)
     # Convolutional networks use none of the library's layers, which have the placeholders.

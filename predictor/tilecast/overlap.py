@@ -26,7 +26,7 @@ from tilecast.spec import Columns, Floats, Plans, Workload
 MIB = 2.0**20
 
 
-def hides(workload: Workload) -> bool:
+def hides_gradients(workload: Workload) -> bool:
     """Return whether gradients are reduced behind the backward pass below ZeRO 3.
 
     That is so if the framework does it and the job does not disable it.
@@ -35,7 +35,7 @@ def hides(workload: Workload) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Caps(Columns):
+class BucketLimits(Columns):
     """Most bytes of gradients that a bucket holds, (n,)."""
 
     first: Floats
@@ -44,17 +44,17 @@ class Caps(Columns):
     """Limit of the other buckets; infinite where one bucket holds everything."""
 
     @classmethod
-    def whole(cls, rows: int) -> Caps:
+    def single_bucket(cls, rows: int) -> BucketLimits:
         """Return the limits of one bucket for everything, (rows,)."""
         return cls(np.zeros(rows), np.full(rows, np.inf))
 
     @classmethod
-    def sized(cls, workload: Workload, sizes_mib: Floats) -> Caps:
+    def of_sizes(cls, workload: Workload, sizes_mib: Floats) -> BucketLimits:
         """Return the limits of buckets of stated sizes, (n,), after the framework's first one, if that is smaller."""
         return cls(np.minimum(frameworks.of(workload).bucket_mib[0], sizes_mib) * MIB, sizes_mib * MIB)
 
     @classmethod
-    def of(cls, workload: Workload, plans: Plans, gradient_bytes: float, block_bytes: Floats) -> Caps:
+    def of(cls, workload: Workload, plans: Plans, gradient_bytes: float, block_bytes: Floats) -> BucketLimits:
         """Return the limits of the buckets of a workload's framework.
 
         Where the framework has no buckets, a bucket is what a block holds. A framework that hides gradients behind the
@@ -70,9 +70,9 @@ class Caps(Columns):
         """
         cells, rows = frameworks.of(workload), len(plans)
         if cells.overlap and not workload.overlap:
-            return cls.whole(rows)
+            return cls.single_bucket(rows)
         if workload.bucket_mib is not None and cells.has_buckets:
-            return cls.sized(workload, np.full(rows, workload.bucket_mib))
+            return cls.of_sizes(workload, np.full(rows, workload.bucket_mib))
         if cells.bucket_mib[1]:
             first, rest = (np.full(rows, size * MIB) for size in cells.bucket_mib)
             return cls(first, rest)

@@ -12,7 +12,7 @@ GPU between jobs, of which each keeps its memory to itself:
 The slow-down is relative to the same job on the whole GPU. The cost of a job is its slow-down times its share of the
 GPU.
 
-`consider` is the entry point.
+`sharing_options` is the entry point.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from tilecast.objectives import OBJECTIVES, Objective
 from tilecast.search import Limits, Priced
 from tilecast.spec import Plan, Workload
 
-Kind = Literal["mig", "mps", "timeSlicing"]
+SharingMethod = Literal["mig", "mps", "timeSlicing"]
 
-WIDTHS: dict[Kind, float] = {"mig": 0.1, "mps": 0.3, "timeSlicing": 0.3}
+WIDTHS: dict[SharingMethod, float] = {"mig": 0.1, "mps": 0.3, "timeSlicing": 0.3}
 """Widening of the 90 % range, as a logarithm, in quadrature. No step measured on a slice was available, and memory is
 not divided exactly (7 of 8 slices on an A100 feed 98 of 108 multiprocessors). Neighbours under MPS gain or lose up to
 30 % (Villarrubia et al., arXiv 2604.22430); the switches of time-slicing are not modelled and get the same width."""
-MOST_SLOWDOWN = 1.25
+MAX_SLOWDOWN = 1.25
 """Largest slow-down at which sharing is recommended where time counts; a job with a larger one fills too much of the
 GPU."""
-LEAST_GAIN = 0.8
+MAX_RELATIVE_COST = 0.8
 """Largest cost of a step, relative to the whole GPU, at which sharing is recommended where cost counts."""
-MOST_JOBS = 8
+MAX_JOBS = 8
 """Most jobs of one kind that share one GPU without MIG."""
 
 
@@ -49,7 +49,7 @@ MOST_JOBS = 8
 class Share:
     """A job on part of a GPU, in seconds and bytes. `slowdown` is relative to the whole GPU."""
 
-    kind: Kind
+    kind: SharingMethod
     profile: str
     """MIG profile; empty without one."""
     jobs: int
@@ -99,7 +99,7 @@ class Member:
     busy: float
 
 
-def together(members: Sequence[Member], gpu: Gpu) -> float | None:
+def time_slicing_slowdown(members: Sequence[Member], gpu: Gpu) -> float | None:
     """Return the factor by which jobs that alternate on a GPU slow each other down; None if they do not fit.
 
     Their memory adds up, and so do the shares of time in which they compute.
@@ -109,7 +109,7 @@ def together(members: Sequence[Member], gpu: Gpu) -> float | None:
     return max(1.0, sum(member.busy for member in members))
 
 
-def consider(workload: Workload, pool: Pool, objective: Objective = "time") -> Sharing | None:
+def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time") -> Sharing | None:
     """Return the parts of one GPU of the pool that can run the job.
 
     Returns:
@@ -118,15 +118,15 @@ def consider(workload: Workload, pool: Pool, objective: Objective = "time") -> S
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    whole = None if pool.gpu.mig else _alone(workload, pool, pool.gpu)
+    whole = None if pool.gpu.mig else _fastest_run(workload, pool, pool.gpu)
     if whole is None:
         return None
     options = [
         *_slices(workload, pool, whole),
         *_best_of(_partitions(workload, pool, whole), objective),
-        *_best_of(_turns(workload, pool, whole), objective),
+        *_best_of(_time_slices(workload, pool, whole), objective),
     ]
-    worth = [option for option in options if _is_worth(option, objective)]
+    worth = [option for option in options if _is_worthwhile(option, objective)]
     # Isolated options come first: neighbours on a shared GPU take bandwidth from each other, and share faults.
     isolated = [option for option in worth if option.kind == "mig"]
     return Sharing(
@@ -137,10 +137,10 @@ def consider(workload: Workload, pool: Pool, objective: Objective = "time") -> S
     )
 
 
-def _is_worth(option: Share, objective: Objective) -> bool:
+def _is_worthwhile(option: Share, objective: Objective) -> bool:
     if OBJECTIVES[objective].saves_gpus:
-        return option.relative_cost <= LEAST_GAIN
-    return option.slowdown <= MOST_SLOWDOWN
+        return option.relative_cost <= MAX_RELATIVE_COST
+    return option.slowdown <= MAX_SLOWDOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,14 @@ class _Run:
         return float(self.priced.memory_bytes[self.row])
 
     def share(
-        self, kind: Kind, pool: Pool, whole: _Run, jobs: int, share: float, profile: str = "", slower: float = 1.0
+        self,
+        kind: SharingMethod,
+        pool: Pool,
+        whole: _Run,
+        jobs: int,
+        share: float,
+        profile: str = "",
+        slower: float = 1.0,
     ) -> Share:
         """Return the run as part of a GPU.
 
@@ -192,7 +199,7 @@ class _Run:
         )
 
 
-def _alone(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _Run | None:
+def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _Run | None:
     """Return the fastest plan on one device that fits and takes at most `most_bytes`."""
     plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), Limits(gpus=1))
     if not len(plans):
@@ -205,7 +212,7 @@ def _alone(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf)
 
 def _slices(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
     for profile in hardware.mig_profiles(pool.gpu):
-        run = _alone(workload, pool, profile.slice(pool.gpu)) if profile.share < 1 else None
+        run = _fastest_run(workload, pool, profile.slice(pool.gpu)) if profile.share < 1 else None
         if run is not None:
             yield run.share("mig", pool, whole, profile.instances, profile.share, profile.name)
 
@@ -213,8 +220,8 @@ def _slices(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
 def _partitions(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
     """Yield the options with MPS: k jobs, each with a k-th of the GPU's multiprocessors."""
     usable = memory.usable_bytes(pool.gpu)
-    for jobs in range(2, MOST_JOBS + 1):
-        run = _alone(workload, pool, _part(pool.gpu, jobs), usable / jobs)
+    for jobs in range(2, MAX_JOBS + 1):
+        run = _fastest_run(workload, pool, _part(pool.gpu, jobs), usable / jobs)
         if run is None:
             return
         yield run.share("mps", pool, whole, jobs, 1 / jobs)
@@ -233,12 +240,12 @@ def _part(gpu: Gpu, jobs: int) -> Gpu:
     )
 
 
-def _turns(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
+def _time_slices(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
     """Yield the options with time-slicing: k jobs, each with its plan on the whole GPU."""
     usable = memory.usable_bytes(pool.gpu)
-    for jobs in range(2, MOST_JOBS + 1):
-        run = _alone(workload, pool, pool.gpu, usable / jobs)
-        slower = together([Member(run.memory_bytes, run.busy)] * jobs, pool.gpu) if run else None
+    for jobs in range(2, MAX_JOBS + 1):
+        run = _fastest_run(workload, pool, pool.gpu, usable / jobs)
+        slower = time_slicing_slowdown([Member(run.memory_bytes, run.busy)] * jobs, pool.gpu) if run else None
         if run is None or slower is None:
             return
         yield run.share("timeSlicing", pool, whole, jobs, 1 / jobs, slower=slower)
@@ -247,5 +254,5 @@ def _turns(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
 def _best_of(shares: Iterator[Share], objective: Objective) -> list[Share]:
     """Return the recommended number of jobs that costs least; without one, the smallest number."""
     every = list(shares)
-    worth = [option for option in every if _is_worth(option, objective)]
+    worth = [option for option in every if _is_worthwhile(option, objective)]
     return [min(worth, key=lambda option: option.relative_cost)] if worth else every[:1]

@@ -388,7 +388,7 @@ def distinct(*columns: Ints) -> Distinct:
     return Distinct(first, np.repeat(code, np.diff(heads, append=rows)))
 
 
-def runs(*columns: Ints) -> Distinct:
+def equal_neighbours(*columns: Ints) -> Distinct:
     """Return the rows of integer columns where only equal neighbours count once, in the order of the table."""
     heads = _heads(columns)
     return Distinct(heads, np.repeat(np.arange(len(heads)), np.diff(heads, append=len(columns[0]))))
@@ -441,10 +441,10 @@ class Plans(Columns):
     def __len__(self) -> int:
         return len(self.data)
 
-    def alike(self, *columns: Ints) -> Distinct:
+    def distinct_splits(self, *columns: Ints) -> Distinct:
         """Return neighbours that are equal in all but ZeRO stage and virtual stages, and in further columns, (n,)."""
         names = (item.name for item in fields(self) if item.name not in ("zero_stage", "virtual_stages"))
-        return runs(*(getattr(self, name) for name in names), *columns)
+        return equal_neighbours(*(getattr(self, name) for name in names), *columns)
 
     @property
     def gpus(self) -> Ints:

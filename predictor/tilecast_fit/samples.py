@@ -250,7 +250,7 @@ def _one(
     asked = features.inputs(features.family(kind.name, precision, gpu), work, gpu, precision)
     is_product = kind.name in features.PRODUCTS
     compute = work.flops / gpu.peak(precision) if is_product else np.zeros(len(rows))
-    count, moved = len(rows), work.moved
+    count, moved = len(rows), work.moved_bytes
     times = np.array([table.harness[row].times for row in rows])
     return Samples(
         columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),

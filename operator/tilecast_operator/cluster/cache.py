@@ -168,7 +168,7 @@ class Cache:
     def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
         self._journal = journal or Journal("")
         self.quarantine = quarantine or Quarantine("", (), time.time)
-        sift = self.quarantine.sift
+        sift = self.quarantine.readable_part
         self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node, sift)
         self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice, sift)
         """A value of None is a slice of no use here, which is counted all the same."""

@@ -3,13 +3,14 @@
 Some things cannot be had through kopf's public names:
 
 - kopf's watch ends the process when the API server refuses a list, or ends a watch in an error other than 410. It never
-  reports an object that was deleted while nobody watched, and it trusts the server to lose no event. `enduring`
+  reports an object that was deleted while nobody watched, and it trusts the server to lose no event. `watch_forever`
   replaces it: objects are listed anew, and whatever is missing from a list is gone.
 - kopf's set of toggles wakes the task of every object for every object of the first list, which takes minutes for
   thousands of nodes (`docs/operations.md`). `Toggles` replaces it.
 - kopf does not report when it begins a watch anew, which is the only sign of life of a cluster where nothing happens.
-  `noting` reports it.
-- kopf names the kinds that are not installed at every change of a CRD. `Once` lets each such message through once.
+  `with_answer_callback` reports it.
+- kopf names the kinds that are not installed at every change of a CRD. `OncePerMessage` lets each such message through
+  once.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Backoffs:
             wait_s = min(2 * wait_s, BACKOFF_MOST_S)
 
 
-def enduring(
+def watch_forever(
     watch: Watch,
     listed: object,
     failures: tuple[type[Exception], ...],
@@ -80,7 +81,7 @@ def enduring(
         try:
             async with (
                 aclosing(watch(**kwargs)) as single,  # type: ignore[type-var]
-                aclosing(repeated(single, REPEATS_S)) as events,
+                aclosing(repeat_crd_events(single, REPEATS_S)) as events,
             ):
                 async for event in events:
                     if event is listed and there is not None:
@@ -103,7 +104,7 @@ def enduring(
     return endure
 
 
-def noting(request: Request, answered: Callable[[str], None]) -> Request:
+def with_answer_callback(request: Request, answered: Callable[[str], None]) -> Request:
     """Return a `request` that reports whose watch the API server has begun to answer.
 
     Args:
@@ -121,7 +122,7 @@ def noting(request: Request, answered: Callable[[str], None]) -> Request:
     return note
 
 
-async def repeated(events: AsyncIterator[Event], waits_s: Sequence[float]) -> AsyncGenerator[Event, None]:
+async def repeat_crd_events(events: AsyncIterator[Event], waits_s: Sequence[float]) -> AsyncGenerator[Event, None]:
     """Yield events, and each change of a CRD again after each of `waits_s`, in seconds.
 
     At such an event kopf asks what the API server serves. That may be a moment before the API server serves a new CRD.
@@ -196,7 +197,7 @@ class Toggles(aiotoggles.ToggleSet):
                 self._condition.notify_all()
 
 
-class Once(logging.Filter):
+class OncePerMessage(logging.Filter):
     """Lets every message through once.
 
     At every change of any CRD kopf looks again for the kinds that it is to watch, and logs those that the cluster does
@@ -222,7 +223,7 @@ def install(relist_s: float, answered: Callable[[str], None]) -> None:
         relist_s: how long a list is trusted, in seconds.
         answered: called with the resource whenever the API server begins to answer a watch of it.
     """
-    api.request = noting(api.request, answered)  # type: ignore[assignment]
-    watching.continuous_watch = enduring(watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s)
+    api.request = with_answer_callback(api.request, answered)  # type: ignore[assignment]
+    watching.continuous_watch = watch_forever(watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s)
     aiotoggles.ToggleSet = Toggles  # type: ignore[misc]
-    observation.logger.addFilter(Once())
+    observation.logger.addFilter(OncePerMessage())

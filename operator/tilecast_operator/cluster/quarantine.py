@@ -58,7 +58,7 @@ class Record:
 Records: TypeAlias = Mapping[Key, Record]
 
 
-def judged(records: Records, suspects: Iterable[Key], now_s: float) -> dict[Key, Record]:
+def records_after(records: Records, suspects: Iterable[Key], now_s: float) -> dict[Key, Record]:
     """Return the records after a death.
 
     Args:
@@ -103,14 +103,14 @@ class Quarantine:
         self.changed: Callable[[Counter[str]], None] = lambda counts: None
         """Called with how many objects of each kind are set aside, whenever that changes."""
         if suspects := tuple(suspects):
-            self._records = judged(self._records, suspects, clock())
+            self._records = records_after(self._records, suspects, clock())
             self._save()
             for key in suspects:
                 record = self._records[key]
                 text = f"is set aside until {stamp(record.until_s)}" if record.until_s else "is suspected"
                 log.error("%s was being read when the last process died (death %d); it %s", key, record.deaths, text)
 
-    def sift(self, body: Document) -> Document | None:
+    def readable_part(self, body: Document) -> Document | None:
         """Return what may be read of an object.
 
         That is the whole object unless it is set aside. Of a job that is set aside, it is its name, its owner and who
@@ -121,7 +121,7 @@ class Quarantine:
         key = Key.of(body)
         place, record = self._record(key)
         if record is None or (place == key and self._is_changed(key, record, body)):
-            self._let_in(key)
+            self._release(key)
             return body
         deaths = f"{record.deaths} time{'s' if record.deaths > 1 else ''}, last at {stamp(record.last_s)}"
         what = "this object" if place == key else "objects of this namespace"
@@ -130,15 +130,15 @@ class Quarantine:
             log.warning("%s is set aside until %s", key, stamp(record.until_s))
         self._held[key] = str(body["metadata"].get("uid", "")), f"{text}; correct or delete it"
         self.changed(self._counts())
-        return husk(body) if key.kind in (training_job.KIND, *JOB_KINDS) else None
+        return minimal_job(body) if key.kind in (training_job.KIND, *JOB_KINDS) else None
 
     def lose(self, key: Key) -> None:
         """Record that an object is gone."""
-        self._let_in(key)
+        self._release(key)
         if self._records.pop(key, None) is not None:
             self._save()
 
-    def why(self, key: Key) -> str | None:
+    def reason(self, key: Key) -> str | None:
         """Return why an object is set aside; None if it is not."""
         return self._held[key][1] if key in self._held else None
 
@@ -175,7 +175,7 @@ class Quarantine:
             return is_due
         return False
 
-    def _let_in(self, key: Key) -> None:
+    def _release(self, key: Key) -> None:
         if self._held.pop(key, None) is not None:
             log.warning("%s is read again", key)
             self.changed(self._counts())
@@ -195,7 +195,7 @@ class Quarantine:
             log.warning("TILECAST_JOURNAL: %s; what is set aside is not remembered", error)
 
 
-def husk(body: Document) -> dict[str, Any]:
+def minimal_job(body: Document) -> dict[str, Any]:
     """Return what may be read of a job that is set aside: whose it is, what it holds on to and what it names."""
     metadata = mapping(body.get("metadata"))
     spec = mapping(body.get("spec"))

@@ -182,9 +182,9 @@ class Admission:
 
     async def _hold(self, key: Key, uid: str) -> None:
         """Place and release a held job, with the job noted in the journal while it is read."""
-        await self._context.journal.steps(key, self._place_and_let_go(key, uid))
+        await self._context.journal.steps(key, self._place_and_release(key, uid))
 
-    async def _place_and_let_go(self, key: Key, uid: str) -> None:
+    async def _place_and_release(self, key: Key, uid: str) -> None:
         """Place a held job if that is wanted, and release it in any case."""
         decision = _Decision("TooLate")
         try:
@@ -198,7 +198,7 @@ class Admission:
         except Exception:
             log.exception("%s: not placed", key)
             decision = _Decision("InternalError", text="placing failed; the operator's log has the rest")
-        await self._let_go(key, uid, decision)
+        await self._release(key, uid, decision)
 
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
         """Decide about a job and write its node choice, if it has one.
@@ -248,18 +248,18 @@ class Admission:
         if (refusal := self._context.set_aside(key)) is not None:
             return _Decision(refusal.reason, text=refusal.message)
         job = await self._advice.read(document)
-        asked = self._advice.asked(key, job)
+        advice_request = self._advice.advice_request(key, job)
         waited_s = 0.0
-        while asked is None and waited_s < OWNER_S:
+        while advice_request is None and waited_s < OWNER_S:
             await asyncio.sleep(POLL_S)
             waited_s += POLL_S
-            asked = self._advice.asked(key, job)
-        if asked is None:
+            advice_request = self._advice.advice_request(key, job)
+        if advice_request is None:
             return _Decision("NotAsked")
-        if isinstance(asked, Declined):
-            return _Decision(asked.reason, text=asked.message)
-        if asked.mode != "Initial":
-            return _Decision(f"Mode{asked.mode}")
+        if isinstance(advice_request, Declined):
+            return _Decision(advice_request.reason, text=advice_request.message)
+        if advice_request.mode != "Initial":
+            return _Decision(f"Mode{advice_request.mode}")
         if not self._context.settings.place:
             return _Decision("NotAllowed")
         if job.other_scheduler or job.has_claims:
@@ -269,12 +269,12 @@ class Admission:
         while not self._advice.is_ready:
             await asyncio.sleep(POLL_S)
         await self._advice.planned.wait(key, PLAN_S)
-        answer, choice = await self._advice.answer(job, asked, is_placed=True)
+        answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
         while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < OWNER_S:
             # After a start of the operator a job may be seen before its queue.
             await asyncio.sleep(POLL_S)
             waited_s += POLL_S
-            answer, choice = await self._advice.answer(job, asked, is_placed=True)
+            answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
         if isinstance(answer, Declined) or answer.best is None or choice is None:
             return _Decision(reason(answer), text=message(answer))
         placement, offer = candidates.placement(answer.best, job, choice), answer.best
@@ -283,7 +283,7 @@ class Admission:
         text = f"placed on {offer.pool.name}, {offer.nodes}x{offer.gpus_per_node} GPUs: {offer.reason}{gain(answer)}"
         return _Decision(patches.PLACED, text, placement, answer)
 
-    async def _let_go(self, key: Key, uid: str, decision: _Decision) -> None:
+    async def _release(self, key: Key, uid: str, decision: _Decision) -> None:
         """Remove our hold from a job, however many tries it takes; then say what became of the job."""
         wait_s = POLL_S
         while True:
@@ -297,7 +297,7 @@ class Admission:
                     since_s = self.held.since(key)
                     await self._placer.patch(key, operations)
                     self._outage.answered()
-                    self.held.let_go(key, since_s, decision.outcome)
+                    self.held.release(key, since_s, decision.outcome)
                     await self._tell(key, job, decision)
                 return
             except ChangedError:

@@ -20,12 +20,12 @@ from tilecast_operator.controllers.runtime import SharedContext
 
 log = logging.getLogger("tilecast")
 
-FREE = 1
+FREE_OVERWRITES = 1
 """Answers of another operator that are overwritten at once, since it may have ended meanwhile."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 60.0, 1800.0
 """Bounds of the time for which an object is left to the other operator, in seconds. It doubles with each answer of ours
 that is replaced."""
-CALM = 4.0
+CALM_FACTOR = 4.0
 """Multiple of the last pause after which an answer that still stands is no longer contended."""
 TELL_S = 600.0
 """Shortest time between two log entries that name the same other operator, in seconds."""
@@ -54,18 +54,18 @@ class Claim:
     @property
     def pause_s(self) -> float:
         """Seconds for which the object is left to the other operator."""
-        return min(FIRST_PAUSE_S * 2.0 ** min(max(self.replaced - FREE - 1, 0), 16), MOST_PAUSE_S)
+        return min(FIRST_PAUSE_S * 2.0 ** min(max(self.replaced - FREE_OVERWRITES - 1, 0), 16), MOST_PAUSE_S)
 
     def is_calm(self, now_s: float) -> bool:
         """Return whether our answer has stood long enough."""
-        return now_s >= max(self.until_s, self.written_s) + CALM * self.pause_s
+        return now_s >= max(self.until_s, self.written_s) + CALM_FACTOR * self.pause_s
 
     def is_contended(self, now_s: float) -> bool:
         """Return whether the object is left to the other operator, or was until recently."""
-        return self.replaced > FREE and not self.is_calm(now_s)
+        return self.replaced > FREE_OVERWRITES and not self.is_calm(now_s)
 
 
-def met(claim: Claim, generation: int, digest: bytes, now_s: float) -> Claim | None:
+def contested(claim: Claim, generation: int, digest: bytes, now_s: float) -> Claim | None:
     """Return the claim after another operator's answer was found; None if that answer replaces none of ours.
 
     Args:
@@ -79,7 +79,7 @@ def met(claim: Claim, generation: int, digest: bytes, now_s: float) -> Claim | N
     if claim.by == digest or now_s < claim.until_s:
         return replace(claim, by=digest)
     after = replace(claim, replaced=1 if claim.is_calm(now_s) else claim.replaced + 1, by=digest)
-    return replace(after, until_s=now_s + after.pause_s) if after.replaced > FREE else after
+    return replace(after, until_s=now_s + after.pause_s) if after.replaced > FREE_OVERWRITES else after
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +165,10 @@ class Contention:
             digest: Digest of the answer on the object.
         """
         claim, now_s = self._claims.get(key), self._clock()
-        if claim is None or writer == self.own or (after := met(claim, generation, digest, now_s)) is None:
+        if claim is None or writer == self.own or (after := contested(claim, generation, digest, now_s)) is None:
             return False
         self._tell(key, writer or EARLIER)
-        if after.replaced > FREE and after.until_s != claim.until_s and claim.replaced <= FREE:
+        if after.replaced > FREE_OVERWRITES and after.until_s != claim.until_s and claim.replaced <= FREE_OVERWRITES:
             text = contended(writer or EARLIER, self.own)
             await self._context.writer.post(key, uid, Note("Warning", "Contended", text))
         self._claims[key] = after

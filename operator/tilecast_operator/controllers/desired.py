@@ -11,7 +11,7 @@ from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.cluster.documents import OBSERVED, STARTED, Note
 from tilecast_operator.cluster.view import View, annotations_digest, seconds, stamp
 from tilecast_operator.controllers.targets import Target
-from tilecast_operator.observed.learner import Score
+from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report import job_status
 from tilecast_operator.report.advice import advice_annotations, note, recommendation_annotations
 from tilecast_operator.report.job_status import Aspect, Fit

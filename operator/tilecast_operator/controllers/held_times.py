@@ -48,7 +48,7 @@ class HeldTimes:
         """Return since when a job waits, in Unix time; None where that is not known."""
         return self._since.get(key)
 
-    def let_go(self, key: Key, since_s: float | None, outcome: str) -> None:
+    def release(self, key: Key, since_s: float | None, outcome: str) -> None:
         """Count a released job, and the time that it has waited since `since_s` (Unix time)."""
         self._since.pop(key, None)
         if since_s is not None:

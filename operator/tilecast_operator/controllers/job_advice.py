@@ -32,13 +32,13 @@ from tilecast_operator.report.advice import advice_annotations
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AdviceRequest:
     """Request for advice on a job, and who makes it."""
 
     question: Document
-    """TrainingJob document that says what is asked."""
+    """TrainingJob document of the request."""
     mode: training_job.Mode
-    by: str = ""
+    requested_by: str = ""
     """Name of the TrainingJob; empty where the job asks by its label."""
 
 
@@ -109,7 +109,7 @@ class JobAdvice:
                     objects[kind, name] = {**document, "kind": kind}
         return jobs.resolved(job, objects)
 
-    def asked(self, key: Key, job: Job) -> Asked | Declined | None:
+    def advice_request(self, key: Key, job: Job) -> AdviceRequest | Declined | None:
         """Return who asks for advice on a job and what, or why that is refused; None if nobody asks."""
         if job.annotations.get(jobs.IGNORE, "").lower() == "true":
             return None
@@ -117,7 +117,7 @@ class JobAdvice:
             name, document = request
             if (refusal := self._context.set_aside(Key(training_job.KIND, key.namespace, name))) is not None:
                 return refusal
-            return Asked(document, mode_of(document), name)
+            return AdviceRequest(document, mode_of(document), name)
         namespace = self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
         if not job.is_enabled({} if namespace is None else namespace.value.labels):
             return None
@@ -125,20 +125,23 @@ class JobAdvice:
             mode, spec = jobs.mode_of(job), jobs.described(job)
         except SpecError as error:
             return Declined("InvalidAnnotations", str(error))
-        return Asked(asking(key.name, spec), mode)
+        return AdviceRequest(asking(key.name, spec), mode)
 
-    async def ask(self, job: Job, asked: Asked, *, is_placed: bool) -> JobQuestion | Declined:
+    async def ask(self, job: Job, advice_request: AdviceRequest, *, is_placed: bool) -> JobQuestion | Declined:
         """Return the question about a job, or why there is no answer.
 
         The arguments are those of `answer`.
         """
-        kinds = {job.kind.kind: job.name, **({training_job.KIND: asked.by} if asked.by else {})}
+        kinds = {
+            job.kind.kind: job.name,
+            **({training_job.KIND: advice_request.requested_by} if advice_request.requested_by else {}),
+        }
         keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
-        question = await self._advisor.question(job.namespace, asked.question, is_held=job.is_held)
+        question = await self._advisor.question(job.namespace, advice_request.question, is_held=job.is_held)
         question = await self._advisor.measured(question, partial(self._learning.runs_of, job.namespace, keys))
         if isinstance(question.request, Declined):
             refusal = question.request
-            return refusal if asked.by else replace(refusal, message=jobs.in_words(refusal.message))
+            return refusal if advice_request.requested_by else replace(refusal, message=jobs.in_words(refusal.message))
         report = self._pools.report_of(job.namespace)
         if report is None or not report.pools:
             return no_pools(report)
@@ -156,15 +159,17 @@ class JobAdvice:
             return Declined("InvalidSpec", str(error))
         return JobQuestion(question, request, choice, "" if queue is None else queue.cluster_queue)
 
-    async def answer(self, job: Job, asked: Asked, *, is_placed: bool) -> tuple[Answer, candidates.Candidates | None]:
+    async def answer(
+        self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
+    ) -> tuple[Answer, candidates.Candidates | None]:
         """Return the answer about a job, and the pools that it may use; None for these where there is no advice.
 
         Args:
             job: The job with what its runtime adds.
-            asked: Who asks, and what.
+            advice_request: Who asks, and what.
             is_placed: Whether the job is to be placed, and not only advised.
         """
-        open_question = await self.ask(job, asked, is_placed=is_placed)
+        open_question = await self.ask(job, advice_request, is_placed=is_placed)
         if isinstance(open_question, Declined):
             return open_question, None
         question, request, choice = open_question.question, open_question.request, open_question.choice
@@ -177,7 +182,7 @@ class JobAdvice:
         answer = await self._advisor.search(everything, key, request, choice.pools, question.claim)
         if isinstance(answer, Declined):
             return answer, None
-        advice = question.own.noted(candidates.settled(answer, choice))
+        advice = question.own.with_notes(candidates.settled(answer, choice))
         return self.planned.preferred(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
     def forget(self, key: Key) -> None:
@@ -185,7 +190,7 @@ class JobAdvice:
         self._learning.release(key)
         self._contention.forget(key)
 
-    async def yields(self, key: Key, document: Document, asked: Asked, answer: Answer) -> bool:
+    async def yields(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> bool:
         """Return whether a job is left to another release for now.
 
         Annotations that anybody else wrote are no reason: they are corrected.
@@ -193,7 +198,7 @@ class JobAdvice:
         Args:
             key: Key of the job.
             document: The job as it was seen.
-            asked: What is asked about it.
+            advice_request: What is asked about it.
             answer: Our answer.
         """
         shown = _shown(document)
@@ -201,15 +206,15 @@ class JobAdvice:
         if not shown or FOREIGN in document or shown == _advised(answer):
             return False
         uid, digest = document["metadata"]["uid"], annotations_digest(shown)
-        return await self._contention.yields(key, uid, UNSIGNED, _question_number(document, asked), digest)
+        return await self._contention.yields(key, uid, UNSIGNED, _question_number(document, advice_request), digest)
 
-    def wrote(self, key: Key, document: Document, asked: Asked, answer: Answer) -> None:
+    def wrote(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> None:
         """Record that an answer was written, if it differs from what the job said before.
 
         The arguments are those of `yields`.
         """
         if (advised := _advised(answer)) != _shown(document):
-            self._contention.wrote(key, _question_number(document, asked), annotations_digest(advised))
+            self._contention.wrote(key, _question_number(document, advice_request), annotations_digest(advised))
 
     def _queue(self, job: Job) -> kueue.Queue | None:
         """Return the job's queue; None where Kueue does not manage the job, or its queue is not read.
@@ -292,9 +297,9 @@ def relevant(document: Document) -> bytes:
     return canonical([metadata.get("uid"), others, metadata.get("labels"), document.get("spec"), states, steps])
 
 
-def _question_number(document: Document, asked: Asked) -> int:
+def _question_number(document: Document, advice_request: AdviceRequest) -> int:
     """Return a number for what is asked about a job; it changes when any part of that changes."""
-    everything = canonical([asked.mode, asked.question.get("spec")]) + relevant(document)
+    everything = canonical([advice_request.mode, advice_request.question.get("spec")]) + relevant(document)
     return int.from_bytes(hashlib.sha256(everything).digest()[:8])
 
 

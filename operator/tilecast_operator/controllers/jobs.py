@@ -22,7 +22,7 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import FOREIGN, Document, own_annotations
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES, OWNER_S, Admission
-from tilecast_operator.controllers.job_advice import Asked, JobAdvice, about, relevant
+from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, relevant
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.pools import Pools, PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
@@ -173,7 +173,7 @@ class Jobs:
         if self._context.set_aside(key) is not None:
             return True
         job = await self._advice.read(seen.value)
-        own, asked = own_annotations(job.annotations), self._advice.asked(key, job)
+        own, advice_request = own_annotations(job.annotations), self._advice.advice_request(key, job)
         if _is_queued(job):
             return await self._follow(key, job, self._intact.pop(key, own))
         if is_preempted(job) and self._context.settings.place:
@@ -185,18 +185,18 @@ class Jobs:
         is_settled = job.has_started or job.annotations.get(jobs.APPLIED) == patches.PLACED
         if is_settled and own and FOREIGN in seen.value and not job.is_owned:
             ours = {name: text for name, text in own.items() if name not in seen.value[FOREIGN]}
-            await self._repair(key, job, ours, asked)
+            await self._repair(key, job, ours, advice_request)
             return True
         if (job.is_finished and key not in self._owed) or job.is_owned or (is_settled and own):
             return True
-        if isinstance(asked, Declined):
-            await self._post(key, job, note_on_job(asked, job.annotations.get(jobs.APPLIED)))
+        if isinstance(advice_request, Declined):
+            await self._post(key, job, note_on_job(advice_request, job.annotations.get(jobs.APPLIED)))
             return True
-        if asked is None or asked.mode == "Off":
+        if advice_request is None or advice_request.mode == "Off":
             if own:
                 await self._advice.annotate(key, job, {})
             return True
-        answer, _ = await self._advice.answer(job, asked, is_placed=asked.mode == "Initial")
+        answer, _ = await self._advice.answer(job, advice_request, is_placed=advice_request.mode == "Initial")
         if (pause := interrupted(answer)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
             if own:
@@ -210,15 +210,17 @@ class Jobs:
                 return False
         else:
             self._queueless.discard(key)
-        if await self._advice.yields(key, seen.value, asked, answer):
+        if await self._advice.yields(key, seen.value, advice_request, answer):
             return True
-        await self._show(key, job, answer, own, is_placed=asked.mode == "Initial")
-        self._advice.wrote(key, seen.value, asked, answer)
+        await self._show(key, job, answer, own, is_placed=advice_request.mode == "Initial")
+        self._advice.wrote(key, seen.value, advice_request, answer)
         if is_passing(answer):
             raise TryAgainError(message(answer))
         return True
 
-    async def _repair(self, key: Key, job: Job, ours: Mapping[str, str], asked: Asked | Declined | None) -> None:
+    async def _repair(
+        self, key: Key, job: Job, ours: Mapping[str, str], advice_request: AdviceRequest | Declined | None
+    ) -> None:
         """Restore our annotations on a job that has started.
 
         They become what they were when they were seen intact. If that is not known, they become what the advice says
@@ -228,11 +230,11 @@ class Jobs:
             key: Key of the job.
             job: The job as it was seen.
             ours: Our annotations that nobody has changed.
-            asked: What is asked about the job.
+            advice_request: What is asked about the job.
         """
         intact = self._intact.pop(key, None)
-        if intact is None and isinstance(asked, Asked) and ours:
-            answer, _ = await self._advice.answer(job, asked, is_placed=asked.mode == "Initial")
+        if intact is None and isinstance(advice_request, AdviceRequest) and ours:
+            answer, _ = await self._advice.answer(job, advice_request, is_placed=advice_request.mode == "Initial")
             advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
             intact = advised if ours.items() <= advised.items() else None
         if intact:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tilecast.api import pool_learning
-from tilecast.api.calibration import Seen
+from tilecast.api.calibration import ObservedRun
 from tilecast.api.fields import mapping
 from tilecast.api.pool_learning import Forget
 from tilecast.spec import SpecError
@@ -23,9 +23,9 @@ from tilecast_operator.cluster.view import Document
 from tilecast_operator.cluster.view import Learning as LearningView
 from tilecast_operator.controllers.corrected import CorrectedJobs
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.observed.askers import Askers
-from tilecast_operator.observed.learner import Learner, Score, Taught
+from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
 from tilecast_operator.observed.own_runs import setting
+from tilecast_operator.observed.run_requesters import RunRequesters
 from tilecast_operator.observed.run_store import RunStore, template
 
 log = logging.getLogger("tilecast")
@@ -45,12 +45,12 @@ class PoolLearnings:
         self._lists = lists
         self._is_on = settings.learning
         self._store = RunStore(is_on=settings.learning, changed=self._notify)
-        self.learner = Learner(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
+        self.calibrator = Calibrator(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
         """Runs in doubt that Events have reported, each with the reason."""
-        self._own: dict[Key, Seen] = {}
+        self._own: dict[Key, ObservedRun] = {}
         """Run of every job that exists."""
-        self.askers = Askers()
+        self.run_requesters = RunRequesters()
         self.corrected = CorrectedJobs(context.metrics)
         context.cache.learnings.listen(self._learning_changed)
         context.cache.namespaces.listen(self._namespace_changed)
@@ -62,19 +62,19 @@ class PoolLearnings:
             return
         latest, namespace = score.window.latest, self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
         known_uid = "" if namespace is None else namespace.uid
-        item = score.seen(key.namespace, key.name, uid, latest.account or "", known_uid)
+        item = score.observed_run(key.namespace, key.name, uid, latest.account or "", known_uid)
         self._own[key] = item
         self._store.take(item)
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def recall(self, key: Key, uid: str, score: Score) -> None:
         """Record the run that a job's status keeps, unless more is known of it."""
-        item = score.seen(key.namespace, key.name, uid)
+        item = score.observed_run(key.namespace, key.name, uid)
         if self._is_on:
             self._own[key] = item
         self._store.recall(score.forecast.pool, [item])
 
-    def runs_of(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[Seen]:
+    def runs_of(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
         """Return the runs that say something about a job, newest first; runs of the asking keys come before others.
 
         These are the namespace's runs of the given workloads or, where there are none, runs of other workloads by jobs
@@ -97,7 +97,7 @@ class PoolLearnings:
             runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
         for key in keys:
             if self._context.cache.table(key).get(key) is not None:  # otherwise nobody would release it
-                self.askers.ask(key, namespace, workloads, names)
+                self.run_requesters.ask(key, namespace, workloads, names)
                 self.corrected.ask(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
         if not own:
@@ -109,15 +109,15 @@ class PoolLearnings:
     def release(self, key: Key) -> None:
         """Forget a job that asked for runs."""
         self._own.pop(key, None)
-        self.askers.release(key)
+        self.run_requesters.release(key)
         self.corrected.release(key)
 
-    def _notify(self, item: Seen) -> None:
+    def _notify(self, item: ObservedRun) -> None:
         """Reconcile the jobs that asked for a run's workload, or for the template of its job's name.
 
         Other jobs that were measured themselves are reconciled in the background: their own runs matter most to them.
         """
-        for key in self.askers.of(item.run.namespace, item.run.workload, template(item.job)):
+        for key in self.run_requesters.of(item.run.namespace, item.run.workload, template(item.job)):
             is_other = key in self._own and self._own[key].uid != item.uid
             self._context.runtime.add(key, self._context.settings.observe_settle_s, in_background=is_other)
 
@@ -150,12 +150,12 @@ class PoolLearnings:
         """Return the pools whose runs may have changed."""
         return self._store.pools()
 
-    def adopt(self, taught: Taught) -> bool:
+    def adopt(self, fitted: FittedCalibration) -> bool:
         """Apply the corrections that were learned from runs; return whether forecasts change by them."""
-        is_other = self.learner.adopt(taught)
+        is_other = self.calibrator.adopt(fitted)
         for pool in self._store.pools() if self._is_on else ():
             self._context.runtime.add(Key(pool_learning.KIND, "", pool))
-        self._context.metrics.show_learning(self.learner)
+        self._context.metrics.show_learning(self.calibrator)
         return is_other
 
     async def write(self, key: Key) -> None:
@@ -172,7 +172,7 @@ class PoolLearnings:
             remove = {"op": "remove", "path": FORGET_PATH}
             body = await self._context.writer.patch(key.path, "poollearnings", [test, remove])
             seen = self._context.cache.learnings.keep(body)
-        doubted = self.learner.quarantined()
+        doubted = self.calibrator.quarantined()
         self._posted &= {(item.uid, why) for item, why in doubted}
         for item, why in doubted:
             if item.run.pool == key.name and (item.uid, why) not in self._posted:
@@ -220,10 +220,10 @@ class PoolLearnings:
                 self._store.withdraw(key.name, {item.uid for item in earlier} - {item.uid for item in runs})
             self._store.recall(key.name, runs, pool_learning.forgotten(document))
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
-        asked = now.value.forget
-        if asked is not None and (before is None or before.value.forget != asked):
+        forget_request = now.value.forget
+        if forget_request is not None and (before is None or before.value.forget != forget_request):
             try:
-                self._forget(key.name, Forget.of(asked))
+                self._forget(key.name, Forget.of(forget_request))
             except SpecError as error:
                 log.warning("%s: %s", key, error)
 

@@ -22,7 +22,7 @@ from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.observed import queries, reports
-from tilecast_operator.observed.learner import Score
+from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import Refused, StepReport
 
 log = logging.getLogger("tilecast")

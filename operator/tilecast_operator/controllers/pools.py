@@ -25,7 +25,7 @@ from tilecast_operator.cluster.view import View, seconds, status_digest
 from tilecast_operator.controllers.capacity import CAPACITY, Capacity
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.observed.learner import Taught
+from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.question import PoolVersions
 from tilecast_operator.report.pools import pool_status
 
@@ -161,10 +161,10 @@ class Pools:
                 raise
             if self.report is None:
                 await self._calibrate(CALIBRATION)
-            learner = self._learning.learner
+            calibrator = self._learning.calibrator
             self._use(
-                bare.calibrated(learner.table),
-                {name: bare.calibrated(table) for name, table in learner.tables.items()},
+                bare.calibrated(calibrator.table),
+                {name: bare.calibrated(table) for name, table in calibrator.tables.items()},
             )
         # This comes last: an API server that accepts no Event now must not hold up the rest.
         if self.report is not None and self._context.settings.owns_pools:
@@ -196,14 +196,14 @@ class Pools:
 
     async def _calibrate(self, _: Key) -> None:
         """Fit corrections to the runs; if forecasts change, every job that has not started is reconciled."""
-        learner = self._learning.learner
+        calibrator = self._learning.calibrator
         await self._learning.forget_gone()
         async with self._learning_in_turn:  # otherwise an older fit might be adopted last
             # In a thread beside those of the searches: many runs of many namespaces take long to fit.
-            if self._learning.adopt(await asyncio.to_thread(Taught.by, *learner.question())):
+            if self._learning.adopt(await asyncio.to_thread(FittedCalibration.fit, *calibrator.fit_arguments())):
                 self.changed()
         self._add_pools(self._learning.due())
-        self._context.metrics.show_calibration(learner)
+        self._context.metrics.show_calibration(calibrator)
 
     def _add_pools(self, names: set[str]) -> None:
         for name in names:
@@ -240,8 +240,8 @@ class Pools:
         now, before = self._context.now(), Condition.known(view.status.get("conditions"))
         if isinstance(pool, SpecError):
             return pool_status(pool, view.generation, now, before, self._capacity.free(name))
-        learner = self._learning.learner
-        learnt, drifted = learner.pool(name, pool.pool.gpu.name), learner.drifted(name)
+        calibrator = self._learning.calibrator
+        learnt, drifted = calibrator.pool(name, pool.pool.gpu.name), calibrator.drifted(name)
         return pool_status(pool, view.generation, now, before, self._capacity.free(name), learnt, drifted)
 
     async def _write_down(self, key: Key, seen: Stored[View] | None, pool: nodes.FoundPool) -> Stored[View] | None:

@@ -146,17 +146,17 @@ class QueueJobs:
         if seen is None:
             return None
         job = await self._advice.read(seen.value)
-        asked = None if job.is_finished or job.is_owned else self._advice.asked(key, job)
-        if asked is None or (not isinstance(asked, Declined) and asked.mode == "Off"):
+        advice_request = None if job.is_finished or job.is_owned else self._advice.advice_request(key, job)
+        if advice_request is None or (not isinstance(advice_request, Declined) and advice_request.mode == "Off"):
             return None
-        if isinstance(asked, Declined):
-            return Unplanned(name_of(key), asked.message[:MOST_TEXT], "")
-        question = await self._advice.ask(job, asked, is_placed=True)
+        if isinstance(advice_request, Declined):
+            return Unplanned(name_of(key), advice_request.message[:MOST_TEXT], "")
+        question = await self._advice.ask(job, advice_request, is_placed=True)
         if isinstance(question, Declined):
             return Unplanned(name_of(key), question.message[:MOST_TEXT], "")
         options = await self._priced(question.question, question.request, question.choice.pools)
         if not options:
-            return _nowhere(key, (await self._advice.answer(job, asked, is_placed=True))[0])
+            return _nowhere(key, (await self._advice.answer(job, advice_request, is_placed=True))[0])
         baseline, is_placed = question.choice.baseline, job.annotations.get(jobs.APPLIED) in _PLACED
         place = (baseline.pool, baseline.gpus) if baseline and (is_placed or job.has_started) else None
         if job.has_started and place is None:

@@ -21,7 +21,7 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import seconds
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
-from tilecast_operator.controllers.job_advice import Asked, JobAdvice
+from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.runtime import SharedContext
@@ -154,10 +154,10 @@ class Requeues:
         A job with several groups of pods has one at most, with room if any flavor has: Kueue would choose a flavor for
         each group by itself.
         """
-        asked = self._advice.asked(key, job)
-        if not isinstance(asked, Asked):
+        advice_request = self._advice.advice_request(key, job)
+        if not isinstance(advice_request, AdviceRequest):
             return []
-        answer, choice = await self._advice.answer(job, asked, is_placed=True)
+        answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
         if not isinstance(answer, Advice) or choice is None:
             return []
         flavors = dict[str, RankedFlavor]()

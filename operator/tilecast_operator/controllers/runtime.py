@@ -54,7 +54,7 @@ class SharedContext:
 
     def set_aside(self, key: Key) -> Declined | None:
         """Return the answer about an object that is quarantined; None if it is not."""
-        text = self.cache.quarantine.why(key)
+        text = self.cache.quarantine.reason(key)
         return None if text is None else Declined(INPUT_QUARANTINED, text)
 
     def now(self) -> str:

@@ -20,7 +20,7 @@ from tilecast_operator.cluster.view import View
 from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.observed import reports
-from tilecast_operator.observed.learner import Score
+from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport
 from tilecast_operator.report.job_status import stored
 
@@ -143,7 +143,7 @@ class Scores:
         is_recommended = name == best.pool and gpus == best.gpus and report.plan is None
         try:
             question = await self._advisor.question(key.namespace, view.document)
-            ran = await self._advisor.ran(
+            ran = await self._advisor.forecast_running(
                 question,
                 pool,
                 gpus,
@@ -159,17 +159,19 @@ class Scores:
         return known if known is not None and known.place == forecast.place else forecast
 
 
-def _of(ran: RunForecast, since: str, followed: bool) -> ScoredForecast:
-    step = StepSeconds(target=figures(ran.step_s), lower_bound=figures(ran.lower_s), upper_bound=figures(ran.upper_s))
+def _of(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
+    step = StepSeconds(
+        target=figures(forecast.step_s), lower_bound=figures(forecast.lower_s), upper_bound=figures(forecast.upper_s)
+    )
     return ScoredForecast.within(
         frozen_at=since,
-        pool=ran.pool.name,
-        gpus=ran.plan.gpus,
-        plan=str(ran.plan),
-        raw_seconds=figures(ran.raw_s),
+        pool=forecast.pool.name,
+        gpus=forecast.plan.gpus,
+        plan=str(forecast.plan),
+        raw_seconds=figures(forecast.raw_s),
         step_seconds=step,
-        group=[part[:63] for part in ran.group],
-        framework=ran.framework,
+        group=[part[:63] for part in forecast.group],
+        framework=forecast.framework,
         followed=followed,
     )
 

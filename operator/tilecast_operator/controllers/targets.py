@@ -14,7 +14,7 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import MAX_INPUT, Document
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
-from tilecast_operator.controllers.job_advice import Asked, JobAdvice
+from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice
 from tilecast_operator.controllers.requests import Requests, mode_of, target_of
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.report.job_status import Aspect
@@ -75,7 +75,7 @@ class Targets:
         if isinstance(value, Declined):
             return _refused(name, value)
         job, mode = await self._advice.read(value), mode_of(document)
-        answer, _ = await self._advice.answer(job, Asked(document, mode, key.name), is_placed=mode == "Initial")
+        answer, _ = await self._advice.answer(job, AdviceRequest(document, mode, key.name), is_placed=mode == "Initial")
         observed = job.annotations.get(OBSERVED)
         return Target(
             name,

@@ -32,10 +32,10 @@ from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.status_writes import StatusWrites
 from tilecast_operator.controllers.targets import Target, Targets
-from tilecast_operator.observed.learner import Score
+from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.question import Question
 from tilecast_operator.report import better_placement, job_status
-from tilecast_operator.report.better_placement import BetterPlace, Moving
+from tilecast_operator.report.better_placement import BetterPlace, MoveCost
 
 log = logging.getLogger("tilecast")
 
@@ -167,7 +167,7 @@ class TrainingJobs:
         if is_current and best is not None:
             answer = await self._advisor.standing(question, answer, best.document())
         if target is None and isinstance(answer, Advice):
-            answer = question.own.noted(answer)
+            answer = question.own.with_notes(answer)
         fit = capacity.STARTED if has_started else self._capacity.fit(key, capacity.destination(answer))
         want = desired(view, before, answer, is_off, fit, self._context.now(), target, refusal)
         had_pool = before.summary is not None and bool(before.summary.pool)
@@ -224,7 +224,7 @@ class TrainingJobs:
                 return before
             answer = await self._advisor.answer(question)
             if isinstance(answer, Advice):
-                answer = question.own.noted(answer)
+                answer = question.own.with_notes(answer)
         if isinstance(answer, Declined) or answer.best is None:
             return before
         is_own = is_own and bool(answer.best.pool.own.runs)
@@ -244,13 +244,13 @@ class TrainingJobs:
         known = next((item for item in before.conditions if item.type == better_placement.KIND), None)
         if is_over or score is None or status.alternatives_hash is None or report is None:
             self._capacity.forget(key)
-            without = better_placement.OVER if is_over else better_placement.UNKNOWN
+            without = better_placement.JOB_ENDED if is_over else better_placement.UNKNOWN
             aspect = None if known is None else without
         else:
             spec = seen.value.document.get("spec") or {}
             goal = OBJECTIVES[str(spec.get("objective") or "time")]
             least = better_placement.least_gain(known)
-            moving = Moving.of(mapping(spec.get("training")), before, score, self._context.clock())
+            moving = MoveCost.of(mapping(spec.get("training")), before, score, self._context.clock())
             pools = {pool.name: pool for pool in report.pools}
             places = better_placement.places(status, score, goal, pools, least, moving)
             worth = [item for item in places if item.is_worth_it]

@@ -17,7 +17,7 @@ from tilecast_operator.free_gpus import Free
 from tilecast_operator.metrics.declared import build_all
 from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
 from tilecast_operator.metrics.groups import BoundedGroups, Series
-from tilecast_operator.observed.learner import Learner, Score
+from tilecast_operator.observed.calibrator import Calibrator, Score
 from tilecast_operator.observed.reports import error
 from tilecast_operator.queue_rows import PlannedQueue
 
@@ -109,25 +109,25 @@ class Metrics(MetricFamilies):
         if served:
             self.kueue.labels(served, release, "true" if stop_policy else "false", gate).set(1)
 
-    def show_learning(self, learner: Learner) -> None:
+    def show_learning(self, calibrator: Calibrator) -> None:
         """Show how many runs count, and how many namespaces are at their bound."""
         self.learnt_runs.clear()
-        for labels, count in learner.standing().items():
+        for labels, count in calibrator.run_counts().items():
             self.learnt_runs.labels(*labels).set(count)
-        self.bounded.set(len(learner.bounded))
+        self.bounded.set(len(calibrator.bounded))
 
-    def show_calibration(self, learner: Learner) -> None:
+    def show_calibration(self, calibrator: Calibrator) -> None:
         """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
-        shown = self._groups.chosen(learner.sizes())
-        for group, errors in learner.errors(shown).items():
+        shown = self._groups.chosen(calibrator.sizes())
+        for group, errors in calibrator.errors(shown).items():
             self.runs.labels(*group).set(errors.runs)
             for stage in errors.bias:
                 self.bias.labels(*group, stage).set(errors.bias[stage])
                 self.spread.labels(*group, stage).set(errors.absolute[stage])
         self.calibration.clear()
-        for group, value in learner.ratios().items():
+        for group, value in calibrator.ratios().items():
             if shown.get(group) == group:
                 self.calibration.labels(*group).set(value)
 

@@ -16,33 +16,33 @@ from tilecast import calibration
 from tilecast.advice import Advice, Request
 from tilecast.advice.enumeration import variants
 from tilecast.advice.measured import MAX_FORECAST_RATIO, Measurement, OwnRun, own_runs, with_note, with_notes
-from tilecast.api.calibration import Seen
+from tilecast.api.calibration import ObservedRun
 from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
+from tilecast.job_calibration import JobRun, JobRuns, MeasuredParts, RunSetting
 from tilecast.spec import Plan, SpecError, Stated, Workload
-from tilecast.transfer import JobRun, JobRuns, MeasuredParts, Place
 
 log = logging.getLogger("tilecast")
 
 MOST_RUNS = 8
 """Most runs that correct the forecasts of a job; the newest are used."""
-GRID = 0.02
+STEP_GRID = 0.02
 """Change of a measured step, as a logarithm, at about which jobs are priced anew."""
 PART_GRID = 0.05
 """Change of the share of a part of the step at about which jobs are priced anew."""
 
 
-def setting(one: Seen) -> tuple[str, int | None, str | None]:
+def setting(one: ObservedRun) -> tuple[str, int | None, str | None]:
     """Return where a run was measured and how it was split: pool, GPUs and plan."""
     return one.run.pool, one.gpus, one.plan
 
 
-def shown(one: Seen) -> tuple[object, ...]:
-    """Return what jobs use of a run, rounded to `GRID` and `PART_GRID`."""
+def rounded_run(one: ObservedRun) -> tuple[object, ...]:
+    """Return what jobs use of a run, rounded to `STEP_GRID` and `PART_GRID`."""
     step_s = one.run.observed_s
     parts = (one.parts.input_s, one.parts.communication_s, one.parts.optimizer_s)
     shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
-    return *setting(one), round(math.log(step_s) / GRID), *shares
+    return *setting(one), round(math.log(step_s) / STEP_GRID), *shares
 
 
 def workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
@@ -58,13 +58,13 @@ class OwnRuns:
 
     items: tuple[OwnRun, ...] = ()
     own: JobRuns = field(default_factory=JobRuns)
-    """These runs in the form that corrects forecasts of other plans (`transfer`)."""
-    relative: str = ""
+    """These runs in the form that corrects forecasts of other plans (`job_calibration`)."""
+    related_job: str = ""
     """Name of the job whose run of another workload counts a little, because this workload has no run."""
 
     @classmethod
     def of(
-        cls, request: Request, pools: Sequence[Pool], known: Mapping[str, Workload], runs: Sequence[Seen]
+        cls, request: Request, pools: Sequence[Pool], known: Mapping[str, Workload], runs: Sequence[ObservedRun]
     ) -> OwnRuns:
         """Compare the newest of these runs with the forecasts for the pools as they are; `runs` is newest first.
 
@@ -76,24 +76,24 @@ class OwnRuns:
             if pool is None or pool.gpu.name != run.run.gpu or run.gpus is None or run.plan is None:
                 continue
             if run.run.workload not in known:
-                if (alike := _relative(request, pool, run)) is not None:
-                    return cls((), JobRuns((alike,)), run.job)
+                if (related := _related_run(request, pool, run)) is not None:
+                    return cls((), JobRuns((related,)), run.job)
                 continue
             meant = replace(request, workload=known[run.run.workload])
-            if (item := _own(meant, pool, run)) is not None:
+            if (item := _own_run(meant, pool, run)) is not None:
                 pairs.append((item, item.own(meant)))
         return cls(tuple(item for item, _ in pairs), JobRuns(tuple(one for _, one in pairs)))
 
-    def corrected(self, pools: Sequence[Pool]) -> Sequence[Pool]:
+    def calibrated(self, pools: Sequence[Pool]) -> Sequence[Pool]:
         """Return the pools with the corrections from these runs."""
         return [replace(pool, own=self.own) for pool in pools] if self.own.runs else pools
 
-    def noted(self, advice: Advice) -> Advice:
+    def with_notes(self, advice: Advice) -> Advice:
         """Return an advice on those pools with notes on the effect of the runs."""
-        return with_note(advice, self.relative) if self.relative else with_notes(advice, self.items)
+        return with_note(advice, self.related_job) if self.related_job else with_notes(advice, self.items)
 
 
-def _own(request: Request, pool: Pool, run: Seen) -> OwnRun | None:
+def _own_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
     """Compare a run with its forecast; drop parts of the step that are impossible. None if the step is impossible."""
     seen, problem = run.parts, ""
     fewer = (replace(seen, optimizer_s=None), replace(seen, communication_s=None), MeasuredParts(seen.input_s))
@@ -110,8 +110,8 @@ def _own(request: Request, pool: Pool, run: Seen) -> OwnRun | None:
     return None
 
 
-def _relative(request: Request, pool: Pool, run: Seen) -> JobRun | None:
-    """Compare a run of another workload under the job's name with what was forecast of it then, for transfer.
+def _related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | None:
+    """Compare a run of another workload under the job's name with what was forecast of it then.
 
     Returns None if its kind of model or its precision differ, or if the measured step must be in another unit.
     """
@@ -119,11 +119,11 @@ def _relative(request: Request, pool: Pool, run: Seen) -> JobRun | None:
     if (seen.family, seen.precision) != (workload.model.family, workload.precision) or spent <= 0:
         return None
     known = pool.calibration
-    ratio = known.at(calibration.group(seen)).ratio * known.crossed(seen.framework, seen.family)
+    ratio = known.at(calibration.group(seen)).ratio * known.software_ratio(seen.framework, seen.family)
     deviation = math.log(seen.predicted_s * ratio / spent)
     if abs(deviation) > math.log(MAX_FORECAST_RATIO):
         return None
-    place = Place.of(pool.gpu.name, pool.gpu.architecture, workload)
+    place = RunSetting.of(pool.gpu.name, pool.gpu.architecture, workload)
     return JobRun(place, Plan(data=run.gpus or 1), deviation, seen.observations, is_relative=True)
 
 
@@ -132,10 +132,10 @@ def facts(pools: Sequence[Pool]) -> str:
     return repr([replace(pool, free_gpus=None, layers={}, calibration=Calibration(), own=JobRuns()) for pool in pools])
 
 
-def identity(key: bytes, pools: str, runs: Sequence[Seen]) -> str:
+def identity(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
     """Return a short digest of what decides a job's alternatives, without corrections from other jobs' runs.
 
-    It covers what the job asks, what the pools are, and the job's own runs, rounded to `GRID`.
+    It covers what the job asks, what the pools are, and the job's own runs, rounded to `STEP_GRID`.
     """
-    steps = [shown(one) for one in runs[:MOST_RUNS]]
+    steps = [rounded_run(one) for one in runs[:MOST_RUNS]]
     return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

@@ -21,9 +21,9 @@ from tilecast.api.base import MAX_GPUS, check
 from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds
 from tilecast.api.training_job import BaselinePlan
+from tilecast.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.render.document import figures
 from tilecast.spec import SpecError, Stated
-from tilecast.transfer import UNTOLD, MeasuredParts
 
 AUDIENCE = "tilecast"
 """Audience of the tokens that pods report with."""
@@ -33,7 +33,7 @@ RECENT = 32
 """Newest reports that the median is taken of."""
 GROUP = 5
 """Parts of a forecast's group."""
-FAR = 100.0
+MAX_PLAUSIBLE_RATIO = 100.0
 """Factor between step and forecast beyond which the step is in another unit, or of another job."""
 MAX_BODY_BYTES = 16384
 PARTS_RECENT = 8
@@ -73,7 +73,7 @@ class StepReport:
     driver: str | None = None
     plan: Stated | None = None
     annotation: str | None = None
-    parts: MeasuredParts = UNTOLD
+    parts: MeasuredParts = NO_PARTS
     """Parts of the step."""
     account: str | None = None
     """Service account of the pod, if a token vouches for it."""
@@ -202,12 +202,12 @@ def plausible(seconds: float, forecast_s: float) -> None:
         Refused: the step is two orders of magnitude away.
     """
     factor = seconds / forecast_s
-    if factor > FAR:
+    if factor > MAX_PLAUSIBLE_RATIO:
         text = (
             f"{seconds:g} s is {factor:,.0f} times the forecast of {forecast_s:.3g} s; report seconds, not milliseconds"
         )
         raise Refused("implausible", 422, text)
-    if factor < 1 / FAR:
+    if factor < 1 / MAX_PLAUSIBLE_RATIO:
         text = f"{seconds:g} s is {1 / factor:,.0f} times shorter than the forecast of {forecast_s:.3g} s"
         raise Refused("implausible", 422, f"{text}; report whole optimizer steps in seconds")
 
@@ -266,12 +266,12 @@ class Window:
     @property
     def seconds(self) -> float:
         """Median of the newest reports, without outliers."""
-        return calibration.median(self.recent)
+        return calibration.robust_median(self.recent)
 
     @property
     def parts(self) -> MeasuredParts:
         """Parts of that median step, by the shares of the latest report and those before it."""
-        return self.latest.parts.times(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
+        return self.latest.parts.scaled(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     def ends_with(self, report: StepReport) -> bool:
         """Return whether this was the newest report, as far as the status of a job keeps it."""
@@ -300,8 +300,8 @@ def added(window: Window | None, report: StepReport, now: str) -> Window:
     if window is None:
         return Window((report.seconds,), 1, now, report)
     before = window.latest
-    earlier = before.parts.times(report.seconds / before.seconds)
-    report = replace(report, parts=earlier.moved(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
+    earlier = before.parts.scaled(report.seconds / before.seconds)
+    report = replace(report, parts=earlier.blended(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
     names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation")
     missing = {name: getattr(before, name) for name in names if getattr(report, name) is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]

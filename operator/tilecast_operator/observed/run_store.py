@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tilecast.api import pool_learning
-from tilecast.api.calibration import MAX_RUNS, Seen, seen
+from tilecast.api.calibration import MAX_RUNS, ObservedRun, observed_runs
 from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
-from tilecast_operator.observed.own_runs import shown
+from tilecast_operator.observed.own_runs import rounded_run
 
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
 """Suffix that the API server appends to `generateName`, or people to the name of a job that they run again."""
@@ -29,21 +29,21 @@ class RunStore:
         changed: called with every run that comes, goes, or changes.
     """
 
-    def __init__(self, *, is_on: bool = True, changed: Callable[[Seen], None] = lambda item: None) -> None:
+    def __init__(self, *, is_on: bool = True, changed: Callable[[ObservedRun], None] = lambda item: None) -> None:
         self._is_on = is_on
         self._changed = changed
-        self._runs: dict[str, dict[str, Seen]] = {}
+        self._runs: dict[str, dict[str, ObservedRun]] = {}
         """Runs by pool and UID of the job."""
-        self._of_job: dict[str, Seen] = {}
+        self._of_job: dict[str, ObservedRun] = {}
         """Runs by UID of the job."""
         self._forgotten: dict[str, list[tuple[Forget, str]]] = {}
         """Requests to forget runs of each pool, and when they were made."""
-        self._of_workload: dict[tuple[str, str], dict[str, Seen]] = {}
+        self._of_workload: dict[tuple[str, str], dict[str, ObservedRun]] = {}
         """Runs by namespace and workload, and by UID of the job."""
-        self._of_template: dict[tuple[str, str], dict[str, Seen]] = {}
+        self._of_template: dict[tuple[str, str], dict[str, ObservedRun]] = {}
         """Runs by namespace and template of the job's name, and by UID of the job."""
 
-    def recall(self, pool: str, runs: Iterable[Seen], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
+    def recall(self, pool: str, runs: Iterable[ObservedRun], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
         """Take over stored runs of a pool, unless they are known better already."""
         if forgotten:
             known = self._forgotten.setdefault(pool, [])
@@ -63,11 +63,11 @@ class RunStore:
         Their origin is unknown.
         """
         gpu = (status.get("summary") or {}).get("gpu")
-        runs = seen(pool, str(gpu), status) if gpu else []
+        runs = observed_runs(pool, str(gpu), status) if gpu else []
         self.recall(pool, [item for item in runs if item.uid not in self._of_job])
         return bool(runs)
 
-    def take(self, item: Seen) -> None:
+    def take(self, item: ObservedRun) -> None:
         """Store a run as it is now.
 
         A job has one run, and a namespace keeps its newest runs on a pool. If a pool has more runs than can be kept,
@@ -87,7 +87,9 @@ class RunStore:
         if counts[largest] > (0 if len(members) > MAX_KEPT else MAX_RUNS):
             oldest = min((one.time, uid) for uid, one in members.items() if one.run.namespace == largest)
             self.drop(oldest[1])
-        is_same = before is not None and before.run.workload == item.run.workload and shown(before) == shown(item)
+        is_same = (
+            before is not None and before.run.workload == item.run.workload and rounded_run(before) == rounded_run(item)
+        )
         for one in () if is_same else (before, item):
             if one is not None:
                 self._changed(one)
@@ -146,30 +148,30 @@ class RunStore:
         """Return the PoolLearning of a pool."""
         return pool_learning.document(pool, self.of(pool), self._forgotten.get(pool, ()))
 
-    def of(self, pool: str) -> list[Seen]:
+    def of(self, pool: str) -> list[ObservedRun]:
         """Return the runs of a pool, oldest first."""
         return sorted(self._runs.get(pool, {}).values(), key=lambda one: (one.time, one.uid))
 
-    def of_workload(self, namespace: str, workload: str) -> Mapping[str, Seen]:
+    def of_workload(self, namespace: str, workload: str) -> Mapping[str, ObservedRun]:
         """Return the runs of a workload in a namespace, by UID of the job."""
         return self._of_workload.get((namespace, workload), {})
 
-    def of_template(self, namespace: str, name: str) -> Mapping[str, Seen]:
+    def of_template(self, namespace: str, name: str) -> Mapping[str, ObservedRun]:
         """Return the runs of jobs in a namespace whose names have this `template`, by UID of the job."""
         return self._of_template.get((namespace, name), {})
 
-    def ordered(self) -> list[Seen]:
+    def ordered(self) -> list[ObservedRun]:
         """Return the runs of every pool, oldest first."""
         return sorted(
             (item for members in self._runs.values() for item in members.values()), key=lambda one: (one.time, one.uid)
         )
 
-    def is_forgotten(self, item: Seen) -> bool:
+    def is_forgotten(self, item: ObservedRun) -> bool:
         """Return whether a run was to be forgotten."""
         forgotten = self._forgotten.get(item.run.pool, ())
         return any(what.matches(item) and item.time <= before for what, before in forgotten)
 
-    def _remove(self, item: Seen) -> None:
+    def _remove(self, item: ObservedRun) -> None:
         namespace = item.run.namespace
         del self._of_job[item.uid], self._runs[item.run.pool][item.uid]
         for known, name in ((self._of_workload, item.run.workload), (self._of_template, template(item.job))):
@@ -178,6 +180,6 @@ class RunStore:
                 del known[namespace, name]
 
 
-def _known(item: Seen) -> tuple[str, str, str, str]:
+def _known(item: ObservedRun) -> tuple[str, str, str, str]:
     """Return how new a run is, and how much is known about its origin, as a sort key."""
     return item.time, item.source, item.account, item.namespace_uid

@@ -14,23 +14,23 @@ from tilecast.hardware import Pool
 from tilecast.objectives import ObjectiveRecord
 from tilecast.render import units
 from tilecast_operator.cluster.view import seconds
-from tilecast_operator.observed.learner import Score
+from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report.job_status import Aspect
 
 KIND = "BetterPlacementAvailable"
 LEAST, LEAST_AFTER = 0.20, 0.15
 """Shares of a step, or of its price, that a move has to save for the condition to become true, and to stay true."""
-FLUTTER_S = 600.0
+EVENT_COOLDOWN_S = 600.0
 """Seconds for which the condition has to have been false to get an Event when it becomes true again."""
 UNKNOWN = Aspect(
     "Unknown", "NotObserved", "no step of the job was measured that its alternatives could be held against"
 )
 
-OVER = Aspect("False", "JobEnded", "the job runs no longer")
+JOB_ENDED = Aspect("False", "JobEnded", "the job runs no longer")
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class MoveCost:
     """Cost of moving a job, and how many steps it has left to make up for it."""
 
     restart_s: float = RESTART_S
@@ -40,7 +40,7 @@ class Moving:
     """Steps that remain; None if nobody said how many there are."""
 
     @classmethod
-    def of(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> Moving:
+    def of(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> MoveCost:
         """Return the cost of moving a job, which has run at the measured pace since its forecast was frozen.
 
         Args:
@@ -106,7 +106,7 @@ def places(
     goal: ObjectiveRecord,
     pools: Mapping[str, Pool],
     least: float,
-    moving: Moving,
+    moving: MoveCost,
 ) -> list[BetterPlace]:
     """Return the alternatives on other pools that are clearly better, best first.
 
@@ -180,7 +180,7 @@ def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
     if known is None or known.reason != "NoLongerBetter":
         return True
     since_s = seconds(known.last_transition_time)
-    return since_s is None or clock_s - since_s >= FLUTTER_S
+    return since_s is None or clock_s - since_s >= EVENT_COOLDOWN_S
 
 
 def _text(item: Alternative, step_s: float, score: Score, faster: float, cheaper: float | None) -> str:

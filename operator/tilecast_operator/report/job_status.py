@@ -23,11 +23,11 @@ from tilecast.api.status import (
     Summary,
     TrainingJobStatus,
 )
-from tilecast.calibration import ENOUGH
+from tilecast.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import document, units
 from tilecast_operator.answer import Answer, Declined, message, reason
-from tilecast_operator.observed.learner import Score
+from tilecast_operator.observed.calibrator import Score
 
 ModelT = TypeVar("ModelT", bound=StatusModel)
 State: TypeAlias = Literal["True", "False", "Unknown"]
@@ -243,11 +243,10 @@ def _judged(advice: Advice, best: Offer) -> Aspect:
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
         why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
         return Aspect("True", "WideRange", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
-    seen = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
-    if seen.own < ENOUGH:
-        why = (
-            f"{seen.own} of {ENOUGH} runs like this one were measured by its namespace, trusted ones or several others"
-        )
+    correction = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
+    if correction.own < PROVEN_RUNS:
+        counted = f"{correction.own} of {PROVEN_RUNS} runs like this one"
+        why = f"{counted} were measured by its namespace, trusted ones or several others"
         return Aspect("True", "FewObservations", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
     why = f"as usual for family {family} ({bare})"
     return Aspect("False", "UsualRange", f"the range is {_confidence(best)}, {why}; {advice.confidence}")

@@ -181,16 +181,16 @@ def _weights(report: QueueReport) -> str:
     return f"; by {WEIGHT} of its namespace a job counts: {', '.join(named)}{more}" if named else ""
 
 
-def _numbers(given: QueueTotals) -> dict[str, Any]:
+def _numbers(totals: QueueTotals) -> dict[str, Any]:
     values = {
-        "completion_seconds": given.completion_s,
-        "worst_completion_seconds": given.worst_completion_s,
-        "makespan_seconds": given.makespan_s,
-        "cost": given.cost,
-        "fairness": given.fairness,
+        "completion_seconds": totals.completion_s,
+        "worst_completion_seconds": totals.worst_completion_s,
+        "makespan_seconds": totals.makespan_s,
+        "cost": totals.cost,
+        "fairness": totals.fairness,
     }
     finite = {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
-    return {**{key: float(f"{max(value, 0.0):.4g}") for key, value in finite.items()}, "missed": given.missed}
+    return {**{key: float(f"{max(value, 0.0):.4g}") for key, value in finite.items()}, "missed": totals.missed}
 
 
 def _references(report: QueueReport) -> list[ReferenceNumbers]:

@@ -97,7 +97,7 @@ def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans
         given = _requested_plans(request, workload, pool) if exactly is None else exactly
         if given is not None:
             if len(given):
-                every.append((index, search.those(workload, given, pool)))
+                every.append((index, search.plan_table(workload, given, pool)))
             continue
         listing = search.find(workload, pool, limits)
         every.append((index, listing))

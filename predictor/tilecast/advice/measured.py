@@ -13,9 +13,9 @@ from tilecast.advice.enumeration import stated_plans
 from tilecast.advice.values import Advice, Offer, Request
 from tilecast.calibration import Key
 from tilecast.hardware import Pool
+from tilecast.job_calibration import ALL_COLUMNS, NO_PARTS, JobRun, JobRuns, MeasuredParts, RunSetting, part_deviations
 from tilecast.search import Limits
 from tilecast.spec import Plan, Plans, Precision, SpecError, Stated
-from tilecast.transfer import UNTOLD, WHOLE, JobRun, JobRuns, MeasuredParts, Place, compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Measurement:
     seconds: float
     plan: Plan | Stated | None = None
     """The known part of the plan; the fastest plan that agrees with it is taken to have run."""
-    parts: MeasuredParts = UNTOLD
+    parts: MeasuredParts = NO_PARTS
     """Seconds of the step's parts, as far as they are known."""
     field: str = "--measured"
     """Candidates name that errors show."""
@@ -147,15 +147,15 @@ class OwnRun:
         return {name: part for name, part in self.forecast.parts.items() if name not in without}
 
     @property
-    def apart_s(self) -> dict[str, float]:
+    def separate_s(self) -> dict[str, float]:
         """Measured seconds of the parts with a correction of their own: those that are forecast to take some time."""
         known_s = {"communication": self.forecast.exchanged_s, "optimizer": self.forecast.parts["optimizer"]}
-        return {name: part for name, part in self.measurement.parts.apart_s.items() if known_s[name] > 0}
+        return {name: part for name, part in self.measurement.parts.separate_s.items() if known_s[name] > 0}
 
     @property
     def rest_s(self) -> float:
-        """Seconds of the measured step that the parts in `apart_s` leave."""
-        return self.measurement.spent_s - sum(self.apart_s.values())
+        """Seconds of the measured step that the parts in `separate_s` leave."""
+        return self.measurement.spent_s - sum(self.separate_s.values())
 
     @property
     def ratio(self) -> float:
@@ -163,25 +163,25 @@ class OwnRun:
         return self.measurement.spent_s / sum(self.expected_s.values())
 
     def own(self, request: Request) -> JobRun:
-        """Return the run in the form that `tilecast.transfer` reads."""
+        """Return the run in the form that `tilecast.job_calibration` reads."""
         pool, plan = self.measurement.pool, self.measurement.plan
-        apart_s = self.apart_s
-        elsewhere_s = {name: part for name, part in apart_s.items() if name != "communication"}
+        separate_s = self.separate_s
+        elsewhere_s = {name: part for name, part in separate_s.items() if name != "communication"}
         return JobRun(
-            Place.of(pool.gpu.name, pool.gpu.architecture, request.workload),
+            RunSetting.of(pool.gpu.name, pool.gpu.architecture, request.workload),
             self.plan,
             -math.log(self.ratio),
             waited_s=self.measurement.parts.input_s or 0.0,
-            parts=self._compared(apart_s),
-            parts_elsewhere=self._compared(elsewhere_s),
+            parts=self._part_deviations(separate_s),
+            parts_elsewhere=self._part_deviations(elsewhere_s),
             gpus_per_node=pool.gpus_per_node,
-            fields=tuple(name for name in WHOLE if plan is not None and getattr(plan, name, None) is not None),
+            fields=tuple(name for name in ALL_COLUMNS if plan is not None and getattr(plan, name, None) is not None),
         )
 
-    def _compared(self, apart_s: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-        if not apart_s:
+    def _part_deviations(self, separate_s: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+        if not separate_s:
             return ()
-        return compared(self.expected_s, self.forecast.exchanged_s, self.measurement.spent_s, apart_s)
+        return part_deviations(self.expected_s, self.forecast.exchanged_s, self.measurement.spent_s, separate_s)
 
     def __str__(self) -> str:
         return f"{self.measurement.gpus} {self.measurement.pool.name}"
@@ -222,9 +222,11 @@ def _own_run(request: Request, one: Measurement) -> OwnRun:
         text = f"{item.rest_s:.3g} s is faster than the roofline: {peak}"
         raise SpecError(one.field, text, "check the unit and the plan")
     _require_plausible(one.field, one.spent_s, held.step_s, f"the forecast of {held.step_s:.3g} s for {held.plan}")
-    if "optimizer" in item.apart_s:
+    if "optimizer" in item.separate_s:
         update_s = held.parts["optimizer"]
-        _require_plausible(one.field, item.apart_s["optimizer"], update_s, f"the forecast update of {update_s:.3g} s")
+        _require_plausible(
+            one.field, item.separate_s["optimizer"], update_s, f"the forecast update of {update_s:.3g} s"
+        )
     return item
 
 
@@ -273,7 +275,9 @@ def _note(item: OwnRun) -> str:
     one, forecast = item.measurement, item.forecast
     input_s = one.parts.input_s or 0.0
     loader = f" beside {input_s:.3g} s of waiting for its loader, which stay on every pool" if input_s else ""
-    parts = [f"{part:.3g} s for {name} ({forecast.parts[name]:.3g} s forecast)" for name, part in item.apart_s.items()]
+    parts = [
+        f"{part:.3g} s for {name} ({forecast.parts[name]:.3g} s forecast)" for name, part in item.separate_s.items()
+    ]
     rest = f"; of that {' and '.join(parts)}" if parts else ""
     spent = f"{one.spent_s:.3g} s{loader}"
     expected_s = sum(item.expected_s.values())

@@ -14,7 +14,7 @@ from tilecast.advice.enumeration import Enumeration, enumerate_plans
 from tilecast.advice.values import Constraints, Offer, Request
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
-from tilecast.memo import Later
+from tilecast.memo import Lazy
 from tilecast.search import Limits, Mask, PlanTable, Priced
 from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
@@ -43,7 +43,7 @@ class Candidates:
     batch: Floats
     steps: Floats
     """Steps of the whole run; NaN where its length is not known."""
-    _seconds: Later[tuple[Floats, Floats]]
+    _seconds: Lazy[tuple[Floats, Floats]]
     """Seconds of each step, and of its part that waits for the host; priced at the first access."""
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Candidates:
     def take(self, rows: slice | Ints) -> Candidates:
         """Return the chosen rows, in the order given."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        seconds = Later(lambda: (self.step_s[rows], self.launch_s[rows]))
+        seconds = Lazy(lambda: (self.step_s[rows], self.launch_s[rows]))
         return replace(self, plans=self.plans.take(rows), _seconds=seconds, **columns)
 
     @property
@@ -170,7 +170,7 @@ def price(enumeration: Enumeration) -> Candidates:
         fits=column("fits").astype(bool, copy=False),
         batch=batches[variant],
         steps=steps[variant],
-        _seconds=Later(lambda: (column("step_s"), column("launch_s"))),
+        _seconds=Lazy(lambda: (column("step_s"), column("launch_s"))),
     )
 
 

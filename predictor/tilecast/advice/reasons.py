@@ -12,7 +12,7 @@ from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import Candidates, Details
 from tilecast.advice.values import Offer, Request
 from tilecast.search import Mask
-from tilecast.sharing import Sharing, consider
+from tilecast.sharing import Sharing, sharing_options
 from tilecast.spec import Floats
 
 
@@ -215,7 +215,7 @@ def _ways_to_share(request: Request, offers: Sequence[Offer]) -> Sharing | None:
     """
     if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
         return None
-    sharing = consider(offers[0].workload, offers[0].pool, request.objective)
+    sharing = sharing_options(offers[0].workload, offers[0].pool, request.objective)
     return sharing if sharing and (sharing.best or request.constraints.allow_sharing) else None
 
 

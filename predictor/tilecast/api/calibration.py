@@ -15,8 +15,8 @@ from tilecast.api.documents import MAX_JSON_BYTES
 from tilecast.api.fields import mapping, value_at
 from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
+from tilecast.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import Precision, SpecError
-from tilecast.transfer import UNTOLD, MeasuredParts
 
 MAX_RUNS = 64
 """Most runs of one namespace on a pool that are kept; the newest stay."""
@@ -73,7 +73,7 @@ class PoolError(StatusModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedRun:
     """A run with its job and the time and origin of its newest report."""
 
     uid: str
@@ -88,7 +88,7 @@ class Seen:
     gpus: int | None = None
     plan: str | None = None
     """How the job was split, as tables print it."""
-    parts: MeasuredParts = UNTOLD
+    parts: MeasuredParts = NO_PARTS
     """Parts of its step, as far as they were reported."""
 
 
@@ -100,27 +100,27 @@ def run_of(pool: str, gpu: str, one: RunRecord, namespace: str = "") -> Run:
     )  # fmt: skip
 
 
-def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
+def observed_runs(pool: str, gpu: str, status: Mapping[str, Any]) -> list[ObservedRun]:
     """Return the runs in the status of a pool, oldest first.
 
     Releases before PoolLearnings kept runs there. Their origin is unknown.
     """
     records = RunRecord.known(value_at(status, ("calibration", "runs")))
-    return [Seen(one.uid, one.time, run_of(pool, gpu, one)) for one in records]
+    return [ObservedRun(one.uid, one.time, run_of(pool, gpu, one)) for one in records]
 
 
-def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[Seen]:
+def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[ObservedRun]:
     """Return the runs in the statuses of GPUPool documents, oldest first."""
     gpus = {pool.name: pool.gpu.name for pool in pools}
-    runs: list[Seen] = []
+    runs: list[ObservedRun] = []
     for document in gpupools:
         name = value_at(document, ("metadata", "name"))
         if isinstance(name, str) and name in gpus:
-            runs += seen(name, gpus[name], mapping(document.get("status")))
+            runs += observed_runs(name, gpus[name], mapping(document.get("status")))
     return sorted(runs, key=lambda item: (item.time, item.uid))
 
 
-def record(item: Seen) -> dict[str, Any]:
+def record(item: ObservedRun) -> dict[str, Any]:
     """Return the values of a run's record, by the names of the fields of `RunRecord`."""
     return {
         "uid": item.uid,

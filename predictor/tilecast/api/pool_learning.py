@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, list_field, optional_field
-from tilecast.api.calibration import RunRecord, Seen, record, run_of
+from tilecast.api.calibration import ObservedRun, RunRecord, record, run_of
 from tilecast.api.fields import value_at
 from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.spec import SpecError
@@ -88,18 +88,18 @@ class Forget:
             return "all" if self.uid is None else f"job/{self.uid}"
         return f"namespace/{self.namespace}"
 
-    def matches(self, item: Seen) -> bool:
+    def matches(self, item: ObservedRun) -> bool:
         """Return whether a run is to be forgotten."""
         return self.namespace in (None, item.run.namespace) and self.uid in (None, item.uid)
 
 
-def runs(pool: str, document: Mapping[str, Any]) -> list[Seen]:
+def runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun]:
     """Return the runs in a PoolLearning, oldest first, without invalid records."""
     parsed = []
     for one in LearntRun.known(value_at(document, ("spec", "runs"))):
         run = run_of(pool, one.gpu, one, one.namespace)
         origin = (one.job, one.service_account, one.source, one.namespace_uid)
-        parsed.append(Seen(one.uid, one.time, run, *origin, one.gpus, one.plan, one.parts))
+        parsed.append(ObservedRun(one.uid, one.time, run, *origin, one.gpus, one.plan, one.parts))
     return parsed
 
 
@@ -109,7 +109,7 @@ def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
     return [(Forget(one.namespace, one.uid), one.before) for one in records]
 
 
-def document(pool: str, seen: Iterable[Seen], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
+def document(pool: str, seen: Iterable[ObservedRun], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
     """Return the PoolLearning object of a pool, with the newest runs and `Forget`s that there is room for."""
     rows = [
         LearntRun.within(

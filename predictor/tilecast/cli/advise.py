@@ -17,7 +17,7 @@ from tilecast.cli.arguments import job_arguments, pool_arguments
 from tilecast.hardware import Pool
 from tilecast.inputs.job import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import Answer, Question, ask, offer_that_ran
+from tilecast.public.asking import Answer, Question, ask, measured_offer
 from tilecast.render import launch as launched
 from tilecast.render.document import FORMATS, document, dump
 from tilecast.render.launch import LAUNCHERS, Setting
@@ -136,7 +136,7 @@ def _extras(options: argparse.Namespace, question: Question, answer: Answer, bes
         from tilecast.diagnose import diagnose
         from tilecast.render import diagnose as diagnosed
 
-        ran = offer_that_ran(question, answer)
+        ran = measured_offer(question, answer)
         held = diagnose(ran.workload, ran.plan, ran.pool, answer.seconds)
         extras.append(_Extra("measured", "Measured", diagnosed.screen(held), diagnosed.document(held)))
     if options.explain:

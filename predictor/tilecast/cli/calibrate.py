@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from tilecast import calibrate, calibration
+from tilecast import calibration, link_calibration
 from tilecast.api import calibration as calibration_file
 from tilecast.cli import EXIT_OK
 from tilecast.hardware import NAME, find_gpu, find_link
@@ -43,8 +43,8 @@ def _runs(options: argparse.Namespace) -> int:
 
 
 def _link(options: argparse.Namespace) -> int:
-    logs = [calibrate.read_log(path) for path in options.nccl_tests]
-    measured = calibrate.Measurements.concatenate([log.measured for log in logs])
+    logs = [link_calibration.read_log(path) for path in options.nccl_tests]
+    measured = link_calibration.Measurements.concatenate([log.measured for log in logs])
     spans = max(log.nodes for log in logs) > 1
     if options.link is None and spans:
         raise SpecError("--link", "the log spans nodes", "name the network to start from, see `tilecast show links`")
@@ -56,9 +56,9 @@ def _link(options: argparse.Namespace) -> int:
     if re.fullmatch(NAME, name) is None:
         raise SpecError("--name", f"{name!r} is no name for a link", "use small letters, digits, dots and dashes")
     other = find_link(find_gpu(logs[0].gpu).intra_link if spans else "ethernet-100")
-    done = calibrate.calibrate(link, measured, other, name)
+    done = link_calibration.calibrate(link, measured, other, name)
     source = f"tilecast calibrate, from {link.name}: {len(measured)} rows of nccl-tests on {logs[0].gpu}"
-    text = calibrate.toml(done.link, source)
+    text = link_calibration.toml(done.link, source)
     table = [f"{'collective':<28}{'rows':>6}{'before':>9}{'after':>9}{'unseen':>9}"]
     table += [f"{what:<28}{rows:>6}{was:>9.1%}{now:>9.1%}{out:>9.1%}" for what, rows, was, now, out in done.errors]
     if options.output is None:

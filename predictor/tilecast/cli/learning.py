@@ -10,13 +10,13 @@ from typing import Any
 
 from tilecast import untrusted
 from tilecast.api import pool_learning
-from tilecast.api.calibration import Seen
+from tilecast.api.calibration import ObservedRun
 from tilecast.api.documents import MAX_JSON_BYTES
 from tilecast.api.pool_learning import FORGET, Forget
 from tilecast.cli import EXIT_OK
 from tilecast.inputs.pools import kubectl
 from tilecast.inputs.reading import read_text
-from tilecast.namespaces import Namespaces, doubts
+from tilecast.namespace_calibration import NamespaceCalibration, quarantine_reasons
 from tilecast.spec import SpecError
 
 RESOURCE = "poollearnings.tilecast.dev"
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _runs(text: str, name: str) -> list[Seen]:
+def _runs(text: str, name: str) -> list[ObservedRun]:
     try:
         document = untrusted.loads(text, max_bytes=MAX_JSON_BYTES)
         items: list[Any] = document["items"] if document["kind"].endswith("List") else [document]
@@ -85,19 +85,19 @@ def _runs(text: str, name: str) -> list[Seen]:
     return sorted(runs, key=lambda one: (one.time, one.uid))
 
 
-def _standing(runs: Sequence[Seen], table: Namespaces) -> list[str]:
+def _standing(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> list[str]:
     """Return for each run "counts", "superseded" or why it is quarantined."""
     standing = [""] * len(runs)
     for namespace, counting in table.runs.items():
         rows = [row for row, one in enumerate(runs) if one.run.namespace == namespace]
         counted = set(counting)
-        for row, why in zip(rows, doubts([runs[row].run for row in rows]), strict=True):
+        for row, why in zip(rows, quarantine_reasons([runs[row].run for row in rows]), strict=True):
             standing[row] = why or ("counts" if runs[row].run in counted else "superseded")
     return standing
 
 
-def _listed(runs: Sequence[Seen], options: argparse.Namespace) -> list[str]:
-    table = Namespaces([one.run for one in runs], options.trusted)
+def _listed(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
+    table = NamespaceCalibration([one.run for one in runs], options.trusted)
     standing = _standing(runs, table)
     groups: dict[tuple[str, str], list[int]] = {}
     for row, one in enumerate(runs):
@@ -115,8 +115,8 @@ def _listed(runs: Sequence[Seen], options: argparse.Namespace) -> list[str]:
     return lines
 
 
-def _shown(runs: Sequence[Seen], options: argparse.Namespace) -> list[str]:
-    standing = _standing(runs, Namespaces([one.run for one in runs], options.trusted))
+def _shown(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
+    standing = _standing(runs, NamespaceCalibration([one.run for one in runs], options.trusted))
     lines = [f"{'TIME':<22}{'POOL':<20}{'NAMESPACE/JOB':<36}{'ACCOUNT':<20}{'ERROR':>8}  {'STANDING':<13}UID"]
     for one, why in zip(runs, standing, strict=True):
         if _is_asked(one, options):
@@ -127,7 +127,7 @@ def _shown(runs: Sequence[Seen], options: argparse.Namespace) -> list[str]:
     return lines
 
 
-def _is_asked(one: Seen, options: argparse.Namespace) -> bool:
+def _is_asked(one: ObservedRun, options: argparse.Namespace) -> bool:
     namespace = "" if options.namespace == UNKNOWN else options.namespace
     return options.pool in (None, one.run.pool) and namespace in (None, one.run.namespace)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilecast.calibration import Calibration
+from tilecast.job_calibration import JobRuns
 from tilecast.spec import Precision, SpecError
-from tilecast.transfer import JobRuns
 
 LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
 """Precisions in which the tensor cores of GeForce products are slowed down when they accumulate in FP32."""

@@ -16,8 +16,8 @@ from tilecast.api.parts import PartSeconds
 from tilecast.hardware import Pool, find_gpu
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import reading
+from tilecast.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import SpecError, Stated
-from tilecast.transfer import UNTOLD, MeasuredParts
 
 _STEP = re.compile(r"(\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?) *(ms|s|min|)", re.ASCII)
 _UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
@@ -45,7 +45,7 @@ class StatedRun:
     gpus: int
     plan: Stated | None
     seconds: float
-    parts: MeasuredParts = UNTOLD
+    parts: MeasuredParts = NO_PARTS
     field: str = "--measured"
 
 

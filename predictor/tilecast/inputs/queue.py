@@ -150,27 +150,27 @@ class QueueReader:
 
     def _job(self, document: Document, name: str, quotas: dict[str, dict[str, int]]) -> QueuedJob | None:
         if document.get("kind") == training_job.KIND:
-            asked = training_job.read(document, self.given.config_maps)
-            present = (asked.baseline.pool, asked.baseline.gpus) if asked.baseline else None
-            return self._queued(document, name, asked, self.pools, present)
+            request = training_job.read(document, self.given.config_maps)
+            present = (request.baseline.pool, request.baseline.gpus) if request.baseline else None
+            return self._queued(document, name, request, self.pools, present)
         runtime = self.given.others.get(jobs.runtime_of(document) or ("", ""))
         job = jobs.resolved(jobs.read(document, runtime), self.given.others)
         if job.is_finished or job.is_owned:
             return None
         try:
-            asked = training_job.read(training_job.document(job.name, jobs.described(job)), self.given.config_maps)
+            request = training_job.read(training_job.document(job.name, jobs.described(job)), self.given.config_maps)
         except SpecError as error:
             raise jobs.in_annotations(error) from None
         has_quota = job.queue and self._has_queues and not job.has_claims
         queue = kueue.queue(self.given.kueue, job.namespace, job.queue) if has_quota else None
         possible = candidates(job, self.pools, self.labels, queue, self.devices, is_placed=not job.is_countable)
-        asked = narrowed(asked, job, possible, is_placed=not job.is_countable)
+        request = narrowed(request, job, possible, is_placed=not job.is_countable)
         owner = queue.cluster_queue if queue else ""
         for item in possible.usable:
             if item.flavor is not None:
                 quotas.setdefault(item.pool.name, {})[owner] = item.flavor.quota
         present = (possible.baseline.pool, possible.baseline.gpus) if possible.baseline else None
-        results = self._queued(document, name, asked, possible.pools, present, owner, job.pod_priority_class)
+        results = self._queued(document, name, request, possible.pools, present, owner, job.pod_priority_class)
         is_running = bool(document.get("status")) and job.has_started and present is not None
         return self._running(document, results) if is_running else results
 
@@ -179,7 +179,7 @@ class QueueReader:
         return bool(self.given.kueue.cluster_queues)
 
     def _queued(
-        self, document: Document, name: str, asked: Request, pools: Sequence[Pool], present: tuple[str, int] | None,
+        self, document: Document, name: str, request: Request, pools: Sequence[Pool], present: tuple[str, int] | None,
         queue: str = "", pod_class: str = "",
     ) -> QueuedJob:  # fmt: skip
         metadata = mapping(document.get("metadata"))
@@ -187,21 +187,21 @@ class QueueReader:
         arrival = self._since(metadata.get("creationTimestamp"))
         return QueuedJob(
             name=name,
-            options=self._options(asked, pools),
+            options=self._options(request, pools),
             arrival_s=arrival,
             weight=jobs.weight(mapping(metadata.get("annotations"))),
             priority=self.given.priorities.value(str(labels.get(jobs.PRIORITY_CLASS, "")), pod_class),
-            deadline_s=None if asked.deadline_s is None else asked.deadline_s + arrival,
+            deadline_s=None if request.deadline_s is None else request.deadline_s + arrival,
             queue=queue,
             present=present,
         )
 
-    def _options(self, asked: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
-        key = repr((replace(asked, name="", baseline=None), [(pool.name, pool.max_gpus) for pool in pools]))
+    def _options(self, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
+        key = repr((replace(request, name="", baseline=None), [(pool.name, pool.max_gpus) for pool in pools]))
         if key not in self._priced:
-            self._priced[key] = job_options(asked, pools)
+            self._priced[key] = job_options(request, pools)
         if not self._priced[key]:
-            refused = advise(asked, pools).rejections
+            refused = advise(request, pools).rejections
             problem = "; ".join(f"{item.pool}: {item.message}" for item in refused) or "no pool has a plan for it"
             raise SpecError("no pool can run it", problem, refused[0].remedy if refused else "see `tilecast advise`")
         return self._priced[key]

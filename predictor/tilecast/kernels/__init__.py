@@ -94,7 +94,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
             irregular[rows] = features.irregular(d)
         plain = features.work(kind, precision, d)
         compute_s = plain.flops / gpu.peak(precision) if kind.name in features.PRODUCTS else np.zeros(len(rows))
-        roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(plain.moved, gpu))
+        roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(plain.moved_bytes, gpu))
         name = case(kind, precision, d, gpu)
         priced, family = plain, features.family(kind.name, precision, gpu)
         if family == "conv_simt":
@@ -162,10 +162,10 @@ def _by_formula(
     kind: Kind, d: Dims, part: Mask, plain: features.Work, gpu: Gpu, ceiling: utilization.Ceiling
 ) -> Floats:
     """Return the seconds of the kernels of a kind in `part`, which no network prices, (n,)."""
-    moved = plain.moved[part]
+    moved = plain.moved_bytes[part]
     if kind.name == "direct_conv":
         return formulas.direct_conv_s(plain.flops[part], moved, gpu, ceiling)
-    count = formulas.rows(d, plain.moved)[part]
+    count = formulas.rows(d, plain.moved_bytes)[part]
     cols = d["cols"][part] if "cols" in d else formulas.THREADS
     drawn_s = formulas.drawing_s(d["drawn"] * d["elements"], gpu)[part] if "drawn" in d else 0.0
     return formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols) + drawn_s

@@ -99,7 +99,7 @@ def packed_gemm(w: Work) -> Work:
     product = conv_product({**d, "groups": packs, "c_in": side(c_in) * packs, "c_out": side(c_out) * packs})
     sides = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
     dims = {**sides, "accumulated": np.zeros(len(product.m))}
-    return Work("gemm", dims, w.flops * together, w.moved, exact=False)
+    return Work("gemm", dims, w.flops * together, w.moved_bytes, exact=False)
 
 
 def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
@@ -146,7 +146,7 @@ def _cycles(seconds: Floats, gpu: Gpu) -> Floats:
 
 def _columns(w: Work, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
     """Return names and values of the network's columns: shape (D,) and (N, D)."""
-    moved = w.moved
+    moved = w.moved_bytes
     columns = {
         "dram_cycles": _cycles(moved / gpu.memory_bandwidth_bytes_per_s, gpu),
         "l2_cycles": _cycles(moved / gpu.l2_bandwidth_bytes_per_s, gpu),
@@ -175,7 +175,7 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
     left = element * product.batch * product.m * product.k
     if w.kind == "gemm":
         # A convolution that is priced as a product reads its input once, however often the product repeats it.
-        left, right = np.minimum(left, w.moved), np.minimum(right, w.moved)
+        left, right = np.minimum(left, w.moved_bytes), np.minimum(right, w.moved_bytes)
     dram = gpu.memory_bandwidth_bytes_per_s
     columns = {
         "compute_cycles": _cycles(w.flops / peak, gpu),
@@ -191,7 +191,7 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
         columns["aligned_cycles"] = _cycles(w.flops * _alignment_waste(w) / peak, gpu)
         columns["narrow_cycles"] = _cycles(_narrow_flops(w) / gpu.peak("fp32"), gpu)
     for name, share in SPILL_SHARES.items():
-        spilled = np.clip(2.0 * (w.moved - share * gpu.l2_bytes), 0.0, w.moved)
+        spilled = np.clip(2.0 * (w.moved_bytes - share * gpu.l2_bytes), 0.0, w.moved_bytes)
         columns[f"spilled_{name}"] = _cycles(spilled / dram, gpu)
     if w.kind != "attention" and tiles.units(precision, gpu) == "simt":
         for name, after_s in HEATED_S.items():
@@ -257,14 +257,14 @@ class Work:
     kind: str
     dims: Dims
     flops: Floats
-    moved: Floats
+    moved_bytes: Floats
     exact: bool = True
     """Whether they run as the kind they are; a convolution priced as a matrix product is not refined."""
 
     def take(self, part: npt.NDArray[np.bool_]) -> Work:
         """Return the chosen kernels."""
         dims = {name: column[part] for name, column in self.dims.items()}
-        return replace(self, dims=dims, flops=self.flops[part], moved=self.moved[part])
+        return replace(self, dims=dims, flops=self.flops[part], moved_bytes=self.moved_bytes[part])
 
 
 def work(kind: Kind, precision: str, d: Dims) -> Work:

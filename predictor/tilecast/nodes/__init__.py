@@ -21,17 +21,17 @@ from tilecast.nodes.discovery import discovered, pools
 from tilecast.nodes.identification import RESOURCE_SLICE
 from tilecast.nodes.labels import choice_labels, gpu_device_classes, gpu_driver, gpu_resource
 from tilecast.nodes.objects import Node, Slice, node, resource_slice
-from tilecast.nodes.report import FoundPool, LeftOut, Level, NodesReport
+from tilecast.nodes.report import FoundPool, Level, NodesReport, OmittedNodes
 from tilecast.spec import SpecError
 
 __all__ = [
     "RESOURCE_SLICE",
     "Documents",
     "FoundPool",
-    "LeftOut",
     "Level",
     "Node",
     "NodesReport",
+    "OmittedNodes",
     "PublishedDevice",
     "Slice",
     "choice_labels",

@@ -20,7 +20,7 @@ from tilecast.nodes.grouping import group
 from tilecast.nodes.identification import NodeFacts, Problem, identify
 from tilecast.nodes.objects import Node, Slice, node, resource_slice
 from tilecast.nodes.override import override
-from tilecast.nodes.report import FoundPool, LeftOut, NodesReport
+from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes
 from tilecast.spec import SpecError
 
 UNSELECTED = "its nodes share no label that others lack, so that no node selector leads to them"
@@ -67,7 +67,7 @@ def pools(
             node_facts[index] = identity
     claimed = _claimed(claims, all_nodes, node_facts, invalid, now=now)
     discovered_pools = _discovered(claims, all_nodes, node_facts, {*claims.specs, *invalid}, forget, now=now)
-    left_out = tuple(LeftOut(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
+    left_out = tuple(OmittedNodes(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
     current = {item.pool.name for item in discovered_pools}
     obsolete = tuple(sorted(set(claims.remembered) - current))
     entries = tuple(_with_devices(item, offered) for item in (*claimed, *discovered_pools))

@@ -37,7 +37,7 @@ def group(
     types = {item.node_type for item in there}
     use = usable(there, [node_facts[index] for index in members], counted=now)
     gpus_per_node = use.gpus_per_node if now else min(node_facts[index].gpus for index in members)
-    intra, domain_layer = _inside([item for item in there if not (now and item.away)], first.gpu, gpus_per_node)
+    intra, domain_layer = _inside([item for item in there if not (now and item.unavailable)], first.gpu, gpus_per_node)
     currency = first.kind.currency if first.kind else "USD"
     facts = _facts(first, gpus_per_node, intra, domain_layer, currency)
     taints = sorted({taint for item in there for taint in item.taints if taint[2] != "PreferNoSchedule"})

@@ -41,7 +41,7 @@ class Node:
     """Extended resources that are shares of GPUs."""
     has_capacity: bool = False
     """Whether the node's capacity is listed at all, for instance its CPUs."""
-    away: str = ""
+    unavailable: str = ""
     """Reason why no new pod can start on the node now; empty if one can.
 
     The node is cordoned, not ready, or tainted with a passing state. This affects what is free and what a pool has now,
@@ -51,7 +51,7 @@ class Node:
     @property
     def schedulable(self) -> bool:
         """Whether new pods can start on the node now."""
-        return not self.away
+        return not self.unavailable
 
     @property
     def node_type(self) -> str:
@@ -108,7 +108,7 @@ def node(document: Mapping[str, Any]) -> Node:
         slices=_slices([item for item in mig if item not in shared and _PROFILE.search(item)], capacity, allocatable),
         shared=tuple(sorted(shared)),
         has_capacity=bool(capacity),
-        away=_away(spec, conditions if isinstance(conditions, list) else (), taints),
+        unavailable=_away(spec, conditions if isinstance(conditions, list) else (), taints),
     )
 
 

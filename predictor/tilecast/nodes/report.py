@@ -51,7 +51,7 @@ class FoundPool:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class OmittedNodes:
     """GPU nodes that are in no pool, and why.
 
     `code` is one of UnknownAccelerator, MigPartitioned, SharedGpu, VirtualGpu.
@@ -68,7 +68,7 @@ class NodesReport:
     """Pools of a list of nodes and GPUPools, and the nodes that are in none."""
 
     entries: tuple[FoundPool, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedNodes, ...]
     invalid: Mapping[str, SpecError]
     """Invalid GPUPools, by name."""
     other_nodes: int

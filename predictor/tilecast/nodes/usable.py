@@ -34,12 +34,14 @@ def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted:
         counted: whether the pool counts only the usable nodes; the remarks then say so.
     """
     whole = min(facts.gpus for facts in node_facts)
-    size = _shape([facts.usable for item, facts in zip(members, node_facts, strict=True) if not item.away], whole)
+    size = _shape(
+        [facts.usable for item, facts in zip(members, node_facts, strict=True) if not item.unavailable], whole
+    )
     remarks = []
     why = defaultdict[str, list[str]](list)
     for item, facts in zip(members, node_facts, strict=True):
-        if item.away:
-            why[item.away].append(item.name)
+        if item.unavailable:
+            why[item.unavailable].append(item.name)
         elif facts.usable < size:
             why[f"short of GPUs (pods may use {facts.usable} of {facts.gpus})"].append(item.name)
     for reason, names in sorted(why.items()):

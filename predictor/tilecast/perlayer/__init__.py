@@ -35,7 +35,7 @@ from tilecast.step import blocks, replicas, weights
 
 __all__ = [
     "DIMENSIONS",
-    "TIDY",
+    "REORDERING_TOLERANCE",
     "Families",
     "LayerGroup",
     "PerLayer",
@@ -81,7 +81,7 @@ class PerLayer:
     resharding_s: float
     """Seconds of the step in which activations move between layouts."""
     bound_s: float
-    """Lower bound for every choice that fits: within `TIDY` of `step_s` where that is proved optimal."""
+    """Lower bound for every choice that fits: within `REORDERING_TOLERANCE` of `step_s` if that is proved optimal."""
     varies: tuple[Dimension, ...]
     """Dimensions that are not the same everywhere."""
 
@@ -145,7 +145,7 @@ def best(
             path = chain.cheapest(part, below=limit)
             if path is not None:
                 bound, limit = min(bound, path.bound), path.cost
-                best_path = path.cost, family, _tidied(part, order, path.strategies)
+                best_path = path.cost, family, _grouped(part, order, path.strategies)
     if best_path is None:
         return None
     _, family, used = best_path
@@ -304,16 +304,16 @@ def _tied(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) 
         yield replace(family.chain, cost=np.where(ends[:, None] & other, np.inf, family.chain.cost))
 
 
-TIDY = 1e-4
+REORDERING_TOLERANCE = 1e-4
 """Share of the step that it may cost to put equal strategies side by side."""
 
 
-def _tidied(one: Chain, order: Ints, used: Ints) -> Ints:
+def _grouped(one: Chain, order: Ints, used: Ints) -> Ints:
     """Return the strategies, with equal ones side by side where that costs almost nothing.
 
     They are reordered only within each run of equal blocks.
     """
-    most = chain.price(one, used)[0] * (1 + TIDY)
+    most = chain.price(one, used)[0] * (1 + REORDERING_TOLERANCE)
     edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
     for start, end in pairwise(edges):
         part = np.sort(used[start:end])

@@ -65,7 +65,7 @@ def block_costs(
         weights.copied_bytes_per_s(pool.gpu, fitted),
         weights.reshards_weights(workload, plans),
     )
-    one_bucket, ones, nil = overlap.Caps.whole(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
+    one_bucket, ones, nil = overlap.BucketLimits.single_bucket(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
     rows, exchanges = [], passes.Exchanges(sharded, plans, pool)
     for times in priced.blocks:
         is_layer, alone = alone_block(sharded, times.block)
@@ -115,7 +115,7 @@ def exposed_seconds(
     passes of the block before: (S,) for the same strategies, (S, 1) for every pair of strategies, None if there is no
     such block. The result has the shape that they broadcast to with (S,).
     """
-    share = float(overlap.hides(workload))
+    share = float(overlap.hides_gradients(workload))
     slowdown = fitted.slowdown * replicas.contention(pool)
     total = np.zeros(len(plans))
     for index in (0, 1):

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilecast.planner.columns import QueueColumns
 from tilecast.planner.policies import QueuePolicy
-from tilecast.planner.timeline import Simulation, Tasks, simulated
+from tilecast.planner.timeline import Simulation, Tasks, simulate
 from tilecast.spec import Floats, Ints
 
 QueueScore: TypeAlias = tuple[float, ...]
@@ -102,7 +102,7 @@ class Assignment:
         options = np.array([moves.get(job, self.option[job]) for job in jobs])
         rows = np.array(jobs)
         tasks = _tasks(columns, pool, rows, options)
-        simulation = self._again(pool, rows, tasks, moves) if moves else simulated(columns.pools[pool], tasks)
+        simulation = self._again(pool, rows, tasks, moves) if moves else simulate(columns.pools[pool], tasks)
         finish = np.array(simulation.begin) + columns.seconds[options]
         peaks, sums = self.policy.terms(columns, rows, options, finish)
         peak = -math.inf if peaks is None else float(peaks.max())
@@ -113,12 +113,12 @@ class Assignment:
         old, columns = self.pools[pool], self.columns
         since = old.simulation.before(self._untouched(pool, moves)) if old.simulation.moments else None
         if since is None:
-            return simulated(columns.pools[pool], tasks)
+            return simulate(columns.pools[pool], tasks)
         begin = np.full(len(rows), math.inf)
         begun = np.array(old.simulation.order[: since.started])
         old_begin = np.array(old.simulation.begin)
         begin[np.searchsorted(rows, begun)] = old_begin[np.searchsorted(np.array(old.jobs), begun)]
-        return simulated(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
+        return simulate(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
 
     def _untouched(self, pool: int, moves: Mapping[int, int]) -> int:
         """Count the jobs of a pool that start before any move can change anything.

@@ -164,20 +164,22 @@ def checked(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]
     by_name = {pool.name: pool for pool in problem.pools}
     remaining, refused = list[QueuedJob](), list[Unplanned]()
     # Equal jobs often share their options, which are checked once.
-    alike = dict[tuple[object, ...], tuple[JobOption, ...]]()
+    undominated_options = dict[tuple[object, ...], tuple[JobOption, ...]]()
     for job in problem.jobs:
         key = id(job.options), job.queue, job.present, job.is_running
-        if key not in alike:
-            alike[key] = undominated(job, [item for item in job.options if not _why_not(job, item, by_name)])
-        able = replace(job, options=alike[key])
-        if not able.options:
+        if key not in undominated_options:
+            undominated_options[key] = undominated(
+                job, [item for item in job.options if not _why_not(job, item, by_name)]
+            )
+        feasible = replace(job, options=undominated_options[key])
+        if not feasible.options:
             refused.append(_nowhere(job, by_name))
             continue
         if job.deadline_s is not None and job.deadline_s <= 0:
             remedy = "give it a later one; it is planned as if it had none"
             refused.append(Unplanned(job.name, "its deadline is past", remedy, is_left_out=False))
-            able = replace(able, deadline_s=None)
-        remaining.append(able)
+            feasible = replace(feasible, deadline_s=None)
+        remaining.append(feasible)
     remaining.sort(key=lambda job: (not job.is_running, -job.priority, job.arrival_s))
     return replace(problem, jobs=tuple(remaining)), tuple(refused)
 

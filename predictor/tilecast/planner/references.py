@@ -89,7 +89,7 @@ class _Line:
         return self.until[:, min(gpus, self.per_node) - 1]
 
 
-def placed(columns: QueueColumns, option: list[int]) -> QueueOutcome:
+def outcome_of(columns: QueueColumns, option: list[int]) -> QueueOutcome:
     """Return the outcome of one option for each job."""
     return QueueOutcome(option, Assignment(columns, POLICIES["completion"], list(option)).finish)
 
@@ -105,7 +105,7 @@ def flavors(columns: QueueColumns) -> QueueOutcome:
     option, finish = [-1] * count, np.full(count, math.inf)
     coming = sorted((max(float(at), 0.0), job) for job, at in enumerate(columns.arrival))
     waiting, running = dict[int, list[int]](), list[tuple[float, int, list[int]]]()
-    line_of, wishes = _wish_lines(columns)
+    line_of, wishes = _kueue_lines(columns)
     place = 0
     while place < count or running:
         moment = min(coming[place][0] if place < count else math.inf, running[0][0] if running else math.inf)
@@ -158,14 +158,14 @@ class _Room:
         self.nodes.give(gpus, nodes)
 
 
-def _wish_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
+def _kueue_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
     """Return the line of each class of jobs, and the wishes of the jobs in each line.
 
     Jobs with the same wishes and the same queue share a line: none of them can start while the first cannot.
     """
     lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
     for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):
-        wish = _wish(columns, int(job))
+        wish = _kueue_options(columns, int(job))
         place = (columns.problem.jobs[int(job)].queue, *wish)
         if place not in lines:
             lines[place] = len(wishes)
@@ -174,7 +174,7 @@ def _wish_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[
     return line_of, wishes
 
 
-def _wish(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
+def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
     """Return pool, GPUs and position among the job's options of each option that Kueue tries, in the order of pools."""
     options = columns.of(job)
     present = int(columns.present[job])
@@ -194,9 +194,9 @@ def _jobs(columns: QueueColumns) -> range:
 
 
 REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {
-    "ownBest": ("each on its own best pool, first come first served", lambda held: placed(held, own_best(held))),
-    "earliest": ("each where it would finish first", lambda held: placed(held, earliest(held))),
+    "ownBest": ("each on its own best pool, first come first served", lambda held: outcome_of(held, own_best(held))),
+    "earliest": ("each where it would finish first", lambda held: outcome_of(held, earliest(held))),
     "flavors": ("Kueue's order of flavors", flavors),
-    "cheapest": ("each on its cheapest pool", lambda held: placed(held, cheapest(held))),
+    "cheapest": ("each on its cheapest pool", lambda held: outcome_of(held, cheapest(held))),
 }
 """Ways to place jobs without a plan for all of them, by name: a summary, and the function that returns the outcome."""

@@ -24,28 +24,28 @@ from tilecast.spec import Floats, SpecError
 EFFORT = 600_000
 """Number of job starts that may be simulated; each trial costs `_TRIAL` more, whatever its size."""
 _TRIAL = 60
-_SWAPPED = 40
+_MAX_SWAP_JOBS = 40
 """Largest queue in which every pair of jobs is tried; in larger ones only single jobs move."""
-_NEAR = 3
+_TRIED_OPTIONS = 3
 """Options tried for each job of a larger queue: the most promising ones."""
-_NEAR_NEW = 12
+_TRIED_OPTIONS_NEW = 12
 """Options tried for each new job of a queue that is planned from the present one."""
 _MOST_LISTED = 20_000
 """Most options of a larger queue that are listed at once."""
-_MOSTLY = 0.1
+_MAX_NEW_SHARE = 0.1
 """Largest share of new jobs with which a large queue is planned from the present one."""
-_AGAIN = 4
+_RESUME_DIVISOR = 4
 """Divisor of the effort in that case, since the next arrival continues from the result."""
-_KICKS = 40
+_RESTARTS = 40
 """Number of restarts near the best plan in the search of a small queue."""
-_KICKED = 6
+_RESTART_MOVES = 6
 """Most jobs that a restart moves."""
 _REACH = NormalDist().inv_cdf(1 - uncertainty.ODDS) / NormalDist().inv_cdf(0.95)
 """Factor on the half-width of a 90 % range.
 
 At a distance of the product, two forecasts are ordered wrongly with probability `uncertainty.ODDS`.
 """
-MOST_BEHIND = 0.03
+MAX_LOSS = 0.03
 """Largest loss allowed for keeping the present where forecasts cannot tell, as a share of the deciding value."""
 
 
@@ -92,25 +92,25 @@ def solve(
         SpecError: the policy is unknown, needs a price that a pool lacks, or the problem is invalid.
     """
     record = _policy(policy)
-    able, refused = checked(problem)
-    held = columns(able)
-    if record.needs_price and (pool := next((item.pool for item in held.options if item.cost is None), None)):
+    feasible, refused = checked(problem)
+    queue_columns = columns(feasible)
+    if record.needs_price and (pool := next((item.pool for item in queue_columns.options if item.cost is None), None)):
         raise SpecError(f"pool {pool}", f"has no price, which policy {policy} needs", "give its GPUPool a price")
-    if not able.jobs:
-        return QueueSolution(held, record, [], np.zeros(0), (), (), None, refused)
-    first = _first(held, record)
+    if not feasible.jobs:
+        return QueueSolution(queue_columns, record, [], np.zeros(0), (), (), None, refused)
+    first = _first(queue_columns, record)
     relaxed = None
     if is_bounded:
-        classes = Classes.of(held)
-        relaxed = _relaxed(held, record, classes, first)
-        spread = Assignment(held, record, classes.spread(held, relaxed.share))
+        classes = Classes.of(queue_columns)
+        relaxed = _relaxed(queue_columns, record, classes, first)
+        spread = Assignment(queue_columns, record, classes.spread(queue_columns, relaxed.share))
         first = spread if is_less(spread.score, first.score) else first
-    current = _searched(first, effort // _AGAIN if _is_planned(held) else effort)
+    current = _searched(first, effort // _RESUME_DIVISOR if _is_planned(queue_columns) else effort)
     best = current.score
     _settle(current, effort)
-    owners.exchange(current, effort // _AGAIN)
+    owners.exchange(current, effort // _RESUME_DIVISOR)
     bound = None if relaxed is None else relaxed.bound
-    return QueueSolution(held, record, current.option, current.finish, current.score, best, bound, refused)
+    return QueueSolution(queue_columns, record, current.option, current.finish, current.score, best, bound, refused)
 
 
 def _policy(name: str) -> QueuePolicy:
@@ -119,24 +119,24 @@ def _policy(name: str) -> QueuePolicy:
     return POLICIES[name]
 
 
-def _first(held: QueueColumns, policy: QueuePolicy) -> Assignment:
+def _first(queue_columns: QueueColumns, policy: QueuePolicy) -> Assignment:
     """Return the best plan that needs no search: a reference that chooses an option for each job, or the present plan.
 
     The present plan wins while it is hardly worse. In a large queue with few new jobs, only it is considered.
     """
-    is_new = held.present < 0
-    own = references.own_best(held)
-    there = [own[job] if item < 0 else item for job, item in enumerate(held.present.tolist())]
-    if _is_planned(held):
-        current = Assignment(held, policy, there)
+    is_new = queue_columns.present < 0
+    own = references.own_best(queue_columns)
+    there = [own[job] if item < 0 else item for job, item in enumerate(queue_columns.present.tolist())]
+    if _is_planned(queue_columns):
+        current = Assignment(queue_columns, policy, there)
         budget, promise = _Budget(EFFORT), _promise(current)
         for job in np.flatnonzero(is_new).tolist():
-            options = np.arange(held.first[job], held.first[job + 1])
-            for item in options[np.argsort(-promise[options], kind="stable")][:_NEAR_NEW].tolist():
+            options = np.arange(queue_columns.first[job], queue_columns.first[job + 1])
+            for item in options[np.argsort(-promise[options], kind="stable")][:_TRIED_OPTIONS_NEW].tolist():
                 budget.tried(current, {job: item})
         return current
-    ways = (there, references.earliest(held), own, references.cheapest(held))
-    several = [Assignment(held, policy, way) for way in ways]
+    ways = (there, references.earliest(queue_columns), own, references.cheapest(queue_columns))
+    several = [Assignment(queue_columns, policy, way) for way in ways]
     best = several[0]
     for other in several[1:]:
         best = other if is_less(other.score, best.score) else best
@@ -144,26 +144,26 @@ def _first(held: QueueColumns, policy: QueuePolicy) -> Assignment:
     return several[0] if is_kept else best
 
 
-def _is_planned(held: QueueColumns) -> bool:
+def _is_planned(queue_columns: QueueColumns) -> bool:
     """Return whether a large queue is planned from the present one because few of its jobs are new."""
-    return len(held.present) > _SWAPPED and float((held.present < 0).mean()) < _MOSTLY
+    return len(queue_columns.present) > _MAX_SWAP_JOBS and float((queue_columns.present < 0).mean()) < _MAX_NEW_SHARE
 
 
 def _is_near(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
     """Return whether a score is so little worse than the best that the difference does not matter."""
     deciding = policy.deciding
-    return score[:deciding] <= best[:deciding] and score[deciding] <= best[deciding] * (1 + MOST_BEHIND)
+    return score[:deciding] <= best[:deciding] and score[deciding] <= best[deciding] * (1 + MAX_LOSS)
 
 
-def _relaxed(held: QueueColumns, policy: QueuePolicy, classes: Classes, first: Assignment) -> Relaxed:
+def _relaxed(queue_columns: QueueColumns, policy: QueuePolicy, classes: Classes, first: Assignment) -> Relaxed:
     if policy.name == "completion":
-        return relaxation.completion(held, classes, float(first.finish.max()))
+        return relaxation.completion(queue_columns, classes, float(first.finish.max()))
     if policy.name == "cost":
-        return relaxation.cost(held, classes, first.score[0])
-    ones = np.ones(len(held.weight))
+        return relaxation.cost(queue_columns, classes, first.score[0])
+    ones = np.ones(len(queue_columns.weight))
     if policy.name == "makespan":
-        return relaxation.peak(held, classes, 0 * ones, ones, first.score[0])
-    return relaxation.peak(held, classes, held.arrival, held.alone, first.score[0])
+        return relaxation.peak(queue_columns, classes, 0 * ones, ones, first.score[0])
+    return relaxation.peak(queue_columns, classes, queue_columns.arrival, queue_columns.alone, first.score[0])
 
 
 def _searched(first: Assignment, effort: int) -> Assignment:
@@ -171,14 +171,14 @@ def _searched(first: Assignment, effort: int) -> Assignment:
     budget = _Budget(effort)
     best = first.copy()
     _descend(best, budget)
-    if len(best.option) > _SWAPPED:
+    if len(best.option) > _MAX_SWAP_JOBS:
         return best
     draw = np.random.default_rng(0)
-    for _ in range(_KICKS):
+    for _ in range(_RESTARTS):
         if budget.is_spent:
             break
         other = best.copy()
-        count = draw.integers(1, min(len(other.option), _KICKED) + 1)
+        count = draw.integers(1, min(len(other.option), _RESTART_MOVES) + 1)
         moved = draw.choice(len(other.option), size=count, replace=False)
         moves = {int(job): int(draw.choice(other.columns.of(int(job)))) for job in moved}
         other.apply(moves, other.tried(moves)[1])
@@ -217,7 +217,7 @@ def _descend(current: Assignment, budget: _Budget) -> None:
             for option in options:
                 if option != current.option[job] and not budget.is_spent:
                     is_better |= budget.tried(current, {job: option})
-        if not is_better and len(current.option) <= _SWAPPED:
+        if not is_better and len(current.option) <= _MAX_SWAP_JOBS:
             is_better = _swap(current, budget)
         if not is_better:
             return
@@ -242,14 +242,14 @@ def _moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
     """Return jobs with the options to try, the most promising first; all of them for a small queue."""
     columns = current.columns
     promise = _promise(current)
-    if len(current.option) <= _SWAPPED:
+    if len(current.option) <= _MAX_SWAP_JOBS:
         order = np.argsort(-np.maximum.reduceat(promise, columns.first[:-1]), kind="stable")
         return [(int(job), sorted(columns.of(int(job)), key=lambda item: -promise[item])) for job in order]
     places = np.argsort(-promise, kind="stable")
     listed = dict[int, list[int]]()
     for option in places[: min(int(np.searchsorted(-promise[places], 0.0)), _MOST_LISTED)].tolist():
         options = listed.setdefault(int(columns.job[option]), [])
-        if len(options) < _NEAR:
+        if len(options) < _TRIED_OPTIONS:
             options.append(option)
     return list(listed.items())
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tilecast.planner.problem import PoolCapacity
 
-APART = 32
+SNAPSHOT_INTERVAL = 32
 """Number of starts between stored moments from which a simulation can be resumed."""
 Line: TypeAlias = tuple[int, str]
 """GPUs and queue of jobs that start in order among themselves."""
@@ -135,12 +135,12 @@ class Simulation:
         return self.moments[place - 1] if place else None
 
 
-def starts(pool: PoolCapacity, tasks: Tasks) -> list[float]:
+def start_times(pool: PoolCapacity, tasks: Tasks) -> list[float]:
     """Return when each task starts, in seconds from now; infinite for one that never can."""
-    return simulated(pool, tasks).begin
+    return simulate(pool, tasks).begin
 
 
-def simulated(
+def simulate(
     pool: PoolCapacity,
     tasks: Tasks,
     other: Simulation | None = None,
@@ -198,7 +198,7 @@ def _mixed(tasks: Tasks, state: QueueAdmission, made: Simulation) -> None:
     nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
     heads = {line: members[at] for line, members in lines.items() if (at := passed.get(line, 0)) < len(members)}
     while True:
-        if ready is None and len(made.order) >= state.started + APART:
+        if ready is None and len(made.order) >= state.started + SNAPSHOT_INTERVAL:
             state.started = len(made.order)
             made.moments.append(state.copy())
         while heads:

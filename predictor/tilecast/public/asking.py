@@ -82,9 +82,9 @@ def _answered(question: Question, job: JobInput) -> Answer:
     if question.plan is not None:
         request = _planned(request, question.plan)
     notes = pool_inputs.pool_notes(question.pools, pools)
-    requests = kept_to(request, question.launch) if question.launch else (request,)
+    requests = launcher_requests(request, question.launch) if question.launch else (request,)
     if job.source is None:
-        advice = measured.with_notes(_noted(_best(requests, pools), notes), own)
+        advice = measured.with_notes(_with_notes(_best(requests, pools), notes), own)
         return Answer(job, advice, pools, seconds=seconds)
     from tilecast.jobs.candidates import settled
 
@@ -92,11 +92,11 @@ def _answered(question: Question, job: JobInput) -> Answer:
     narrowed = [job.source.narrowed(one, pools, labels, devices) for one in requests]
     candidates = narrowed[0][1]
     best = _best([one for one, _ in narrowed], candidates.pools)
-    advice = measured.with_notes(_noted(settled(best, candidates), notes), own)
+    advice = measured.with_notes(_with_notes(settled(best, candidates), notes), own)
     return Answer(job, advice, candidates.pools, candidates, seconds)
 
 
-def offer_that_ran(question: Question, answer: Answer) -> Offer:
+def measured_offer(question: Question, answer: Answer) -> Offer:
     """Return the offer that a measured step without a pool is about.
 
     Raises:
@@ -113,7 +113,7 @@ def offer_that_ran(question: Question, answer: Answer) -> Offer:
     return answer.advice.offers[0]
 
 
-def _noted(advice: Advice, notes: Sequence[str]) -> Advice:
+def _with_notes(advice: Advice, notes: Sequence[str]) -> Advice:
     return replace(advice, notes=(*advice.notes, *notes))
 
 
@@ -188,18 +188,18 @@ def _planned(request: Request, text: str) -> Request:
     return replace(request, plan=plan, constraints=replace(limits, gpus=gpus))
 
 
-def kept_to(request: Request, launcher: str) -> tuple[Request, ...]:
+def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
     """Return the request for each framework that the launcher runs, or for the job's own framework alone.
 
     Raises:
         SpecError: the launcher cannot run the job, or not with the framework that the job names.
     """
     launched.refuse(launcher, request.workload)
-    able, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
-    if asked is not None and (engine(asked) not in map(engine, able) or FRAMEWORKS[asked].host == "graph"):
+    supported, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
+    if asked is not None and (engine(asked) not in map(engine, supported) or FRAMEWORKS[asked].host == "graph"):
         problem = f"{launcher} is not {asked}, which spec.training.framework names"
         raise SpecError("--launch", problem, "leave one of them out")
-    named = able if asked is None else (asked,)
+    named = supported if asked is None else (asked,)
     if request.workload.bucket_mib is not None:
         named = tuple(name for name in named if FRAMEWORKS[name].has_buckets)
         if not named:

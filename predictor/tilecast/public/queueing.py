@@ -48,11 +48,11 @@ def planned(question: QueueQuestion) -> QueueScreen | tuple[Unplanned, ...]:
     changed = _changed(question.what_if, pools)
     # Options are priced on the larger of the pools, so that a change of nodes prices nothing anew.
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
-    given = QueueDocuments.of(question.jobs)
+    documents = QueueDocuments.of(question.jobs)
     labels, devices = pool_inputs.node_labels(question.pools), pool_inputs.devices(question.pools)
-    read = QueueReader(given, widest, labels, _now(question.at), devices).read()
-    held = given.held(pool_inputs.pool_of_node(question.pools)) if given.pods else {}
-    problem = _problem(read, pools, horizon, held)
+    read = QueueReader(documents, widest, labels, _now(question.at), devices).read()
+    held_gpus = documents.held(pool_inputs.pool_of_node(question.pools)) if documents.pods else {}
+    problem = _problem(read, pools, horizon, held_gpus)
     solution = solve(problem, question.policy)
     unplanned = (*read.unplanned, *solution.refused)
     if not solution.option:
@@ -72,14 +72,14 @@ def _now(text: str | None) -> datetime:
 
 
 def _problem(
-    read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held: Mapping[str, int]
+    read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held_gpus: Mapping[str, int]
 ) -> QueueProblem:  # fmt: skip
     """Return the problem; GPUs held by pods reduce a pool's capacity, except those of running jobs of the queue."""
     ours = Counter[str]()
     for job in read.jobs:
         if job.is_running and job.present is not None:
             ours[job.present[0]] += job.present[1]
-    others = {name: max(count - ours[name], 0) for name, count in held.items()}
+    others = {name: max(count - ours[name], 0) for name, count in held_gpus.items()}
     capacities = (
         replace(capacity(pool, others.get(pool.name, 0)), quotas=read.quotas.get(pool.name, {})) for pool in pools
     )

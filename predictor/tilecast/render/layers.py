@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilecast.advice import Offer
-from tilecast.perlayer import TIDY, LayerGroup, PerLayer, PipelineCut
+from tilecast.perlayer import REORDERING_TOLERANCE, LayerGroup, PerLayer, PipelineCut
 from tilecast.render.units import duration, gibibytes
 
 _WORTH = 0.005
@@ -63,7 +63,7 @@ def _strategies(where: str, per_layer: PerLayer | None) -> list[str]:
     width = max(len(name) for name in names)
     lines += [f"  {name.ljust(width)}  {group.plan}" for name, group in zip(names, per_layer.groups, strict=True)]
     gap = per_layer.step_s / per_layer.bound_s - 1
-    proof = "no choice is better" if gap < 2 * TIDY else f"at most {gap:.1%} above the best choice"
+    proof = "no choice is better" if gap < 2 * REORDERING_TOLERANCE else f"at most {gap:.1%} above the best choice"
     lines.append(f"  {memory}; {duration(per_layer.resharding_s)} of it moves activations between layouts; {proof}")
     able = (
         ", ".join(per_layer.frameworks)

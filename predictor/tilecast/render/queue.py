@@ -46,24 +46,24 @@ class QueueScreen:
 
 def table(screen: QueueScreen) -> str:
     """Return the plan as a screen of text, ending in a newline."""
-    shown = screen.report
-    held = shown.solution.columns
-    order = _in_order(shown)
-    rows = [_row(shown, place) for place in order[:MOST_LINES]]
-    lines = [headline(shown), "", *columns(_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "GAIN"))]
+    queue_report = screen.report
+    held = queue_report.solution.columns
+    order = _in_order(queue_report)
+    rows = [_row(queue_report, place) for place in order[:MOST_LINES]]
+    lines = [headline(queue_report), "", *columns(_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "GAIN"))]
     if len(order) > MOST_LINES:
         lines.append(f"and {len(order) - MOST_LINES} more that start later: -o csv lists all")
-    lines += [*_refused(screen.unplanned), "", *columns(_TOTALS, totals_rows(shown), _TOTALS[1:]), ""]
-    lines += [line for text in paid(shown) for line in wrapped("", text)]
+    lines += [*_refused(screen.unplanned), "", *columns(_TOTALS, totals_rows(queue_report), _TOTALS[1:]), ""]
+    lines += [line for text in paid(queue_report) for line in wrapped("", text)]
     lines += [line for text in notes(screen) for line in wrapped("", text)]
-    moved = sum(place is not None and _is_moved(shown, place) for place in shown.places)
+    moved = sum(place is not None and _is_moved(queue_report, place) for place in queue_report.places)
     lines.append(f"{len(held.weight)} jobs planned, {moved} of them elsewhere than now.")
     return "\n".join(lines) + "\n"
 
 
-def _in_order(shown: QueueReport) -> list[QueuedPlace]:
+def _in_order(queue_report: QueueReport) -> list[QueuedPlace]:
     """Return the jobs in the order of their starts."""
-    return sorted(shown.places, key=lambda place: (place.start_s, place.finish_s, place.job))
+    return sorted(queue_report.places, key=lambda place: (place.start_s, place.finish_s, place.job))
 
 
 def _refused(unplanned: Sequence[Unplanned]) -> list[str]:
@@ -71,44 +71,44 @@ def _refused(unplanned: Sequence[Unplanned]) -> list[str]:
     return [line for item in unplanned for line in wrapped(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
 
 
-def headline(shown: QueueReport) -> str:
+def headline(queue_report: QueueReport) -> str:
     """Return a line that says what was planned, and by which policy."""
-    held = shown.solution.columns
-    pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in held.pools)
-    return f"{len(held.weight)} jobs on {pools}; policy {shown.solution.policy.name}: {shown.solution.policy.summary}"
+    columns, policy = queue_report.solution.columns, queue_report.solution.policy
+    pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in columns.pools)
+    return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}"
 
 
-def option_of(shown: QueueReport, place: QueuedPlace) -> JobOption:
+def option_of(queue_report: QueueReport, place: QueuedPlace) -> JobOption:
     """Return the option that the plan gives a job."""
-    return shown.solution.columns.options[shown.solution.option[place.job]]
+    return queue_report.solution.columns.options[queue_report.solution.option[place.job]]
 
 
-def _is_moved(shown: QueueReport, place: QueuedPlace) -> bool:
-    present = shown.solution.columns.problem.jobs[place.job].present
-    return present is not None and present[0] != option_of(shown, place).pool
+def _is_moved(queue_report: QueueReport, place: QueuedPlace) -> bool:
+    present = queue_report.solution.columns.problem.jobs[place.job].present
+    return present is not None and present[0] != option_of(queue_report, place).pool
 
 
-def now_of(shown: QueueReport, place: QueuedPlace) -> str:
+def now_of(queue_report: QueueReport, place: QueuedPlace) -> str:
     """Return where a job is, or would go without advice."""
-    job = shown.solution.columns.problem.jobs[place.job]
+    job = queue_report.solution.columns.problem.jobs[place.job]
     if job.present is None:
         return "-"
     return f"{job.present[0]}:{job.present[1]}{' (runs)' if job.is_running else ''}"
 
 
-def _row(shown: QueueReport, place: QueuedPlace) -> tuple[str, ...]:
-    option = option_of(shown, place)
-    job = shown.solution.columns.problem.jobs[place.job]
+def _row(queue_report: QueueReport, place: QueuedPlace) -> tuple[str, ...]:
+    option = option_of(queue_report, place)
+    job = queue_report.solution.columns.problem.jobs[place.job]
     return (
         job.name,
-        now_of(shown, place),
+        now_of(queue_report, place),
         option.pool,
         str(option.gpus),
         option.plan,
         "now" if place.start_s <= 0 else duration(place.start_s),
         duration(place.finish_s),
         interval(place.lower_s, place.upper_s),
-        _price(shown, option.cost),
+        _price(queue_report, option.cost),
         gain(place.gain_s),
     )
 
@@ -120,21 +120,24 @@ def gain(seconds: float) -> str:
     return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"
 
 
-def _price(shown: QueueReport, amount: float | None) -> str:
-    pools = shown.solution.columns.pools
+def _price(queue_report: QueueReport, amount: float | None) -> str:
+    pools = queue_report.solution.columns.pools
     return money(amount, next((pool.currency for pool in pools if pool.price_per_gpu_hour is not None), "USD"))
 
 
-def totals_rows(shown: QueueReport) -> list[tuple[str, ...]]:
+def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
     """Return the totals of the plan and of the references, one row each."""
-    named = [("this plan", shown.plan), *((REFERENCES[name][0], held) for name, held in shown.references.items())]
+    named = [
+        ("this plan", queue_report.plan),
+        *((REFERENCES[name][0], held) for name, held in queue_report.references.items()),
+    ]
     return [
         (
             name,
             duration(held.completion_s),
             duration(held.worst_completion_s),
             duration(held.makespan_s),
-            _price(shown, held.cost),
+            _price(queue_report, held.cost),
             f"{held.fairness:.2f}",
             str(held.missed),
         )
@@ -142,17 +145,17 @@ def totals_rows(shown: QueueReport) -> list[tuple[str, ...]]:
     ]
 
 
-def paid(shown: QueueReport) -> list[str]:
+def paid(queue_report: QueueReport) -> list[str]:
     """Return lines on which jobs pay for which others, those that pay most first."""
-    jobs = shown.solution.columns.problem.jobs
-    losing = sorted((place for place in shown.places if place.gain_s <= -1), key=lambda place: place.gain_s)
+    jobs = queue_report.solution.columns.problem.jobs
+    losing = sorted((place for place in queue_report.places if place.gain_s <= -1), key=lambda place: place.gain_s)
     lines = []
     for place in losing[:_PAID]:
         taken = f"; its place goes to {', '.join(place.payers)}" if place.payers else ""
         lines.append(f"{jobs[place.job].name} pays {duration(-place.gain_s)}{taken}.")
     if len(losing) > _PAID:
         lines.append(f"{len(losing) - _PAID} more pay less than that.")
-    won = sum(place.gain_s for place in shown.places if place.gain_s > 0)
+    won = sum(place.gain_s for place in queue_report.places if place.gain_s > 0)
     lost = -sum(place.gain_s for place in losing)
     lines.append(f"Against each on its own best pool jobs gain {duration(won)} in all, and pay {duration(lost)}.")
     return lines
@@ -178,13 +181,13 @@ def notes(screen: QueueScreen) -> list[str]:
 
 def bought(screen: QueueScreen) -> list[str]:
     """Return lines on what other nodes would bring."""
-    asked = screen.what_if
-    if asked is None:
+    what_if = screen.what_if
+    if what_if is None:
         return []
-    nodes = ", ".join(f"{count:+d} nodes of {name}" for name, count in asked.nodes.items())
-    if asked.report is None:
+    nodes = ", ".join(f"{count:+d} nodes of {name}" for name, count in what_if.nodes.items())
+    if what_if.report is None:
         return [f"With {nodes} nothing can be planned."]
-    old, new = screen.report.plan, asked.report.plan
+    old, new = screen.report.plan, what_if.report.plan
     parts = [
         f"mean completion {duration(old.completion_s)} -> {duration(new.completion_s)}",
         f"last end {duration(old.makespan_s)} -> {duration(new.makespan_s)}",
@@ -192,31 +195,34 @@ def bought(screen: QueueScreen) -> list[str]:
     if old.cost is not None and new.cost is not None:
         parts.append(f"cost {_price(screen.report, old.cost)} -> {_price(screen.report, new.cost)}")
     parts.append(f"late {old.missed} -> {new.missed}")
-    if asked.jobs:
-        parts.append(f"{asked.jobs:+d} jobs planned")
+    if what_if.jobs:
+        parts.append(f"{what_if.jobs:+d} jobs planned")
     return [
         f"With {nodes}: {', '.join(parts)}.",
-        *(f"Then {item.job} is left out: {item.problem}." for item in asked.lost),
+        *(f"Then {item.job} is left out: {item.problem}." for item in what_if.lost),
     ]
 
 
 def document(screen: QueueScreen) -> dict[str, object]:
     """Return the plan as plain data for programs."""
-    shown = screen.report
-    solution, asked = shown.solution, screen.what_if
+    queue_report = screen.report
+    solution, what_if = queue_report.solution, screen.what_if
     return {
         "schemaVersion": SCHEMA_VERSION,
         "policy": solution.policy.name,
-        "jobs": [_job(shown, place) for place in shown.places],
+        "jobs": [_job(queue_report, place) for place in queue_report.places],
         "unplanned": [_unplanned(item) for item in screen.unplanned],
-        "totals": {"plan": _camel(shown.plan), **{name: _camel(item) for name, item in shown.references.items()}},
+        "totals": {
+            "plan": _camel(queue_report.plan),
+            **{name: _camel(item) for name, item in queue_report.references.items()},
+        },
         "gapRatio": solution.gap,
         "whatIf": None
-        if asked is None
+        if what_if is None
         else {
-            "nodes": dict(asked.nodes),
-            "totals": None if asked.report is None else _camel(asked.report.plan),
-            "jobs": asked.jobs,
+            "nodes": dict(what_if.nodes),
+            "totals": None if what_if.report is None else _camel(what_if.report.plan),
+            "jobs": what_if.jobs,
         },
     }
 
@@ -234,9 +240,9 @@ def _camel(totals: QueueTotals) -> dict[str, object]:
     return {names.get(name, name): value for name, value in asdict(totals).items()}
 
 
-def _job(shown: QueueReport, place: QueuedPlace) -> dict[str, object]:
-    option = option_of(shown, place)
-    job = shown.solution.columns.problem.jobs[place.job]
+def _job(queue_report: QueueReport, place: QueuedPlace) -> dict[str, object]:
+    option = option_of(queue_report, place)
+    job = queue_report.solution.columns.problem.jobs[place.job]
     return {
         "name": job.name,
         "running": job.is_running,
@@ -260,12 +266,12 @@ def to_json(screen: QueueScreen) -> str:
 
 def rows(screen: QueueScreen) -> list[dict[str, Any]]:
     """Return a dictionary for each job that is planned; seconds from now."""
-    shown = screen.report
+    queue_report = screen.report
     return [
         {
-            "job": shown.solution.columns.problem.jobs[place.job].name,
-            "now": now_of(shown, place),
-            "pool": (option := option_of(shown, place)).pool,
+            "job": queue_report.solution.columns.problem.jobs[place.job].name,
+            "now": now_of(queue_report, place),
+            "pool": (option := option_of(queue_report, place)).pool,
             "gpus": option.gpus,
             "plan": option.plan,
             "start_seconds": place.start_s,
@@ -275,7 +281,7 @@ def rows(screen: QueueScreen) -> list[dict[str, Any]]:
             "cost": option.cost,
             "gain_seconds": place.gain_s,
         }
-        for place in shown.places
+        for place in queue_report.places
     ]
 
 
@@ -284,13 +290,13 @@ def to_csv(screen: QueueScreen) -> str:
     rows: list[Sequence[object]] = [
         ("job", "now", "pool", "gpus", "plan", "start_s", "finish_s", "lower_s", "upper_s", "cost", "gain_s", "problem")
     ]
-    shown = screen.report
-    for place in shown.places:
-        option = option_of(shown, place)
+    queue_report = screen.report
+    for place in queue_report.places:
+        option = option_of(queue_report, place)
         seconds = (place.start_s, place.finish_s, place.lower_s, place.upper_s)
-        name = shown.solution.columns.problem.jobs[place.job].name
+        name = queue_report.solution.columns.problem.jobs[place.job].name
         cost = "" if option.cost is None else f"{option.cost:.2f}"
-        row = (name, now_of(shown, place), option.pool, option.gpus, option.plan)
+        row = (name, now_of(queue_report, place), option.pool, option.gpus, option.plan)
         rows.append((*row, *(f"{value:.0f}" for value in seconds), cost, f"{place.gain_s:.0f}", ""))
     rows += [(item.job, *[""] * 10, f"{item.problem}; {item.remedy}") for item in screen.unplanned]
     return csv_text(rows)
@@ -298,11 +304,13 @@ def to_csv(screen: QueueScreen) -> str:
 
 def to_html(screen: QueueScreen) -> str:
     """Format the plan as one page."""
-    shown = screen.report
+    queue_report = screen.report
     problems = [(item.job, item.problem, item.remedy) for item in screen.unplanned]
-    texts = [*paid(shown), *notes(screen)]
-    rows = [_row(shown, place) for place in _in_order(shown)]
-    return queue_page.page(shown, headline(shown), (_TITLES, rows), (_TOTALS, totals_rows(shown)), problems, texts)
+    texts = [*paid(queue_report), *notes(screen)]
+    rows = [_row(queue_report, place) for place in _in_order(queue_report)]
+    return queue_page.page(
+        queue_report, headline(queue_report), (_TITLES, rows), (_TOTALS, totals_rows(queue_report)), problems, texts
+    )
 
 
 def nothing(unplanned: Sequence[Unplanned], output: str) -> str:

@@ -18,7 +18,7 @@ MOST_BARS = 60
 
 
 def page(
-    shown: QueueReport,
+    queue_report: QueueReport,
     title: str,
     jobs: tuple[Sequence[str], Sequence[Sequence[str]]],
     totals: tuple[Sequence[str], Sequence[Sequence[str]]],
@@ -28,14 +28,14 @@ def page(
     """Return the whole page.
 
     Args:
-        shown: the plan.
+        queue_report: the plan.
         title: what was planned.
         jobs: titles and rows of the table of jobs, as text.
         totals: titles and rows of the table of totals, as text.
         problems: job, problem and remedy of what could not be planned.
         texts: sentences about the plan.
     """
-    plan = shown.plan
+    plan = queue_report.plan
     named = [
         ("mean completion", duration(plan.completion_s)),
         ("99th percentile", duration(plan.worst_completion_s)),
@@ -51,7 +51,7 @@ def page(
             f'<p class="soft">{escape(title)}</p>',
             f'<section class="card">{facts(named)}</section>',
             "<h2>Pools</h2>",
-            *(_gantt(shown, pool) for pool in range(len(shown.solution.columns.pools))),
+            *(_gantt(queue_report, pool) for pool in range(len(queue_report.solution.columns.pools))),
             "<h2>Jobs</h2>",
             _table("Every job, in the order of their starts", *jobs),
             table("Not planned as asked", ("job", "problem", "remedy"), refused) if refused else "",
@@ -67,16 +67,16 @@ def _table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -
     return table(caption, titles, [("", [escape(cell) for cell in row]) for row in rows], figures)
 
 
-def _gantt(shown: QueueReport, pool: int) -> str:
+def _gantt(queue_report: QueueReport, pool: int) -> str:
     """Return the jobs of a pool as bars over time, one line each, in the order of their starts."""
-    columns, option = shown.solution.columns, shown.solution.option
-    held = columns.pools[pool]
-    here = [place for place in shown.places if columns.pool[option[place.job]] == pool]
+    columns, option = queue_report.solution.columns, queue_report.solution.option
+    capacity = columns.pools[pool]
+    here = [place for place in queue_report.places if columns.pool[option[place.job]] == pool]
     here.sort(key=lambda place: (place.start_s, place.finish_s, place.job))
-    name = f"{held.name}: {held.nodes} nodes of {held.gpus_per_node} GPUs"
+    name = f"{capacity.name}: {capacity.nodes} nodes of {capacity.gpus_per_node} GPUs"
     if not here:
         return f'<p class="soft">{escape(name)}, nothing runs here by the plan.</p>'
-    drawn, end = here[:MOST_BARS], max(shown.plan.makespan_s, 1e-9)
+    drawn, end = here[:MOST_BARS], max(queue_report.plan.makespan_s, 1e-9)
     height = len(drawn) * (_ROW + _GAP) + _AXIS
     label = f"{name}; {len(here)} jobs"
     parts = [
@@ -84,7 +84,7 @@ def _gantt(shown: QueueReport, pool: int) -> str:
         f'viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" aria-labelledby="gantt-{pool}">',
         f'<title id="gantt-{pool}">{escape(label)}</title>',
         *_scale(end, height - _AXIS),
-        *(_bar(shown, place, row, end) for row, place in enumerate(drawn)),
+        *(_bar(queue_report, place, row, end) for row, place in enumerate(drawn)),
         "</svg>",
     ]
     more = f" ({len(here) - len(drawn)} that start later are not drawn)" if len(here) > len(drawn) else ""
@@ -105,11 +105,11 @@ def _scale(end: float, bottom: float) -> list[str]:
     return parts
 
 
-def _bar(shown: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
+def _bar(queue_report: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
     """Return one job: its run, a whisker to the ends of its range, and its figures as a title."""
-    columns = shown.solution.columns
+    columns = queue_report.solution.columns
     job = columns.problem.jobs[place.job]
-    option = columns.options[shown.solution.option[place.job]]
+    option = columns.options[queue_report.solution.option[place.job]]
     top = row * (_ROW + _GAP) + 2
     left, right = _x(place.start_s, end), _x(place.finish_s, end)
     early, late = _x(place.lower_s, end), min(_x(place.upper_s, end), _WIDTH - 4)

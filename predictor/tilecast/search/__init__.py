@@ -14,7 +14,7 @@ from tilecast import memory, step, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
-from tilecast.memo import Later, Memo
+from tilecast.memo import Lazy, Memo
 from tilecast.memory import Footprint
 from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abilities, engine
 from tilecast.search.enumeration import (
@@ -46,11 +46,11 @@ __all__ = [
     "enumerate_plans",
     "expert_degrees",
     "find",
+    "plan_table",
     "price",
     "price_sharded",
     "splits_heads",
     "stages_are_full",
-    "those",
     "variants",
 ]  # fmt: skip
 
@@ -98,8 +98,8 @@ class PlanTable:
     is_bounded: bool
     """Whether there were more plans than the limit, so that not every node count was tried."""
     _space: _Space
-    _needed: Later[tuple[Floats, Floats, memory.Bills]]
-    _priced: Later[tuple[step.Steps | None, Floats, Floats]]
+    _memory: Lazy[tuple[Floats, Floats, memory.Bills]]
+    _priced: Lazy[tuple[step.Steps | None, Floats, Floats]]
     """Parts that steps are built from (None for an empty table), each step, and its part that waits for the host."""
 
     def __len__(self) -> int:
@@ -111,12 +111,12 @@ class PlanTable:
 
     @property
     def memory_bytes(self) -> Floats:
-        return self._needed()[0]
+        return self._memory()[0]
 
     @property
     def upper_bytes(self) -> Floats:
         """Upper end of the memory range, (n,)."""
-        return self._needed()[1]
+        return self._memory()[1]
 
     @property
     def fits(self) -> Mask:
@@ -133,7 +133,7 @@ class PlanTable:
 
     def bill(self, rows: Ints) -> Footprint:
         """Return the memory bills of some of the rows, in the order given."""
-        return self._needed()[2].rows(rows)
+        return self._memory()[2].rows(rows)
 
     def price(self, rows: Ints) -> Priced:
         """Price some of the rows in full, in the order given.
@@ -158,7 +158,7 @@ def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTabl
     return _TABLES.get((workload, pool, limits), lambda: _table(workload, _space(workload, pool, limits), pool))
 
 
-def those(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
+def plan_table(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
     """Price given plans instead of those that `find` enumerates.
 
     Raises:
@@ -169,16 +169,16 @@ def those(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
 
 def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
     gpu = pool.gpu
-    alike = bool(gpu.mig), memory.reads_either(gpu)
-    key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, *alike, limits
+    gpu_key = bool(gpu.mig), memory.reads_both_layouts(gpu)
+    key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, *gpu_key, limits
     return _SPACES.get(key, lambda: _Space.of(workload, *enumerate_bounded(workload, pool, limits), pool))
 
 
 def _table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
     zoo.builder(workload)
     pool.gpu.peak(workload.precision)
-    needed, priced = Later(lambda: space.needed(pool.gpu)), Later(lambda: _priced(workload, space, pool))
-    return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, needed, priced)
+    gpu_bytes, priced = Lazy(lambda: space.gpu_bytes(pool.gpu)), Lazy(lambda: _priced(workload, space, pool))
+    return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, gpu_bytes, priced)
 
 
 def _priced(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
@@ -202,9 +202,9 @@ class _Space:
 
     plans: Plans
     is_bounded: bool
-    sharded: Later[Sharded]
-    alike: Later[step.Alike]
-    billed: Later[tuple[memory.Bills, Floats, Floats]]
+    sharded: Lazy[Sharded]
+    alike: Lazy[step.Alike]
+    memory_bills: Lazy[tuple[memory.Bills, Floats, Floats]]
     """Memory bills, bytes that a plan cannot do without, and bytes that an allocator with room holds.
 
     Neither number of bytes includes the GPU's context.
@@ -212,9 +212,9 @@ class _Space:
 
     @classmethod
     def of(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
-        sharded = Later(lambda: zoo.shard(workload, plans))
+        sharded = Lazy(lambda: zoo.shard(workload, plans))
 
-        def billed() -> tuple[memory.Bills, Floats, Floats]:
+        def memory_bills() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
             bills = memory.Bills.of(workload, sharded(), plans, pool.gpu)
             for rows in _chunks(plans):
@@ -222,12 +222,12 @@ class _Space:
                 least[rows], reserved[rows] = bill.least, bill.reserved
             return bills, least, reserved
 
-        return cls(plans, is_bounded, sharded, Later(lambda: step.Alike.of(sharded(), plans, pool)), Later(billed))
+        return cls(plans, is_bounded, sharded, Lazy(lambda: step.Alike.of(sharded(), plans, pool)), Lazy(memory_bills))
 
-    def needed(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
+    def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
         """Return the bytes that each plan needs on a GPU, the upper end of their range, both (n,), and their bills."""
-        alike, least, reserved = self.billed()
-        bills = alike.on(gpu)
+        common_bills, least, reserved = self.memory_bills()
+        bills = common_bills.on(gpu)
         needed, upper = np.empty((2, len(self.plans)))
         for rows in _chunks(self.plans):
             context = bills.context_of(rows)

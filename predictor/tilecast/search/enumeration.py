@@ -104,8 +104,8 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     zeros after the first `digits` digits: with 4, all up to 16, then every second up to 32. The pool's own node count
     is always kept.
     """
-    able = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
-    most = min(able, limits.max_gpus or able, limits.gpus or able)
+    most_gpus = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
+    most = min(most_gpus, limits.max_gpus or most_gpus, limits.gpus or most_gpus)
     widest = most if limits.tensor_across_nodes else min(most, pool.domain)
 
     def able_to(degrees: Iterable[int]) -> list[int]:
@@ -205,19 +205,19 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
     return {name: column[rows] for name, column in columns.items()} | {"expert": degrees[rows, chosen]}
 
 
-def _one_an_octave(micro: Ints, able: Mask) -> Mask:
+def _one_an_octave(micro: Ints, allowed: Mask) -> Mask:
     """Keep one micro-batch per octave.
 
-    `micro` (m,) is ascending; `able` (n, m) says which of them each row can have. In each octave, from one power of two
-    to the next, a row keeps the power of two if it can have it, or else the largest. The result is a mask (n, m).
+    `micro` (m,) is ascending; `allowed` (n, m) says which of them each row can have. In each octave, from one power of
+    two to the next, a row keeps the power of two if it can have it, or else the largest. The result is a mask (n, m).
     """
     octave = np.frexp(micro)[1]
     starts = np.flatnonzero(np.diff(octave, prepend=-1))
     if len(starts) == len(micro):
-        return able
-    worth = able * np.where(micro & (micro - 1) == 0, 2 * micro, micro)
+        return allowed
+    worth = allowed * np.where(micro & (micro - 1) == 0, 2 * micro, micro)
     most = np.maximum.reduceat(worth, starts, axis=1)
-    return np.asarray(able & (worth == most[:, np.searchsorted(octave[starts], octave)]))
+    return np.asarray(allowed & (worth == most[:, np.searchsorted(octave[starts], octave)]))
 
 
 def expert_degrees(model: Model, ranks: Ints) -> Ints:
@@ -304,17 +304,17 @@ def _frameworks_for(workload: Workload) -> list[Abilities]:
     Raises:
         SpecError: there is none.
     """
-    asked = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
+    candidates = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
     for field, value, names in (
         ("training.precision", workload.precision, "precisions"),
         ("training.offload", workload.offload, "offload"),
         ("training.activationCheckpointing", workload.checkpointing, "checkpointing"),
     ):
-        able = [one for one in asked if value is None or value in getattr(one, names)]
-        if not able:
-            known = ", ".join(dict.fromkeys(name for one in asked for name in getattr(one, names)))
+        supporting = [one for one in candidates if value is None or value in getattr(one, names)]
+        if not supporting:
+            known = ", ".join(dict.fromkeys(name for one in candidates for name in getattr(one, names)))
             who = workload.framework or "no framework with the rest of the job"
             problem = f"{who} has no {value}" if workload.framework else f"{who} has {value}"
             raise SpecError(field, problem, f"use one of {known}, or another framework")
-        asked = able
-    return asked
+        candidates = supporting
+    return candidates

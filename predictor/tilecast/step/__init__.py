@@ -22,6 +22,7 @@ from tilecast import constants, overlap
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
+from tilecast.job_calibration import JobRuns, RunSetting, corrected_parts, node_samples
 from tilecast.spec import Distinct, Floats, Ints, Plans, Rows, Workload, distinct
 from tilecast.step.blocks import KernelSeconds
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
@@ -36,7 +37,6 @@ from tilecast.step.weights import (
     gradient_seconds,
     once_seconds,
 )
-from tilecast.transfer import JobRuns, Place, carried, node_samples
 from tilecast.zoo import Sharded
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
@@ -79,10 +79,10 @@ class StepTimes:
     def carrying(self, ratios: Floats, width: Floats) -> StepTimes:
         """Return the times with the corrections that are learned from the job's own runs.
 
-        Parts are multiplied by the ratios of `JobRuns.columns`, (3, n), which lower no step below `least`. The
+        Parts are multiplied by the ratios of `JobRuns.factors`, (3, n), which lower no step below `least`. The
         half-width of the step's range is multiplied by `width`, (n,).
         """
-        parts, before = carried({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
+        parts, before = corrected_parts({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
         ratio = np.sum(list(parts.values()), axis=0) / before
         lift = np.maximum(np.minimum(self.least / before, 1.0) / ratio, 1.0)
         parts, ratio = {name: value * lift for name, value in parts.items()}, ratio * lift
@@ -146,7 +146,7 @@ class Alike:
         Plans must also be equal in the columns of `apart` to share what they send.
         """
         degrees = (plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *apart)
-        common = plans.alike(*apart)
+        common = plans.distinct_splits(*apart)
         sharded, plans = sharded.take(common.first), plans.take(common.first)
         others = (column[common.first] for column in apart)
         cell = distinct(sharded.index, plans.checkpointing, joined(plans.gpus, pool), *others)
@@ -191,7 +191,7 @@ class Steps:
     """Ratio and width of the pool's calibration for each split; None where it has none."""
     own: JobRuns
     """The job's own runs."""
-    place: Place
+    place: RunSetting
 
     @classmethod
     def of(
@@ -203,7 +203,7 @@ class Steps:
         priced: KernelSeconds,
         fitted: Constants | None = None,
         alike: Alike | None = None,
-        caps: overlap.Caps | None = None,
+        caps: overlap.BucketLimits | None = None,
         speed: Floats | None = None,
     ) -> Steps:
         """Return the parts of steps that the plans of a table share on a pool.
@@ -244,9 +244,9 @@ class Steps:
             contention(pool),
             once_seconds(workload, sharded.graph, fitted) + gradient_seconds(workload, sharded.graph, split[1], fitted),
             pool.gpus_per_node,
-            pool.calibration.columns(pool.gpu.name, workload, split[1].gpus) if pool.calibration.corrections else None,
+            pool.calibration.factors(pool.gpu.name, workload, split[1].gpus) if pool.calibration.corrections else None,
             pool.own,
-            Place.of(pool.gpu.name, pool.gpu.architecture, workload),
+            RunSetting.of(pool.gpu.name, pool.gpu.architecture, workload),
         )
 
     def rows(self, rows: slice | Rows) -> StepTimes:
@@ -287,7 +287,7 @@ class Steps:
             ratio, width = (one[split][place] for one in self.calibrated)
             times = times.corrected(ratio, width)
         if self.own.runs:
-            times = times.carrying(*self.own.columns(self.place, plans, self.gpus_per_node))
+            times = times.carrying(*self.own.factors(self.place, plans, self.gpus_per_node))
             times = times.waiting(self.own.waited_s(plans, self.gpus_per_node))
         if self.workload.input_samples_per_s is None:
             return times
@@ -330,7 +330,7 @@ def bucketed(
     rows = np.zeros(len(sizes_mib), np.intp)
     sharded, plans = sharded.take(rows), plans.take(rows)
     alike = Alike.of(sharded, plans, pool, [np.arange(len(rows))])
-    caps = overlap.Caps.sized(workload, np.array(sizes_mib, float))
+    caps = overlap.BucketLimits.of_sizes(workload, np.array(sizes_mib, float))
     steps = Steps.of(workload, sharded, plans, pool, priced, None, alike, caps)
     return steps.rows(slice(None)).total
 

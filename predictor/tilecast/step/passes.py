@@ -9,7 +9,7 @@ import numpy as np
 from tilecast import collectives, frameworks
 from tilecast.collectives import Algorithm, Group
 from tilecast.constants import Constants
-from tilecast.graph import Transfer
+from tilecast.graph import CollectiveCall
 from tilecast.hardware import Pool
 from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct
 from tilecast.step.blocks import BlockTimes, KernelSeconds, host
@@ -52,7 +52,7 @@ class Exchanges:
         self._groups: dict[str, tuple[Rows, Group]] = {}
         self._priced: dict[tuple[str, tuple[Algorithm, ...], float, bytes], Floats] = {}
 
-    def seconds(self, transfer: Transfer) -> Floats:
+    def seconds(self, transfer: CollectiveCall) -> Floats:
         """Return the seconds of one transfer inside a layer, (n,)."""
         laws = (*collectives.COLLECTIVES[transfer.collective].algorithms.values(),)
         alike = (transfer.group, laws, transfer.fanout, transfer.size_bytes.tobytes())
@@ -60,7 +60,7 @@ class Exchanges:
             self._priced[alike] = self._alone(transfer)[self._index] / self._speed
         return self._priced[alike]
 
-    def _alone(self, transfer: Transfer) -> Floats:
+    def _alone(self, transfer: CollectiveCall) -> Floats:
         pool, seconds = self._pool, np.zeros(len(self._plans))
         if transfer.group not in self._groups:
             self._groups[transfer.group] = self._group(transfer.group)
@@ -175,7 +175,7 @@ def block_seconds(
     forward_gpu, backward_gpu = column("gpu_s")
     forward_host, backward_host = column("host_s")
     exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
-    for transfer in times.block.transfers:
+    for transfer in times.block.collectives:
         if transfer.phase == "backward" and not workload.training:
             continue
         one = exchanges.seconds(transfer) * exposed_share(workload, transfer, fitted)
@@ -200,7 +200,7 @@ def block_seconds(
     ]
 
 
-def exposed_share(workload: Workload, transfer: Transfer, fitted: Constants) -> float:
+def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constants) -> float:
     """Return the factor from a collective alone to the part of a transfer inside a layer that stays visible.
 
     Tensor parallelism hides transfers where the framework does, context parallelism hides them behind attention, and

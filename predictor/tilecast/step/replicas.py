@@ -45,7 +45,7 @@ def sync_seconds(
     whole: Held,
     plans: Plans,
     pool: Pool,
-    caps: overlap.Caps,
+    caps: overlap.BucketLimits,
     units: Floats,
     fitted: Constants,
 ) -> SyncSeconds:
@@ -151,7 +151,7 @@ def straggle(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
     It is the expected largest of as many normal deviates as there are ranks. They spread more where ranks are fed
     unequal samples.
     """
-    spread = fitted.jitter if zoo.feeds_alike(workload.model) else fitted.uneven_jitter
+    spread = fitted.jitter if zoo.has_equal_sequences(workload.model) else fitted.uneven_jitter
     return np.asarray(1.0 + spread * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
 
 
@@ -167,7 +167,7 @@ def shared_by_degrees(
     held: Held,
     pool: Pool,
     fitted: Constants,
-    caps: overlap.Caps | None = None,
+    caps: overlap.BucketLimits | None = None,
 ) -> Shared:
     """Return the parts of a step that plans share whose ranks hold these weights.
 
@@ -181,7 +181,7 @@ def shared_by_degrees(
     if workload.training and active.any():
         gradient = frameworks.gradient_bytes(workload)
         block_bytes = trained * gradient / units
-        caps = overlap.Caps.of(workload, plans, gradient, block_bytes) if caps is None else caps
+        caps = overlap.BucketLimits.of(workload, plans, gradient, block_bytes) if caps is None else caps
         sync = sync_seconds(workload, sharded, held, plans, pool, caps, units, fitted)
     return Shared(
         replace(sync, **{name: np.where(active, getattr(sync, name), 0.0) for name in _EXCHANGED}),
@@ -213,7 +213,7 @@ def gradient_sync(workload: Workload, plans: Plans, micro: MicroBatch, shared: S
     """
     repeats, sync = plans.gradient_accumulation, shared.sync
     backward, forward = micro.backward_s, np.maximum(micro.slowest_s - micro.backward_s, 0.0)
-    hides = float(overlap.hides(workload))
+    hides = float(overlap.hides_gradients(workload))
     plain = overlap.exposed(sync.reduce_s, sync.reduced, backward * hides, sync.first_s, sync.first_share)
     scattered = overlap.exposed(sync.scatter_s, sync.scattered, backward * hides)
     updated = overlap.exposed(sync.updated_s, sync.scattered, forward * hides)

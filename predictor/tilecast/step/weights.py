@@ -170,7 +170,7 @@ def gradient_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Con
     samples. Hand-written kernels keep gradients in one buffer, asynchronous servers wait for no replica, and adapters
     were not measured: none of these waits.
     """
-    waits = workload.training and not (workload.fused_kernels or zoo.feeds_alike(workload.model))
+    waits = workload.training and not (workload.fused_kernels or zoo.has_equal_sequences(workload.model))
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))
     each_s = _tensors(graph) / plans.pipeline * fitted.gradient_s[host(workload)]

@@ -107,22 +107,22 @@ def curve(runs: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20
             for draw in range(draws):
                 order = np.random.default_rng((number, draw)).permutation(members)
                 seen, rest = order[:count], order[max(counts) :]
-                figures.append(_held(runs, seen, rest))
+                figures.append(_errors(runs, seen, rest))
         error, bias, coverage, width = np.mean(figures, axis=0)
         points.append(CalibrationPoint(count, len(large), rows, error, bias, coverage, width))
     return points
 
 
-def _held(runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
+def _errors(runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
     """Return error, bias, coverage and width (see `CalibrationPoint`) of the runs `rest`, calibrated on `seen`."""
     table = calibration.fit([runs.runs[index] for index in seen])
-    held = [runs.runs[index] for index in rest]
-    one = [table.at(calibration.group(run)) for run in held]
-    crossed = [table.crossed(run.framework, run.family) for run in held]
-    ratio = np.array([item.ratio for item in one]) * crossed
+    left_out = [runs.runs[index] for index in rest]
+    one = [table.at(calibration.group(run)) for run in left_out]
+    software = [table.software_ratio(run.framework, run.family) for run in left_out]
+    ratio = np.array([item.ratio for item in one]) * software
     half = runs.half_width[rest] * np.array([item.width for item in one])
-    observed = np.array([run.observed_s for run in held])
-    predicted = np.array([run.predicted_s for run in held]) * ratio
+    observed = np.array([run.observed_s for run in left_out])
+    predicted = np.array([run.predicted_s for run in left_out]) * ratio
     error = calibration.relative_error(predicted, observed)
     covered = np.abs(np.log(predicted / observed)) <= half
     return (
@@ -158,7 +158,7 @@ def unrelated(
                 seen = np.random.default_rng((number, draw)).permutation(others)[:count]
                 table = calibration.fit([runs.runs[index] for index in seen], known)
                 for run in (runs.runs[index] for index in own):
-                    ratio = table.at(calibration.group(run)).ratio * table.crossed(run.framework, run.family)
+                    ratio = table.at(calibration.group(run)).ratio * table.software_ratio(run.framework, run.family)
                     errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
         if errors:
             without, with_ = np.mean(errors, axis=0)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from tilecast import collectives
-from tilecast.calibrate import Measurements, predict
 from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
+from tilecast.link_calibration import Measurements, predict
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, csvfile, untracked
 from tilecast.validate.networks import intra_link, names_network, network_link

@@ -1,8 +1,8 @@
 """Test of transfer: how much one measured run of a model improves the forecasts of its runs elsewhere.
 
 Each row of a source and model is forecast with a correction from one other row of the same source and model
-(`tilecast.transfer`). There are three kinds of pairs: on another GPU; on another number of the same GPU; and on the
-same GPUs with another plan. Every forecast uses constants fitted without the source.
+(`tilecast.job_calibration`). There are three kinds of pairs: on another GPU; on another number of the same GPU; and on
+the same GPUs with another plan. Every forecast uses constants fitted without the source.
 
 Beside the raw and the corrected forecast there are three scalings of the measured step: by the ratio of the two raw
 forecasts, which corrects by the whole error of the run; by peak FLOP/s; and by memory bandwidth, both per model FLOP of
@@ -22,8 +22,17 @@ from pathlib import Path
 import numpy as np
 
 from tilecast import calibration
+from tilecast.job_calibration import (
+    MAX_RATIO,
+    JobRun,
+    Mask,
+    RunSetting,
+    correction_factors,
+    deviations,
+    shared_levels,
+    small_deviation_share,
+)
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
-from tilecast.transfer import MOST, JobRun, Mask, Place, alike, corrected, deviations, usual
 from tilecast.validate import Track, residuals, runs, untracked
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
@@ -51,7 +60,7 @@ class Subjects:
     """Table and split group of each row."""
     model: tuple[tuple[str, ...], ...]
     """Key that is equal for rows of which one may correct the forecast of another."""
-    places: tuple[Place, ...]
+    places: tuple[RunSetting, ...]
     plans: tuple[Plan, ...]
     flops: Floats
     """Model FLOPs of a step per GPU."""
@@ -76,7 +85,7 @@ class Subjects:
     @property
     def usual(self) -> Floats:
         """Share of the jobs of each row's model family that deviate little."""
-        return np.array([usual(place.family) for place in self.places])
+        return np.array([small_deviation_share(place.family) for place in self.places])
 
     def kind_of(self, seen: int, asked: int) -> str | None:
         """Return which of `KINDS` a pair of rows is; None if both run the same plan on the same GPU."""
@@ -117,7 +126,8 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
         tuple(f"{row[_TABLE]}: {row.get('split_group', '')}" for row in measured.rows),
         tuple((name, *(row.get(key, "") for key in _ALIKE)) for name, row in zip(sources, measured.rows, strict=True)),
         tuple(
-            Place.of(gpu.name, gpu.architecture, case.workload) for gpu, case in zip(gpus, measured.cases, strict=True)
+            RunSetting.of(gpu.name, gpu.architecture, case.workload)
+            for gpu, case in zip(gpus, measured.cases, strict=True)
         ),
         plans,
         np.array([item.model_flops or 0.0 for item in measured.forecasts]) / [plan.gpus for plan in plans],
@@ -161,10 +171,10 @@ class PairErrors:
 
 
 def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
-    """Return which levels of deviations (`tilecast.transfer.LEVELS`) the rows of each pair share, (5, P)."""
+    """Return which levels of deviations (`tilecast.job_calibration.LEVELS`) the rows of each pair share, (5, P)."""
     return np.concatenate(
         [
-            alike(
+            shared_levels(
                 JobRun(subjects.places[one], subjects.plans[one], 0.0),
                 subjects.places[other],
                 Plans.of(subjects.plans[other]),
@@ -184,12 +194,12 @@ def corrections(
         shared: the levels of deviations that both rows of a pair share, (5, P).
         deviation: log(predicted / observed) of the run, (P,).
         share: share of the jobs of the model family that deviate little, (P,).
-        known: deviations to use in place of `tilecast.transfer.deviations()`.
+        known: deviations to use in place of `tilecast.job_calibration.deviations()`.
     """
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)
-    both = corrected(known or deviations(), share, itself, shared[..., None, None], deviation[:, None], once)
-    return np.clip(both[0][:, 0], 1 / MOST, MOST), both[1][:, 0]
+    both = correction_factors(known or deviations(), share, itself, shared[..., None, None], deviation[:, None], once)
+    return np.clip(both[0][:, 0], 1 / MAX_RATIO, MAX_RATIO), both[1][:, 0]
 
 
 def held(

@@ -44,9 +44,9 @@ def refuse_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
     Raises:
         SpecError: the model has nothing to recompute in this mode; `field` is the name of the setting in the error.
     """
-    if mode not in (able := recomputes(model)):
+    if mode not in (supported := recomputes(model)):
         problem = f"{model.name} has nothing that {mode} recomputation would save memory of"
-        raise SpecError(field, problem, f"use {' or '.join(able)}")
+        raise SpecError(field, problem, f"use {' or '.join(supported)}")
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -103,7 +103,7 @@ def _whole(builder: Builder, workload: Workload, shards: Shards) -> Graph:
     graph = builder(workload, shards)
     if not workload.model.towers:
         return graph
-    return towers.beside(graph, workload, shards, lambda own, shares: _builder(own.model)(own, shares))
+    return towers.with_towers(graph, workload, shards, lambda own, shares: _builder(own.model)(own, shares))
 
 
 def _builder(model: Model) -> Builder:
@@ -266,7 +266,7 @@ def reads_images(model: Model) -> bool:
     return FAMILIES[model.family].reads_images
 
 
-def feeds_alike(model: Model) -> bool:
+def has_equal_sequences(model: Model) -> bool:
     """Return whether all ranks get sequences of one length, cut from one stream of tokens.
 
     For a traced model that is not known, and the answer is False.

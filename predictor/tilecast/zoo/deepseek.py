@@ -14,7 +14,7 @@ from tilecast.graph import Graph, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Linear, Part, Rank, key_transfers, norm_parameters, residual, tensor_transfers
+from tilecast.zoo.parts import Linear, Part, Rank, key_collectives, norm_parameters, residual, tensor_collectives
 from tilecast.zoo.self_attention import Span
 
 
@@ -81,6 +81,6 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
         + (4.0 * heads * tokens if numerics.flash else score)
     )
     keys = e * tokens * heads * (query + value) * rank.context
-    transfers = [*tensor_transfers(name, workload, rank), *key_transfers(name, keys)]
+    collectives = [*tensor_collectives(name, workload, rank), *key_collectives(name, keys)]
     selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and the output of attention
-    return Part(ops, transfers, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears))
+    return Part(ops, collectives, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from tilecast.graph import Block, Graph, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers, mixers, self_attention, transformer
-from tilecast.zoo.parts import Part, Rank, nothing
+from tilecast.zoo.parts import Part, Rank, zeros
 from tilecast.zoo.self_attention import Span
 from tilecast.zoo.transformer import Attend
 
@@ -53,7 +53,7 @@ def _attend(mixer: str, places: int) -> Attend | None:
 
     def build(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
         if not mixer:
-            return Part.keeping(nothing())
+            return Part.keeping(zeros())
         if mixer == "parallel":
             attention = self_attention.attention(name, workload, rank, key_rank=key_rank, causal=causal)
             return Part.joined([attention, mixers.mix("mamba2", "mamba2", workload, rank)])

@@ -23,7 +23,7 @@ from tilecast.graph import Op
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Linear, Part, Rank, norm_parameters, residual, tensor_transfers
+from tilecast.zoo.parts import Linear, Part, Rank, norm_parameters, residual, tensor_collectives
 
 
 @dataclass(slots=True)
@@ -113,12 +113,12 @@ class Mixer:
         self.ops += layers.pointwise(f"{self.name}.carry", replace(self.numerics, element=4.0), states)
 
     def part(self) -> Part:
-        """Return the half layer, with the residual sum after it and the transfers of tensor parallelism."""
+        """Return the half layer, with the residual sum after it and the collectives of tensor parallelism."""
         h, outer = self.workload.model.hidden, self.rank.outer_tokens
         ops = [*self.ops, *residual(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
-        transfers = tensor_transfers(self.name, self.workload, self.rank)
+        collectives = tensor_collectives(self.name, self.workload, self.rank)
         activation_bytes, linears = self.activation_bytes, tuple(self.linears)
-        return Part(ops, transfers, self.parameters, activation_bytes, selected=activation_bytes, linears=linears)
+        return Part(ops, collectives, self.parameters, activation_bytes, selected=activation_bytes, linears=linears)
 
 
 def _mamba(mix: Mixer) -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from tilecast.frameworks import Composed
-from tilecast.graph import Op, Transfer
+from tilecast.graph import CollectiveCall, Op
 from tilecast.spec import Floats, Model, Workload
 from tilecast.zoo import grouped, layers
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import NORMED, PHASES, Linear, Part, Rank, norm_parameters, residual, tensor_transfers
+from tilecast.zoo.parts import NORMED, PHASES, Linear, Part, Rank, norm_parameters, residual, tensor_collectives
 
 
 def mlp(workload: Workload, rank: Rank) -> Part:
@@ -39,8 +39,8 @@ def mlp(workload: Workload, rank: Rank) -> Part:
         parameters = parameters + ups * f / t + h
     linears = (Linear("mlp.up", tokens, float(h), ups * f / t, ups), Linear("mlp.down", tokens, f / t, float(h)))
     none = np.zeros(1)
-    transfers = tensor_transfers("mlp", workload, rank)
-    return Part(ops, transfers, parameters, activation_bytes, none, none, e * tokens * f / t, linears)
+    collectives = tensor_collectives("mlp", workload, rank)
+    return Part(ops, collectives, parameters, activation_bytes, none, none, e * tokens * f / t, linears)
 
 
 def _mlp_tensors(model: Model, numerics: Numerics) -> int:
@@ -101,12 +101,12 @@ def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
     selected = e * slots * (h + f) + e * tokens * shared
     one = (ups + 1) * h * f
     parameters = one * local + h * experts + (ups + 1) * h * shared + norm_parameters(model)
-    transfers = [
-        Transfer(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen)
+    collectives = [
+        CollectiveCall(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen)
         for phase in PHASES
         for name in ("dispatch", "combine")
     ]
-    return Part(ops, transfers, parameters, activation_bytes, np.zeros(1), one * local, selected, linears)
+    return Part(ops, collectives, parameters, activation_bytes, np.zeros(1), one * local, selected, linears)
 
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:

@@ -9,7 +9,7 @@ from operator import add
 
 import numpy as np
 
-from tilecast.graph import Op, Phase, Shards, Transfer
+from tilecast.graph import CollectiveCall, Op, Phase, Shards
 from tilecast.spec import Floats, Model, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
@@ -66,33 +66,33 @@ class Linear:
     """Number of modules that the outputs are spread over, each with a weight of the same size."""
 
 
-def nothing() -> Floats:
+def zeros() -> Floats:
     """Return zero for every shard."""
     return np.zeros(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Half a layer: its operators, transfers, parameters and kept activations, columns of shape (S,).
+    """Half a layer: its operators, collectives, parameters and kept activations, columns of shape (S,).
 
     `activation_bytes` is kept for the backward pass, and `scores` of it belong to attention scores. `selected` is kept
     instead where selective recomputation keeps attention and every second product (arXiv 2410.06511, section 2.3).
     """
 
     ops: list[Op]
-    transfers: list[Transfer]
+    collectives: list[CollectiveCall]
     parameters: Floats
     activation_bytes: Floats
-    scores: Floats = field(default_factory=nothing)
-    expert_parameters: Floats = field(default_factory=nothing)
-    selected: Floats = field(default_factory=nothing)
+    scores: Floats = field(default_factory=zeros)
+    expert_parameters: Floats = field(default_factory=zeros)
+    selected: Floats = field(default_factory=zeros)
     linears: tuple[Linear, ...] = ()
     """Dense layers that adapters can be added to."""
 
     @classmethod
     def keeping(cls, activation_bytes: Floats) -> Part:
         """Return a part for `activation_bytes`, (S,), that a layer keeps besides its other parts."""
-        return cls([], [], nothing(), activation_bytes)
+        return cls([], [], zeros(), activation_bytes)
 
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
@@ -100,14 +100,14 @@ class Part:
         return cls(*(reduce(add, (getattr(part, item.name) for part in parts)) for item in fields(cls)))
 
 
-def key_transfers(name: str, keys: Floats) -> tuple[Transfer, Transfer]:
-    """Return the transfers of keys and values between context-parallel ranks.
+def key_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, CollectiveCall]:
+    """Return the collectives of keys and values between context-parallel ranks.
 
     All ranks' keys and values are gathered forward, and again with their gradients backward.
     """
     return (
-        Transfer(f"{name}.keys", "all_gather", "context", keys, "forward"),
-        Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys, "backward"),
+        CollectiveCall(f"{name}.keys", "all_gather", "context", keys, "forward"),
+        CollectiveCall(f"{name}.keys.gradient", "all_gather", "context", 2 * keys, "backward"),
     )
 
 
@@ -132,7 +132,7 @@ def frozen_parameters(workload: Workload, parameters: Floats) -> Floats:
     return parameters if workload.lora_rank else np.zeros(1)
 
 
-def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer]:
+def tensor_collectives(name: str, workload: Workload, rank: Rank) -> list[CollectiveCall]:
     """Return what Megatron's tensor parallelism exchanges around half a layer.
 
     That is one all-reduce forward and one backward. With sequence parallelism it is an all-gather and a reduce-scatter
@@ -144,18 +144,18 @@ def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer
     plain = np.where(rank.sequence_parallel > 0, 0.0, size)
     spread = size - plain
     gathered = spread * numerics.product_input / numerics.element
-    transfers: list[Transfer] = [
-        Transfer(f"{name}.reduce", "all_reduce", "tensor", plain, "forward"),
-        Transfer(f"{name}.reduce.gradient", "all_reduce", "tensor", plain, "backward"),
+    collectives: list[CollectiveCall] = [
+        CollectiveCall(f"{name}.reduce", "all_reduce", "tensor", plain, "forward"),
+        CollectiveCall(f"{name}.reduce.gradient", "all_reduce", "tensor", plain, "backward"),
     ]
     if spread.any():
-        transfers += [
-            Transfer(f"{name}.gather", "all_gather", "tensor", gathered, "forward"),
-            Transfer(f"{name}.scatter", "reduce_scatter", "tensor", spread, "forward"),
-            Transfer(f"{name}.gather.gradient", "all_gather", "tensor", gathered, "backward", count=2.0),
-            Transfer(f"{name}.scatter.gradient", "reduce_scatter", "tensor", spread, "backward"),
+        collectives += [
+            CollectiveCall(f"{name}.gather", "all_gather", "tensor", gathered, "forward"),
+            CollectiveCall(f"{name}.scatter", "reduce_scatter", "tensor", spread, "forward"),
+            CollectiveCall(f"{name}.gather.gradient", "all_gather", "tensor", gathered, "backward", count=2.0),
+            CollectiveCall(f"{name}.scatter.gradient", "reduce_scatter", "tensor", spread, "backward"),
         ]
-    return transfers
+    return collectives
 
 
 def norm_parameters(model: Model) -> float:

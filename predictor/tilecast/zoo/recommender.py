@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilecast import frameworks
-from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Transfer
+from tilecast.graph import Block, CollectiveCall, Graph, KernelTable, Op, Shards
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.cnn.walk import Walk
@@ -54,7 +54,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     extra = workload.model.extra
     batch = shards.micro_batch.astype(float)
     walk = Walk(Numerics.of(workload), batch, int(extra.get("dense_features", 0)), (1, 1, 1))
-    ops, transfers = _tables(workload, batch)
+    ops, collectives = _tables(workload, batch)
     NETWORKS[workload.model.family].write(walk, extra)
     has_rows = bool(extra.get("spread_tables"))
     row_wise = has_rows and frameworks.of(workload).table_sharding == "row-wise"
@@ -70,7 +70,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         (*ops, *walk.ops),
         walk.parameters + (0.0 if has_rows else 1.0) * weights,
         np.stack([walk.activation_bytes * np.ones(len(shards))] * 3),
-        tuple(transfers),
+        tuple(collectives),
         working_bytes=walk.working * np.ones(len(shards)),
         table_parameters=weights if has_rows else np.zeros(1),
     )
@@ -83,8 +83,8 @@ def _table_weights(extra: Mapping[str, float]) -> float:
     return extra["table_weights"] + (extra.get("wide_weights", 0.0) if extra.get("spread_tables") else 0.0)
 
 
-def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]]:
-    """Return the look-ups, their gradients, and the transfers of both between ranks.
+def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[CollectiveCall]]:
+    """Return the look-ups, their gradients, and the collectives of both between ranks.
 
     All ranks hold equal shares of the tables, so a rank answers as many keys as it requests.
     """
@@ -109,8 +109,8 @@ def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]
             written_bytes=4.0 * moments,
         )
         ops.append(Op("tables.update", update, "backward"))
-    transfers = [Transfer(name, "all_to_all", "expert", size, phase) for name, size, phase in exchanged]  # type: ignore[arg-type]
-    return ops, transfers if extra.get("spread_tables") else []
+    collectives = [CollectiveCall(name, "all_to_all", "expert", size, phase) for name, size, phase in exchanged]  # type: ignore[arg-type]
+    return ops, collectives if extra.get("spread_tables") else []
 
 
 def _dense(walk: Walk, extra: Mapping[str, float], name: str, *, output: bool = False, dropout: bool = False) -> None:

@@ -10,7 +10,16 @@ from tilecast.graph import Op
 from tilecast.spec import Floats, Model, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import NORMED, Linear, Part, Rank, key_transfers, norm_parameters, residual, tensor_transfers
+from tilecast.zoo.parts import (
+    NORMED,
+    Linear,
+    Part,
+    Rank,
+    key_collectives,
+    norm_parameters,
+    residual,
+    tensor_collectives,
+)
 
 
 def memory_width(model: Model) -> float:
@@ -98,14 +107,14 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     if (further := model.extra.get("global_projections", 0.0)) and key_rank is rank and not causal:
         ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t)
         parameters = parameters + further * width * h / t
-    transfers = tensor_transfers(name, workload, rank)
+    collectives = tensor_collectives(name, workload, rank)
     if key_rank is rank:
         keys = numerics.element * tokens * 2 * kv_heads * model.head_dim
-        transfers += key_transfers(name, keys * rank.context)
+        collectives += key_collectives(name, keys * rank.context)
     linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
     hidden = np.zeros(1) if numerics.flash else score
     selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and the output of attention
-    return Part(ops, transfers, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
+    return Part(ops, collectives, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
 
 
 @dataclass(frozen=True, slots=True)

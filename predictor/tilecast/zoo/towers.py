@@ -18,7 +18,7 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Rank
 
 
-def beside(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Workload, Shards], Graph]) -> Graph:
+def with_towers(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Workload, Shards], Graph]) -> Graph:
     """Return the graph of a model with its towers before it; `build` builds each tower.
 
     A tower's layers run one after the other, all on the first pipeline stage.

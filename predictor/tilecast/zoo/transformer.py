@@ -29,7 +29,7 @@ from typing import Protocol
 import numpy as np
 
 from tilecast import frameworks
-from tilecast.graph import Block, Graph, Op, Shards, Transfer
+from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import grouped, layers
 from tilecast.zoo.adapters import adapter_products, dequantized, largest_quantized
@@ -187,7 +187,7 @@ def layer(
             inputs,
         ]
     )
-    gathered = sum((one.size_bytes for one in whole.transfers if one.group == "context"), np.zeros(1))
+    gathered = sum((one.size_bytes for one in whole.collectives if one.group == "context"), np.zeros(1))
     working = everything * 0.5 + np.where(rank.context > 1, gathered, 0.0)
     return Block(
         name,
@@ -195,7 +195,7 @@ def layer(
         ops,
         parameters=parameters,
         activation_bytes=activation_bytes,
-        transfers=tuple(whole.transfers),
+        collectives=tuple(whole.collectives),
         expert_parameters=whole.expert_parameters,
         working_bytes=working,
         copied_bytes=copied,
@@ -228,10 +228,10 @@ def embedding(workload: Workload, rank: Rank) -> Block:
     parameters = parameters + model.extra.get("token_types", 0.0) * width
     if model.extra.get("embedding_norm"):
         parameters = parameters + norm_parameters(model)
-    transfers = (Transfer("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
+    collectives = (CollectiveCall("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
     return Block(
-        "embedding", 1, tuple(ops), parameters * np.ones_like(rank.tensor), np.stack([activation_bytes] * 3), transfers,
-        frozen_parameters=frozen_parameters(workload, parameters),
+        "embedding", 1, tuple(ops), parameters * np.ones_like(rank.tensor), np.stack([activation_bytes] * 3),
+        collectives, frozen_parameters=frozen_parameters(workload, parameters),
     )  # fmt: skip
 
 
@@ -268,9 +268,9 @@ def _head(workload: Workload, rank: Rank) -> Block:
         parameters = parameters + model.vocab * h / t
     logit_bytes, logit_working = layers.logit_bytes(numerics)
     activation_bytes = e * rank.outer_tokens * h * 2 + logit_bytes * rows * vocab
-    transfers = (Transfer("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
+    collectives = (CollectiveCall("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
     return Block(
-        "head", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), transfers,
+        "head", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), collectives,
         working_bytes=logit_working * rows * vocab,
         frozen_parameters=frozen_parameters(workload, parameters),
     )  # fmt: skip

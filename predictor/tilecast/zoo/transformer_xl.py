@@ -17,7 +17,7 @@ from tilecast.graph import Block, Graph, Op, Shards
 from tilecast.spec import Model, Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Part, Rank, norm_parameters, residual, tensor_transfers
+from tilecast.zoo.parts import Part, Rank, norm_parameters, residual, tensor_collectives
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -89,8 +89,8 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
     score = scores * (2 * e + 1 if dropped else e)
     activation_bytes = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
     parameters = 5.0 * h * width + norm_parameters(model)
-    transfers = tensor_transfers(name, workload, rank)
-    return Part(ops, transfers, parameters, activation_bytes, score, np.zeros(1), activation_bytes - score)
+    collectives = tensor_collectives(name, workload, rank)
+    return Part(ops, collectives, parameters, activation_bytes, score, np.zeros(1), activation_bytes - score)
 
 
 def _clusters(model: Model) -> list[tuple[float, float, float]]:

@@ -127,7 +127,7 @@ def _best_bucket_size(best: Choice) -> str | None:
     candidates, row = best.candidates, best.row
     workload, plan = candidates.variants[candidates.variant[row]], candidates.plans.row(row)
     has_buckets = workload.training and workload.framework is not None and frameworks.of(workload).has_buckets
-    if not (has_buckets and overlap.hides(workload)) or plan.zero_stage > 1 or plan.data * plan.context == 1:
+    if not (has_buckets and overlap.hides_gradients(workload)) or plan.zero_stage > 1 or plan.data * plan.context == 1:
         return None
     sharded = candidates.tables[candidates.table[row]].sharded.take(candidates.origin[row : row + 1])
     priced = blocks.kernel_seconds(workload, sharded, candidates.pool.gpu)

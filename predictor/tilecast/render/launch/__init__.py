@@ -143,29 +143,29 @@ def refuse(launcher: str, workload: Workload) -> None:
     Raises:
         SpecError: the message says what of the job the launcher does not run, and gives a remedy.
     """
-    able = LAUNCHERS[launcher]
+    entry = LAUNCHERS[launcher]
     others = ", ".join(name for name, other in LAUNCHERS.items() if workload.execution in other.executions)
     if not workload.training:
         raise SpecError("--launch", f"{launcher} trains, and a forward pass alone is no training", "leave it out")
     model = workload.model
     any_model = (name for name, other in LAUNCHERS.items() if not other.families and not other.reads_loss)
     remedy = f"use one of {', '.join(any_model)}"
-    if able.reads_loss and model.trace is None and zoo.auto(model) is None:
+    if entry.reads_loss and model.trace is None and zoo.auto(model) is None:
         text = f"{launcher} trains no {model.name}: Transformers builds no model of family {model.family}"
         raise SpecError("--launch", text, remedy)
-    if able.reads_loss and model.trace is None and not zoo.auto(model):
+    if entry.reads_loss and model.trace is None and not zoo.auto(model):
         text = f"{launcher} trains no {model.name}: no AutoModel that is known here returns the loss that is priced"
         raise SpecError("--launch", text, remedy)
-    if able.families and model.family not in able.families:
+    if entry.families and model.family not in entry.families:
         raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
-    if able.families and (model.towers or "classes" in model.extra):
+    if entry.families and (model.towers or "classes" in model.extra):
         beside = "towers beside its language model" if model.towers else "a classifier as its head"
         raise SpecError("--launch", f"{launcher}'s script trains no {model.name}, which has {beside}", remedy)
     for what, value, known in (
-        ("precision", workload.precision, able.precisions),
-        ("execution", workload.execution, able.executions),
-        ("optimizer", workload.optimizer, able.optimizers),
-        ("attention", workload.attention, able.attention),
+        ("precision", workload.precision, entry.precisions),
+        ("execution", workload.execution, entry.executions),
+        ("optimizer", workload.optimizer, entry.optimizers),
+        ("attention", workload.attention, entry.attention),
     ):
         if value not in known:
             remedy = f"use {what} {' or '.join(known)}"
@@ -175,29 +175,29 @@ def refuse(launcher: str, workload: Workload) -> None:
     if workload.gradient_sync != "allReduce":
         remedy = "use training.gradientSync allReduce, or leave --launch out"
         raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
-    if workload.lora_rank and not able.has_adapters:
+    if workload.lora_rank and not entry.has_adapters:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 
 
 def cannot(framework: Framework, workload: Workload, plan: Plan) -> str:
     """Return what in a plan a framework does not execute; empty if nothing."""
-    able = FRAMEWORKS[framework]
-    if workload.precision not in able.precisions:
+    supported = FRAMEWORKS[framework]
+    if workload.precision not in supported.precisions:
         return f"it has no {workload.precision}"
-    if workload.offload not in able.offload:
+    if workload.offload not in supported.offload:
         return f"it does not offload {workload.offload}"
     if workload.bucket_mib is not None and not bool(frameworks.FRAMEWORKS[framework].sizes_buckets(Plans.of(plan))[0]):
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
-    if bool(able.executes(Plans.of(plan))[0]):
+    if bool(supported.executes(Plans.of(plan))[0]):
         return ""
     degrees = {"data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline, "context": plan.context,
                "expert": plan.expert, "virtual": plan.virtual_stages}  # fmt: skip
     for name, degree in degrees.items():
-        if degree > 1 and name not in able.parallelism:
+        if degree > 1 and name not in supported.parallelism:
             return f"it has no {name} parallelism" if name != "virtual" else "it has no virtual stages"
-    if plan.checkpointing not in able.checkpointing:
+    if plan.checkpointing not in supported.checkpointing:
         return f"it has no {plan.checkpointing} recomputation"
-    if plan.tensor > 1 and plan.sequence_parallel not in able.sequence_parallel:
+    if plan.tensor > 1 and plan.sequence_parallel not in supported.sequence_parallel:
         return f"its tensor parallelism {'never' if plan.sequence_parallel else 'always'} splits norms by sequence"
     return f"it has no ZeRO stage {plan.zero_stage} with these degrees"
 
@@ -209,9 +209,9 @@ def _priced(launcher: str, setting: Setting) -> Setting:
     """
     if setting.workload.framework is not None:
         return setting
-    able = LAUNCHERS[launcher].frameworks
-    runs = (name for name in able if bool(abilities(name).executes(Plans.of(setting.plan))[0]))
-    return replace(setting, workload=replace(setting.workload, framework=next(runs, able[-1])))
+    frameworks = LAUNCHERS[launcher].frameworks
+    runs = (name for name in frameworks if bool(abilities(name).executes(Plans.of(setting.plan))[0]))
+    return replace(setting, workload=replace(setting.workload, framework=next(runs, frameworks[-1])))
 
 
 _WEIGHTS: Mapping[str, str] = {

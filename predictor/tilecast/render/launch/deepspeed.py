@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilecast.frameworks import gradient_bytes
-from tilecast.overlap import Caps, hides
+from tilecast.overlap import BucketLimits, hides_gradients
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
 from tilecast.spec import Optimizer, Plans
@@ -56,10 +56,13 @@ def _zero(setting: Setting) -> dict[str, object]:
     """
     plan, workload = setting.plan, setting.workload
     # Stage 3 is priced with overlap whatever the job says.
-    settings: dict[str, object] = {"stage": plan.zero_stage, "overlap_comm": hides(workload) or plan.zero_stage == 3}
+    settings: dict[str, object] = {
+        "stage": plan.zero_stage,
+        "overlap_comm": hides_gradients(workload) or plan.zero_stage == 3,
+    }
     if plan.zero_stage:
         each = gradient_bytes(workload)
-        bucket = round(float(Caps.of(workload, Plans.of(plan), each, np.zeros(1)).rest[0]) / each)
+        bucket = round(float(BucketLimits.of(workload, Plans.of(plan), each, np.zeros(1)).rest[0]) / each)
         settings["reduce_bucket_size"] = bucket
         settings["allgather_bucket_size"] = bucket - bucket % 2
     if workload.offload != "none":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilecast.graph import Block, Shards, Transfer
+from tilecast.graph import Block, CollectiveCall, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
@@ -35,12 +35,12 @@ def classifier(workload: Workload, shards: Shards) -> Block:
     ops += layers.pointwise("norm", numerics, seen * WIDTH, kernels=2, absorbed=False)
     ops += layers.linear("logits", numerics, rows, WIDTH, seen)
     ops += layers.pointwise("margin", numerics, rows * seen, kernels=2, backward=(1.0, 1.0))
-    transfers = [Transfer("embeddings", "all_gather", "expert", numerics.element * rows * WIDTH)]
+    collectives = [CollectiveCall("embeddings", "all_gather", "expert", numerics.element * rows * WIDTH)]
     if numerics.training:
         ops += layers.cross_entropy("loss", numerics, rows, seen)
-        transfers.append(Transfer("softmax", "all_reduce", "expert", 4.0 * rows, count=2.0))
+        collectives.append(CollectiveCall("softmax", "all_reduce", "expert", 4.0 * rows, count=2.0))
         gradient = numerics.element * rows * WIDTH
-        transfers.append(Transfer("embeddings.gradient", "reduce_scatter", "expert", gradient, "backward"))
+        collectives.append(CollectiveCall("embeddings.gradient", "reduce_scatter", "expert", gradient, "backward"))
     activation_bytes, scratch = layers.logit_bytes(numerics)
     activations = rows * seen * (activation_bytes + numerics.element)
     weights = held * WIDTH
@@ -50,7 +50,7 @@ def classifier(workload: Workload, shards: Shards) -> Block:
         tuple(ops),
         weights,
         np.stack([activations] * 3),
-        tuple(transfers),
+        tuple(collectives),
         expert_parameters=weights,
         working_bytes=scratch * rows * seen + 2 * numerics.element * seen * WIDTH,
     )

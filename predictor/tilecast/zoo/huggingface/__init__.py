@@ -216,7 +216,7 @@ def _read_tower(kind: str, config: Mapping[str, Any], path: str, whole: object) 
     if isinstance(stated, str) and stated and stated != kind and stated != whole:
         if parts.is_single(_tables().get(stated)):
             kind = stated
-        elif stated not in _tables() and _of_class(stated) != kind and not parts.is_alike(stated, kind):
+        elif stated not in _tables() and _of_class(stated) != kind and not parts.has_same_prefix(stated, kind):
             return None
     return _read(kind, config, path, config)
 

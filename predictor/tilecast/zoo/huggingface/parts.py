@@ -34,7 +34,7 @@ def is_single(table: Mapping[str, Any] | None) -> bool:
     return table is not None and not {"language", "within"} & set(table)
 
 
-def is_alike(one: str, other: str) -> bool:
+def has_same_prefix(one: str, other: str) -> bool:
     """Return whether the names of two types begin alike, as those of a model and its parts do."""
     return one.replace("-", "_").split("_")[0] == other.replace("-", "_").split("_")[0]
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilecast import calibration
-from tilecast.api.calibration import PoolCalibration, PoolError, Seen, corrections
+from tilecast.api.calibration import ObservedRun, PoolCalibration, PoolError, corrections
 from tilecast.api.status import TrainingJobStatus
 from tilecast.calibration import LEVELS, Calibration, Run
-from tilecast.namespaces import Namespaces, doubts
+from tilecast.namespace_calibration import NamespaceCalibration, quarantine_reasons
 from tilecast.spec import Floats
 from tilecast_operator.observed.reports import ScoredForecast, Window
 from tilecast_operator.observed.run_store import RunStore
 
 MAX_FIT = 512
 """Newest runs of a namespace that are fitted: the time of a fit grows with the cube of their number."""
-SLIGHT = 0.005
+REFIT_TOLERANCE = 0.005
 """Relative change of the corrections common to all namespaces beyond which namespaces without a new run are fitted
 again."""
 
@@ -57,16 +57,18 @@ class Score:
             self.forecast.framework or "", namespace,
         )  # fmt: skip
 
-    def seen(self, namespace: str, name: str, uid: str, account: str = "", namespace_uid: str = "") -> Seen:
+    def observed_run(
+        self, namespace: str, name: str, uid: str, account: str = "", namespace_uid: str = ""
+    ) -> ObservedRun:
         """Return the score as the run of a job, with the source of its reports."""
-        latest, ran = self.window.latest, self.forecast
-        return Seen(
+        latest, forecast = self.window.latest, self.forecast
+        return ObservedRun(
             uid, self.window.time, self.run(namespace), name, account, latest.source, namespace_uid,
-            ran.gpus, ran.plan, self.window.parts,
+            forecast.gpus, forecast.plan, self.window.parts,
         )  # fmt: skip
 
 
-class Learner:
+class Calibrator:
     """Corrections learned from the runs of a store.
 
     Args:
@@ -77,21 +79,21 @@ class Learner:
     def __init__(self, store: RunStore, trusted: Collection[str] = ()) -> None:
         self._store = store
         self._trusted = frozenset(trusted)
-        self._taught = Taught.by((), ())
-        self._tables: Mapping[str | None, Calibration] = self._taught.tables
+        self._fitted = FittedCalibration.fit((), ())
+        self._tables: Mapping[str | None, Calibration] = self._fitted.tables
         """Tables that forecasts use: those of the newest fit, except for changes too small to answer anybody anew."""
-        self._doubts: dict[str, tuple[list[Run], list[str]]] = {}
+        self._quarantine_reasons: dict[str, tuple[list[Run], list[str]]] = {}
         """Runs by namespace, and why each is not learned from. The same runs are judged only once."""
 
-    def adopt(self, taught: Taught) -> bool:
+    def adopt(self, fitted: FittedCalibration) -> bool:
         """Take over the result of a fit; return whether it changes forecasts.
 
         A namespace keeps the table that it uses until its new table differs from it.
         """
-        before, self._taught = self._tables, taught
-        known = {name: before.get(name, before[None]) for name in {*before, *taught.tables}}
+        before, self._fitted = self._tables, fitted
+        known = {name: before.get(name, before[None]) for name in {*before, *fitted.tables}}
         self._tables = {
-            name: table if table.differs(known[name]) else known[name] for name, table in taught.tables.items()
+            name: table if table.differs(known[name]) else known[name] for name, table in fitted.tables.items()
         }
         return any(self._tables.get(name, self.table) is not table for name, table in known.items())
 
@@ -106,17 +108,17 @@ class Learner:
         return {name: table for name, table in self._tables.items() if name is not None}
 
     @property
-    def _shown(self) -> Calibration:
+    def _reported_table(self) -> Calibration:
         """Table for statuses and metrics: that of the only namespace with runs, or else that of all others."""
-        names = [name for name in self._taught.tables if name is not None]
-        return self._taught.table(names[0] if len(names) == 1 else None)
+        names = [name for name in self._fitted.tables if name is not None]
+        return self._fitted.table(names[0] if len(names) == 1 else None)
 
     def pool(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
         """Return `calibration` and `error` for the status of a pool; None for each if no run supports it."""
         if not self._store.of(name):
             return None, None
-        status = PoolCalibration(corrections=corrections(self._shown, gpu))
-        runs, errors = self._taught.runs, self._taught.errors
+        status = PoolCalibration(corrections=corrections(self._reported_table, gpu))
+        runs, errors = self._fitted.runs, self._fitted.errors
         mine = np.array([run.pool == name for run in runs], dtype=bool)
         if not mine.any():
             return status, None
@@ -132,48 +134,48 @@ class Learner:
         of_namespace: dict[str, list[Run]] = {}
         for item in self._store.of(name):
             of_namespace.setdefault(item.run.namespace, []).append(item.run)
-        counts = {space: calibration.drifted(members) or 0 for space, members in of_namespace.items()}
+        counts = {space: calibration.drift_start(members) or 0 for space, members in of_namespace.items()}
         since = [space for space, count in counts.items() if count]
         is_confirmed = len(since) > 1 or len(counts) == 1 or not self._trusted.isdisjoint(since)
         return sum(counts.values()) if is_confirmed else 0
 
-    def quarantined(self) -> list[tuple[Seen, str]]:
+    def quarantined(self) -> list[tuple[ObservedRun, str]]:
         """Return the runs that are not learned from, and why."""
-        of_namespace: dict[str, list[Seen]] = {}
+        of_namespace: dict[str, list[ObservedRun]] = {}
         for item in self._store.ordered():
             of_namespace.setdefault(item.run.namespace, []).append(item)
-        before, self._doubts = self._doubts, {}
+        before, self._quarantine_reasons = self._quarantine_reasons, {}
         for name, members in of_namespace.items():
             runs = [item.run for item in members]
             same = name in before and before[name][0] == runs
-            self._doubts[name] = before[name] if same else (runs, doubts(runs))
+            self._quarantine_reasons[name] = before[name] if same else (runs, quarantine_reasons(runs))
         return [
             (item, why)
             for name, members in of_namespace.items()
-            for item, why in zip(members, self._doubts[name][1], strict=True)
+            for item, why in zip(members, self._quarantine_reasons[name][1], strict=True)
             if why
         ]
 
-    def standing(self) -> Mapping[tuple[str, str], int]:
+    def run_counts(self) -> Mapping[tuple[str, str], int]:
         """Return how many runs of each pool count, are superseded, or are in doubt and why."""
         quarantined = self.quarantined()
         counts = Counter((item.run.pool, why) for item, why in quarantined)
-        held = Counter(item.run.pool for item in self._store.ordered())
-        counting = Counter(run.pool for run in self._taught.runs)
+        kept = Counter(item.run.pool for item in self._store.ordered())
+        counting = Counter(run.pool for run in self._fitted.runs)
         doubted = Counter(item.run.pool for item, _ in quarantined)
-        for pool in held:
+        for pool in kept:
             counts[pool, "Counts"] = counting[pool]
-            counts[pool, "Superseded"] = max(held[pool] - counting[pool] - doubted[pool], 0)
+            counts[pool, "Superseded"] = max(kept[pool] - counting[pool] - doubted[pool], 0)
         return counts
 
     @property
     def bounded(self) -> frozenset[str]:
         """Namespaces whose influence on the forecasts of others is at its bound."""
-        return self._taught.namespaces.bounded
+        return self._fitted.namespaces.bounded
 
     def sizes(self) -> Mapping[tuple[str, ...], int]:
         """Return how many runs count, by GPU, precision and family."""
-        return Counter(map(_group, self._taught.runs))
+        return Counter(map(_group, self._fitted.runs))
 
     def errors(self, shown: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[tuple[str, ...], GroupErrors]:
         """Return errors by GPU, precision and family, raw and calibrated; the latter without the run itself.
@@ -181,10 +183,10 @@ class Learner:
         Args:
             shown: the group under which each group is shown.
         """
-        runs = self._taught.runs
+        runs = self._fitted.runs
         if not runs:
             return {}
-        columns = {"raw": _raw(runs), "calibrated": self._taught.errors}
+        columns = {"raw": _raw(runs), "calibrated": self._fitted.errors}
         groups = [shown[_group(run)] for run in runs]
         rows = {group: np.array([one == group for one in groups]) for group in set(groups)}
         return {
@@ -201,14 +203,15 @@ class Learner:
         depth = dict(LEVELS)["kind"]
         return {
             (item.group[0], item.group[1], item.group[2]): item.ratio
-            for item in self._shown.corrections
+            for item in self._reported_table.corrections
             if len(item.group) == depth
         }
 
-    def question(self) -> tuple[tuple[Run, ...], frozenset[str], Taught]:
-        """Return the arguments of `Taught.by`: newest runs of every namespace, trusted namespaces and the previous fit.
+    def fit_arguments(self) -> tuple[tuple[Run, ...], frozenset[str], FittedCalibration]:
+        """Return the arguments of `FittedCalibration.fit`.
 
-        The runs of each namespace are in order, oldest first.
+        These are the newest runs of every namespace, the trusted namespaces and the previous fit. The runs of each
+        namespace are in order, oldest first.
         """
         of_namespace: dict[str, list[Run]] = {}
         for item in self._store.ordered():
@@ -216,20 +219,20 @@ class Learner:
         return (
             tuple(run for members in of_namespace.values() for run in members[-MAX_FIT:]),
             self._trusted,
-            self._taught,
+            self._fitted,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
+class FittedCalibration:
     """Result of a fit: a table for each namespace, and the runs that count, with their errors."""
 
     tables: Mapping[str | None, Calibration]
     """Table by namespace with runs; None is the key for all other namespaces."""
     runs: tuple[Run, ...]
     errors: Floats
-    namespaces: Namespaces
-    errors_of: Mapping[str, Floats]
+    namespaces: NamespaceCalibration
+    errors_by_namespace: Mapping[str, Floats]
     """Signed relative errors of the runs of each namespace, if all other runs correct the forecast; `errors` has those
     of all runs, (n,)."""
     base: Calibration
@@ -237,18 +240,23 @@ class Taught:
     table until this one changes."""
 
     @classmethod
-    def by(cls, runs: Sequence[Run], trusted: Collection[str], before: Taught | None = None) -> Taught:
+    def fit(
+        cls, runs: Sequence[Run], trusted: Collection[str], before: FittedCalibration | None = None
+    ) -> FittedCalibration:
         """Fit corrections to these runs, oldest first, given the previous fit."""
-        namespaces = Namespaces(runs, trusted, None if before is None else before.namespaces)
+        namespaces = NamespaceCalibration(runs, trusted, None if before is None else before.namespaces)
         common = namespaces.fit()
         tables: dict[str | None, Calibration] = {None: common}
         errors: dict[str, Floats] = {}
-        known = None if before is None or common.differs(before.base, SLIGHT) else before
+        known = None if before is None or common.differs(before.base, REFIT_TOLERANCE) else before
         for namespace, members in namespaces.runs.items():
             if known is not None and known.namespaces.runs.get(namespace) == members:
-                tables[namespace], errors[namespace] = known.tables[namespace], known.errors_of[namespace]
+                tables[namespace], errors[namespace] = known.tables[namespace], known.errors_by_namespace[namespace]
             else:
-                tables[namespace], errors[namespace] = namespaces.fit(namespace), namespaces.left_out(namespace)
+                tables[namespace], errors[namespace] = (
+                    namespaces.fit(namespace),
+                    namespaces.leave_one_out_errors(namespace),
+                )
         counting = tuple(run for members in namespaces.runs.values() for run in members)
         all_errors = np.concatenate([np.zeros(0), *errors.values()])
         return cls(tables, counting, all_errors, namespaces, errors, common if known is None else known.base)

@@ -11,7 +11,7 @@ _Name: TypeAlias = tuple[str, str, str]
 """Namespace, workload, and template of a job's name; one of the last two is empty."""
 
 
-class Askers:
+class RunRequesters:
     """Jobs by the workloads and the templates of names whose runs they requested. Belongs to one event loop."""
 
     def __init__(self) -> None:

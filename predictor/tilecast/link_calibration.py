@@ -77,13 +77,13 @@ CONSTANTS = (
     ),
 )  # fmt: skip
 """Constants that are fitted: fields of a link and of its protocols. A constant that is 0 or absent stays so."""
-REACH = 8.0
+SEARCH_RANGE = 8.0
 """Factor by which a constant may move up or down in the first round; each later round takes the root of it."""
-PULL = 0.001
+REGULARIZATION = 0.001
 """Loss of moving one constant by a factor of e."""
 
 
-GAIN = 2.0
+MIN_GAIN = 2.0
 """Least gain of a constant that stays moved, as rows times the logarithm of the error's ratio: Akaike's price of a
 parameter."""
 
@@ -103,29 +103,31 @@ def fit(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Lin
         return float(np.mean(np.abs(np.log(predict(measured, intra, inter) / measured.seconds))))
 
     def loss(tried: Link) -> float:
-        return error(tried) + PULL * sum(abs(math.log(constant(tried, name) / start)) for name, start in begin.items())
+        return error(tried) + REGULARIZATION * sum(
+            abs(math.log(constant(tried, name) / start)) for name, start in begin.items()
+        )
 
     def counts(name: str) -> bool:
         """Return whether the time of some row depends on the constant."""
         pairs = [(other, one) if link.per_node else (one, other) for one in (link, _scaled(link, name, 1.1))]
         before, after = (predict(measured, *pair) for pair in pairs)
-        return bool(np.abs(np.log(after / before)).max() >= FELT * np.log(1.1))
+        return bool(np.abs(np.log(after / before)).max() >= MIN_TIME_SHARE * np.log(1.1))
 
     begin = {name: value for name in CONSTANTS if (value := constant(link, name)) and counts(name)}
     best, least = link, loss(link)
     for turn in range(rounds):
         for name in begin:
-            reach = REACH ** (0.5**turn)
+            reach = SEARCH_RANGE ** (0.5**turn)
             limits = {"share": 1 / best.efficiency, "efficiency": min(1 / _most_share(best), 1.0), "own_share": 1.0}
             most = limits.get(name.split(".")[-1], np.inf)
             for value in np.minimum(constant(best, name) * np.geomspace(1 / reach, reach, 15), most):
                 tried = _with(best, name, _three_digits(value, most))
                 if (reached := loss(tried)) < least:
                     best, least = tried, reached
-    return _unmoved(link, best, error, len(measured))
+    return _without_insignificant(link, best, error, len(measured))
 
 
-def _unmoved(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
+def _without_insignificant(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
     """Return the fitted link without the changes that explain the rows no better than chance.
 
     Such constants return to their values in `link`, one after the other.
@@ -135,7 +137,7 @@ def _unmoved(link: Link, fitted: Link, error: Callable[[Link], float], rows: int
         restored = {name: _scaled(fitted, name, _rate(link, name) / _rate(fitted, name)) for name in sorted(moved)}
         errors = {name: error(one) for name, one in restored.items()}
         name = min(errors, key=lambda one: (errors[one], one))
-        if rows * np.log((errors[name] + _ROUNDED) / (error(fitted) + _ROUNDED)) >= GAIN:
+        if rows * np.log((errors[name] + _ROUNDED) / (error(fitted) + _ROUNDED)) >= MIN_GAIN:
             break
         fitted = restored[name]
         moved.remove(name)
@@ -161,7 +163,7 @@ def _scaled(link: Link, name: str, factor: float) -> Link:
     return replace(link, efficiency=link.efficiency * factor, protocols=protocols)
 
 
-FELT = 0.2
+MIN_TIME_SHARE = 0.2
 """Least share of a row's time that must depend on a constant for the row to measure it."""
 _ROUNDED = 5e-4
 """Error that remains because constants have three digits."""

@@ -12,7 +12,7 @@ A run that reports the time of its collectives or its update has a separate devi
 the rest of its step: the wait for links is carried over to the exchanges of other plans, the time of the update to
 their updates.
 
-`JobRuns.columns` is the entry point; `compared` and `carried` deal with the parts of steps.
+`JobRuns.factors` is the entry point; `part_deviations` and `corrected_parts` deal with the parts of steps.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ import numpy.typing as npt
 from tilecast import shipped
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
-MOST = 3.0
+MAX_RATIO = 3.0
 """Largest factor of a correction, up or down. A larger error means that another job ran, not that the forecast was
 wrong."""
-BOUND = 0.1
+MAX_CHANGE_BY_OTHERS = 0.1
 """Largest relative change of a job's forecasts where all its runs are of other workloads under the job's name."""
 LEVELS = ("job", "split", "shape", "architecture", "setting")
-"""Deviations that runs of one job share, in the order of `alike`."""
-TOGETHER = "together"
-APART = ("communication", "optimizer")
+"""Deviations that runs of one job share, in the order of `shared_levels`."""
+REST = "together"
+SEPARATE_PARTS = ("communication", "optimizer")
 """Parts of a step that are corrected on their own where a run reports them; all others are corrected together."""
-LINKS = (False, True, None)
+LINK_KINDS = (False, True, None)
 """Kinds of plans: those that exchange inside a node, those that do so across nodes, and pipelines, whose stages wait
 for more than links."""
-MOST_EXPOSED = 100.0
-"""Value of `MOST` for the ratio of exposed communication, whose forecast may be close to zero."""
-SPLIT = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
+MAX_EXPOSED_RATIO = 100.0
+"""Value of `MAX_RATIO` for the ratio of exposed communication, whose forecast may be close to zero."""
+SPLIT_COLUMNS = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
 """Columns of a plan that say how it splits the model; the others say how many copies there are, and of how many
 samples."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
-WHOLE = tuple(item.name for item in fields(Plans))
+ALL_COLUMNS = tuple(item.name for item in fields(Plans))
 """Every column of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunSetting:
     """A GPU and what a job computes there, as far as deviations of its forecast may depend on it."""
 
     gpu: str
@@ -62,10 +62,10 @@ class Place:
     sequence_length: int
     global_batch: int
     family: str
-    """Family of the model; it determines the share of jobs that are forecast well (`usual`)."""
+    """Family of the model; it determines the share of jobs that are forecast well (`small_deviation_share`)."""
 
     @classmethod
-    def of(cls, gpu: str, architecture: str, workload: Workload) -> Place:
+    def of(cls, gpu: str, architecture: str, workload: Workload) -> RunSetting:
         """Return the place of a workload on a GPU."""
         shape = (workload.precision, workload.sequence_length, workload.global_batch)
         return cls(gpu, architecture, *shape, workload.model.family)
@@ -96,11 +96,11 @@ class MeasuredParts:
         """Sum of the reported parts."""
         return sum(one or 0.0 for one in self.values)
 
-    def times(self, factor: float) -> MeasuredParts:
+    def scaled(self, factor: float) -> MeasuredParts:
         """Return the parts of a step that is `factor` times as long."""
         return MeasuredParts(*(None if one is None else one * factor for one in self.values))
 
-    def moved(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
+    def blended(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
         """Return these parts moved towards newer ones by a weight.
 
         A part that only one of the two reports keeps the value reported.
@@ -111,13 +111,13 @@ class MeasuredParts:
         )
 
     @property
-    def apart_s(self) -> dict[str, float]:
-        """Reported parts that `APART` lists."""
-        known = zip(APART, (self.communication_s, self.optimizer_s), strict=True)
+    def separate_s(self) -> dict[str, float]:
+        """Reported parts that `SEPARATE_PARTS` lists."""
+        known = zip(SEPARATE_PARTS, (self.communication_s, self.optimizer_s), strict=True)
         return {name: value for name, value in known if value is not None}
 
 
-UNTOLD = MeasuredParts()
+NO_PARTS = MeasuredParts()
 """Parts of a run that reports only its step."""
 
 
@@ -125,7 +125,7 @@ UNTOLD = MeasuredParts()
 class JobRun:
     """A measured run of the job."""
 
-    place: Place
+    place: RunSetting
     plan: Plan
     deviation: float
     """log(predicted / observed), for the forecast without the job's own runs."""
@@ -134,77 +134,86 @@ class JobRun:
     waited_s: float = 0.0
     """Seconds of a step that the run waited for its data loader, which no other GPU shortens."""
     parts: tuple[tuple[str, float], ...] = ()
-    """Deviations of the reported parts and of the rest, from `compared`; empty where the run reports none."""
+    """Deviations of the reported parts and of the rest, from `part_deviations`; empty where the run reports none."""
     parts_elsewhere: tuple[tuple[str, float], ...] = ()
     """Value of `parts` with communication as a part of the rest."""
     gpus_per_node: int = 1
-    fields: tuple[str, ...] = WHOLE
+    fields: tuple[str, ...] = ALL_COLUMNS
     """Columns of its plan that are known; in the others, every plan counts as equal."""
     is_relative: bool = False
     """Whether it is of another workload under the job's name; then the deviations of its plan or shape are ignored."""
 
     def deviations(self, is_across: bool | None) -> tuple[float, ...]:
-        """Return the deviations of the parts corrected together and of each of `APART`, for one kind of plans.
+        """Return the deviations of the parts corrected together and of each of `SEPARATE_PARTS`, for one kind of plans.
 
-        `is_across` is False for plans inside a node, True for plans across nodes, None for pipelines (`LINKS`). A part
-        that is not reported deviates like the rest, and so does the wait for links of another kind.
+        `is_across` is False for plans inside a node, True for plans across nodes, None for pipelines (`LINK_KINDS`). A
+        part that is not reported deviates like the rest, and so does the wait for links of another kind.
         """
-        is_alike = is_across == (self.plan.gpus > self.gpus_per_node)
-        parts = dict(self.parts if is_alike else self.parts_elsewhere)
-        together = parts.get(TOGETHER, self.deviation)
-        return together, *(parts.get(name, together) for name in APART)
+        is_same_kind = is_across == (self.plan.gpus > self.gpus_per_node)
+        parts = dict(self.parts if is_same_kind else self.parts_elsewhere)
+        rest = parts.get(REST, self.deviation)
+        return rest, *(parts.get(name, rest) for name in SEPARATE_PARTS)
 
 
-def compared(
-    expected_s: Mapping[str, float], exchanged_s: float, spent_s: float, apart_s: Mapping[str, float]
+def part_deviations(
+    expected_s: Mapping[str, float], exchanged_s: float, spent_s: float, separate_s: Mapping[str, float]
 ) -> tuple[tuple[str, float], ...]:
     """Return the deviations of the parts of a step that were measured on their own, and that of the rest.
 
-    The forecast that `carried` corrects by their inverse exponentials is the measured step. Exposed communication is
-    compared after the time of all collectives, hidden ones included, is added to it. So a run that waits although
-    everything was to be hidden shows which share is not hidden, and gives no infinite ratio.
+    The forecast that `corrected_parts` corrects by their inverse exponentials is the measured step. Exposed
+    communication is compared after the time of all collectives, hidden ones included, is added to it. So a run that
+    waits although everything was to be hidden shows which share is not hidden, and gives no infinite ratio.
 
     Args:
         expected_s: the parts of the forecast.
         exchanged_s: seconds of all collectives by the same forecast, hidden ones included.
         spent_s: seconds of the measured step.
-        apart_s: seconds of it that some of `APART` took, less than all, each with a forecast of some time.
+        separate_s: seconds of it that some of `SEPARATE_PARTS` took, less than all, each with a forecast of some time.
     """
-    rest_s = sum(expected_s.values()) - sum(expected_s[name] for name in apart_s)
-    together = rest_s / (spent_s - sum(apart_s.values()))
-    known = {TOGETHER: math.log(together)}
-    for name, seconds in apart_s.items():
+    rest_s = sum(expected_s.values()) - sum(expected_s[name] for name in separate_s)
+    rest = rest_s / (spent_s - sum(separate_s.values()))
+    known = {REST: math.log(rest)}
+    for name, seconds in separate_s.items():
         beside = exchanged_s if name == "communication" else 0.0
-        known[name] = math.log((expected_s[name] + beside) / (seconds + beside / together))
+        known[name] = math.log((expected_s[name] + beside) / (seconds + beside / rest))
     return tuple(known.items())
 
 
-def carried(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> dict[str, Floats]:
-    """Return the parts of steps, (n,) each, times the ratios of `JobRuns.columns`, (3, n).
+def corrected_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> dict[str, Floats]:
+    """Return the parts of steps, (n,) each, times the ratios of `JobRuns.factors`, (3, n).
 
-    No step becomes longer or shorter by more than `MOST`. `hidden_s` are the seconds of collectives that computation
-    hides, (n,).
+    No step becomes longer or shorter by more than `MAX_RATIO`. `hidden_s` are the seconds of collectives that
+    computation hides, (n,).
     """
-    together, exposed, update = ratios
-    parts = {name: value * together for name, value in parts_s.items()}
+    rest, exposed, update = ratios
+    parts = {name: value * rest for name, value in parts_s.items()}
     exchanged = parts_s["communication"] + hidden_s
-    gained = parts_s["communication"] * exposed + exchanged * (exposed - together)
+    gained = parts_s["communication"] * exposed + exchanged * (exposed - rest)
     parts |= {"communication": np.maximum(gained, 0.0), "optimizer": parts_s["optimizer"] * update}
     step_s, before = (np.sum(list(one.values()), axis=0) for one in (parts, parts_s))
-    within = np.clip(step_s / before, 1 / MOST, MOST) * before / step_s
+    within = np.clip(step_s / before, 1 / MAX_RATIO, MAX_RATIO) * before / step_s
     return {name: value * within for name, value in parts.items()}
 
 
-def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
+def shared_levels(own: JobRun, place: RunSetting, plans: Plans) -> Mask:
     """Return which deviations a run shares with each of the plans at a place: a row for each of `LEVELS`, (5, n)."""
-    seen, ran = own.place, Plans.of(own.plan)
-    shape = (seen.precision, seen.sequence_length) == (place.precision, place.sequence_length)
+    place_of_run, run_plan = own.place, Plans.of(own.plan)
+    shape = (place_of_run.precision, place_of_run.sequence_length) == (place.precision, place.sequence_length)
     every = np.ones(len(plans), dtype=bool)
-    same = {name: every if name not in own.fields else getattr(plans, name) == getattr(ran, name) for name in WHOLE}
-    split = np.all([same[name] for name in SPLIT], axis=0)
-    whole = np.all(list(same.values()), axis=0) & (plans.gpus == ran.gpus)
+    same = {
+        name: every if name not in own.fields else getattr(plans, name) == getattr(run_plan, name)
+        for name in ALL_COLUMNS
+    }
+    split = np.all([same[name] for name in SPLIT_COLUMNS], axis=0)
+    whole = np.all(list(same.values()), axis=0) & (plans.gpus == run_plan.gpus)
     return np.stack(
-        [every, split, split & shape, every & (seen.architecture == place.architecture), whole & (seen == place)]
+        [
+            every,
+            split,
+            split & shape,
+            every & (place_of_run.architecture == place.architecture),
+            whole & (place_of_run == place),
+        ]
     )
 
 
@@ -219,7 +228,7 @@ def deviations() -> Mapping[str, float]:
 
 
 @cache
-def usual(family: str) -> float:
+def small_deviation_share(family: str) -> float:
     """Return the share of the jobs of a model family that deviate little."""
     shares = shipped.table("tilecast", "calibration.toml")["job"]["usual"]
     return float(shares.get(family, shares["other"]))
@@ -231,12 +240,12 @@ class JobRuns:
 
     runs: tuple[JobRun, ...] = ()
 
-    def columns(
-        self, place: Place, plans: Plans, gpus_per_node: int, known: Mapping[str, float] | None = None
+    def factors(
+        self, place: RunSetting, plans: Plans, gpus_per_node: int, known: Mapping[str, float] | None = None
     ) -> tuple[Floats, Floats]:
         """Return the factors on parts of the steps of plans, (3, n), and on the half-width of their ranges, (n,).
 
-        The first row of the factors is for the parts that are corrected together, the others are for `APART`.
+        The first row of the factors is for the parts that are corrected together, the others are for `SEPARATE_PARTS`.
 
         Args:
             place: the GPU, and what is computed there.
@@ -245,23 +254,25 @@ class JobRuns:
             known: figures to use instead of `deviations()`.
         """
         if not self.runs:
-            return np.ones((1 + len(APART), len(plans))), np.ones(len(plans))
-        ran = Plans.of(*(one.plan for one in self.runs))
-        among = np.stack([self._alike(one.place, ran.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1)
+            return np.ones((1 + len(SEPARATE_PARTS), len(plans))), np.ones(len(plans))
+        run_plans = Plans.of(*(one.plan for one in self.runs))
+        among = np.stack(
+            [self._shared_levels(one.place, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1
+        )
         reports = np.array([one.reports for one in self.runs])
-        shared = self._alike(place, plans)
-        held = [name in ("job", "architecture") for name in LEVELS]
+        shared = self._shared_levels(place, plans)
+        of_job = [name in ("job", "architecture") for name in LEVELS]
         relative = np.array([one.is_relative for one in self.runs])
-        shared &= np.array(held)[:, None, None] | ~relative[:, None]
-        share = usual(place.family)
-        deviation, most = np.array([[one.deviation for one in self.runs]]), np.array([[MOST]])
+        shared &= np.array(of_job)[:, None, None] | ~relative[:, None]
+        share = small_deviation_share(place.family)
+        deviation, most = np.array([[one.deviation for one in self.runs]]), np.array([[MAX_RATIO]])
         if any(one.parts for one in self.runs):
-            links = [[one.deviations(is_across) for one in self.runs] for is_across in LINKS]
+            links = [[one.deviations(is_across) for one in self.runs] for is_across in LINK_KINDS]
             deviation = np.array(links).swapaxes(-1, -2).reshape(-1, len(self.runs))
-            most = np.tile([[MOST], [MOST_EXPOSED], [MOST]], (len(LINKS), 1))
-        ratio, width = corrected(known or deviations(), share, among[:, :, 0], shared, deviation, reports)
-        most = np.minimum(most, 1 + BOUND) if relative.all() else most
-        shape = (len(LINKS), 1 + len(APART), len(plans))
+            most = np.tile([[MAX_RATIO], [MAX_EXPOSED_RATIO], [MAX_RATIO]], (len(LINK_KINDS), 1))
+        ratio, width = correction_factors(known or deviations(), share, among[:, :, 0], shared, deviation, reports)
+        most = np.minimum(most, 1 + MAX_CHANGE_BY_OTHERS) if relative.all() else most
+        shape = (len(LINK_KINDS), 1 + len(SEPARATE_PARTS), len(plans))
         ratios = np.broadcast_to(np.clip(ratio, 1 / most, most), (shape[0] * shape[1], shape[2])).reshape(shape)
         inside, across, pipelines = ratios
         return np.where(plans.pipeline > 1, pipelines, np.where(plans.gpus > gpus_per_node, across, inside)), width
@@ -274,9 +285,9 @@ class JobRuns:
         each = [one.waited_s / node_samples(Plans.of(one.plan), one.gpus_per_node)[0] for one in self.runs]
         return float(np.mean(each)) * node_samples(plans, gpus_per_node)
 
-    def _alike(self, place: Place, plans: Plans) -> Mask:
+    def _shared_levels(self, place: RunSetting, plans: Plans) -> Mask:
         """Return the deviations that each run shares with each of the plans at a place, (5, k, n)."""
-        return np.stack([alike(one, place, plans) for one in self.runs], axis=1)
+        return np.stack([shared_levels(one, place, plans) for one in self.runs], axis=1)
 
 
 def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
@@ -285,7 +296,7 @@ def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
     return np.asarray(samples / np.ceil(plans.gpus / gpus_per_node))
 
 
-def corrected(
+def correction_factors(
     known: Mapping[str, float], usual: Floats | float, among: Mask, shared: Mask, deviation: Floats, reports: Ints
 ) -> tuple[Floats, Floats]:
     """Return the factors on steps, and on the half-width of their ranges, (…, n) each.
