@@ -303,7 +303,7 @@ _Effect: TypeAlias = tuple[str, Key]
 
 @dataclass(frozen=True)
 class RunFit:
-    """Runs that count fully, with their inverse covariance, and what is learned from the runs of others."""
+    """Fit to the runs of one party, which have full weight, and to what the runs of other parties support."""
 
     runs: tuple[Run, ...]
     known: Mapping[str, float]

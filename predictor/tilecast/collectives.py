@@ -71,10 +71,10 @@ def ring_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
 
 
 def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Return the time of a chain inside the node and a double binary tree between nodes.
+    """Return the time of an all-reduce by a chain inside each node and a double binary tree between nodes.
 
-    It takes 2 log2 N network hops (Sanders, Speck and Träff, 2009). A node sends half of the buffer up and twice half
-    of it down one tree, and half of it up the other tree. Each of only two nodes sends the buffer once.
+    It takes 2 log2 N network hops (Sanders, Speck and Träff, 2009). A node sends twice the buffer: half of it up each
+    of the two trees, and half of it down to two children in one of them. With two nodes, each sends the buffer once.
     """
     load = _Load(
         near_hops=2 * (group.local - 1),

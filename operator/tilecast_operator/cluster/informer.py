@@ -278,6 +278,6 @@ def _without_times(text: bytes, mark: bytes) -> list[bytes]:
 
 
 def _named(node: Document) -> Document:
-    """Return the part of a node that it takes to report that it is gone."""
+    """Return a node reduced to its name and uid, which is enough to report its deletion."""
     metadata = node["metadata"]
     return {"kind": "Node", "metadata": {"name": metadata["name"], "uid": metadata.get("uid", "")}}

@@ -97,7 +97,7 @@ def time_field(description: str) -> Any:
 
 
 def keyed_by(name: str) -> dict[str, Any]:
-    """Return the bounds of a list whose items the API server identifies by the field `name`."""
+    """Return schema entries that make a list a map by the field `name`, as server-side apply merges it."""
     return {"json_schema_extra": {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [name]}}
 
 

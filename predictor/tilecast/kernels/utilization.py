@@ -131,7 +131,10 @@ def die(gpu: Gpu) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A row of a network's bias tables, and the relative half-width of its 90 % interval."""
+    """Die and case of a kernel: their row in the network's bias tables, and the half-width of the prediction's range.
+
+    The half-width is relative; the range holds 90 % of the measurements.
+    """
 
     index: int
     spread: float

@@ -16,7 +16,7 @@ Terms: TypeAlias = tuple[Floats | None, tuple[Floats, ...]]
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """Objective of a plan: minimize the largest value of one column over jobs, then the sums of others, in order."""
+    """Lexicographic objective of a queue's plan: the maximum over jobs of one quantity, then the sums of others."""
 
     name: str
     summary: str

@@ -38,7 +38,7 @@ class QueueQuestion:
 
 
 def planned(question: QueueQuestion) -> QueueScreen | tuple[Unplanned, ...]:
-    """Return the plan of a queue, or the jobs that cannot be planned where none can.
+    """Return the plan of a queue; if no job of it can be planned, return the jobs and why they cannot.
 
     Raises:
         SpecError: the jobs, the pools or an option cannot be read.

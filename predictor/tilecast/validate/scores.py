@@ -173,7 +173,7 @@ def ranked(scored: Scored) -> str:
 
 
 def held(scored: Scored) -> list[str]:
-    """Return lines of text: the error with sources left out, the coverage of ranges, and the share called too large."""
+    """Return lines of text: the error on sources left out, the coverage of ranges, and the share said not to fit."""
     aside = macro(_absolute(scored.left_out_s, scored.measured_s), scored.rows)
     return [
         f"macro error with each source left out of the fit of the step's constants: {aside:.1%}",
