@@ -19,7 +19,7 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import launch
 from tilecast.render.launch.setting import Setting
 from tilecast.spec import Framework, Plan, Plans, Workload
-from tilecast.step import bucketed
+from tilecast.step import with_bucket_sizes
 from tilecast.step.blocks import kernel_seconds
 from tilecast.step.replicas import SyncSeconds, sync_seconds
 from tilecast.step.weights import Held
@@ -129,7 +129,7 @@ def test_buckets_after_the_backward_pass_cost_their_latency() -> None:
 def test_sizes_that_are_tried_cost_what_the_job_would_with_them() -> None:
     plans, sizes = Plans.of(PLAN), (1, 25, 200)
     sharded = zoo.shard(BERT, plans)
-    seconds = bucketed(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
+    seconds = with_bucket_sizes(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
     assert seconds == pytest.approx([step_s(replace(BERT, bucket_mib=size)) for size in sizes], rel=1e-9)
     assert step_s(BERT) == seconds[1]
 

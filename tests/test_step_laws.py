@@ -185,7 +185,7 @@ def test_userbuffers_need_sequence_parallelism() -> None:
 def test_an_update_moves_the_states_that_are_held(framework: Framework, each: float) -> None:
     job, plans, gpu = replace(JOB, framework=framework), Plans.of(Plan()), find_gpu("a100-80")
     sharded = zoo.shard(job, plans)
-    moved = optimizer_seconds(job, sharded, plans, gpu, constants.shipped()) * copied_bytes_per_s(
+    moved = optimizer_seconds(job, Held.of(job, sharded, plans), plans, gpu, constants.shipped()) * copied_bytes_per_s(
         gpu, constants.shipped()
     )
     assert moved[0] / sharded.stage("parameters", plans)[0] == pytest.approx(each)
@@ -197,7 +197,7 @@ def test_buckets_that_are_copies_are_read_and_written_twice(framework: Framework
     job, gpu = replace(JOB, framework=framework), find_gpu("a100-80")
     plans = Plans.of(Plan(), Plan(data=8))
     sharded = zoo.shard(job, plans)
-    moved = optimizer_seconds(job, sharded, plans, gpu, constants.shipped()) * copied_bytes_per_s(
+    moved = optimizer_seconds(job, Held.of(job, sharded, plans), plans, gpu, constants.shipped()) * copied_bytes_per_s(
         gpu, constants.shipped()
     )
     each = moved / sharded.stage("parameters", plans)

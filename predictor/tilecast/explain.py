@@ -18,6 +18,7 @@ from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
 from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
 from tilecast.step import blocks, passes, placement, weights
+from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
 
 Bound = Literal["compute", "memory"]
@@ -175,9 +176,9 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
     flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
     held = sharded.stage("parameters", plans) * sharded.trainable_share(plans)
-    steps = step.Steps.of(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
-    whole = steps.held
-    copied = weights.copied_seconds(workload, whole, plans, steps.copied_bytes_per_s)
+    inputs = StepInputs.of(sharded, plans, pool)
+    steps = step.Steps.of(workload, plans, inputs, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
+    whole, copied = steps.held.values, steps.copied_s.values[plans.zero_stage[0]]
     gathers = int(weights.gathers(workload, plans)[0])
     wire = held * frameworks.gradient_bytes(workload) if workload.training and plan.data * plan.context > 1 else [0.0]
     return Explanation(
@@ -199,9 +200,10 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
 
 def _sums(steps: step.Steps, plans: Plans, copied: Floats) -> Sums:
     times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
-    waited, correction = float(steps.shared.waited[0]), float(times.correction[0])
-    stage_s = float((steps.micro.gpu_s + copied)[0])
-    exchanged_s = float((steps.micro.communication_s + steps.boundary_s * plans.virtual_stages)[0])
+    waited, correction = float(steps.straggler.values[0]), float(times.correction[0])
+    micro, boundary_s = steps.micro.values, steps.boundary_s.values
+    stage_s = float((micro.gpu_s + copied)[0])
+    exchanged_s = float((micro.communication_s + boundary_s * plans.virtual_stages)[0])
     return Sums(
         stage_s=stage_s,
         exchanged_s=exchanged_s,
@@ -221,14 +223,14 @@ def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tu
     """Return the plan's forecasts with each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
-    priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
+    priced, inputs = blocks.kernel_seconds(workload, sharded, pool.gpu), StepInputs.of(sharded, plans, pool)
     nodes = int(placement.group_of(plans.replicas, plans.tensor.astype(float), plans.gpus, pool).nodes[0])
     servers, own = workload.parameter_servers or nodes, (workload.gradient_sync, workload.server_updates)
     syncs = []
     for way, updates in sorted(_WAYS, key=lambda one: one != own):
         job = replace(workload, gradient_sync=way, server_updates=updates, parameter_servers=servers)
-        steps = step.Steps.of(job, sharded, plans, pool, priced)
-        sync = steps.shared.sync
+        steps = step.Steps.of(job, plans, inputs, pool, priced)
+        sync = steps.sync.values
         wire_s, step_s = (sync.first_s + sync.reduce_s)[0], steps.rows(slice(None)).total[0]
         served = way == "parameterServer"
         syncs.append(Sync(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s)))

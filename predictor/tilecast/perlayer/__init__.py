@@ -274,7 +274,7 @@ def cheapest_uniform(one: Chain) -> tuple[int | None, float]:
 def _family(
     workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: Pool, fitted: Constants
 ) -> StrategyChain:
-    straggle = replicas.straggle(workload, plans, fitted)
+    straggle = replicas.straggler_factor(workload, plans, fitted)
     pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
     exposed = [
         exposed_seconds(workload, plans, costs, costs.rooms(one, pairs=True), other, pool, fitted)

@@ -60,7 +60,7 @@ def block_costs(
     """
     graph = sharded.graph
     repeats = plans.gradient_accumulation
-    straggle = replicas.straggle(workload, plans, fitted)
+    straggle = replicas.straggler_factor(workload, plans, fitted)
     copied_bytes_per_s, reshards = (
         weights.copied_bytes_per_s(pool.gpu, fitted),
         weights.reshards_weights(workload, plans),
@@ -72,9 +72,9 @@ def block_costs(
         gpu_s, stall_s, exchange_s, backward_s = passes.block_seconds(
             workload, alone, plans, times, fitted, exchanges, recomputed=is_layer
         )
-        once_s = weights.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
-        once_s = once_s + weights.gradient_seconds(workload, alone.graph, plans, fitted)
         whole = weights.Held.of(workload, alone, plans)
+        once_s = weights.optimizer_seconds(workload, whole, plans, pool.gpu, fitted)
+        once_s = once_s + weights.gradient_seconds(workload, alone.graph, plans, fitted)
         copied_s = weights.copied_seconds(workload, whole, plans, copied_bytes_per_s)
         sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
@@ -123,7 +123,7 @@ def exposed_seconds(
         for times, busy in ((1, costs.once[index][block]), (plans.gradient_accumulation, costs.each[index][block])):
             visible = np.maximum(busy - room, 0.0)
             total = total + times * (visible + slowdown * (busy - visible))
-    return np.asarray(total * replicas.straggle(workload, plans, fitted))
+    return np.asarray(total * replicas.straggler_factor(workload, plans, fitted))
 
 
 def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:

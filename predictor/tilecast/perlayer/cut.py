@@ -68,7 +68,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     first = chain.cut(cost, between(static) + alive * between(activations) * spread <= room, count)
     if first is None or depth % count:
         return None
-    straggle = float(replicas.straggle(workload, plans, fitted)[0])
+    straggle = float(replicas.straggler_factor(workload, plans, fitted)[0])
     repeats = plan.gradient_accumulation
 
     def slowest(starts: Ints) -> float:

@@ -29,6 +29,7 @@ from tilecast.search.enumeration import (
 )
 from tilecast.spec import Floats, Ints, Plans, Precision, Workload
 from tilecast.step import StepTimes, blocks
+from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
 
 __all__ = [
@@ -187,7 +188,7 @@ def _priced(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps |
     if len(plans):
         sharded = space.sharded()
         kernels = blocks.kernel_seconds(workload, sharded, pool.gpu)
-        steps = step.Steps.of(workload, sharded, plans, pool, kernels, alike=space.alike())
+        steps = step.Steps.of(workload, plans, space.inputs(), pool, kernels)
         for rows in _chunks(plans):
             times = steps.rows(rows)
             step_s[rows], launch_s[rows] = times.total, times.launch
@@ -203,7 +204,7 @@ class _Space:
     plans: Plans
     is_bounded: bool
     sharded: Lazy[Sharded]
-    alike: Lazy[step.Alike]
+    inputs: Lazy[StepInputs]
     memory_bills: Lazy[tuple[memory.Bills, Floats, Floats]]
     """Memory bills, bytes that a plan cannot do without, and bytes that an allocator with room holds.
 
@@ -222,7 +223,7 @@ class _Space:
                 least[rows], reserved[rows] = bill.least, bill.reserved
             return bills, least, reserved
 
-        return cls(plans, is_bounded, sharded, Lazy(lambda: step.Alike.of(sharded(), plans, pool)), Lazy(memory_bills))
+        return cls(plans, is_bounded, sharded, Lazy(lambda: StepInputs.of(sharded(), plans, pool)), Lazy(memory_bills))
 
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
         """Return the bytes that each plan needs on a GPU, the upper end of their range, both (n,), and their bills."""

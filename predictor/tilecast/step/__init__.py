@@ -8,7 +8,9 @@ term is split into computation, launch stalls and exposed communication, the sec
 the last micro-batch's backward pass, bucket by bucket (`overlap`); the part that does not hide is communication. Eager
 frameworks launch kernels one by one from the host: a pass takes no less than its launches.
 
-`step` prices a table of plans. `Steps` keeps what plans share, for repeated use.
+The formula of each part is in `parts`. They are added up in `Steps.rows`, which is the place to start reading.
+`Steps.of` says which columns of plans each of their arguments depends on (`distinct`), and calls the formulas of
+`passes`, `replicas` and `weights`.
 """
 
 from __future__ import annotations
@@ -18,24 +20,31 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import constants, overlap
+from tilecast import constants
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
-from tilecast.job_calibration import JobRuns, RunSetting, corrected_parts, node_samples
-from tilecast.spec import Distinct, Floats, Ints, Plans, Rows, Workload, distinct
+from tilecast.job_calibration import RunSetting, corrected_parts, node_samples
+from tilecast.spec import Columns, Floats, Plans, Rows, Workload
+from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
-from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
-from tilecast.step.placement import joined
-from tilecast.step.replicas import Shared, contention, gradient_sync, shared_by_degrees
+from tilecast.step.distinct import PerDistinct, StepInputs
+from tilecast.step.passes import MicroBatch, ModelPasses, block_passes, boundary_seconds, micro_batch
+from tilecast.step.replicas import (
+    SyncSeconds,
+    contention,
+    replica_seconds,
+    replica_sync,
+    straggler_factor,
+)
 from tilecast.step.weights import (
-    HOST_BYTES_PER_S,
     Held,
     copied_bytes_per_s,
     copied_seconds,
     fetch_seconds,
     gradient_seconds,
     once_seconds,
+    optimizer_seconds,
 )
 from tilecast.zoo import Sharded
 
@@ -76,7 +85,7 @@ class StepTimes:
         parts = {name: getattr(self, name) * correction for name in PARTS}
         return replace(self, **parts, hidden=self.hidden * correction, correction=correction, width=width)
 
-    def carrying(self, ratios: Floats, width: Floats) -> StepTimes:
+    def with_own_runs(self, ratios: Floats, width: Floats) -> StepTimes:
         """Return the times with the corrections that are learned from the job's own runs.
 
         Parts are multiplied by the ratios of `JobRuns.factors`, (3, n), which lower no step below `least`. The
@@ -88,11 +97,11 @@ class StepTimes:
         parts, ratio = {name: value * lift for name, value in parts.items()}, ratio * lift
         return replace(self, **parts, correction=self.correction * ratio, carried=ratio, width=self.width * width)
 
-    def waiting(self, waited_s: Floats) -> StepTimes:
+    def with_wait(self, waited_s: Floats) -> StepTimes:
         """Return the times with `waited_s` more seconds of waiting for input, (n,)."""
         return replace(self, input=self.input + waited_s)
 
-    def bounded(self, least_s: Floats) -> StepTimes:
+    def at_least(self, least_s: Floats) -> StepTimes:
         """Return the times with no step below `least_s`, (n,): the difference is added to the wait for input."""
         return replace(self, input=self.input + np.maximum(least_s - self.total, 0.0))
 
@@ -113,229 +122,187 @@ def step(
 
     `priced` are the graph's kernels on the pool's GPU.
     """
-    return Steps.of(workload, sharded, plans, pool, priced, fitted).rows(slice(None))
+    return Steps.of(workload, plans, StepInputs.of(sharded, plans, pool), pool, priced, fitted).rows(slice(None))
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
-    """Groups of plans of a table that share parts of a step, on nodes of one size and NVLink domains of one size."""
+class _Calibrated(Columns):
+    """Correction of steps by a pool's calibration, (n,)."""
 
-    common: Distinct
-    """Neighbours that are equal in all but ZeRO stage and virtual stages. All other fields are for the first rows of
-    these."""
-    cells: Rows
-    """First rows of groups with equal shard, recomputation and ranks of a node, which share the passes through a
-    block."""
-    cell_of_stage: Rows
-    stage: Distinct
-    """Rows with equal cell and pipeline, which share a micro-batch."""
-    split: Distinct
-    """Rows with equal degrees, which share their weights' communication and update."""
-    split_of_copied: Rows
-    copied: Distinct
-    """Rows with equal split that all accumulate gradients or all do not, which share the copies of their weights."""
-    hop: Distinct
-    """Rows with equal shard and degrees, which share what stages send each other."""
-    firsts: tuple[tuple[Sharded, Plans], ...]
-    """Tables of the cells, and of the first rows of `stage`, `split`, `copied` and `hop`."""
-
-    @classmethod
-    def of(cls, sharded: Sharded, plans: Plans, pool: Pool, apart: Sequence[Ints] = ()) -> Alike:
-        """Return the groups of these plans on the pool's nodes.
-
-        Plans must also be equal in the columns of `apart` to share what they send.
-        """
-        degrees = (plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *apart)
-        common = plans.distinct_splits(*apart)
-        sharded, plans = sharded.take(common.first), plans.take(common.first)
-        others = (column[common.first] for column in apart)
-        cell = distinct(sharded.index, plans.checkpointing, joined(plans.gpus, pool), *others)
-        stage = distinct(cell.index, plans.pipeline)
-        split = distinct(*(column[common.first] for column in degrees))
-        copied = distinct(split.index, np.minimum(plans.gradient_accumulation, 2))
-        hop = distinct(sharded.index, split.index)
-        rows = (cell.first, stage.first, split.first, copied.first, hop.first)
-        firsts = tuple((sharded.take(some), plans.take(some)) for some in rows)
-        of_stage, of_copied = cell.index[stage.first], split.index[copied.first]
-        return cls(common, cell.first, of_stage, stage, split, of_copied, copied, hop, firsts)
+    ratio: Floats
+    width: Floats
+    """Factor on the half-width of the range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of a plan table, without the parts that differ from plan to plan.
-
-    Plans share most of the parts of a step, so each formula is evaluated once for every distinct row of the columns it
-    reads. `rows` combines the results for each plan.
-    """
+    """Arguments of the formulas of a step for every plan of a table; `rows` gives the steps of any of its rows."""
 
     workload: Workload
     graph: Graph
     plans: Plans
-    fitted: Constants
-    alike: Alike
-    micro: MicroBatch
-    held: Held
-    """Weights of each split."""
-    shared: Shared
-    boundary_s: Floats
-    copied_s: Floats
-    """Seconds in which a micro-batch copies and sums weights and gradients, for each row of `Alike.copied` at each ZeRO
-    stage from 0 to 3, (4, k)."""
-    copied_bytes_per_s: float
-    """Memory bandwidth that these copies reach."""
-    contention: float
-    once_s: Floats
-    """Host time once per step, of each split."""
-    gpus_per_node: int
-    calibrated: tuple[Floats, Floats] | None
-    """Ratio and width of the pool's calibration for each split; None where it has none."""
-    own: JobRuns
-    """The job's own runs."""
-    place: RunSetting
+    inputs: StepInputs
+    pool: Pool
+    slowdown: float
+    """Seconds by which one second of hidden collectives slows computation down."""
+    micro: PerDistinct[MicroBatch]
+    boundary_s: PerDistinct[Floats]
+    """Time in which a micro-batch sends to the next stage and back, per virtual stage."""
+    held: PerDistinct[Held]
+    sync: PerDistinct[SyncSeconds]
+    straggler: PerDistinct[Floats]
+    """Time of the slowest rank over the mean of all."""
+    once_s: PerDistinct[Floats]
+    """Host time once per step."""
+    calibrated: PerDistinct[_Calibrated]
+    copied_s: PerDistinct[Floats]
+    """Time in which a micro-batch copies and sums weights and gradients."""
+    update_s: PerDistinct[Floats]
 
     @classmethod
     def of(
         cls,
         workload: Workload,
-        sharded: Sharded,
         plans: Plans,
+        inputs: StepInputs,
         pool: Pool,
         priced: KernelSeconds,
         fitted: Constants | None = None,
-        alike: Alike | None = None,
-        caps: overlap.BucketLimits | None = None,
-        speed: Floats | None = None,
     ) -> Steps:
-        """Return the parts of steps that the plans of a table share on a pool.
+        """Return the steps of a table of plans on a pool.
 
         Args:
             workload: the job.
-            sharded: the model under the plans' shards.
             plans: the table, (n,).
+            inputs: the table's inputs on pools of this shape.
             pool: where the job runs.
             priced: the graph's kernels on the pool's GPU.
             fitted: constants to use instead of those that ship.
-            alike: the groups of the table, where they are known already.
-            caps: the buckets of each of its splits, to use instead of the framework's.
-            speed: how many times as fast as the pool's the links of each plan are, (n,).
         """
-        fitted = fitted or constants.shipped()
-        alike = alike or Alike.of(sharded, plans, pool)
+        constant, per_distinct, speed_at = fitted or constants.shipped(), inputs.per_distinct, inputs.speed_at
+        graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.factors
+        copies_per_s, host_s = copied_bytes_per_s(gpu, constant), once_seconds(workload, graph, constant)
 
-        def speed_at(rows: Rows) -> Floats | float:
-            return 1.0 if speed is None else speed[alike.common.first[rows]]
+        def passes_of(sharded: Sharded, plans: Plans, rows: Rows) -> ModelPasses:
+            return block_passes(workload, sharded, plans, pool, priced, constant, speed_at(rows))
 
-        cells, stage, split, copied, hop = alike.firsts
-        bytes_per_s, held = copied_bytes_per_s(pool.gpu, fitted), Held.of(workload, *split)
-        passes = block_passes(workload, *cells, pool, priced, fitted, speed_at(alike.cells))
-        shared = shared_by_degrees(workload, *split, held, pool, fitted, caps)
+        def micro_of(sharded: Sharded, plans: Plans, rows: Rows) -> MicroBatch:
+            return micro_batch(sharded, plans, priced, passes.take(rows))
+
+        def boundary_of(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
+            return boundary_seconds(workload, sharded, plans, pool) / speed_at(rows)
+
+        def sync_of(sharded: Sharded, plans: Plans, rows: Rows) -> SyncSeconds:
+            weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
+            return replica_sync(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
+
+        def once_of(_: Sharded, plans: Plans, __: Rows) -> Floats:
+            return host_s + gradient_seconds(workload, graph, plans, constant)
+
+        def straggler_of(_: Sharded, plans: Plans, __: Rows) -> Floats:
+            return straggler_factor(workload, plans, constant)
+
+        def calibrated_of(_: Sharded, plans: Plans, __: Rows) -> _Calibrated:
+            return _Calibrated(*columns(gpu.name, workload, plans.gpus))
+
+        def copied_of(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+            return copied_seconds(workload, held.take(rows), plans, copies_per_s)
+
+        def update_of(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+            return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
+
+        passes = per_distinct(("shard", "checkpointing", "links"), passes_of)
+        held = per_distinct(("degrees",), lambda sharded, plans, _: Held.of(workload, sharded, plans))
         return cls(
-            workload,
-            sharded.graph,
-            plans,
-            fitted,
-            alike,
-            micro_batch(*stage, priced, passes, alike.cell_of_stage),
-            held,
-            shared.hastened(speed_at(alike.split.first)),
-            boundary_seconds(workload, *hop, pool) / speed_at(alike.hop.first),
-            _copied_seconds(workload, held.take(alike.split_of_copied), copied[1], bytes_per_s),
-            bytes_per_s,
-            contention(pool),
-            once_seconds(workload, sharded.graph, fitted) + gradient_seconds(workload, sharded.graph, split[1], fitted),
-            pool.gpus_per_node,
-            pool.calibration.factors(pool.gpu.name, workload, split[1].gpus) if pool.calibration.corrections else None,
-            pool.own,
-            RunSetting.of(pool.gpu.name, pool.gpu.architecture, workload),
+            workload=workload,
+            graph=graph,
+            plans=plans,
+            inputs=inputs,
+            pool=pool,
+            slowdown=constant.slowdown * contention(pool),
+            micro=per_distinct(("shard", "checkpointing", "links", "pipeline"), micro_of),
+            boundary_s=per_distinct(("shard", "degrees"), boundary_of),
+            held=held,
+            sync=per_distinct(("degrees",), sync_of),
+            straggler=per_distinct(("degrees",), straggler_of),
+            once_s=per_distinct(("degrees",), once_of),
+            calibrated=per_distinct(("degrees",), calibrated_of),
+            copied_s=inputs.per_zero_stage(("degrees", "accumulates"), copied_of),
+            update_s=inputs.per_zero_stage(("degrees",), update_of),
         )
 
     def rows(self, rows: slice | Rows) -> StepTimes:
-        """Return the steps of these rows of the table."""
-        plans, alike = self.plans.take(rows), self.alike
-        place = alike.common.index[rows]
-        if isinstance(rows, slice) and len(place):
-            some: slice | Rows = slice(place[0], place[-1] + 1)  # consecutive rows have consecutive first rows
-            place = place - place[0]
-        else:
-            some, place = np.unique(place, return_inverse=True)
-        micro, split = self.micro.take(alike.stage.index[some]), alike.split.index[some]
-        shared = self.shared.take(split)
-        staged = np.minimum(np.maximum(plans.zero_stage, 0), 3) * len(split) + place
-        columns = self._by_zero_stage(some, micro, shared)
-        compute, exposed, update, fed, hidden = (column.take(staged) for column in columns)
-        waited, boundary = shared.waited[place], self.boundary_s[alike.hop.index[some]][place] * plans.virtual_stages
-        stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
-        bubble = (micro.all_s[place] + boundary * (stages - 1) - micro.slowest_s[place]) / plans.virtual_stages
-        bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
-        communication = repeats * (micro.communication_s[place] + boundary) + exposed
+        """Return the steps of these rows of the table.
+
+        Neighbours that differ only in their ZeRO stage and virtual stages share one row of the inputs.
+        """
+        plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
+        micro, compute_s, exposed_s, hidden_s, input_s = self._at_every_zero_stage(some)
+        stage = np.minimum(np.maximum(plans.zero_stage, 0), 3)  # a table may state any number
+        staged, micro = stage * len(exposed_s[0]) + place, micro.take(place)
+        straggler, repeats = self.straggler.take(some)[place], plans.gradient_accumulation.astype(float)
+        sends_s = self.boundary_s.take(some)[place] * plans.virtual_stages
+        exposed_s = exposed_s.take(staged)
         ones = np.broadcast_to(1.0, len(plans))
         times = StepTimes(
-            compute=compute * waited,
-            communication=communication * waited,
-            bubble=bubble * waited,
-            optimizer=update,
-            launch=repeats * micro.stall_s[place] + self.once_s[split][place],
-            input=fed,
-            hidden=hidden,
-            spread=micro.spread[place],
+            compute=compute_s.take(staged) * straggler,
+            communication=parts.communication_seconds(repeats, micro, sends_s, exposed_s) * straggler,
+            bubble=parts.bubble_seconds(plans, micro, sends_s) * straggler,
+            optimizer=self.update_s.take(some).take(staged),
+            launch=parts.launch_seconds(repeats, micro, self.once_s.take(some)[place]),
+            input=input_s.take(staged),
+            hidden=hidden_s.take(staged),
+            spread=micro.spread,
             correction=ones,
             carried=ones,
             width=ones,
-            least=repeats / stages * micro.roofline_s[place],
+            least=repeats / plans.pipeline * micro.roofline_s,
         )
-        if self.calibrated is not None:
-            ratio, width = (one[split][place] for one in self.calibrated)
-            times = times.corrected(ratio, width)
-        if self.own.runs:
-            times = times.carrying(*self.own.factors(self.place, plans, self.gpus_per_node))
-            times = times.waiting(self.own.waited_s(plans, self.gpus_per_node))
-        if self.workload.input_samples_per_s is None:
-            return times
-        return times.bounded(_delivered_seconds(plans, self.gpus_per_node, self.workload.input_samples_per_s))
+        return self._corrected(times, plans, some, place)
 
-    def _by_zero_stage(self, some: slice | Rows, micro: MicroBatch, shared: Shared) -> tuple[Floats, ...]:
-        """Return the parts of a step that depend on the ZeRO stage, at each stage from 0 to 3, (4, n) each.
+    def _at_every_zero_stage(self, rows: slice | Rows) -> tuple[MicroBatch, Floats, Floats, Floats, Floats]:
+        """Return a micro-batch of some rows of the inputs, (n,), and what depends on the ZeRO stage, (4, n) each.
 
-        These are computation, exposed communication of replicas, weight update, wait for input and hidden
-        communication, for some of the rows of `Alike.common`. The stage of the plans themselves is ignored.
+        These are computation, exposed and hidden communication of replicas, and the wait for input.
         """
-        workload, alike = self.workload, self.alike
-        plans = self.plans.take(alike.common.first[some])
+        plans, micro = self.inputs.plans.take(rows), self.micro.take(rows)
         repeats = plans.gradient_accumulation.astype(float)
-        exposed, hidden = gradient_sync(workload, plans, micro, shared)
-        slowed = hidden * (self.fitted.slowdown * self.contention)
-        compute = repeats * (micro.gpu_s + self.copied_s[:, alike.copied.index[some]]) + slowed
-        if workload.offload == "parameters":
-            weights = self.held.take(alike.split.index[some])
-            held = np.stack([weights.parameters, weights.parameters, weights.parameters, weights.own])
-            exposed = exposed + repeats * fetch_seconds(weights, held, micro)
-        update = np.stack([shared.update_s, shared.update_own_s, shared.update_own_s, shared.update_own_s])
-        return compute, exposed, update, _input_seconds(self.graph, plans, compute), hidden
+        exposed_s, hidden_s = replica_seconds(self.workload, plans, micro, self.sync.take(rows))
+        if self.workload.offload == "parameters":
+            exposed_s = exposed_s + repeats * fetch_seconds(self.held.take(rows), micro)
+        compute_s = parts.compute_seconds(repeats, micro, self.copied_s.take(rows), hidden_s * self.slowdown)
+        return micro, compute_s, exposed_s, hidden_s, parts.input_seconds(self.graph, plans, compute_s)
+
+    def _corrected(self, times: StepTimes, plans: Plans, some: slice | Rows, place: Rows) -> StepTimes:
+        """Return the times after the corrections that are known, and no shorter than the input pipeline needs."""
+        per_node, own, samples_per_s = self.pool.gpus_per_node, self.pool.own, self.workload.input_samples_per_s
+        if self.pool.calibration.corrections:
+            calibrated = self.calibrated.take(some).take(place)
+            times = times.corrected(calibrated.ratio, calibrated.width)
+        if own.runs:
+            here = RunSetting.of(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)
+            times = times.with_own_runs(*own.factors(here, plans, per_node))
+            times = times.with_wait(own.waited_s(plans, per_node))
+        if samples_per_s is None:
+            return times
+        # Loaders work ahead, so what they deliver bounds the step and adds nothing else to it.
+        return times.at_least(node_samples(plans, per_node) / samples_per_s)
 
 
-def _copied_seconds(workload: Workload, held: Held, plans: Plans, bytes_per_s: float) -> Floats:
-    """Return the seconds of a micro-batch's copies of weights and gradients at each ZeRO stage from 0 to 3, (4, n)."""
-    four = np.tile(np.arange(len(plans)), 4)
-    staged = replace(plans.take(four), zero_stage=np.repeat(np.arange(4), len(plans)))
-    return copied_seconds(workload, held.take(four), staged, bytes_per_s).reshape(4, -1)
-
-
-def bucketed(
+def with_bucket_sizes(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, sizes_mib: Sequence[float]
 ) -> Floats:
     """Return the seconds of a step of one plan with buckets of each of k sizes, (k,).
 
     `sharded` and `plans` have one row.
     """
-    rows = np.zeros(len(sizes_mib), np.intp)
+    rows, sizes = np.zeros(len(sizes_mib), np.intp), np.array(sizes_mib, float)
     sharded, plans = sharded.take(rows), plans.take(rows)
-    alike = Alike.of(sharded, plans, pool, [np.arange(len(rows))])
-    caps = overlap.BucketLimits.of_sizes(workload, np.array(sizes_mib, float))
-    steps = Steps.of(workload, sharded, plans, pool, priced, None, alike, caps)
-    return steps.rows(slice(None)).total
+    inputs = StepInputs.of(sharded, plans, pool, bucket_mib=sizes)
+    return Steps.of(workload, plans, inputs, pool, priced).rows(slice(None)).total
 
 
-def hastened(
+def on_faster_links(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, speeds: Floats
 ) -> Floats:
     """Return the seconds of a step of n plans with links each of k times as fast, (n, k).
@@ -344,21 +311,5 @@ def hastened(
     """
     rows, place = (axis.ravel() for axis in np.indices((len(plans), len(speeds))))
     sharded, plans = sharded.take(rows), plans.take(rows)
-    alike = Alike.of(sharded, plans, pool, [place])
-    steps = Steps.of(workload, sharded, plans, pool, priced, None, alike, speed=speeds[place])
-    return steps.rows(slice(None)).total.reshape(-1, len(speeds))
-
-
-def _input_seconds(graph: Graph, plans: Plans, compute: Floats) -> Floats:
-    """Return the time of the copy of a batch to the GPU that does not hide behind the step (loaders prefetch one)."""
-    samples = plans.micro_batch * plans.gradient_accumulation
-    host = samples * (graph.host_bytes_per_sample / HOST_BYTES_PER_S)
-    return np.maximum(host - compute, 0.0)
-
-
-def _delivered_seconds(plans: Plans, gpus_per_node: int, samples_per_s: float) -> Floats:
-    """Return the seconds in which the input pipelines of a plan's nodes deliver the samples of a step, (n,).
-
-    Each pipeline delivers `samples_per_s`. Loaders work ahead, so this bounds the step and adds nothing else to it.
-    """
-    return node_samples(plans, gpus_per_node) / samples_per_s
+    inputs = StepInputs.of(sharded, plans, pool, speed=speeds[place])
+    return Steps.of(workload, plans, inputs, pool, priced).rows(slice(None)).total.reshape(-1, len(speeds))

@@ -36,6 +36,15 @@ class Passes(Columns):
         return self.gpu_s + self.stall_s + self.communication_s
 
 
+@dataclass(frozen=True, slots=True)
+class ModelPasses(Columns):
+    """Passes through the blocks before the layers, through all layers, and through the blocks after them, (n,)."""
+
+    first: Passes
+    layers: Passes
+    last: Passes
+
+
 class Exchanges:
     """Exchanges of the plans of a table inside layers.
 
@@ -46,21 +55,21 @@ class Exchanges:
     def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
         """Set up prices on the pool's links, or on links `speed` times as fast, (n,)."""
         degrees = (plans.tensor, plans.context, plans.expert)
-        alike = distinct(sharded.index, *degrees, joined(plans.gpus, pool))
-        self._index, self._speed, self._pool = alike.index, speed, pool
-        self._sharded, self._plans = sharded.take(alike.first), plans.take(alike.first)
+        senders = distinct(sharded.index, *degrees, joined(plans.gpus, pool))
+        self._index, self._speed, self._pool = senders.index, speed, pool
+        self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
         self._groups: dict[str, tuple[Rows, Group]] = {}
         self._priced: dict[tuple[str, tuple[Algorithm, ...], float, bytes], Floats] = {}
 
     def seconds(self, transfer: CollectiveCall) -> Floats:
         """Return the seconds of one transfer inside a layer, (n,)."""
         laws = (*collectives.COLLECTIVES[transfer.collective].algorithms.values(),)
-        alike = (transfer.group, laws, transfer.fanout, transfer.size_bytes.tobytes())
-        if alike not in self._priced:
-            self._priced[alike] = self._alone(transfer)[self._index] / self._speed
-        return self._priced[alike]
+        key = (transfer.group, laws, transfer.fanout, transfer.size_bytes.tobytes())
+        if key not in self._priced:
+            self._priced[key] = self._distinct_seconds(transfer)[self._index] / self._speed
+        return self._priced[key]
 
-    def _alone(self, transfer: CollectiveCall) -> Floats:
+    def _distinct_seconds(self, transfer: CollectiveCall) -> Floats:
         pool, seconds = self._pool, np.zeros(len(self._plans))
         if transfer.group not in self._groups:
             self._groups[transfer.group] = self._group(transfer.group)
@@ -91,8 +100,8 @@ def block_passes(
     priced: KernelSeconds,
     fitted: Constants,
     speed: Floats | float = 1.0,
-) -> tuple[Passes, Passes, Passes]:
-    """Return the passes through the blocks before the layers, through all layers, and through the blocks after them.
+) -> ModelPasses:
+    """Return the passes of a micro-batch through the whole model.
 
     `speed`, (n,), is how many times as fast as the pool's the links of each plan are.
     """
@@ -106,7 +115,7 @@ def block_passes(
                 parts = block_seconds(workload, sharded, plans, times, fitted, exchanges, recomputed=layered)
                 sums = [old + new * times.block.repeat for old, new in zip(sums, parts, strict=True)]
         passes.append(Passes(*sums))
-    return passes[0], passes[1], passes[2]
+    return ModelPasses(*passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +133,13 @@ class MicroBatch(Columns):
     """All kernels at the peak of compute or memory, with the stages in sequence."""
 
 
-def micro_batch(
-    sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: tuple[Passes, Passes, Passes], cells: Rows
-) -> MicroBatch:
-    """Return a micro-batch of each plan, combined from the passes of its cell."""
+def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
+    """Return a micro-batch of each plan.
+
+    A stage of a pipeline has a share of the layers, and the slowest one the heavier end of the model.
+    """
     share = sharded.layer_share(plans)
-    first, layers, last = (one.take(cells) for one in passes)
+    first, layers, last = passes.first, passes.layers, passes.last
     heavier = first.total_s > last.total_s
 
     def slowest(column: str) -> Floats:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from tilecast import collectives, frameworks, overlap, zoo
 from tilecast.collectives import Group
 from tilecast.constants import Constants
 from tilecast.hardware import Pool, find_link
-from tilecast.spec import Columns, Floats, Plans, Workload
+from tilecast.spec import Columns, Floats, Ints, Plans, Workload
 from tilecast.step.passes import MicroBatch
 from tilecast.step.placement import group_of
-from tilecast.step.weights import Held, reshards_weights, update_seconds
+from tilecast.step.weights import Held, reshards_weights
 from tilecast.zoo import Sharded
 
 
@@ -37,6 +38,13 @@ class SyncSeconds(Columns):
     """Number of the other buckets."""
     scattered: Floats
     """Number of buckets that are scattered, and gathered after the update."""
+    gathered: Floats
+    """Number of parts in which weights of sharded models are gathered, one after the other."""
+
+    def mapped(self, change: Callable[[Floats], Floats]) -> SyncSeconds:
+        """Return the same collectives with changed seconds."""
+        names = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
 
 
 def sync_seconds(
@@ -46,7 +54,7 @@ def sync_seconds(
     plans: Plans,
     pool: Pool,
     caps: overlap.BucketLimits,
-    units: Floats,
+    gathered: Floats,
     fitted: Constants,
 ) -> SyncSeconds:
     """Return the data-parallel collectives over the fullest stage, (n,).
@@ -58,7 +66,7 @@ def sync_seconds(
         plans: the plans, (n,).
         pool: where the job runs.
         caps: most bytes of a bucket of gradients.
-        units: number of parts in which the weights of sharded models are gathered.
+        gathered: number of parts in which the weights of sharded models are gathered.
         fitted: the constants.
     """
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
@@ -91,12 +99,12 @@ def sync_seconds(
     first = np.minimum(caps.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
     reduced, scattered = ([caps.count(size) for size in sizes] for sizes in (rest, sums))
-    gathered = [parameters * whole.gathered_bytes for parameters in held]
+    weights = [parameters * whole.gathered_bytes for parameters in held]
     renewed = [parameters * updated * whole.trainable for parameters in held]
     first_s, reduce_s = run("all_reduce", ([first, nil], [nil + 1] * 2), (rest, reduced))
     # A gather takes as long as a scatter.
     scatter_s, gather_s, updated_s = run(
-        "all_gather", (sums, scattered), (gathered, [units] * len(held)), (renewed, scattered)
+        "all_gather", (sums, scattered), (weights, [gathered] * len(held)), (renewed, scattered)
     )
     return SyncSeconds(
         first_s,
@@ -107,6 +115,7 @@ def sync_seconds(
         first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
         reduced=counted(rest, reduced),
         scattered=counted(sums, scattered),
+        gathered=gathered,
     )
 
 
@@ -119,33 +128,11 @@ def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, 
     return collectives.serve(size, group, pool.intra, pool.inter, servers, waits=waits)
 
 
-@dataclass(frozen=True, slots=True)
-class Shared(Columns):
-    """Parts of a step that plans of equal degrees share, (n,): collectives over replicas, and the update of weights."""
-
-    sync: SyncSeconds
-    """Collectives over replicas; their seconds are 0 without replicas."""
-    units: Floats
-    """Number of blocks of a stage that are gathered one after the other."""
-    update_s: Floats
-    """Seconds of the optimizer on all parameters of a stage; `update_own_s` is for the rank's own share of them."""
-    update_own_s: Floats
-    waited: Floats
-    """Time of the slowest rank over the mean of all."""
-
-    def hastened(self, speed: Floats | float) -> Shared:
-        """Return the same parts with links `speed` times as fast, (n,)."""
-        sync = {name: getattr(self.sync, name) / speed for name in _EXCHANGED}
-        return replace(self, sync=replace(self.sync, **sync))
-
-
-_EXCHANGED = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
-"""Fields of `SyncSeconds` that are seconds."""
-_LEAST_UNITS = 4
+_LEAST_GATHERED = 4
 """Least number of parts of about equal size in which a graph is gathered or reduced, even without repeated layers."""
 
 
-def straggle(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
+def straggler_factor(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
     """Return the factor by which all ranks wait for the slowest one, (n,).
 
     It is the expected largest of as many normal deviates as there are ranks. They spread more where ranks are fed
@@ -155,44 +142,36 @@ def straggle(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
     return np.asarray(1.0 + spread * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
 
 
-def at_stage(zero_stage: int, plans: Plans) -> Plans:
-    """Return the same plans at another ZeRO stage."""
-    return replace(plans, zero_stage=np.full(len(plans), zero_stage))
-
-
-def shared_by_degrees(
+def replica_sync(
     workload: Workload,
     sharded: Sharded,
     plans: Plans,
     held: Held,
     pool: Pool,
     fitted: Constants,
-    caps: overlap.BucketLimits | None = None,
-) -> Shared:
-    """Return the parts of a step that plans share whose ranks hold these weights.
+    bucket_mib: Floats | None,
+    speed: Floats | float,
+) -> SyncSeconds:
+    """Return the collectives over replicas of plans whose ranks hold these weights; they take 0 without replicas.
 
-    Gradients are reduced in buckets of at most `caps`, or as the framework does.
+    Gradients are reduced in buckets of `bucket_mib`, (n,), or as the framework does. The pool's links are `speed` times
+    as fast.
     """
-    blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_UNITS)
-    units = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
-    trained, own = held.parameters * held.trainable, held.own * held.trainable
-    active, nil = plans.replicas > 1, np.zeros(len(plans))
-    sync = SyncSeconds(nil, nil, nil, nil, nil, nil, nil + 1, nil + 1)
-    if workload.training and active.any():
-        gradient = frameworks.gradient_bytes(workload)
-        block_bytes = trained * gradient / units
-        caps = overlap.BucketLimits.of(workload, plans, gradient, block_bytes) if caps is None else caps
-        sync = sync_seconds(workload, sharded, held, plans, pool, caps, units, fitted)
-    return Shared(
-        replace(sync, **{name: np.where(active, getattr(sync, name), 0.0) for name in _EXCHANGED}),
-        units,
-        update_seconds(workload, trained, active, pool.gpu, fitted),
-        update_seconds(workload, own, np.zeros_like(active), pool.gpu, fitted),
-        straggle(workload, plans, fitted),
-    )
+    blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_GATHERED)
+    gathered = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
+    active, nil, one = plans.replicas > 1, np.zeros(len(plans)), np.ones(len(plans))
+    if not (workload.training and active.any()):
+        return SyncSeconds(nil, nil, nil, nil, nil, nil, one, one, gathered)
+    gradient = frameworks.gradient_bytes(workload)
+    block_bytes = held.parameters * held.trainable * gradient / gathered
+    caps = overlap.BucketLimits.of(workload, plans, gradient, block_bytes)
+    if bucket_mib is not None:
+        caps = overlap.BucketLimits.of_sizes(workload, bucket_mib)
+    sync = sync_seconds(workload, sharded, held, plans, pool, caps, gathered, fitted)
+    return sync.mapped(lambda seconds: np.where(active, seconds, 0.0) / speed)
 
 
-_FED = 0.147
+_NVLINK3_SHARE = 0.147
 """Bandwidth of NVLink of the third generation over that of the memory of an A100 with 80 GB."""
 
 
@@ -203,35 +182,71 @@ def contention(pool: Pool) -> float:
     link, a faster one would make those steps slower whose exchanges wait for another link.
     """
     link = find_link(pool.gpu.intra_link)
-    return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0)
+    return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _NVLINK3_SHARE, 1.0)
 
 
-def gradient_sync(workload: Workload, plans: Plans, micro: MicroBatch, shared: Shared) -> tuple[Floats, Floats]:
-    """Return exposed and hidden data-parallel communication of a step at each ZeRO stage from 0 to 3, (4, n) each.
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Computation of a step behind which collectives of replicas hide, (n,)."""
+
+    repeats: Ints
+    """Number of micro-batches."""
+    forward_s: Floats
+    """Forward pass of a micro-batch."""
+    backward_s: Floats
+    overlaps: float
+    """1 if collectives hide behind these passes below ZeRO 3, else 0."""
+    reshards: npt.NDArray[np.bool_]
+    """Whether every micro-batch gathers the weights under ZeRO 2."""
+
+
+def replica_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return exposed and hidden communication of replicas in a step at each ZeRO stage from 0 to 3, (4, n) each.
 
     The ZeRO stage of the plans themselves is ignored.
     """
-    repeats, sync = plans.gradient_accumulation, shared.sync
-    backward, forward = micro.backward_s, np.maximum(micro.slowest_s - micro.backward_s, 0.0)
-    hides = float(overlap.hides_gradients(workload))
-    plain = overlap.exposed(sync.reduce_s, sync.reduced, backward * hides, sync.first_s, sync.first_share)
-    scattered = overlap.exposed(sync.scatter_s, sync.scattered, backward * hides)
-    updated = overlap.exposed(sync.updated_s, sync.scattered, forward * hides)
+    passes = _Passes(
+        plans.gradient_accumulation,
+        np.maximum(micro.slowest_s - micro.backward_s, 0.0),
+        micro.backward_s,
+        float(overlap.hides_gradients(workload)),
+        reshards_weights(workload, replace(plans, zero_stage=np.full(len(plans), 2))),
+    )
+    stages = [formula(passes, sync) for formula in (_zero_0, _zero_1, _zero_2, _zero_3)]
+    exposed, busy = (np.stack(column) for column in zip(*stages, strict=True))
+    return exposed, np.maximum(busy - exposed, 0.0)
+
+
+def _zero_0(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return the exposed and the whole time of buckets that are all-reduced behind the last backward pass."""
+    reduced = overlap.exposed(
+        sync.reduce_s, sync.reduced, passes.backward_s * passes.overlaps, sync.first_s, sync.first_share
+    )
+    return reduced, sync.first_s + sync.reduce_s
+
+
+def _zero_1(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return the same where gradients are scattered once, and updated weights are gathered in the next forward pass."""
+    scattered = overlap.exposed(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
+    updated = overlap.exposed(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
+    return scattered + updated, sync.scatter_s + sync.updated_s
+
+
+def _zero_2(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return the same where every micro-batch scatters its gradients: no rank has a whole one to accumulate into."""
+    scattered = overlap.exposed(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
+    updated = overlap.exposed(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
+    gathered = overlap.exposed(sync.gather_s, sync.gathered, passes.forward_s)
+    visible = passes.repeats * scattered + np.where(passes.reshards, passes.repeats * gathered, updated)
+    busy = passes.repeats * sync.scatter_s
+    return visible, busy + np.where(passes.reshards, passes.repeats * sync.gather_s, sync.updated_s)
+
+
+def _zero_3(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return the same where every pass gathers the weights block by block, and gradients are scattered behind it."""
     both = sync.gather_s + sync.scatter_s
-    gathered = overlap.exposed(sync.gather_s, shared.units, forward)
-    # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its gradients.
-    reshards = reshards_weights(workload, at_stage(2, plans))
-    second = repeats * scattered + np.where(reshards, repeats * gathered, updated)
+    forward = overlap.exposed(sync.gather_s, sync.gathered, passes.forward_s)
     # The last bucket of gradients, which may hold several blocks, comes after the pass.
     last = sync.scatter_s / sync.scattered
-    sharded = repeats * (gathered + np.maximum(overlap.exposed(both, shared.units, backward), last))
-    visible = np.stack([plain, scattered + updated, second, sharded])
-    busy = np.stack(
-        [
-            sync.first_s + sync.reduce_s,
-            sync.scatter_s + sync.updated_s,
-            repeats * sync.scatter_s + np.where(reshards, repeats * sync.gather_s, sync.updated_s),
-            repeats * (sync.gather_s + both),
-        ]
-    )
-    return visible, np.maximum(busy - visible, 0.0)
+    backward = np.maximum(overlap.exposed(both, sync.gathered, passes.backward_s), last)
+    return passes.repeats * (forward + backward), passes.repeats * (sync.gather_s + both)

@@ -105,7 +105,7 @@ root (8), corrected (8), epsilon (8), apply (16); AdamW also decays the weight (
 instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12)."""
 
 
-def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
+def optimizer_seconds(workload: Workload, held: Held, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
     """Return the seconds of the weight update, (n,): bytes over bandwidth.
 
     Gradients are read, in FP32 where the framework casts them first. In FP16 they are scaled back (read and written),
@@ -113,20 +113,10 @@ def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: G
     Where the buckets of replicas are copies, gradients are copied there and back. With offloading, gradients and
     weights cross to the host and back, and the host's memory bounds the update.
     """
-    parameters, shared = sharded.held_parameters(plans)
-    own = np.where(plans.zero_stage >= 1, shared, parameters) * sharded.trainable_share(plans)
-    return update_seconds(workload, own, (plans.replicas > 1) & (plans.zero_stage == 0), gpu, fitted)
-
-
-def update_seconds(
-    workload: Workload, own: Floats, reduced: npt.NDArray[np.bool_], gpu: Gpu, fitted: Constants
-) -> Floats:
-    """Return the seconds of the update of `own` trainable parameters, (n,).
-
-    `reduced` says whether their gradients are summed over replicas as a whole.
-    """
     if not workload.training or workload.optimizer == "none":
-        return np.zeros(len(own))
+        return np.zeros(len(plans))
+    own = np.where(plans.zero_stage >= 1, held.own, held.parameters) * held.trainable
+    reduced = (plans.replicas > 1) & (plans.zero_stage < 1)  # gradients are summed over replicas as a whole
     states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
     cells, gradient = frameworks.of(workload), frameworks.gradient_bytes(workload)
     passes = 1.0 + 2.0 * (workload.precision == "fp16") + 3.0 * cells.clips_gradients
@@ -198,11 +188,12 @@ _HOST_MEMORY_BYTES_PER_S = 25e9
 of an offloaded optimizer was available."""
 
 
-def fetch_seconds(weights: Held, held: Floats, micro: MicroBatch) -> Floats:
-    """Return the seconds in which a micro-batch waits for weights that live on the host, (n,).
+def fetch_seconds(held: Held, micro: MicroBatch) -> Floats:
+    """Return the seconds in which a micro-batch waits for weights that live on the host, (4, n).
 
-    `held` is the number of these weights per rank. They come once for the forward and once for the backward pass, those
-    of the next block while this one computes.
+    They are for each ZeRO stage from 0 to 3. Weights come once for the forward and once for the backward pass, those of
+    the next block while this one computes.
     """
-    crossing = 2.0 * weights.gathered_bytes * held / HOST_BYTES_PER_S
+    parameters = np.stack([held.parameters, held.parameters, held.parameters, held.own])
+    crossing = 2.0 * held.gathered_bytes * parameters / HOST_BYTES_PER_S
     return np.maximum(crossing - micro.gpu_s, 0.0)

@@ -308,7 +308,8 @@ def _row(candidates: Candidates, plan: Plan, variant: int) -> int:
 def _steps_with_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
     """Return the steps of n plans with links k times as fast, (n, k)."""
     sharded = zoo.shard(workload, plans)
-    return step.hastened(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu), speeds)
+    priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
+    return step.on_faster_links(workload, sharded, plans, pool, priced, speeds)
 
 
 def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints) -> dict[int, float | None]:

@@ -1,0 +1,57 @@
+"""The parts of a step of m micro-batches on p pipeline stages with v virtual stages, one formula for each.
+
+The slowest stage takes T per micro-batch, and all stages in sequence take A. A step of 1F1B takes m T + (A - T) / v
+(Narayanan et al., arXiv 2104.04473, section 2.2). T is computation, launch stalls and exposed communication, so the
+parts are
+
+    compute        m (passes of the slowest stage + copies of weights) + slow-down by hidden collectives
+    communication  m (exchanges inside layers + v sends to the next stage) + exposed collectives of replicas
+    bubble         (A + v (p - 1) sends - T) / v
+    optimizer      bytes that the update moves / bandwidth
+    launch         m (stalls of the slowest stage) + host time once per step
+    input          copy of the batch to the GPU that compute does not hide
+
+All columns are (n,), in seconds; `repeats` is m. `Steps.rows` multiplies the first three by the time of the slowest
+rank over the mean.
+The optimizer's part is in `weights`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilecast.graph import Graph
+from tilecast.spec import Floats, Plans
+from tilecast.step.passes import MicroBatch
+from tilecast.step.weights import HOST_BYTES_PER_S
+
+
+def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdown_s: Floats) -> Floats:
+    """Return the computation of every micro-batch, with its copies of weights and gradients, and the slow-down."""
+    return repeats * (micro.gpu_s + copied_s) + slowdown_s
+
+
+def communication_seconds(repeats: Floats, micro: MicroBatch, sends_s: Floats, exposed_s: Floats) -> Floats:
+    """Return the exchanges of every micro-batch inside layers and between stages, and those of replicas.
+
+    `sends_s` is what a micro-batch sends to the next stage and back, over all virtual stages.
+    """
+    return repeats * (micro.communication_s + sends_s) + exposed_s
+
+
+def bubble_seconds(plans: Plans, micro: MicroBatch, sends_s: Floats) -> Floats:
+    """Return the wait of a stage for the first micro-batch to arrive and for the last one to come back."""
+    waited = (micro.all_s + sends_s * (plans.pipeline - 1) - micro.slowest_s) / plans.virtual_stages
+    return np.where(plans.pipeline > 1, np.maximum(waited, 0.0), 0.0)
+
+
+def launch_seconds(repeats: Floats, micro: MicroBatch, once_s: Floats) -> Floats:
+    """Return the time in which a GPU waits for its host: in every micro-batch, and once per step."""
+    return repeats * micro.stall_s + once_s
+
+
+def input_seconds(graph: Graph, plans: Plans, compute_s: Floats) -> Floats:
+    """Return the copy of a batch to the GPU that does not hide behind the step (loaders prefetch one)."""
+    samples = plans.micro_batch * plans.gradient_accumulation
+    host = samples * (graph.host_bytes_per_sample / HOST_BYTES_PER_S)
+    return np.maximum(host - compute_s, 0.0)
