@@ -98,7 +98,7 @@ def stored(name: str = "m") -> dict[str, Any]:
 GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 4096}
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -302,6 +302,8 @@ async def test_faults_are_retried_until_written(fault: Exception) -> None:
     store.faults = [fault] * 4
     store.put(f"{JOBS}/a", job())
     async with operator(store) as running:
+        # A job that lost a write waits for longer than what counts as settled.
+        await until(lambda: "status" in store.objects[f"{JOBS}/a"])
         await settled(running)
         retries = running.metrics.registry.get_sample_value("tilecast_retries_total")
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
