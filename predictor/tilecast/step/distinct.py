@@ -27,7 +27,7 @@ class PerDistinct(Generic[Value]):
     values: Value
     """Values of the distinct rows, (k,), or (4, k) at the ZeRO stages from 0 to 3."""
     index: Rows
-    """RunSetting of each row among the distinct ones, (n,)."""
+    """Place of each row among the distinct ones, (n,)."""
 
     def take(self, rows: slice | Rows) -> Value:
         """Return the values of the chosen rows, in the order given."""

@@ -12,8 +12,7 @@ parts are
     input          copy of the batch to the GPU that compute does not hide
 
 All columns are (n,), in seconds; `repeats` is m. `Steps.rows` multiplies the first three by the time of the slowest
-rank over the mean.
-The optimizer's part is in `weights`.
+rank over the mean. The optimizer's part is in `weights`.
 """
 
 from __future__ import annotations
