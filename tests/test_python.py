@@ -166,6 +166,8 @@ def test_results_are_frozen_and_their_rows_are_plain() -> None:
     assert refused.best is None
     assert refused.rows[0]["pool"] == "t4" and "BF16" in str(refused)
     assert "torchrun" in advice.launch("torchrun")
+    with pytest.raises(tilecast.SpecError, match="launcher: 'nobody' is not known"):
+        advice.launch("nobody")
     assert {"torchrun", "megatron"} <= set(tilecast.launchers())
 
 

@@ -315,8 +315,6 @@ def _question(
     unknown = [name for name in given if name not in JobSettings.__annotations__]
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(JobSettings.__annotations__)}")
-    if launcher is not None and launcher not in LAUNCHERS:
-        raise SpecError("launcher", f"{launcher!r} is not known", f"known: {', '.join(LAUNCHERS)}")
     where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration")]
     example = given.pop("inputs", None)
     if hasattr(model, "named_parameters"):

@@ -123,8 +123,6 @@ class Advice(core.Advice):
         """
         if self.best is None:
             raise SpecError("launch", "nothing is recommended", "see rejections")
-        if launcher not in launched.LAUNCHERS:
-            raise SpecError("launcher", f"{launcher!r} is not known", f"known: {', '.join(launched.LAUNCHERS)}")
         return launched.screen(launcher, launched.Setting.of(self.request.name, self.best))
 
 

@@ -141,8 +141,10 @@ def refuse(launcher: str, workload: Workload) -> None:
     """Raise SpecError for a job that a launcher cannot be configured for, whatever the plan.
 
     Raises:
-        SpecError: the message says what of the job the launcher does not run, and gives a remedy.
+        SpecError: there is no such launcher, or the message says what of the job it does not run, and gives a remedy.
     """
+    if launcher not in LAUNCHERS:
+        raise SpecError("launcher", f"{launcher!r} is not known", f"known: {', '.join(LAUNCHERS)}")
     entry = LAUNCHERS[launcher]
     others = ", ".join(name for name, other in LAUNCHERS.items() if workload.execution in other.executions)
     if not workload.training:
