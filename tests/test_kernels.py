@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import environment, kernels
+from tilecast import constants, environment, kernels
 from tilecast.graph import KINDS, KernelTable
 from tilecast.hardware import find_gpu, gpus
-from tilecast.kernels import features, formulas, tiles, utilization
+from tilecast.kernels import features, tiles, utilization
 from tilecast.spec import PRECISIONS, SpecError
 
 SHIPPED = Path(utilization.__file__).parent / "weights" / "utilization.onnx"
@@ -181,7 +181,8 @@ def test_drawing_random_numbers_takes_time():
     plain, drawn = (KernelTable.of("elementwise", "fp16", **sizes, drawn=flag) for flag in (0, 1))
     gpu = find_gpu("v100-sxm")
     extra = kernels.seconds(drawn, gpu).seconds - kernels.seconds(plain, gpu).seconds
-    assert extra == pytest.approx([(1 << 28) * formulas.DRAWING_SM_CYCLES / (gpu.sm_count * gpu.boost_clock_hz)])
+    cycles = (1 << 28) * constants.shipped().kernels.random_number_cycles
+    assert extra == pytest.approx([cycles / (gpu.sm_count * gpu.boost_clock_hz)])
 
 
 def test_many_small_products_take_longer_than_one_and_less_than_each_alone():
@@ -198,7 +199,7 @@ def test_winograd_counts_its_reduced_flops():
     d = {name: np.array([value], float) for name, value in dims.items()}
     plain, moved = KINDS["conv"].flops(d), KINDS["conv"].bytes(d, np.array([4.0]))
     work = features.work(KINDS["conv"], "fp32", d)
-    assert work.flops == plain / features.WINOGRAD_REDUCTION
+    assert work.flops == plain / constants.shipped().kernels.winograd_reduction
     assert work.moved_bytes == moved
     assert features.work(KINDS["conv"], "fp16", d).flops == plain
 

@@ -275,7 +275,7 @@ def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
     def context(expert: int) -> float:
         return float(memory.context_bytes(workload, Plans.of(Plan(data=64, expert=expert)), gpu)[0])
 
-    one = memory.channels(gpu).communicator_bytes
+    one = memory.channel_buffers(gpu).communicator_bytes
     assert context(8) - context(1) - one == 7 * 32 * 10 * 2**20
     assert context(8) == context(64)
 

@@ -79,7 +79,7 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     assert np.quantile(ratios, 0.02) > 0.95
     # It reserves the communicators of every strategy, and never needs the largest gathered block and scratch
     # of different blocks at once.
-    opened, peers = memory.channels(find_gpu(gpu)), min(every.plans.expert.max(), 8) - 1
+    opened, peers = memory.channel_buffers(find_gpu(gpu)), min(every.plans.expert.max(), 8) - 1
     assert np.quantile(over, 0.98) < 2.1 * opened.communicator_bytes + peers * opened.peer_bytes
     assert np.quantile(over, 0.02) > -0.05 * find_gpu(gpu).memory_bytes
     if gpus == 1:

@@ -23,6 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from tilecast import constants
 from tilecast.hardware import MESSAGE, PROTOCOLS, Link, Protocol
 from tilecast.spec import Floats
 
@@ -79,8 +80,8 @@ def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
     load = _Load(
         near_hops=2 * (group.local - 1),
         far_hops=2 * np.log2(np.maximum(group.nodes, 1.0)),
-        near_bytes=2 * size_bytes / TREE_SHARE,
-        far_bytes=np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / TREE_SHARE,
+        near_bytes=2 * size_bytes / constants.shipped().nccl.tree_share,
+        far_bytes=np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / constants.shipped().nccl.tree_share,
     )
     return _fastest(load, group, intra, inter)
 
@@ -123,10 +124,10 @@ def ring_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> F
 def pat_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Return the time of an all-gather or reduce-scatter by parallel aggregated trees: log2 n hops.
 
-    NCCL runs it with one rank per node and in the Simple protocol, at `PAT_SHARE` of the rate.
+    NCCL runs it with one rank per node and in the Simple protocol, at `pat_share` of the rate.
     """
     nil = np.zeros_like(group.ranks)
-    wire = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0) / PAT_SHARE
+    wire = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0) / constants.shipped().nccl.pat_share
     load = _Load(nil, np.log2(np.maximum(group.ranks, 1.0)), nil, wire)
     seconds = _fastest(load, group, intra, inter, protocols=("simple",))
     return np.where((group.local > 1) & (group.ranks > 1), np.inf, seconds)
@@ -281,11 +282,6 @@ SPELLINGS: Mapping[str, str] = {
     for text in (name, name.replace("_", ""), *item.spellings)
 }
 """Collectives by every name that tables use."""
-
-TREE_SHARE = 0.92
-"""Share of the rate that a tree reaches (nccl, src/graph/tuning.cc)."""
-PAT_SHARE = 0.75
-"""Share of the rate that parallel aggregated trees reach (nccl, src/graph/tuning.cc)."""
 
 
 def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:

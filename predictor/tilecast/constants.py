@@ -1,17 +1,29 @@
-"""Fitted constants of a training step, from `constants.toml`, in SI units."""
+"""Numbers that were fitted or that describe libraries and architectures, from `constants.toml`, in SI units."""
 
 from __future__ import annotations
 
 import hashlib
-import tomllib
+import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from tilecast.facts import FactFile, without_sources
 from tilecast.hardware import Gpu
+from tilecast.shipped import table as read_table
+
+_NAME = "constants.toml"
+_HOSTS = ("eager", "compiled", "cudaGraphs", "xla", "graph")
+_ATTENTION = ("least_compute_capability", "from_pytorch", "times")
+_WIDTHS = ("communication", "host", "slow_host", "kernels", "plans")
+_FAMILIES = ("decoder", "encoder", "encdec", "moe", "vit", "traced", "other")
+_SECTIONS = (
+    "launch_us", "collective_us", "step_ms", "gradient_us", "overlap", "alignment", "implicit", "scale", "factor",
+    "memory", "vector", "attention", "optimizer", "range", "unstated", "tiles", "split_k", "kernels", "nccl",
+    "channels", "device_memory", "resident_threads", "host", "host_step", "contention", "sharing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,105 @@ class FusedAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles that a library chooses from: rows, columns, and the share of the peak that the inner loop reaches."""
+
+    candidates: tuple[tuple[int, int, float], ...]
+    prologue_k: float
+
+
+@dataclass(frozen=True, slots=True)
+class SplitK:
+    """Parts into which a library cuts `k`, and the share of a tile's time that each further one costs."""
+
+    splits: tuple[int, ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Properties of GPUs and their libraries, which `constants.toml` describes one by one."""
+
+    extrapolation_spread: float
+    tensor_core_capability: float
+    unmeasured_fp8_capability: float
+    usual_tensor_rate: float
+    word_elements: int
+    unpadded_channels: int
+    tuned_groups: int
+    packed_channels: int
+    direct_share: float
+    volume_share: float
+    winograd_reduction: float
+    block_threads: float
+    resident_blocks: float
+    random_number_cycles: float
+    sector_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Nccl:
+    """Properties of NCCL, which `constants.toml` describes one by one."""
+
+    tree_share: float
+    pat_share: float
+    buffer_bytes: int
+    channel_buffers: int
+    node_peers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelBuffers:
+    """Bytes of the buffers of all channels that NCCL opens."""
+
+    communicator_bytes: float
+    """Buffers of a parallel dimension that communicates."""
+    peer_bytes: float
+    """Buffers of each peer of a node in an all-to-all. Peers on other nodes share the buffers of the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Shares and bytes of a GPU's memory that the driver, a context and the allocator take."""
+
+    usable_share: float
+    thread_bytes: int
+    fragmentation: float
+    cached: float
+    varied: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentThreads:
+    """Threads that a multiprocessor can hold, and pairs of a compute capability and another number."""
+
+    usual: int
+    other: tuple[tuple[float, int], ...]
+
+    def of(self, gpu: Gpu) -> int:
+        """Return the threads that a multiprocessor of a GPU can hold."""
+        return dict(self.other).get(gpu.compute_capability, self.usual)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Rates of a host, for each of its GPUs."""
+
+    copy_bytes_per_s: float
+    update_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """How the host time of a step goes with the number of weight tensors."""
+
+    usual_tensors: float
+    fixed_share: float
+    most: float
+    operator_tensors: float
+
+
+@dataclass(frozen=True, slots=True)
 class Constants:
     """Content of `constants.toml` in SI units."""
 
@@ -46,6 +157,8 @@ class Constants:
     tensor_share: float
     pipelined_share: float
     expert_share: float
+    regular_odd_part: float
+    """Largest odd factor of a side of a product that is not irregular."""
     irregular: float
     implicit: float
     jitter: float
@@ -61,28 +174,58 @@ class Constants:
     vector_exponent: float
     factor: Mapping[str, float]
     """Factor on the seconds of each of `step.blocks.FACTORS`."""
+    kernels: Kernels
+    tiles: Mapping[str, Tiles]
+    """Tiles by the units that run them."""
+    split_k: SplitK
+    nccl: Nccl
+    channel_buffers: Mapping[str, ChannelBuffers]
+    """Buffers of NCCL by prefix of the name of a GPU's link: the first match counts, and the last is the default."""
+    device_memory: DeviceMemory
+    resident_threads: ResidentThreads
+    host: Host
+    host_step: HostStep
+    contention: float
+    """Bandwidth of the link over that of the memory on the GPU that `slowdown` is for."""
+    sharing: Mapping[str, float]
+    """Widening of the 90 % range by the way in which jobs share a GPU, as a logarithm."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Constants:
+        """Return the content of a table like that of the file.
+
+        Raises:
+            SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
+        """
+        file = FactFile(_NAME, table)
+        file.values("", _SECTIONS)
+        parts = ("matrix", "attention", "convolution", "exchange", "gradients")
+        attention = file.values("attention")
         return cls(
-            {mode: (cost["forward"] * 1e-6, cost["backward"] * 1e-6) for mode, cost in table["launch_us"].items()},
-            {mode: cost * 1e-6 for mode, cost in table["collective_us"].items()},
-            {mode: cost * 1e-3 for mode, cost in table["step_ms"].items()},
-            {mode: cost * 1e-6 for mode, cost in table["gradient_us"].items()},
-            table["overlap"]["slowdown"],
-            table["overlap"]["tensor_share"],
-            table["overlap"]["pipelined_share"],
-            table["overlap"]["expert_share"],
-            table["alignment"]["irregular"],
-            table["implicit"]["convolution"],
-            table["scale"]["jitter"],
-            table["scale"]["uneven_jitter"],
-            tuple(FusedAttention(name, **entry) for name, entry in table["attention"].items()),
-            table["optimizer"]["efficiency"],
-            table["memory"],
-            table["vector"]["flop_per_byte"],
-            table["vector"]["exponent"],
-            table["factor"],
+            launch_s={mode: _launch_s(file, mode) for mode in file.values("launch_us", _HOSTS)},
+            collective_s={mode: cost * 1e-6 for mode, cost in file.numbers("collective_us", _HOSTS).items()},
+            step_s={mode: cost * 1e-3 for mode, cost in file.numbers("step_ms", _HOSTS).items()},
+            gradient_s={mode: cost * 1e-6 for mode, cost in file.numbers("gradient_us", _HOSTS).items()},
+            **file.numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
+            **file.numbers("alignment", ("regular_odd_part", "irregular")),
+            implicit=file.numbers("implicit", ("convolution",))["convolution"],
+            **file.numbers("scale", ("jitter", "uneven_jitter")),
+            attention=tuple(FusedAttention(name, **file.values(f"attention.{name}", _ATTENTION)) for name in attention),
+            optimizer_efficiency=file.numbers("optimizer", ("efficiency",))["efficiency"],
+            memory=file.numbers("memory", (*_HOSTS, "listed", "fused")),
+            **{f"vector_{key}": value for key, value in file.numbers("vector", ("flop_per_byte", "exponent")).items()},
+            factor=file.numbers("factor", parts),
+            kernels=file.record(Kernels, "kernels"),
+            tiles={units: file.record(Tiles, f"tiles.{units}") for units in file.values("tiles", ("simt", "tensor"))},
+            split_k=file.record(SplitK, "split_k"),
+            nccl=(nccl := file.record(Nccl, "nccl")),
+            channel_buffers={link: _channel_buffers(file, link, nccl) for link in file.values("channels")},
+            device_memory=file.record(DeviceMemory, "device_memory"),
+            resident_threads=file.record(ResidentThreads, "resident_threads"),
+            host=file.record(Host, "host"),
+            host_step=file.record(HostStep, "host_step"),
+            contention=file.numbers("contention", ("link_share",))["link_share"],
+            sharing=file.numbers("sharing", ("mig", "mps", "timeSlicing")),
         )
 
     def memory_factor(self, runner: str, gpu: Gpu) -> float:
@@ -103,10 +246,20 @@ class Widths:
     plans: float
     unstated: Mapping[str, float]
 
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Widths:
+        """Return the widths of a table like that of the file.
+
+        Raises:
+            SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
+        """
+        file = FactFile(_NAME, table)
+        return cls(**file.numbers("range", _WIDTHS), unstated=file.numbers("unstated", _FAMILIES))
+
 
 @cache
 def shipped() -> Constants:
-    """Return the fitted constants that ship with Tilecast."""
+    """Return the constants that ship with Tilecast."""
     return Constants.of(_table())
 
 
@@ -115,7 +268,7 @@ def with_values(moved: Mapping[str, float], table: Mapping[str, Any] | None = No
 
     Without a table, the fitted constants are used.
     """
-    table = _table() if table is None else deepcopy(dict(table))
+    table = deepcopy(dict(_table() if table is None else table))
     for path, value in moved.items():
         *sections, name = path.split(".")
         place = table
@@ -133,7 +286,7 @@ def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None
 
     def under(path: str, value: Any) -> dict[str, float]:
         if not isinstance(value, dict):
-            return {path: value * factor}
+            return {} if isinstance(value, str) else {path: value * factor}
         return {place: one for name, item in value.items() for place, one in under(f"{path}.{name}", item).items()}
 
     values: dict[str, float] = {}
@@ -148,19 +301,28 @@ def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None
 @cache
 def widths() -> Widths:
     """Return the widths of ranges that ship with Tilecast."""
-    table = _table()
-    return Widths(**table["range"], unstated=table["unstated"])
+    return Widths.of(_table())
 
 
 @cache
 def digest() -> str:
-    """Return the SHA-256 of the constants."""
-    return hashlib.sha256(_text().encode()).hexdigest()
+    """Return the SHA-256 of the values of all constants, which does not change with comments and sources."""
+    return hashlib.sha256(json.dumps(without_sources(_table()), sort_keys=True).encode()).hexdigest()
 
 
+def _launch_s(file: FactFile, mode: str) -> tuple[float, float]:
+    cost = file.numbers(f"launch_us.{mode}", ("forward", "backward"))
+    return cost["forward"] * 1e-6, cost["backward"] * 1e-6
+
+
+def _channel_buffers(file: FactFile, link: str, nccl: Nccl) -> ChannelBuffers:
+    opened = file.numbers(f"channels.{link}", ("collective", "peer"))
+    return ChannelBuffers(
+        float(opened["collective"] * nccl.channel_buffers * nccl.buffer_bytes),
+        float(opened["peer"] * nccl.buffer_bytes),
+    )
+
+
+@cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads(_text())
-
-
-def _text() -> str:
-    return files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")
+    return read_table("tilecast", _NAME)

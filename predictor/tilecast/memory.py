@@ -22,7 +22,8 @@ from typing import Literal
 
 import numpy as np
 
-from tilecast import frameworks, fuse, overlap, zoo
+from tilecast import constants, frameworks, fuse, overlap, zoo
+from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload, distinct
@@ -30,58 +31,6 @@ from tilecast.zoo import Sharded
 
 Figure = Literal["allocated", "reserved", "device"]
 
-BUFFER_BYTES = 10 * 2**20
-"""Bytes that NCCL allocates for one direction of a channel: 4 MiB for the Simple protocol, plus those of LL and LL128
-(NVIDIA/nccl, issue 1685)."""
-CHANNEL_BUFFERS = 3
-"""Buffers of a channel of a collective: one for its ring, and one for each direction of its tree."""
-
-
-@dataclass(frozen=True, slots=True)
-class Channels:
-    """Numbers of channels that NCCL opens: for collectives of a communicator, and for each peer of an all-to-all."""
-
-    collective: int
-    peer: int
-
-    @property
-    def communicator_bytes(self) -> float:
-        """Bytes of the buffers of a parallel dimension that communicates."""
-        return float(self.collective * CHANNEL_BUFFERS * BUFFER_BYTES)
-
-    @property
-    def peer_bytes(self) -> float:
-        """Bytes of the buffers of each peer of a node in an all-to-all.
-
-        Peers on other nodes share the buffers of the network.
-        """
-        return float(self.peer * BUFFER_BYTES)
-
-
-_CHANNELS: tuple[tuple[str, Channels], ...] = (
-    ("pcie", Channels(2, 2)), ("nvlink2", Channels(8, 6)), ("nvlink3-400", Channels(16, 16)),
-    ("nvlink4-400", Channels(16, 16)), ("nvlink", Channels(24, 32)),
-)  # fmt: skip
-"""Channels by prefix of the name of a GPU's link: the first match counts, and the last entry is the default. From
-NCCL's logs: 2 over PCIe, 16 on H800 (NVIDIA/nccl, issue 892), 24 and 32 on A100 and H100 (issue 1685). On V100 they are
-fitted to the memory of DLPerf's Wide & Deep on 2 to 8 GPUs."""
-_MOST_PEERS = 7
-"""Most other GPUs of a node."""
-THREAD_BYTES = 2048
-"""Bytes that a CUDA context reserves for each thread that the GPU can hold: a stack of 1 KiB (cudaLimitStackSize), and
-as much for what kernels spill."""
-_THREADS: Mapping[float, int] = {7.5: 1024, 8.6: 1536, 8.9: 1536, 12.0: 1536}
-"""Resident threads of a multiprocessor by compute capability, 2048 for others (CUDA C++ Programming Guide, table of
-technical specifications)."""
-FRAGMENTATION = 0.02
-"""Share of the dynamic bytes that a caching allocator cannot use, even after it has released its cache."""
-CACHED = 0.2
-"""Share of the dynamic bytes that a caching allocator also holds while the GPU has room: blocks whose sizes do not
-recur (PyTorch, CUDA semantics: memory management; freed only when an allocation fails). From SimuMax's runs of
-Megatron-LM, whose logs show both figures."""
-VARIED = 1.0
-"""Value of `CACHED` where images differ in size from batch to batch: the cache keeps blocks of many sizes, up to the
-memory of the GPU. From FlagPerf's detectors on 40 GB, which almost fill the GPU."""
 _MOMENTS: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Tensors of a weight's shape that an optimizer keeps, each in FP32, or in 16 bit where weights are in 16 bit alone."""
 
@@ -165,22 +114,23 @@ def upper_bytes(device: Floats, error: float) -> Floats:
 
 def usable_bytes(gpu: Gpu) -> float:
     """Return the bytes of a GPU that a job can use: its memory without the driver's part and a context's stacks."""
-    return gpu.memory_bytes * 0.985 - stack_bytes(gpu)
+    return gpu.memory_bytes * constants.shipped().device_memory.usable_share - stack_bytes(gpu)
 
 
 def stack_bytes(gpu: Gpu) -> float:
     """Return the bytes that a CUDA context reserves for the threads of a GPU; a slice has its share."""
-    return THREAD_BYTES * _THREADS.get(gpu.compute_capability, 2048) * gpu.sm_count
+    known = constants.shipped()
+    return known.device_memory.thread_bytes * known.resident_threads.of(gpu) * gpu.sm_count
 
 
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 """Parallel dimensions with their own communicator."""
 
 
-def channels(gpu: Gpu | None) -> Channels:
-    """Return the channels of a GPU's communicators; without a GPU, those of the fastest kind."""
-    link = gpu.intra_link if gpu else ""
-    return next((channels for beginning, channels in _CHANNELS if link.startswith(beginning)), _CHANNELS[-1][1])
+def channel_buffers(gpu: Gpu | None) -> ChannelBuffers:
+    """Return the buffers of NCCL's channels on a GPU; without a GPU, those of the fastest kind."""
+    link, known = gpu.intra_link if gpu else "", constants.shipped().channel_buffers
+    return next((known[prefix] for prefix in known if link.startswith(prefix)), [*known.values()][-1])
 
 
 def context_bytes(workload: Workload, plans: Plans, gpu: Gpu | None) -> Floats:
@@ -196,7 +146,7 @@ def shared_context_bytes(workload: Workload, plans: Plans, gpu: Gpu) -> float:
 
 
 def _context(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu | None) -> Floats:
-    opened, peers = channels(gpu), np.clip(experts - 1, 0, _MOST_PEERS)
+    opened, peers = channel_buffers(gpu), np.clip(experts - 1, 0, constants.shipped().nccl.node_peers)
     libraries = frameworks.of(workload).context_bytes
     return np.asarray(libraries + opened.communicator_bytes * groups + opened.peer_bytes * peers)
 
@@ -246,8 +196,9 @@ class Bills:
         states = _states(workload, sharded.take(four), staged, gpu)
         micro = _micro(workload, sharded.take(activations.first), some.take(activations.first))
         context = context_bytes(workload, some.take(degrees.first), gpu)
-        share = VARIED if "largest_image" in workload.model.extra else CACHED
-        cached = share - FRAGMENTATION if framework.allocator == "caching" else 0.0
+        known = constants.shipped().device_memory
+        share = known.varied if "largest_image" in workload.model.extra else known.cached
+        cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
         return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
 
     def on(self, gpu: Gpu) -> Bills:
@@ -286,7 +237,7 @@ class Bills:
             activations,
             working,
             states.buffers,
-            FRAGMENTATION * dynamic,
+            constants.shipped().device_memory.fragmentation * dynamic,
             self.context_of(rows),
             np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
             self.error,

@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from tilecast import hardware, memory, search, uncertainty
+from tilecast import constants, hardware, memory, search, uncertainty
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Gpu, Pool
 from tilecast.objectives import OBJECTIVES, Objective
@@ -32,10 +32,6 @@ from tilecast.spec import Plan, Workload
 
 SharingMethod = Literal["mig", "mps", "timeSlicing"]
 
-WIDTHS: dict[SharingMethod, float] = {"mig": 0.1, "mps": 0.3, "timeSlicing": 0.3}
-"""Widening of the 90 % range, as a logarithm, in quadrature. No step measured on a slice was available, and memory is
-not divided exactly (7 of 8 slices on an A100 feed 98 of 108 multiprocessors). Neighbours under MPS gain or lose up to
-30 % (Villarrubia et al., arXiv 2604.22430); the switches of time-slicing are not modelled and get the same width."""
 MAX_SLOWDOWN = 1.25
 """Largest slow-down at which sharing is recommended where time counts; a job with a larger one fills too much of the
 GPU."""
@@ -181,7 +177,7 @@ class _Run:
         """
         step_s = max(self.step_s, whole.step_s) * slower
         upper = uncertainty.interval(self.workload, self.priced, self.row)[1] / self.step_s
-        factor = float(np.exp(np.hypot(np.log(upper), WIDTHS[kind])))
+        factor = float(np.exp(np.hypot(np.log(upper), constants.shipped().sharing[kind])))
         price = pool.price_per_gpu_hour
         return Share(
             kind=kind,

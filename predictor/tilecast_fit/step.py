@@ -20,6 +20,7 @@ that was not fitted.
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 import zlib
 from collections import defaultdict
@@ -286,7 +287,7 @@ def _written(value: Any) -> str:
     if isinstance(value, dict):
         inner = ", ".join(f"{key} = {_written(item)}" for key, item in value.items())
         return f"{{ {inner} }}" if inner else "{}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | list | bool) else str(value)
 
 
 def main() -> None:

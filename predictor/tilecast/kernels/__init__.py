@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tilecast import constants
 from tilecast.graph import KINDS, Dims, KernelTable, Kind
 from tilecast.hardware import Gpu
 from tilecast.kernels import features, formulas, tiles, utilization
@@ -31,8 +32,6 @@ FLAGS = ("accumulated", "causal", "backward", "direction", "drawn", "read_bytes"
 """Dimensions that may be zero."""
 LARGEST = 2.0**48
 """Largest possible dimension of a kernel; a larger one is a typing error."""
-EXTRAPOLATION_SPREAD = 1.5
-"""Factor on the spread of a kernel outside the range of shapes seen in training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
         name = case(kind, precision, d, gpu)
         priced, family = plain, features.family(kind.name, precision, gpu)
         if family == "conv_simt":
-            share[rows] = np.where(d["k_d"] > 1, formulas.VOLUME_SHARE, 1.0)
+            share[rows] = np.where(d["k_d"] > 1, constants.shipped().kernels.volume_share, 1.0)
         if kind.name == "conv" and family == "gemm_tensor":
             measured = learned.knows(family, name[0], gpu) & (d["groups"] == 1)
             if measured.any():
@@ -144,7 +143,7 @@ class _Questions:
         self.inputs.setdefault(family, []).append(asked)
         self.contexts.setdefault(family, []).append(np.full(len(own), context.index, np.int64))
         self.rows.setdefault(family, []).append(rows)
-        return np.asarray(context.spread * np.where(outside, EXTRAPOLATION_SPREAD, 1.0))
+        return np.asarray(context.spread * np.where(outside, constants.shipped().kernels.extrapolation_spread, 1.0))
 
     def answer(self, total: Floats) -> None:
         """Write the seconds of every added kernel into its row of `total`, (N,)."""
@@ -221,7 +220,8 @@ def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
     """
     count = len(next(iter(d.values())))
     if kind.name == "gemm":
-        units = "fp8" if precision == "fp8" and gpu.compute_capability < UNMEASURED_FP8 else tiles.units(precision, gpu)
+        is_measured = gpu.compute_capability < constants.shipped().kernels.unmeasured_fp8_capability
+        units = "fp8" if precision == "fp8" and is_measured else tiles.units(precision, gpu)
         names = [units, f"{units} irregular"]
         code = features.irregular(d).astype(int) if units == "simt" else np.zeros(count, int)
     elif kind.name == "conv":
@@ -238,10 +238,6 @@ def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
     return labels
 
 
-UNMEASURED_FP8 = 10.0
-"""Compute capability from which on no FP8 product was measured alone; there they are priced as 16-bit ones of the
-higher peak. Hopper's and Ada's lose more of their peak to power than measured steps of Blackwell do (MLPerf,
-Megatron-Bridge)."""
 DIRECTIONS = ("forward", "input gradient", "weight gradient")
 ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward causal")
 

@@ -17,15 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tilecast import constants
 from tilecast.graph import KINDS, Dims, Kind, gemm_output_bytes
 from tilecast.hardware import Gpu
 from tilecast.kernels import tiles
 from tilecast.memo import Memo
 from tilecast.spec import ELEMENT_BYTES, Floats
-
-WINOGRAD_REDUCTION = 2.0
-"""Factor by which Winograd reduces the FLOPs of a 3 × 3 convolution of stride one: F(2×2, 3×3) needs 2.25 times fewer
-products (Lavin & Gray, arXiv 1509.09308), and the transforms take back a part of the gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +61,30 @@ def is_flat(d: Dims) -> npt.NDArray[np.bool_]:
     return flat
 
 
-PACKED_CHANNELS = 32
-"""Channels of a group below which several groups share a tile, so that cross terms are computed in vain."""
-
-
-_USUAL_RATE = 2048.0
-"""Rate of a multiprocessor's tensor cores, in FLOPs per cycle times bytes of an element, on GPUs of workstations since
-Ampere in 16 bit."""
-
-
 def doublings(gpu: Gpu, precision: str) -> float:
-    """Return how often the rate at which a multiprocessor's tensor cores take bytes has doubled over `_USUAL_RATE`.
+    """Return how often the rate at which a multiprocessor's tensor cores take bytes has doubled over the usual one.
 
     With each doubling, the addresses and loads of an implicit GEMM, whose rate stayed the same, hide less behind its
     arithmetic.
     """
     rate = gpu.peak(precision) / (gpu.sm_count * gpu.boost_clock_hz) * ELEMENT_BYTES[precision]
-    return max(float(np.log2(rate / _USUAL_RATE)), 0.0)
+    return max(float(np.log2(rate / constants.shipped().kernels.usual_tensor_rate)), 0.0)
 
 
 def packed_gemm(w: Work) -> Work:
     """Return convolutions as the implicit GEMM of tensor cores, with small groups packed into one product.
 
-    A packed product has sides of `PACKED_CHANNELS` channels at least and computes cross terms of its groups in vain.
+    A packed product has sides of `constants.Kernels.packed_channels` at least and computes cross terms of its groups in
+    vain.
     """
     d = w.dims
     c_in, c_out = d["c_in"] / d["groups"], d["c_out"] / d["groups"]
-    together = np.minimum(np.maximum(np.ceil(PACKED_CHANNELS / np.minimum(c_in, c_out)), 1.0), d["groups"])
+    packed = constants.shipped().kernels.packed_channels
+    together = np.minimum(np.maximum(np.ceil(packed / np.minimum(c_in, c_out)), 1.0), d["groups"])
     packs = d["groups"] / together
 
     def side(channels: Floats) -> Floats:
-        return np.minimum(np.maximum(channels, PACKED_CHANNELS), channels * d["groups"])
+        return np.minimum(np.maximum(channels, packed), channels * d["groups"])
 
     product = conv_product({**d, "groups": packs, "c_in": side(c_in) * packs, "c_out": side(c_out) * packs})
     sides = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
@@ -275,7 +265,7 @@ def work(kind: Kind, precision: str, d: Dims) -> Work:
         # Queries beyond the keys of a causal mask see nothing, but more queries never make the work less.
         flops = np.maximum(flops, kind.flops({**d, "seq_q": np.minimum(d["seq_q"], d["seq_kv"])}))
     if kind.name == "conv":
-        flops = flops / np.where(winograd(d, precision), WINOGRAD_REDUCTION, 1.0)
+        flops = flops / np.where(winograd(d, precision), constants.shipped().kernels.winograd_reduction, 1.0)
     return Work(kind.name, d, flops, moved)
 
 
@@ -368,7 +358,7 @@ def irregular(d: Dims) -> npt.NDArray[np.bool_]:
     Such a side is no small multiple of a power of two.
     """
     middle = np.sort(np.stack([odd_part(d[name]) for name in ("m", "n", "k")]), axis=0)[1]
-    is_irregular: npt.NDArray[np.bool_] = middle > REGULAR_ODD_PART
+    is_irregular: npt.NDArray[np.bool_] = middle > constants.shipped().regular_odd_part
     return is_irregular
 
 
@@ -380,8 +370,6 @@ WORD = 8
 ALIGNMENTS = (8, 64, 128)
 DETAILS = 3 * (3 + len(ALIGNMENTS)) + 2 * len(tiles.CANDIDATES["tensor"])
 MANTISSA_BITS = 53
-REGULAR_ODD_PART = 63
-"""Largest odd factor of a regular side: 49 and 63 are tokens of vision models, 43 and 57 gated MLPs."""
 SPILL_SHARES = {"16th": 1 / 16, "8th": 1 / 8, "6th": 1 / 6, "4th": 1 / 4, "half": 1 / 2, "whole": 1.0}
 """Shares of the L2 beyond which a kernel's bytes may come from DRAM: both harnesses and training steps use other
 operands in between, which leave a kernel only a part of the cache."""

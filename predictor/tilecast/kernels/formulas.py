@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilecast import constants
 from tilecast.graph import Dims
 from tilecast.hardware import Gpu
 from tilecast.kernels.utilization import Ceiling, die
@@ -35,24 +36,14 @@ def memory_floor_s(moved: Floats, gpu: Gpu) -> Floats:
     return np.maximum(moved / gpu.l2_bandwidth_bytes_per_s, beyond)
 
 
-THREADS = 1024.0
-"""Threads of the longest block, from the CUDA programming guide: longer rows have an SM to themselves."""
-RESIDENT = 16.0
-"""Blocks that are resident on an SM of any generation (the same guide's table of compute capabilities)."""
-DIRECT_SHARE = 0.1
-"""Share of the FP32 peak at which a library's direct kernels run grouped convolutions, forward and backward together:
-from the rows of timm's table whose grouped layers are channels last (cuDNN 8.3, RTX 3090), where families with 16 to 72
-channels in a group agree within a factor of two."""
-VOLUME_SHARE = 0.64
-"""Rate of convolutions over volumes on the CUDA cores, as a share of that of flat ones, on which the network was
-trained: steps of nnU-Net 3D in PyTorch and of 3D U-Net in TensorFlow (DeepLearningExamples, V100, FP32) agree on 0.57
-to 0.6 for one volume and 0.69 for two."""
+THREADS = constants.shipped().kernels.block_threads
+"""Threads of the longest block: longer rows have an SM to themselves."""
 
 
 def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: Ceiling) -> Floats:
     """Return the duration of grouped convolutions on the CUDA cores, shape (N,)."""
     streamed = bandwidth_bound_s(moved, np.zeros(len(moved)), gpu, ceiling)
-    return np.maximum(streamed, flops / (DIRECT_SHARE * gpu.peak("fp32")))
+    return np.maximum(streamed, flops / (constants.shipped().kernels.direct_share * gpu.peak("fp32")))
 
 
 def bandwidth_bound_s(
@@ -62,7 +53,7 @@ def bandwidth_bound_s(
 
     The bytes are in `rows` rows (0 for kernels without rows) of `cols` elements.
     """
-    block = np.clip(cols / THREADS, 1 / RESIDENT, 1.0)
+    block = np.clip(cols / THREADS, 1 / constants.shipped().kernels.resident_blocks, 1.0)
     row_bytes = np.where(rows > 0, moved / np.maximum(rows, 1.0), 0.0)
     missed = np.clip(gpu.sm_count * row_bytes / (ceiling.reuse_share * gpu.l2_bytes), 0.0, 1.0)
     passes = np.where(row_bytes > ceiling.resident_row_bytes, ceiling.extra_passes * missed, 0.0)
@@ -78,15 +69,9 @@ def bandwidth_bound_s(
     return ceiling.ramp_s + slowest
 
 
-DRAWING_SM_CYCLES = 0.18
-"""Cycles of an SM for one random number. Philox4x32-10 (Salmon et al., SC 2011) spends ten rounds of two wide
-multiplications and the exclusive ors on four numbers, some ten lane cycles of the 64 integer lanes of an SM for each;
-the dropout of Aceso's tables (V100, FP16 and FP32, MIT) takes that much longer than its bytes."""
-
-
 def drawing_s(numbers: Floats, gpu: Gpu) -> Floats:
     """Return the seconds that drawing random numbers adds to a kernel, shape (N,)."""
-    return numbers * DRAWING_SM_CYCLES / (gpu.sm_count * gpu.boost_clock_hz)
+    return numbers * constants.shipped().kernels.random_number_cycles / (gpu.sm_count * gpu.boost_clock_hz)
 
 
 def rows(d: Dims, moved: Floats) -> Floats:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import collectives, memory, overlap
+from tilecast import collectives, constants, memory, overlap
 from tilecast.constants import Constants
 from tilecast.graph import Block
 from tilecast.hardware import Pool
@@ -58,7 +58,7 @@ def block_costs(
 
     They are the prices that `step` and `memory` give for a graph of that block alone, once.
     """
-    graph = sharded.graph
+    graph, spread = sharded.graph, 1 + constants.shipped().device_memory.fragmentation
     repeats = plans.gradient_accumulation
     straggle = replicas.straggler_factor(workload, plans, fitted)
     copied_bytes_per_s, reshards = (
@@ -90,8 +90,8 @@ def block_costs(
             np.where((stage == 3) | ((stage == 2) & reshards), sync.gather_s, nil),
             np.select([stage == 2, stage == 3], [sync.scatter_s, sync.gather_s + sync.scatter_s], nil),
             sharded.gather(inputs + times.block.remembered_bytes),
-            bill.parameters + bill.gradients + bill.optimizer + bill.activations * (1 + memory.FRAGMENTATION),
-            bill.working * (1 + memory.FRAGMENTATION) + bill.buffers,
+            bill.parameters + bill.gradients + bill.optimizer + bill.activations * spread,
+            bill.working * spread + bill.buffers,
         ))  # fmt: skip
     alone_s, forward_s, backward_s, *exchanged, moved, held, working = (
         np.array(column) for column in zip(*rows, strict=True)

@@ -62,7 +62,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
 
     count = plan.pipeline
     alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
-    spread = 1 + memory.FRAGMENTATION
+    spread = 1 + constants.shipped().device_memory.fragmentation
     room = memory.usable_bytes(pool.gpu) - memory.context_bytes(workload, plans, pool.gpu)[0] - working.max() * spread
     cost = folded(seconds)
     first = chain.cut(cost, between(static) + alive * between(activations) * spread <= room, count)
@@ -104,6 +104,6 @@ def _blocks(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted
             (gpu_s + stall_s + exchange_s + copied_s)[0],
             (bill.parameters + bill.gradients + bill.optimizer)[0],
             bill.activations[0],
-            (bill.working + bill.buffers / (1 + memory.FRAGMENTATION))[0],
+            (bill.working + bill.buffers / (1 + constants.shipped().device_memory.fragmentation))[0],
         )
     return columns

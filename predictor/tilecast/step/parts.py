@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilecast import constants
 from tilecast.graph import Graph
 from tilecast.spec import Floats, Plans
 from tilecast.step.passes import MicroBatch
-from tilecast.step.weights import HOST_BYTES_PER_S
 
 
 def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdown_s: Floats) -> Floats:
@@ -52,5 +52,5 @@ def launch_seconds(repeats: Floats, micro: MicroBatch, once_s: Floats) -> Floats
 def input_seconds(graph: Graph, plans: Plans, compute_s: Floats) -> Floats:
     """Return the copy of a batch to the GPU that does not hide behind the step (loaders prefetch one)."""
     samples = plans.micro_batch * plans.gradient_accumulation
-    host = samples * (graph.host_bytes_per_sample / HOST_BYTES_PER_S)
+    host = samples * (graph.host_bytes_per_sample / constants.shipped().host.copy_bytes_per_s)
     return np.maximum(host - compute_s, 0.0)

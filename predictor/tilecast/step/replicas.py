@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import collectives, frameworks, overlap, zoo
+from tilecast import collectives, constants, frameworks, overlap, zoo
 from tilecast.collectives import Group
 from tilecast.constants import Constants
 from tilecast.hardware import Pool, find_link
@@ -171,10 +171,6 @@ def replica_sync(
     return sync.mapped(lambda seconds: np.where(active, seconds, 0.0) / speed)
 
 
-_NVLINK3_SHARE = 0.147
-"""Bandwidth of NVLink of the third generation over that of the memory of an A100 with 80 GB."""
-
-
 def contention(pool: Pool) -> float:
     """Return the share of a GPU's memory bandwidth that its link inside a node can take, relative to A100 on NVLink.
 
@@ -182,7 +178,7 @@ def contention(pool: Pool) -> float:
     link, a faster one would make those steps slower whose exchanges wait for another link.
     """
     link = find_link(pool.gpu.intra_link)
-    return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _NVLINK3_SHARE, 1.0)
+    return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / constants.shipped().contention, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

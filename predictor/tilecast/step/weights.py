@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import frameworks, fuse, zoo
+from tilecast import constants, frameworks, fuse, zoo
 from tilecast.constants import Constants
 from tilecast.graph import KIND_NAMES, Graph
 from tilecast.hardware import Gpu
@@ -128,11 +128,7 @@ def optimizer_seconds(workload: Workload, held: Held, plans: Plans, gpu: Gpu, fi
     if workload.offload == "none":
         return moved / copied_bytes_per_s(gpu, fitted)
     crossing = own * 2.0 * workload.weight_bytes
-    return crossing / HOST_BYTES_PER_S + moved / _HOST_MEMORY_BYTES_PER_S
-
-
-_TENSORS = 300.0
-"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for this number, and for Adam."""
+    return crossing / fitted.host.copy_bytes_per_s + moved / fitted.host.update_bytes_per_s
 
 
 _CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12}
@@ -145,11 +141,13 @@ _WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "r
 def once_seconds(workload: Workload, graph: Graph, fitted: Constants) -> float:
     """Return the host time once per step.
 
-    An eighth of it is the same for every model; the rest is for each tensor of weights (the optimizer's lists, zeroing,
-    limiting).
+    A part of it is the same for every model; the rest is for each tensor of weights (the optimizer's lists, zeroing,
+    limiting). `step_ms` of `constants.toml` is for Adam.
     """
     calls = _CALLS[workload.optimizer] / _CALLS["adam"]
-    share = 0.125 + 0.875 * calls * min(_tensors(graph) / _TENSORS, 4.0) if workload.training else 0.125
+    known, share = fitted.host_step, fitted.host_step.fixed_share
+    if workload.training:
+        share += (1.0 - share) * calls * min(_tensors(graph) / known.usual_tensors, known.most)
     return fitted.step_s[host(workload)] * share
 
 
@@ -170,22 +168,12 @@ def gradient_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Con
 def _tensors(graph: Graph) -> float:
     """Return the number of tensors of weights.
 
-    An operator with weights has one, or two with a bias: 1.5 on average. Products of attention that is not fused count
-    too.
+    An operator with weights has one, or two with a bias. Products of attention that is not fused count too.
     """
-    return 1.5 * sum(
+    return constants.shipped().host_step.operator_tensors * sum(
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks
     )
-
-
-HOST_BYTES_PER_S = 10e9
-"""Rate of copies between GPU and host through pinned memory: each GPU's share of a PCIe root."""
-
-
-_HOST_MEMORY_BYTES_PER_S = 25e9
-"""Rate at which an update on the CPU reads and writes: each GPU's share of a two-socket host. Assumed: no measured run
-of an offloaded optimizer was available."""
 
 
 def fetch_seconds(held: Held, micro: MicroBatch) -> Floats:
@@ -195,5 +183,5 @@ def fetch_seconds(held: Held, micro: MicroBatch) -> Floats:
     the next block while this one computes.
     """
     parameters = np.stack([held.parameters, held.parameters, held.parameters, held.own])
-    crossing = 2.0 * held.gathered_bytes * parameters / HOST_BYTES_PER_S
+    crossing = 2.0 * held.gathered_bytes * parameters / constants.shipped().host.copy_bytes_per_s
     return np.maximum(crossing - micro.gpu_s, 0.0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tilecast import constants
 from tilecast.frameworks import Composed
 from tilecast.graph import KernelTable, Op, Phase
 from tilecast.spec import Floats, PassName
@@ -171,16 +172,6 @@ def convolution(
     return ops
 
 
-WORD = 8
-"""Channels of 16 bits that tensor cores read at once. Tensors whose channels are no multiple of it are copied to padded
-ones."""
-FIRST_CHANNELS = 4
-"""Images of at most this many channels have special kernels that read them without padding."""
-TUNED_GROUPS = 32
-"""Grouped convolutions over channels-last images have tensor-core kernels if the number of groups is a multiple of
-this, as in ResNeXt; others run on the CUDA cores."""
-
-
 def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Floats | float], gradients: int) -> list[Op]:
     """Return the copies around a convolution on tensor cores.
 
@@ -191,8 +182,9 @@ def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Floats | fl
         return []
     inputs = dims["batch"] * dims["c_in"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
     outputs = dims["batch"] * dims["c_out"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
-    padded = [np.all(np.asarray(dims[side]) % WORD > 0) for side in ("c_in", "c_out")]
-    if np.all(np.asarray(dims["c_in"]) <= FIRST_CHANNELS):
+    known = constants.shipped().kernels
+    padded = [np.all(np.asarray(dims[side]) % known.word_elements > 0) for side in ("c_in", "c_out")]
+    if np.all(np.asarray(dims["c_in"]) <= known.unpadded_channels):
         padded[0] = np.False_
     if not numerics.channels_last:
         padded = [np.True_, np.True_]
@@ -211,7 +203,8 @@ def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Floats | fl
 def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Floats | float]) -> bool:
     groups = np.asarray(dims["groups"])
     is_grouped = bool(np.all(groups > 1)) and not _is_depthwise(dims)
-    return numerics.matrix != "fp32" and numerics.channels_last and is_grouped and bool(np.all(groups % TUNED_GROUPS))
+    is_untuned = is_grouped and bool(np.all(groups % constants.shipped().kernels.tuned_groups))
+    return numerics.matrix != "fp32" and numerics.channels_last and is_untuned
 
 
 def _is_depthwise(dims: Mapping[str, Floats | float]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from tilecast import constants
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import resnet
 from tilecast.zoo.cnn.detection import PYRAMID, backbone, feature_pyramid, on_every_level
@@ -24,8 +25,6 @@ _SHAPES = 3
 _REGION = 14
 """Side of a region of the usual size, in pixels of the features."""
 _NEIGHBOURS = 4
-_SECTOR_BYTES = 32.0
-"""Bytes that the memory moves for one atomic addition."""
 
 
 def rpn(walk: Walk, extra: Mapping[str, float]) -> None:
@@ -187,7 +186,8 @@ def _align(walk: Walk, channels: int, side: int) -> None:
     walk.shape = (channels, (1, side, side))
     numerics = walk.numerics
     added = _NEIGHBOURS * max(_REGION / side, 1.0) ** 2
-    written = added if numerics.channels_last else added * _SECTOR_BYTES / numerics.element
+    sector_bytes = constants.shipped().kernels.sector_bytes
+    written = added if numerics.channels_last else added * sector_bytes / numerics.element
     walk.ops += layers.pointwise(
         "align", numerics, walk.elements, reads=float(_NEIGHBOURS), absorbed=False, backward=(1.0, written)
     )
