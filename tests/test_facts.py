@@ -9,13 +9,16 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tilecast import constants
+from tilecast import calibration, constants, hardware, job_calibration, shipped
 from tilecast.constants import Constants, Widths
 from tilecast.facts import FactFile
+from tilecast.hardware import instances
+from tilecast.hardware.schema import ConstantsFile, MigGpuFile
 from tilecast.spec import SpecError
 
 TABLE = tomllib.loads(files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8"))
@@ -216,3 +219,39 @@ def test_a_fact_in_a_module_would_be_found() -> None:
     assert literals("_THREADS: dict[float, int] = {7.5: 1024, 8.0: 1536}", "memory.py") == {7.5, "_THREADS"}
     assert literals("CHANNELS = ((2, 2), (8, 6))", "memory.py") == {"CHANNELS"}
     assert literals("BATCH = 2\nHALF = 0.5\nGIGA = 1e9\nPAGE = 4096.0", "memory.py") == set()
+
+
+def test_hardware_files_state_their_sources(tmp_path: Path) -> None:
+    """A GPU, a link, a table of protocols and an instance type without one are refused."""
+    folder = PACKAGE / "hardware"
+    gpu = (folder / "gpus" / "h100-sxm.toml").read_text(encoding="utf-8")
+    path = tmp_path / "gpu.toml"
+    for text in (gpu.partition("[sources]")[0], gpu.partition("[sources]")[0] + "[sources]\n"):
+        path.write_text(text)
+        with pytest.raises(SpecError, match=r"^gpu\.toml: sources: "):
+            hardware.load_gpu(path)
+    for name in ("aws", "gcp", "defaults"):
+        table = tomllib.loads((folder / "nodes" / f"{name}.toml").read_text(encoding="utf-8"))
+        instances.require_sources(name, table)
+        for place in table.get("sources", {}):
+            left = {key: value for key, value in table["sources"].items() if key != place}
+            with pytest.raises(SpecError, match=rf"^{name}: sources\.{place}: is missing; say where"):
+                instances.require_sources(name, {**table, "sources": left})
+        for row in table.get("network", ()):
+            with pytest.raises(SpecError, match=rf"^{name}: network\.0\.source: is missing; say where"):
+                instances.require_sources(name, {"network": [{**row, "source": ""}]})
+    for row in (ConstantsFile, MigGpuFile):
+        assert row.model_fields["source"].is_required()
+
+
+@pytest.mark.parametrize(("module", "section"), [(calibration, "deviation"), (job_calibration, "job")])
+def test_deviations_state_their_source(
+    module: ModuleType, section: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    table = shipped.table("tilecast", "calibration.toml")
+    del table[section]["source"]
+    monkeypatch.setattr(shipped, "table", lambda package, name: table)
+    request.addfinalizer(module.deviations.cache_clear)
+    module.deviations.cache_clear()
+    with pytest.raises(SpecError, match=rf"^calibration\.toml: {section}\.\w+: has no source; write "):
+        module.deviations()

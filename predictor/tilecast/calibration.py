@@ -31,8 +31,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tilecast import shipped
 from tilecast.consensus import Consensus, Party
+from tilecast.facts import FactFile
 from tilecast.spec import Floats, Ints, Workload
 
 MIN_OBSERVATIONS = 3
@@ -49,6 +49,8 @@ HALF_WIDTH_90 = 1.645
 """Half-width of a normal variable's 90 % range, in standard deviations."""
 MAD_TO_DEVIATION = 1.4826
 """A normal variable's standard deviation over its median absolute deviation."""
+MEDIAN_ERROR = 1.2533
+"""A median's standard error over that of the mean of as many normal variables: the root of half of pi."""
 DRIFT_WINDOW = 8
 """Newest runs of a pool that are compared with the older ones: at most this many, and at least half as many."""
 DRIFT_LIMIT = 4.0
@@ -230,7 +232,8 @@ def _differ(one: Correction, two: Correction, tolerance: float) -> bool:
 @cache
 def deviations() -> Mapping[str, float]:
     """Return the standard deviations that ship with Tilecast."""
-    return {name: float(value) for name, value in shipped.table("tilecast", "calibration.toml")["deviation"].items()}
+    file = FactFile.shipped("tilecast", "calibration.toml")
+    return file.numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 
 
 def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibration:
@@ -274,7 +277,7 @@ def drift_start(runs: Sequence[Run]) -> int | None:
     for count in range(DRIFT_WINDOW // 2, min(DRIFT_WINDOW, len(runs) - DRIFT_WINDOW // 2) + 1):
         old, new = deviation[:-count], deviation[-count:]
         rest = np.concatenate([old - np.median(old), new - np.median(new)])
-        error = 1.2533 * max(_mad(rest), floor) * math.sqrt(1 / len(new) + 1 / len(old))
+        error = MEDIAN_ERROR * max(_mad(rest), floor) * math.sqrt(1 / len(new) + 1 / len(old))
         if abs(float(np.median(new) - np.median(old))) > DRIFT_LIMIT * error:
             segments.append((float(np.abs(rest).sum()), len(runs) - count))
     return min(segments)[1] if segments else None

@@ -21,12 +21,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import shipped
+from tilecast.facts import FactFile
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MAX_RATIO = 3.0
@@ -223,15 +223,19 @@ def deviations() -> Mapping[str, float]:
 
     The mapping also has the factors on the variances of the two kinds of jobs, and `narrowing`.
     """
-    table = shipped.table("tilecast", "calibration.toml")["job"]
-    return {name: float(value) for name, value in table.items() if name != "usual"}
+    return {name: float(value) for name, value in _table().items() if name != "usual"}
 
 
 @cache
 def small_deviation_share(family: str) -> float:
     """Return the share of the jobs of a model family that deviate little."""
-    shares = shipped.table("tilecast", "calibration.toml")["job"]["usual"]
+    shares = _table()["usual"]
     return float(shares.get(family, shares["other"]))
+
+
+def _table() -> Mapping[str, Any]:
+    keys = (*LEVELS, "run", "report", "usual", "small", "large", "narrowing")
+    return FactFile.shipped("tilecast", "calibration.toml").values("job", keys)
 
 
 @dataclass(frozen=True, slots=True)

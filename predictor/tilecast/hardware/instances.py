@@ -13,6 +13,7 @@ from typing import Any
 
 from tilecast import shipped
 from tilecast.hardware import Gpu, Link, find_link, links
+from tilecast.spec import SpecError
 
 GIGABIT_BYTES_PER_S = 1e9 / 8
 
@@ -133,4 +134,28 @@ def default_gpus_per_node(gpu: Gpu) -> int:
 
 @cache
 def _tables() -> Mapping[str, dict[str, Any]]:
-    return shipped.tables("tilecast.hardware", "nodes")
+    tables = shipped.tables("tilecast.hardware", "nodes")
+    for name, table in tables.items():
+        require_sources(name, table)
+    return tables
+
+
+def require_sources(name: str, table: Mapping[str, Any]) -> None:
+    """Check that the content of a file of `hardware/nodes` has a source for every column of numbers.
+
+    Raises:
+        SpecError: it has none for one; the message names the file and the column.
+    """
+    columns = {key for row in table.get("nodes", ()) for key in NUMBERS if key in row}
+    columns |= {key for key in ("machines", "extra_gpus") if key in table}
+    known = table.get("sources", {})
+    missing = [f"sources.{key}" for key in sorted(columns) if not known.get(key)]
+    missing += [
+        f"network.{place}.source" for place, row in enumerate(table.get("network", ())) if not row.get("source")
+    ]
+    if missing:
+        raise SpecError(f"{name}: {missing[0]}", "is missing", "say where the numbers come from")
+
+
+NUMBERS = ("gpus", "network_gbit_per_s", "price_per_hour")
+"""Columns of an instance type that hold numbers."""

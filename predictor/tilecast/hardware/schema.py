@@ -22,6 +22,8 @@ class _Facts(BaseModel):
 
 
 FileT = TypeVar("FileT", bound=_Facts)
+Source = Annotated[str, Field(min_length=1)]
+"""Where numbers come from: a paper, a data sheet, source code or a fit."""
 NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
@@ -45,7 +47,7 @@ class GpuFile(_Facts):
     aliases: tuple[str, ...] = ()
     peak_tflops: dict[Precision, PositiveFloat]
     sustained_ratio: dict[Precision | Literal["attention"], float] = {}
-    sources: dict[str, str]
+    sources: dict[str, Source] = Field(min_length=1)
 
     def gpu(self) -> Gpu:
         """Return the facts as a GPU in SI units."""
@@ -87,7 +89,7 @@ class MigGpuFile(_Facts):
     names: tuple[str, ...]
     compute_slices: PositiveInt
     memory_slices: PositiveInt
-    source: str
+    source: Source
     profiles: tuple[MigProfileFile, ...]
 
 
@@ -116,7 +118,7 @@ class ConstantsFile(_Facts):
     own_share: float = Field(ge=0, le=1, default=0.0)
     reduction_start_us: float = Field(ge=0, default=0.0)
     spread: float = Field(ge=0)
-    source: str
+    source: Source
 
 
 class TierFile(_Facts):
@@ -144,7 +146,7 @@ class LinkFile(_Facts):
     beyond: str | None = None
     reduction_gb_per_s: float = Field(ge=0, default=0.0)
     tiers: tuple[TierFile, ...] = ()
-    sources: dict[str, str]
+    sources: dict[str, Source] = Field(min_length=1)
 
     @field_validator("wired")
     @classmethod
