@@ -225,14 +225,14 @@ def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     job = ROOT / "tests" / "jobs" / "llama-8b-within-budget.yaml"
     arguments = ["advise", str(job), "--nodes", str(ROOT / "examples" / "clusters" / "mixed.yaml"), "-o", "json"]
     runs = []
-    for seed, threads in (("1", "1"), ("2", "2"), ("3", "7")):
+    for seed, threads in (("1", "1"), ("2", "7")):
         settings = {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
         done = subprocess.run(
             [sys.executable, "-c", script, *arguments],
             env=os.environ | settings, capture_output=True, check=True,
         )  # fmt: skip
         runs.append(done.stdout)
-    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] == runs[1]
     reviewed = json.loads((ROOT / "tests" / "advice" / f"{job.stem}.json").read_text())
     advice = json.loads(runs[0])
     # The command line also prints what it found in the nodes.
