@@ -20,7 +20,13 @@ from tilecast.jobs.interface import JobKind
 from tilecast.jobs.kinds.batch_job import BatchJob
 
 ROOT = Path(__file__).resolve().parent.parent
-KINDS = ["TrainJob", "PyTorchJob", "MPIJob", "JobSet", "Job"]
+KINDS = [
+    name
+    for _, name in sorted(
+        [("kubeflow.org", "MPIJob"), *((kind.group, name) for name, kind in JOB_KINDS.items())], reverse=True
+    )
+]
+"""Names of all kinds with that of the page, in the order of messages."""
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 POD = {
     "containers": [
