@@ -33,17 +33,12 @@ helm upgrade tilecast charts/tilecast --namespace tilecast --reset-then-reuse-va
 helm uninstall tilecast --namespace tilecast
 ```
 
-`helm install` brings the CRDs; the third line brings new ones before an upgrade, which refuses to run ahead of them.
-Neither upgrade nor rollback nor uninstall touches them, so that no field of a stored object is ever pruned. Pods meet
-the Restricted Pod Security Standard. Kubernetes {kubernetes}.
+`helm install` brings the CRDs; the third line applies new ones before an upgrade. Kubernetes {kubernetes}.
+[Operations](../../docs/operations.md) has the details of upgrades, rollbacks and uninstalls.
 
-`helm test` prints the log of its pod, with a Helm that knows the annotation `helm.sh/hook-output-log-policy` (3.21
-does). With `--logs` it fails: Helm asks for the log after it has deleted the pod.
+`helm test` prints the log of its pod (Helm 3.21). Do not add `--logs`: it fails.
 
-With `jobs.enabled`, `helm uninstall` first runs a Job that lets every job go that waits for Tilecast; where that cannot
-run, use `python -m tilecast_operator.release` and then `helm uninstall --no-hooks` (docs/operations.md has the order).
-
-`values.schema.json` refuses a key or a type that this table does not have. This file is made by `make chart`.
+`make chart` makes this file. `values.schema.json` refuses other keys and types.
 
 ## Values
 """
