@@ -20,10 +20,10 @@ from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operato
 from tilecast.advice import Advice, Request, advise
 from tilecast.advice.incumbent import MARGIN, Incumbent, hold
 from tilecast.api.gpu_pool import DISCOVERED
+from tilecast.api.status import Recommendation
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
 from tilecast.jobs.quantities import pod_gpus
-from tilecast.render import document
 from tilecast_operator.cluster import lists
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import ADVICE_KEYS, POOL
@@ -517,7 +517,7 @@ def asked_for_cost(**changes: Any) -> Request:
 
 
 def standing(advice: Advice) -> Incumbent:
-    best = document.incumbent(document.recommendation(advice.offers[0]))
+    best = Recommendation.of(advice.offers[0]).incumbent()
     assert best is not None
     return best
 
@@ -565,7 +565,7 @@ def test_the_same_recommendation_is_not_talked_about() -> None:
     pools = [pool_at(2.0, "a")]
     advice = advise(request(), pools)
     assert hold(advice, pools, standing(advice)) is advice
-    assert document.incumbent({"pool": "a"}) is None
+    assert Recommendation.of(advice.offers[0]).model_copy(update={"precision": None}).incumbent() is None
 
 
 async def test_prices_that_move_a_little_move_no_job() -> None:

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from advice_values import advice, offer, pool, refused
 from tilecast import constants, nodes, zoo
 from tilecast.advice import Advice, Request, advise
+from tilecast.api.base import figures
 from tilecast.api.calibration import PoolCalibration
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition, Summary, TrainingJobStatus
 from tilecast.calibration import Calibration, Correction
-from tilecast.render import document, units
+from tilecast.render import units
 from tilecast.spec import SpecError, Workload
 from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.cluster.documents import (
@@ -246,8 +247,8 @@ def test_durations_are_short_and_lose_little(seconds: float) -> None:
 
 @given(st.floats(min_value=0, max_value=1e15))
 def test_rounding_is_idempotent_and_close(value: float) -> None:
-    once = document.figures(value)
-    assert document.figures(once) == once
+    once = figures(value)
+    assert figures(once) == once
     assert once == pytest.approx(value, rel=1e-5)
 
 

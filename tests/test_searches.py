@@ -20,11 +20,11 @@ import pytest
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, settled
 from tilecast import advice as advising
 from tilecast import zoo
-from tilecast.advice import Advice, Offer, Request
+from tilecast.advice import Advice, Request
+from tilecast.api.status import Parallelism
 from tilecast.calibration import Calibration, Correction
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.render import document
-from tilecast.spec import SpecError, Workload
+from tilecast.spec import Plan, SpecError, Workload
 from tilecast_operator import answer_memo, pickles
 from tilecast_operator import searches as where_searches_run
 from tilecast_operator.answer_memo import AnswerMemo
@@ -235,19 +235,19 @@ async def test_of_searches_that_wait_the_shortest_is_next(
 async def test_what_is_written_of_an_answer_is_made_once_for_all_jobs_that_ask_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store, made, recommendation = Store(), list[str](), document.recommendation
+    store, made, parallelism = Store(), list[str](), Parallelism.of
 
-    def counting(offer: Offer) -> dict[str, Any]:
-        made.append(str(offer.plan))
-        return recommendation(offer)
+    def counting(plan: Plan) -> Parallelism:
+        made.append(str(plan))
+        return parallelism(plan)
 
-    monkeypatch.setattr(document, "recommendation", counting)
+    monkeypatch.setattr(Parallelism, "of", counting)
     for number in range(12):
         store.put(f"{JOBS}/j{number}", job(f"j{number}", objective=("time", "cost")[number % 2]))
     async with operator(store, on_first_pool) as running:
         await settled(running)
     assert all(store.objects[f"{JOBS}/j{number}"]["status"]["recommendation"] for number in range(12))
-    assert len(made) == 2 * 2, "for the status and the annotations of each of the two"
+    assert len(made) == 2, "one for the status and the annotations of each of the two"
 
 
 async def test_a_new_job_waits_behind_few_of_those_that_other_pools_make_due() -> None:

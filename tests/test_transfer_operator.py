@@ -14,7 +14,6 @@ from test_targets import operating, shown, targeted, train_job
 from tilecast.advice import advise
 from tilecast.api.status import Alternative, Condition, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.objectives import OBJECTIVES
-from tilecast.render import document
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import ScoredForecast, StepReport, Window
@@ -241,7 +240,7 @@ def better(
         raw_step_seconds=seconds / 1.1,
         reason="",
     )
-    status = TrainingJobStatus(recommendation=Recommendation(**document.recommendation(first)), alternatives=[item])
+    status = TrainingJobStatus(recommendation=Recommendation.of(first), alternatives=[item])
     held = StepSeconds(target=1 / slower, lower_bound=0.5, upper_bound=2)
     forecast = ScoredForecast(
         frozen_at="", pool="a", gpus=8, plan="dp8", raw_seconds=1.0, step_seconds=held, group=["g"] * 5, followed=True
@@ -298,7 +297,7 @@ def test_moving_costs_a_restart_and_half_of_the_time_between_checkpoints(
 
 
 def test_what_remains_is_what_the_time_since_the_start_leaves_at_the_measured_pace() -> None:
-    best = Recommendation(**document.recommendation(offer()))
+    best = Recommendation.of(offer())
     best = best.model_copy(update={"finish_seconds": 1000 * best.step_seconds.target})
     forecast = ScoredForecast(
         frozen_at="2027-01-15T08:00:00Z", pool="a", gpus=8, plan="dp8", raw_seconds=1.0,

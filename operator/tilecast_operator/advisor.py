@@ -26,7 +26,6 @@ from tilecast.api import training_job
 from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
-from tilecast.render import document
 from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast_operator.answer import Answer, Declined, internal_error, interrupted, is_passing, no_pools, refused
 from tilecast_operator.answer_memo import AnswerMemo
@@ -245,12 +244,12 @@ class Advisor:
             self._answers.drop(key)
         return advice
 
-    async def standing(self, question: Question, answer: Answer, before: Mapping[str, Any]) -> Answer:
-        """Return the answer to a job that was recommended `before` for the same question.
+    async def standing(self, question: Question, answer: Answer, incumbent: Incumbent | None) -> Answer:
+        """Return the answer to a job that has a recommendation for the same question.
 
         That recommendation stays the best unless it is no longer valid or the new one is clearly better.
         """
-        pools, incumbent = self.pools(question), document.incumbent(before)
+        pools = self.pools(question)
         if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
         key = (self._key(question), answer.inputs_hash, incumbent)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tilecast.advice.measured import RunForecast
+from tilecast.api.base import figures
 from tilecast.api.status import FrozenForecast, Recommendation, StepSeconds, TrainingJobStatus
 from tilecast.hardware import normalise
 from tilecast.nodes import NodesReport
-from tilecast.render.document import figures, incumbent
 from tilecast.spec import SpecError, Stated
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.cluster.cache import Stored
@@ -135,7 +135,7 @@ class Scores:
         origin = (_pool_of(report, pools, best), report.gpus, report.plan)
         if known is not None and (origin == (None, None, None) or origin == self._origins.get(key)):
             return known
-        standing = incumbent(best.document())
+        standing = best.incumbent()
         name, gpus = origin[0] or best.pool, report.gpus or best.gpus
         pool = next((item for item in pools.pools if item.name == name), None)
         if standing is None or pool is None:
@@ -160,16 +160,13 @@ class Scores:
 
 
 def _of(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
-    step = StepSeconds(
-        target=figures(forecast.step_s), lower_bound=figures(forecast.lower_s), upper_bound=figures(forecast.upper_s)
-    )
     return ScoredForecast.within(
         frozen_at=since,
         pool=forecast.pool.name,
         gpus=forecast.plan.gpus,
         plan=str(forecast.plan),
         raw_seconds=figures(forecast.raw_s),
-        step_seconds=step,
+        step_seconds=StepSeconds.of(forecast),
         group=[part[:63] for part in forecast.group],
         framework=forecast.framework,
         followed=followed,

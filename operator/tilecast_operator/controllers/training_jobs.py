@@ -165,7 +165,7 @@ class TrainingJobs:
         if self._waits(key, answer) and best is not None and before.observed_generation == view.generation:
             return
         if is_current and best is not None:
-            answer = await self._advisor.standing(question, answer, best.document())
+            answer = await self._advisor.standing(question, answer, best.incumbent())
         if target is None and isinstance(answer, Advice):
             answer = question.own.with_notes(answer)
         fit = capacity.STARTED if has_started else self._capacity.fit(key, capacity.destination(answer))

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 
 import tilecast
 from tilecast.advice import Advice
+from tilecast.api.status import ModelVersion
 from tilecast.nodes import NodesReport
-from tilecast.render import document
 from tilecast_operator.answer import Answer, reason
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.metrics.declared import build_all
@@ -135,7 +135,7 @@ class Metrics(MetricFamilies):
         """Count one search."""
         self.advice_duration.observe(duration_s)
         self.plans.inc(advice.plans_evaluated)
-        self.model.info(document.model(advice))
+        self.model.info(ModelVersion.of(advice.provenance).document())
 
     def show_queue(self, plan: PlannedQueue, duration_s: float, now_s: float) -> None:
         """Show a plan of the queue, how long it took and when it was made."""

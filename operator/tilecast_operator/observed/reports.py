@@ -17,12 +17,11 @@ from pydantic import Field, ValidationError
 
 from tilecast import calibration, untrusted
 from tilecast.advice.measured import ROUNDING
-from tilecast.api.base import MAX_GPUS, check
+from tilecast.api.base import MAX_GPUS, check, figures
 from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds
 from tilecast.api.training_job import BaselinePlan
 from tilecast.job_calibration import NO_PARTS, MeasuredParts
-from tilecast.render.document import figures
 from tilecast.spec import SpecError, Stated
 
 AUDIENCE = "tilecast"
@@ -323,7 +322,7 @@ class ScoredForecast(FrozenForecast):
     def of(cls, frozen: FrozenForecast | None) -> ScoredForecast | None:
         """Return the forecast that a status keeps; None if nothing was priced yet."""
         try:
-            return None if frozen is None else cls.model_validate(frozen.document())
+            return None if frozen is None else cls.model_validate(frozen, from_attributes=True)
         except ValidationError:
             return None
 

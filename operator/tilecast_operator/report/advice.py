@@ -7,28 +7,20 @@ from collections.abc import Mapping
 
 from tilecast.advice import Advice
 from tilecast.api.status import Recommendation, Summary
-from tilecast.memo import Memo
-from tilecast.render import document, units
+from tilecast.render import units
 from tilecast_operator.answer import Answer, Declined, message, reason
 from tilecast_operator.cluster.documents import NODE_SELECTOR, AdviceAnnotations, Note
-from tilecast_operator.report.job_status import short_plan
+from tilecast_operator.report.job_status import advised, short_plan
 
 MAX_BYTES = 4096
-ANNOTATIONS: Memo[Advice, dict[str, str]] = Memo(16)
-"""Annotations of the last answers: jobs that ask the same share one answer."""
 
 
 def advice_annotations(advice: Advice) -> dict[str, str]:
     """Return the annotations of an advice; none if it has no recommendation."""
-    best = advice.best
-    if best is None:
+    best, shown = advice.best, advised(advice).recommendation
+    if best is None or shown is None:
         return {}
-    annotations = ANNOTATIONS.find(lambda other: other is advice)
-    if annotations is None:
-        shown = Recommendation.within(**document.recommendation(best))
-        annotations = recommendation_annotations(shown, advice.inputs_hash, best.pool.gpu.product)
-        ANNOTATIONS.put(advice, annotations)
-    return dict(annotations)
+    return recommendation_annotations(shown, advice.inputs_hash, best.pool.gpu.product)
 
 
 def recommendation_annotations(best: Recommendation, inputs_hash: str, product: str | None = None) -> dict[str, str]:

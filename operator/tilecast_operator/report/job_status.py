@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pydantic import ValidationError
 
 from tilecast import constants
-from tilecast.advice import Advice, Offer, WhyNot
+from tilecast.advice import Advice, Offer
 from tilecast.api.base import StatusModel
 from tilecast.api.status import (
     Alternative,
@@ -25,7 +25,7 @@ from tilecast.api.status import (
 )
 from tilecast.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
-from tilecast.render import document, units
+from tilecast.render import units
 from tilecast_operator.answer import Answer, Declined, message, reason
 from tilecast_operator.observed.calibrator import Score
 
@@ -77,30 +77,31 @@ def status(answer: Answer, generation: int, conditions: list[Condition]) -> Trai
     if isinstance(answer, Declined):
         summary = Summary.within(reason=answer.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
+    return _changed(advised(answer), observed_generation=generation, conditions=conditions)
+
+
+def advised(answer: Advice) -> TrainingJobStatus:
+    """Return the status for an advice without the parts that differ from job to job."""
     shown = ANSWERS.find(lambda other: other is answer)
     if shown is None:
         ANSWERS.put(answer, shown := _advised(answer))
-    return _changed(shown, observed_generation=generation, conditions=conditions)
+    return shown
 
 
 def _advised(answer: Advice) -> TrainingJobStatus:
-    """Return the status for an advice without the parts that differ from job to job."""
-    best = answer.best
+    best, baseline, uncapped = answer.best, answer.baseline, answer.uncapped
     return TrainingJobStatus.within(
-        recommendation=None if best is None else Recommendation.within(**document.recommendation(best)),
-        baseline=_alternative(answer.baseline),
-        uncapped=_alternative(answer.uncapped),
-        alternatives=[_alternative(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
-        pareto=[_alternative(offer) for offer in answer.pareto[:MAX_PARETO]],
-        rejected=[
-            RejectedPool.within(pool=item.pool, code=item.code, message=item.message, remedy=item.remedy)
-            for item in answer.rejections[:MAX_REJECTED]
-        ],
-        why_not=[_passed_over(item) for item in answer.why_not[:MAX_WHY_NOT]],
+        recommendation=None if best is None else Recommendation.of(best),
+        baseline=None if baseline is None else Alternative.of(baseline),
+        uncapped=None if uncapped is None else Alternative.of(uncapped),
+        alternatives=[Alternative.of(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
+        pareto=[Alternative.of(offer) for offer in answer.pareto[:MAX_PARETO]],
+        rejected=[RejectedPool.of(item) for item in answer.rejections[:MAX_REJECTED]],
+        why_not=[PassedOver.of(item) for item in answer.why_not[:MAX_WHY_NOT]],
         ties=answer.ties if best else None,
         notes=[text[:256] for text in answer.notes],
         plans_evaluated=answer.plans_evaluated,
-        model=ModelVersion.within(**document.model(answer)),
+        model=ModelVersion.of(answer.provenance),
         inputs_hash=answer.inputs_hash,
         summary=_summary(answer),
     )
@@ -181,7 +182,7 @@ def compared(status: TrainingJobStatus, answer: Advice, digest: str | None) -> T
         answer: the later answer.
         digest: digest of what decided it; None if no measured run did.
     """
-    alternatives = [one for offer in answer.offers[:MAX_ALTERNATIVES] if (one := _alternative(offer)) is not None]
+    alternatives = [Alternative.of(offer) for offer in answer.offers[:MAX_ALTERNATIVES]]
     return _changed(status, alternatives=alternatives, alternatives_hash=digest)
 
 
@@ -255,21 +256,6 @@ def _judged(advice: Advice, best: Offer) -> Aspect:
 def short_plan(offer: Offer) -> str:
     """Return the split without micro-batch and recomputation: `fsdp16,tp2`."""
     return str(offer.plan).split(",mb")[0]
-
-
-def _alternative(offer: Offer | None) -> Alternative | None:
-    return None if offer is None else Alternative.within(**document.alternative(offer))
-
-
-def _passed_over(item: WhyNot) -> PassedOver:
-    return PassedOver.within(
-        subject=item.subject,
-        pool=item.pool,
-        plan=str(item.plan),
-        code=item.code,
-        message=item.message,
-        remedy=None if item.change is None else item.change.text,
-    )
 
 
 def _summary(advice: Advice) -> Summary:

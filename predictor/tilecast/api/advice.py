@@ -10,12 +10,15 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from tilecast.api.base import ApiModel, list_field, optional_field
+from tilecast import zoo
+from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
+from tilecast.api.base import ApiModel, StatusModel, figures, known_figures, list_field, optional_field
 from tilecast.api.status import (
     Alternative,
     MemoryBytes,
@@ -26,7 +29,10 @@ from tilecast.api.status import (
     StepSeconds,
 )
 from tilecast.objectives import Objective
-from tilecast.spec import GradientSync, ServerUpdates
+from tilecast.sharing import Share, Sharing
+from tilecast.spec import GradientSync, ServerUpdates, Workload
+
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
 
 
 class DetailedOffer(Recommendation):
@@ -39,20 +45,45 @@ class DetailedOffer(Recommendation):
         "What the job's own measured runs (--measured) multiply its step by.", gt=0
     )
 
+    @classmethod
+    def of(cls, offer: Offer, **more: Any) -> Self:
+        """Return an offer in full, with its short plan, its GPU and its memory bill."""
+        return super().of(
+            offer,
+            plan=str(offer.plan),
+            gpu=offer.pool.gpu.name,
+            memory={name: round(value) for name, value in offer.memory.items()},
+            own_runs_ratio=figures(offer.carried) if offer.pool.own.runs else None,
+            **more,
+        )
 
-class AppliedChange(ApiModel):
+
+class AppliedChange(StatusModel):
     """The smallest change of one input that was tried and helps."""
 
     input: str = Field(description="Path of the input in the job or the pool.")
-    value: float | str = Field(description="What it has to be, in that field's unit.")
+    value: Number | str = Field(description="What it has to be, in that field's unit.")
     effect: Literal["fits", "wins"] = Field(description="What the plan then does.")
     text: str = Field(description="The change as a phrase.")
+
+    @classmethod
+    def of(cls, change: Change | None) -> Self | None:
+        """Return a change that was tried; None if there is none."""
+        if change is None:
+            return None
+        value = figures(change.value) if isinstance(change.value, float) else change.value
+        return cls(input=change.input, value=value, effect=change.effect, text=change.text)
 
 
 class DetailedRejection(RejectedPool):
     """Why a pool has no plan, with the change that would help."""
 
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
+
+    @classmethod
+    def of(cls, item: Rejection, **more: Any) -> Self:
+        """Return a rejection with the change that was tried."""
+        return super().of(item, change=AppliedChange.of(item.change), **more)
 
 
 class DetailedPassedOver(PassedOver):
@@ -61,16 +92,29 @@ class DetailedPassedOver(PassedOver):
     value: float | None = optional_field("Ratio to the recommendation, or bytes that are too many.")
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
+    @classmethod
+    def of(cls, item: WhyNot, **more: Any) -> Self:
+        """Return a plan that was passed over, with the change as a value in place of the remedy."""
+        return super().of(
+            item, remedy=None, value=known_figures(item.value), change=AppliedChange.of(item.change), **more
+        )
 
-class PricedModel(ApiModel):
+
+class PricedModel(StatusModel):
     """The model that is trained, whole."""
 
     model: str = Field(description="Name of the model.")
     family: str = Field(description="What its graph is made by.")
     parameters: int = Field(description="Its parameters, those of its encoders of images or sound among them.")
 
+    @classmethod
+    def of(cls, trained: Workload) -> Self:
+        """Return the model of a job, with the number of parameters that it has without adapters."""
+        whole = zoo.parameters(replace(trained, lora_rank=0))
+        return cls(model=trained.model.name, family=trained.model.family, parameters=round(whole))
 
-class Provenance(ApiModel):
+
+class Provenance(StatusModel):
     """What the advice rests on besides the predictor."""
 
     version: str = Field(description="Version of Tilecast.")
@@ -81,8 +125,19 @@ class Provenance(ApiModel):
         "By pool, how many measured runs correct its forecasts, where any does."
     )
 
+    @classmethod
+    def of(cls, origin: AdviceOrigin) -> Self:
+        """Return the sources that an advice rests on."""
+        return cls(
+            version=origin.version,
+            constants_sha256=origin.constants_sha256,
+            data_sha256=origin.data_sha256,
+            layers={pool: dict(layers) for pool, layers in origin.layers.items()},
+            calibration_runs=dict(origin.runs) or None,
+        )
 
-class PartOfGpu(ApiModel):
+
+class PartOfGpu(StatusModel):
     """The job on part of a GPU."""
 
     kind: str = Field(description="How the GPU is shared.")
@@ -98,14 +153,40 @@ class PartOfGpu(ApiModel):
         "Price of 1000 steps; absent where the pool has no price.", alias="costPer1000Steps"
     )
 
+    @classmethod
+    def of(cls, share: Share) -> Self:
+        """Return a way to share a GPU."""
+        return cls(
+            kind=share.kind,
+            profile=share.profile or None,
+            resource=share.resource,
+            jobs_per_gpu=share.jobs,
+            gpu_share=figures(share.share),
+            plan=str(share.plan),
+            step_seconds=StepSeconds.of(share),
+            slowdown=figures(share.slowdown),
+            memory_bytes=MemoryBytes(used=round(share.memory_bytes), available=round(share.memory_available_bytes)),
+            cost_per1000_steps=known_figures(share.cost_per_1000_steps),
+        )
 
-class SharedGpu(ApiModel):
+
+class SharedGpu(StatusModel):
     """The parts of a GPU that would do."""
 
     pool: str = Field(description="Name of the pool.")
     whole_step_seconds: float = Field(description="Forecast of one step on the whole GPU.")
     best: PartOfGpu | None = optional_field("The part that is worth while.")
     options: list[PartOfGpu] = Field(description="Every part that would do.")
+
+    @classmethod
+    def of(cls, sharing: Sharing) -> Self:
+        """Return the ways to share a GPU, and the best of them if one is worthwhile."""
+        return cls(
+            pool=sharing.pool.name,
+            whole_step_seconds=figures(sharing.whole_s),
+            best=PartOfGpu.of(sharing.best) if sharing.best else None,
+            options=[PartOfGpu.of(option) for option in sharing.options],
+        )
 
 
 class OperatorLine(ApiModel):
@@ -216,7 +297,11 @@ class Launched(ApiModel):
     notes: list[str] = list_field("What the reader has to know besides.")
 
 
-class AdviceDocument(ApiModel):
+SCHEMA_VERSION: Literal["1"] = "1"
+"""Version of `schemas/advice.schema.json`; it changes when a key changes its meaning or is removed."""
+
+
+class AdviceDocument(StatusModel):
     """What `tilecast advise -o json` prints. Keys without a value are absent; keys may be added under one version."""
 
     schema_version: Literal["1"] = Field(description="Version of this schema.")
@@ -243,6 +328,45 @@ class AdviceDocument(ApiModel):
     measured: Measured | None = optional_field("With --measured.")
     per_layer: dict[str, Any] | None = optional_field("With --per-layer.")
     launch: Launched | None = optional_field("With --launch.")
+
+    @classmethod
+    def of(cls, advice: Advice) -> Self:
+        """Return the whole advice."""
+        best, baseline, uncapped = (
+            None if offer is None else DetailedOffer.of(offer)
+            for offer in (advice.best, advice.baseline, advice.uncapped)
+        )
+        return cls(
+            schema_version=SCHEMA_VERSION,
+            job=advice.request.name,
+            objective=advice.request.objective,
+            workload=PricedModel.of(advice.request.workload),
+            recommendation=best,
+            baseline=baseline,
+            uncapped=uncapped,
+            alternatives=[DetailedOffer.of(offer) for offer in advice.offers[1:]],
+            pareto=[Alternative.of(offer) for offer in advice.pareto],
+            rejected=[DetailedRejection.of(item) for item in advice.rejections],
+            why_not=[DetailedPassedOver.of(item) for item in advice.why_not],
+            ties=advice.ties,
+            tie_ratio=figures(advice.tie_ratio),
+            notes=list(advice.notes),
+            confidence=advice.confidence,
+            plans_evaluated=advice.plans_evaluated,
+            model=ModelVersion.of(advice.provenance),
+            provenance=Provenance.of(advice.provenance),
+            inputs_hash=advice.inputs_hash,
+            sharing=SharedGpu.of(advice.sharing) if advice.sharing else None,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the fields that were set; `sharing` stands behind the pools without a plan."""
+        values = super().document()
+        return {key: values[key] for key in _PRINTED if key in values}
+
+
+_PRINTED = [str(field.alias) for field in AdviceDocument.model_fields.values()]
+_PRINTED.insert(_PRINTED.index("whyNot"), _PRINTED.pop(_PRINTED.index("sharing")))
 
 
 def schema() -> dict[str, Any]:

@@ -43,6 +43,16 @@ def object_name(text: str) -> str:
     return ".".join(word for word in words if word)[:MAX_NAME].strip("-.") or "model"
 
 
+def figures(value: float) -> float:
+    """Round to six significant figures: more would be noise, and make equal advice differ between machines."""
+    return float(f"{value:.6g}")
+
+
+def known_figures(value: float | None) -> float | None:
+    """Round as `figures` does; None stays None."""
+    return None if value is None else figures(value)
+
+
 @dataclass(frozen=True, slots=True)
 class ValidationRule:
     """A condition over several fields, in one form for the API server and in another for this process."""
@@ -104,14 +114,15 @@ def keyed_by(name: str) -> dict[str, Any]:
 def plan_field(name: str, **bounds: Any) -> Any:
     """Return the field for a column of a plan, with the column's description; `bounds` are pydantic's."""
     column = PLAN_COLUMNS[name]
-    return Field(**{"ge": column.least, "description": f"{column.description}{column.detail}.", **bounds})
+    text = f"{column.description}{column.detail}."
+    return Field(**{"alias": column.key, "ge": column.least, "description": text, **bounds})
 
 
 def open_plan_field(name: str, **bounds: Any) -> Any:
     """Return the field for a column of a plan that may be left open; `bounds` are pydantic's."""
     column = PLAN_COLUMNS[name]
     text = f"{column.description}; absent takes the fastest that fits."
-    return Field(**{"ge": column.least, "default": None, "description": text, **bounds})
+    return Field(**{"alias": column.key, "ge": column.least, "default": None, "description": text, **bounds})
 
 
 class StatusModel(ApiModel):

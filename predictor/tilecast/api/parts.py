@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilecast.api.base import ApiModel, optional_field
+from tilecast.api.base import ApiModel, figures, optional_field
 from tilecast.job_calibration import MeasuredParts
 
 
@@ -25,4 +25,4 @@ class PartSeconds(ApiModel):
 def fields_of(parts: MeasuredParts) -> dict[str, float]:
     """Return the known parts of a step, to six digits, by the names of the fields."""
     known = zip(PartSeconds.model_fields, parts.values, strict=True)
-    return {name: float(f"{value:.6g}") for name, value in known if value is not None}
+    return {name: figures(value) for name, value in known if value is not None}

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
+from tilecast.advice import AdviceOrigin, Offer, Rejection, WhyNot
+from tilecast.advice.incumbent import Incumbent
+from tilecast.advice.measured import RunForecast
 from tilecast.api.base import (
     TIME,
     StatusModel,
     Toleration,
+    figures,
     keyed_by,
+    known_figures,
     list_field,
     optional_field,
     plan_field,
     time_field,
 )
 from tilecast.api.parts import PartSeconds
-from tilecast.spec import Checkpointing, Precision
+from tilecast.sharing import Share
+from tilecast.spec import Checkpointing, Plan, Precision
 
 
 class Condition(StatusModel):
@@ -40,11 +46,20 @@ class Parallelism(StatusModel):
     context: int = plan_field("context")
     expert: int = plan_field("expert")
     zero_stage: int = plan_field("zero_stage", le=3)
-    micro_batch_size: int = plan_field("micro_batch")
+    micro_batch: int = plan_field("micro_batch")
     gradient_accumulation: int = plan_field("gradient_accumulation")
-    activation_checkpointing: Checkpointing = plan_field("checkpointing", ge=None)
+    checkpointing: Checkpointing = plan_field("checkpointing", ge=None)
     virtual_stages: int = plan_field("virtual_stages", default=1)
     sequence_parallel: bool = plan_field("sequence_parallel", ge=None, default=False)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return a plan as a document; the fields have the same names."""
+        return cls.model_validate(plan, from_attributes=True)
+
+    def plan(self) -> Plan:
+        """Return the plan."""
+        return Plan(**dict(self))
 
 
 class StepSeconds(StatusModel):
@@ -53,6 +68,12 @@ class StepSeconds(StatusModel):
     target: float = Field(ge=0, description="The forecast.")
     lower_bound: float = Field(ge=0, description="Lower end of the 90 % range.")
     upper_bound: float = Field(ge=0, description="Upper end of the 90 % range.")
+
+    @classmethod
+    def of(cls, forecast: Offer | Share | RunForecast) -> Self:
+        """Return the step of a forecast with its range."""
+        ends = figures(forecast.lower_s), figures(forecast.upper_s)
+        return cls(target=figures(forecast.step_s), lower_bound=ends[0], upper_bound=ends[1])
 
 
 class MemoryBytes(StatusModel):
@@ -67,6 +88,17 @@ class MemoryBytes(StatusModel):
     fit: Literal["fits", "tight"] | None = optional_field(
         "Whether all of the range fits, or the peak alone; what does not fit is rejected."
     )
+
+    @classmethod
+    def of(cls, offer: Offer) -> Self:
+        """Return the memory of the fullest GPU of an offer."""
+        return cls(
+            used=round(offer.memory_bytes),
+            lower_bound=round(offer.memory_lower_bytes),
+            upper_bound=round(offer.memory_upper_bytes),
+            available=round(offer.memory_available_bytes),
+            fit="tight" if offer.is_tight else "fits",
+        )
 
 
 class Alternative(StatusModel):
@@ -92,6 +124,28 @@ class Alternative(StatusModel):
     )
     own_runs_ratio: float | None = optional_field("What those runs multiplied it by.", gt=0)
     reason: str = Field(max_length=256, description="What decides its place.")
+
+    @classmethod
+    def of(cls, offer: Offer, **more: Any) -> Self:
+        """Return an offer in short; `more` are values of fields that a subclass adds."""
+        has_runs = bool(offer.pool.own.runs)
+        return cls.within(
+            pool=offer.pool.name,
+            nodes=offer.nodes,
+            gpus_per_node=offer.gpus_per_node,
+            gpus=offer.gpus,
+            plan=str(offer.plan),
+            global_batch_size=offer.workload.global_batch,
+            precision=offer.workload.precision,
+            step_seconds=StepSeconds.of(offer),
+            cost_per1000_steps=known_figures(offer.cost_per_1000_steps),
+            finish_seconds=known_figures(offer.finish_s),
+            fits_now=offer.fits_now,
+            raw_step_seconds=figures(offer.step_s / offer.carried) if has_runs else None,
+            own_runs_ratio=figures(offer.carried) if has_runs else None,
+            reason=offer.reason,
+            **more,
+        )
 
 
 class Recommendation(StatusModel):
@@ -128,6 +182,42 @@ class Recommendation(StatusModel):
     cost_to_finish: float | None = optional_field("Price of the whole run, likewise.", ge=0)
     fits_now: bool | None = optional_field("Whether so many GPUs are free now, where that is known.")
     reason: str = Field(max_length=256, description="Why it is best.")
+
+    @classmethod
+    def of(cls, offer: Offer, **more: Any) -> Self:
+        """Return an offer in full; `more` are values of fields that a subclass adds."""
+        pool = offer.pool
+        return cls.within(
+            pool=pool.name,
+            node_type=pool.node_type or None,
+            node_selector=dict(pool.node_selector),
+            tolerations=[Toleration.model_validate(item) for item in pool.tolerations],
+            nodes=offer.nodes,
+            gpus_per_node=offer.gpus_per_node,
+            gpus=offer.gpus,
+            device_requests=list(offer.device_requests),
+            parallelism=Parallelism.of(offer.plan),
+            global_batch_size=offer.workload.global_batch,
+            precision=offer.workload.precision,
+            step_seconds=StepSeconds.of(offer),
+            breakdown={name: figures(value) for name, value in offer.breakdown.items()},
+            bottleneck=offer.bottleneck,
+            memory_bytes=MemoryBytes.of(offer),
+            tokens_per_second=figures(offer.tokens_per_s),
+            cost_per1000_steps=known_figures(offer.cost_per_1000_steps),
+            currency=None if offer.cost_per_1000_steps is None else pool.currency,
+            finish_seconds=known_figures(offer.finish_s),
+            cost_to_finish=known_figures(offer.cost_to_finish),
+            fits_now=offer.fits_now,
+            reason=offer.reason,
+            **more,
+        )
+
+    def incumbent(self) -> Incumbent | None:
+        """Return what is recommended, to be held against a later search; None if it has no batch or precision."""
+        if self.global_batch_size is None or self.precision is None:
+            return None
+        return Incumbent(self.pool, self.parallelism.plan(), self.global_batch_size, self.precision)
 
 
 class FrozenForecast(StatusModel):
@@ -177,6 +267,11 @@ class RejectedPool(StatusModel):
     message: str = Field(max_length=512, description="The reason with the number that decided.")
     remedy: str = Field(max_length=512, description="The nearest change that would help.")
 
+    @classmethod
+    def of(cls, item: Rejection, **more: Any) -> Self:
+        """Return a rejection; `more` are values of fields that a subclass adds."""
+        return cls.within(pool=item.pool, code=item.code, message=item.message, remedy=item.remedy, **more)
+
 
 class PassedOver(StatusModel):
     """A plan that is not the recommendation: the best of another pool, or one step away."""
@@ -190,12 +285,29 @@ class PassedOver(StatusModel):
         "The smallest change that would make it fit or win, if one was found.", max_length=512
     )
 
+    @classmethod
+    def of(cls, item: WhyNot, **more: Any) -> Self:
+        """Return a plan that was passed over; `more` are values of fields that a subclass adds or replaces."""
+        return cls.within(
+            subject=item.subject,
+            pool=item.pool,
+            plan=str(item.plan),
+            code=item.code,
+            message=item.message,
+            **{"remedy": None if item.change is None else item.change.text, **more},
+        )
+
 
 class ModelVersion(StatusModel):
     """The predictor that made the forecast."""
 
     version: str = Field(max_length=64, description="Version of the utilization model.")
     sha256: str = Field(max_length=64, description="Digest of its file.")
+
+    @classmethod
+    def of(cls, origin: AdviceOrigin) -> Self:
+        """Return the predictor that an advice rests on."""
+        return cls.within(version=origin.model_version, sha256=origin.model_sha256)
 
 
 class Summary(StatusModel):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tilecast import search
 from tilecast.advice import Advice, Offer
+from tilecast.api.advice import AdviceDocument
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import job_arguments, pool_arguments
 from tilecast.hardware import Pool
@@ -19,7 +20,7 @@ from tilecast.inputs.job import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.asking import Answer, Question, ask, measured_offer
 from tilecast.render import launch as launched
-from tilecast.render.document import FORMATS, document, dump
+from tilecast.render.document import FORMATS, dump
 from tilecast.render.launch import LAUNCHERS, Setting
 from tilecast.render.wide import LEGEND, wide
 from tilecast.spec import SpecError
@@ -113,7 +114,9 @@ def _text(options: argparse.Namespace, question: Question, answer: Answer) -> st
             advice, answer.pools, [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"]
         )
     if extras and options.output in ("json", "yaml"):
-        return dump(options.output, {**document(advice), **{extra.key: extra.document for extra in extras}})
+        return dump(
+            options.output, AdviceDocument.of(advice).document() | {extra.key: extra.document for extra in extras}
+        )
     if best is not None and options.launch and options.output == "table":
         return "\n".join(extra.screen for extra in extras)
     screen = wide(advice) if options.output == "wide" else FORMATS[options.output](advice)

@@ -13,8 +13,9 @@ from typing import Any
 from tilecast import advice as core
 from tilecast import diagnose as diagnosing
 from tilecast import explain as explaining
+from tilecast.api.advice import AdviceDocument
+from tilecast.api.status import Recommendation
 from tilecast.planner.problem import Unplanned
-from tilecast.render import document as documents
 from tilecast.render import launch as launched
 from tilecast.render import queue as queue_screen
 from tilecast.render import sweep as sweep_screen
@@ -53,7 +54,7 @@ class Forecast(core.Offer):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast as `status.recommendation` has it."""
-        return documents.recommendation(self)
+        return Recommendation.of(self).document()
 
     def explain(self) -> explaining.Explanation:
         """Return the operators, the roofline, the exchanges and the memory behind the forecast."""
@@ -110,7 +111,7 @@ class Advice(core.Advice):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the advice as `tilecast advise -o json` prints it."""
-        return documents.document(self)
+        return AdviceDocument.of(self).document()
 
     def launch(self, launcher: str) -> str:
         """Return what to type to run the recommendation.

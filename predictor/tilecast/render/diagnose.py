@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tilecast.api.base import figures
 from tilecast.diagnose import Diagnosis, Suspect
 from tilecast.render.columns import columns
-from tilecast.render.document import figures
 from tilecast.render.units import duration, interval
 
 _NAMES = {"communication": "exposed communication", "unstated": "what the job leaves out"}

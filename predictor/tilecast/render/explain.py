@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast.advice import Offer
+from tilecast.api.base import figures
 from tilecast.explain import Explanation, PricedOperator, Sums, Sync
 from tilecast.render.columns import columns
-from tilecast.render.document import figures
 from tilecast.render.units import count, duration, size
 
 SHOWN = 12

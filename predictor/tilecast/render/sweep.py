@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tilecast.advice import Offer
+from tilecast.api.advice import DetailedRejection
+from tilecast.api.base import figures
+from tilecast.api.status import Alternative
 from tilecast.render.charts import Axis, Chart, Point, Series, seconds
 from tilecast.render.columns import columns, csv_text
-from tilecast.render.document import alternative, figures, rejection
 from tilecast.render.units import count, duration, interval, money
 from tilecast.sweeps import Row, efficiency, per_gpu
 
@@ -85,7 +87,7 @@ def document(field: str, unit: str, rows: Sequence[Row]) -> dict[str, Any]:
             {
                 "value": figures(row.value),
                 "offers": [_offer(rows, offer) for offer in row.advice.offers],
-                "rejected": [rejection(item) for item in row.advice.rejections],
+                "rejected": [DetailedRejection.of(item).document() for item in row.advice.rejections],
             }
             for row in rows
         ],
@@ -148,4 +150,4 @@ def _currency(rows: Sequence[Row]) -> str:
 
 def _offer(rows: Sequence[Row], offer: Offer) -> dict[str, Any]:
     more = {"tokensPerSecond": figures(offer.tokens_per_s), "efficiency": figures(efficiency(rows, offer))}
-    return alternative(offer) | more
+    return Alternative.of(offer).document() | more
