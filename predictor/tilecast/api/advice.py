@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
@@ -32,7 +34,18 @@ from tilecast.objectives import Objective
 from tilecast.sharing import Share, Sharing
 from tilecast.spec import GradientSync, ServerUpdates, Workload
 
+# A whole number keeps its spelling, which a float would not.
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+# Fields of these types are read from the attributes of a value, which may be of another type.
+Figure = Annotated[float, AfterValidator(figures)]
+Whole = Annotated[int, BeforeValidator(round)]
+Text = Annotated[str, BeforeValidator(str)]
+FROM_TUPLE = BeforeValidator(list)
+FROM_MAPPING = BeforeValidator(dict)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 class DetailedOffer(Recommendation):
@@ -189,41 +202,47 @@ class SharedGpu(StatusModel):
         )
 
 
-class OperatorLine(ApiModel):
+class OperatorLine(StatusModel):
     """One operator of one micro-batch through every stage."""
 
     name: str = Field(description="Name of the operator.")
-    pass_: Literal["forward", "backward"] = Field(alias="pass", description="The pass it belongs to.")
-    kernel: str = Field(description="Kind of its kernel.")
+    phase: Literal["forward", "backward"] = Field(alias="pass", description="The pass it belongs to.")
+    kind: str = Field(alias="kernel", description="Kind of its kernel.")
     precision: str = Field(description="Precision of the kernel.")
-    dimensions: dict[str, float] = Field(description="Dimensions of the kernel.")
-    runs: float = Field(description="How often it runs, recomputation counted.")
-    seconds: float = Field(description="All its runs together.")
-    flops: float = Field(description="FLOP of one run.")
-    bytes: float = Field(description="Least memory traffic of one run.")
-    roofline_seconds: float = Field(description="The least time of one run that the GPU's peaks allow.")
-    kernel_seconds: float = Field(description="Forecast of one run alone.")
-    corrections: dict[str, float] = Field(description="What a run takes in a step against that, by constant.")
+    dims: Annotated[dict[str, Figure], FROM_MAPPING] = Field(
+        alias="dimensions", description="Dimensions of the kernel."
+    )
+    runs: Figure = Field(description="How often it runs, recomputation counted.")
+    seconds: Figure = Field(description="All its runs together.")
+    flops: Figure = Field(description="FLOP of one run.")
+    moved_bytes: Figure = Field(alias="bytes", description="Least memory traffic of one run.")
+    roofline_s: Figure = Field(
+        alias="rooflineSeconds", description="The least time of one run that the GPU's peaks allow."
+    )
+    kernel_s: Figure = Field(alias="kernelSeconds", description="Forecast of one run alone.")
+    corrections: Annotated[dict[str, Figure], FROM_MAPPING] = Field(
+        description="What a run takes in a step against that, by constant."
+    )
     bound: Literal["compute", "memory"] = Field(description="Which peak bounds it.")
-    tile: list[int] = Field(description="Rows and columns of its tiles.")
+    tile: Annotated[list[int], FROM_TUPLE] = Field(description="Rows and columns of its tiles.")
     tiles: int = Field(description="How many there are.")
-    waves: float = Field(description="In how many waves they run.")
+    waves: Figure = Field(description="In how many waves they run.")
 
 
-class ExchangeLine(ApiModel):
+class ExchangeLine(StatusModel):
     """Data that ranks exchange for each micro-batch."""
 
     name: str = Field(description="What is exchanged.")
     collective: str = Field(description="The collective, in nccl-tests' words.")
     group: str = Field(description="Which ranks take part.")
     ranks: int = Field(description="How many.")
-    bytes: int = Field(description="The whole buffer of one rank.")
-    runs: float = Field(description="How often.")
-    seconds: float = Field(description="All its runs together, before anything hides.")
-    exposed: float = Field(description="The share that nothing hides.")
+    size_bytes: Whole = Field(alias="bytes", description="The whole buffer of one rank.")
+    runs: Figure = Field(description="How often.")
+    seconds: Figure = Field(description="All its runs together, before anything hides.")
+    exposed: Figure = Field(description="The share that nothing hides.")
 
 
-class SyncLine(ApiModel):
+class SyncLine(StatusModel):
     """A way of summing gradients over replicas."""
 
     gradient_sync: GradientSync = Field(description="Among replicas, or by parameter servers.")
@@ -231,56 +250,71 @@ class SyncLine(ApiModel):
         "Whether servers wait for all replicas; absent without servers."
     )
     servers: int = Field(description="Servers, each on a node of its own; 0 without any.")
-    seconds: float = Field(description="All gradients of a step on the wire, before anything hides.")
-    step_seconds: float = Field(description="The step with it.")
+    seconds: Figure = Field(description="All gradients of a step on the wire, before anything hides.")
+    step_s: Figure = Field(alias="stepSeconds", description="The step with it.")
 
 
-class StepSums(ApiModel):
+class StepSums(StatusModel):
     """How compute and communication of a step are made of a micro-batch's."""
 
-    stage_seconds: float = Field(description="A micro-batch's operators and copies on the fullest stage.")
-    exchanged_seconds: float = Field(description="What it exchanges there, and with the next stage, in the open.")
-    contended_seconds: float = Field(description="How much longer kernels take beside gradients, in a step.")
-    gradient_seconds: float = Field(description="Gradients and weights exchanged in the open, in a step.")
-    slowest_rank: float = Field(description="The slowest rank against their mean.")
-    correction: float = Field(description="What runs seen on the cluster multiply the step by.")
+    stage_s: Figure = Field(
+        alias="stageSeconds", description="A micro-batch's operators and copies on the fullest stage."
+    )
+    exchanged_s: Figure = Field(
+        alias="exchangedSeconds", description="What it exchanges there, and with the next stage, in the open."
+    )
+    contended_s: Figure = Field(
+        alias="contendedSeconds", description="How much longer kernels take beside gradients, in a step."
+    )
+    gradients_s: Figure = Field(
+        alias="gradientSeconds", description="Gradients and weights exchanged in the open, in a step."
+    )
+    waited: Figure = Field(alias="slowestRank", description="The slowest rank against their mean.")
+    correction: Figure = Field(description="What runs seen on the cluster multiply the step by.")
 
 
-class Explained(ApiModel):
+class Explained(StatusModel):
     """What --explain adds: the recommended plan taken apart."""
 
-    plan: str = Field(description="The split in short.")
-    gpu: str = Field(description="Name of the GPU.")
-    model_flops: float = Field(description="FLOP of one optimizer step over all ranks, without recomputation.")
-    mfu: float = Field(description="Model FLOPs utilization.")
-    balance_flop_per_byte: float = Field(description="From where on the peak rather than the memory bounds.")
-    micro_batch_seconds: float = Field(description="GPU time of one micro-batch through every stage.")
-    copied_seconds: float = Field(description="Of it, copies and sums of weights and gradients.")
+    plan: Text = Field(description="The split in short.")
+    gpu: Annotated[str, BeforeValidator(attrgetter("name"))] = Field(description="Name of the GPU.")
+    model_flops: Figure = Field(description="FLOP of one optimizer step over all ranks, without recomputation.")
+    mfu: Figure = Field(description="Model FLOPs utilization.")
+    balance: Figure = Field(
+        alias="balanceFlopPerByte", description="From where on the peak rather than the memory bounds."
+    )
+    seconds: Figure = Field(alias="microBatchSeconds", description="GPU time of one micro-batch through every stage.")
+    copied_s: Figure = Field(alias="copiedSeconds", description="Of it, copies and sums of weights and gradients.")
     sums: StepSums = Field(description="How a step is made of micro-batches.")
-    operators: list[OperatorLine] = Field(description="The costliest first.")
-    exchanges: list[ExchangeLine] = Field(description="The longest first.")
-    gradient_bytes: int = Field(description="Gradients of one rank on the wire; 0 where nobody holds a copy.")
-    gradient_syncs: list[SyncLine] = Field(
+    operators: Annotated[list[OperatorLine], FROM_TUPLE] = Field(description="The costliest first.")
+    exchanges: Annotated[list[ExchangeLine], FROM_TUPLE] = Field(description="The longest first.")
+    gradient_bytes: Whole = Field(description="Gradients of one rank on the wire; 0 where nobody holds a copy.")
+    syncs: Annotated[list[SyncLine], FROM_TUPLE] = Field(
+        alias="gradientSyncs",
         description="The plan with each way of summing whole gradients, the job's own first; empty without replicas "
-        "and where gradients are sharded."
+        "and where gradients are sharded.",
     )
 
 
-class SuspectLine(ApiModel):
+class SuspectLine(StatusModel):
     """One line of the breakdown, if it alone were off."""
 
     line: str = Field(description="The line; unstated is what the job leaves out.")
-    forecast_seconds: float = Field(description="Its forecast.")
-    needed_seconds: float = Field(description="What it would have to take; none can where this is not positive.")
-    standard_errors: float | None = optional_field("How far that is; absent where it cannot be.")
-    plausible: bool = Field(description="Whether its own 90 % range reaches that far.")
+    forecast_s: Figure = Field(alias="forecastSeconds", description="Its forecast.")
+    needed_s: Figure = Field(
+        alias="neededSeconds", description="What it would have to take; none can where this is not positive."
+    )
+    standard_errors: Annotated[Figure | None, BeforeValidator(_finite)] = optional_field(
+        "How far that is; absent where it cannot be."
+    )
+    is_plausible: bool = Field(alias="plausible", description="Whether its own 90 % range reaches that far.")
 
 
-class Measured(ApiModel):
+class Measured(StatusModel):
     """What --measured adds."""
 
-    measured_seconds: float = Field(description="The step as measured.")
-    ratio: float = Field(description="Measured over forecast.")
+    measured_seconds: Figure = Field(description="The step as measured.")
+    ratio: Figure = Field(description="Measured over forecast.")
     inside_range: bool = Field(description="Whether it lies in the 90 % range.")
     suspects: list[SuspectLine] = Field(description="The most probable first, what the job leaves out last.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tilecast.api.base import figures
+from tilecast.api.advice import Measured, SuspectLine
 from tilecast.diagnose import Diagnosis, Suspect
 from tilecast.render.columns import columns
 from tilecast.render.units import duration, interval
@@ -49,15 +49,9 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 def document(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the diagnosis as plain data, the line that is most probably off first."""
-    return {
-        "measuredSeconds": figures(diagnosis.measured_s),
-        "ratio": figures(diagnosis.ratio),
-        "insideRange": diagnosis.is_inside,
-        "suspects": [_document(one) for one in (*diagnosis.suspects, diagnosis.unstated)],
-    }
-
-
-def _document(one: Suspect) -> dict[str, Any]:
-    known = {"line": one.line, "forecastSeconds": figures(one.forecast_s), "neededSeconds": figures(one.needed_s)}
-    apart = {"standardErrors": figures(one.standard_errors)} if math.isfinite(one.standard_errors) else {}
-    return {**known, **apart, "plausible": one.is_plausible}
+    causes = [
+        SuspectLine.model_validate(one, from_attributes=True) for one in (*diagnosis.suspects, diagnosis.unstated)
+    ]
+    return Measured(
+        measured_seconds=diagnosis.measured_s, ratio=diagnosis.ratio, inside_range=diagnosis.is_inside, suspects=causes
+    ).document()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from tilecast.advice import Offer
-from tilecast.api.base import figures
+from tilecast.api.advice import Explained
 from tilecast.explain import Explanation, PricedOperator, Sums, Sync
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, size
@@ -225,66 +224,4 @@ def _memory(offer: Offer) -> list[tuple[str, ...]]:
 
 def document(explanation: Explanation) -> dict[str, Any]:
     """Return the explanation as plain data, in the words of the advice's document."""
-    return {
-        "plan": str(explanation.plan),
-        "gpu": explanation.gpu.name,
-        "modelFlops": figures(explanation.model_flops),
-        "mfu": figures(explanation.mfu),
-        "balanceFlopPerByte": figures(explanation.balance),
-        "microBatchSeconds": figures(explanation.seconds),
-        "copiedSeconds": figures(explanation.copied_s),
-        "sums": {
-            "stageSeconds": figures(explanation.sums.stage_s),
-            "exchangedSeconds": figures(explanation.sums.exchanged_s),
-            "contendedSeconds": figures(explanation.sums.contended_s),
-            "gradientSeconds": figures(explanation.sums.gradients_s),
-            "slowestRank": figures(explanation.sums.waited),
-            "correction": figures(explanation.sums.correction),
-        },
-        "operators": [_operator(one) for one in explanation.operators],
-        "exchanges": [
-            {
-                "name": one.name,
-                "collective": one.collective,
-                "group": one.group,
-                "ranks": one.ranks,
-                "bytes": round(one.size_bytes),
-                "runs": figures(one.runs),
-                "seconds": figures(one.seconds),
-                "exposed": figures(one.exposed),
-            }
-            for one in explanation.exchanges
-        ],
-        "gradientBytes": round(explanation.gradient_bytes),
-        "gradientSyncs": [
-            {
-                "gradientSync": one.gradient_sync,
-                **({"serverUpdates": one.server_updates} if one.server_updates else {}),
-                "servers": one.servers,
-                "seconds": figures(one.seconds),
-                "stepSeconds": figures(one.step_s),
-            }
-            for one in explanation.syncs
-        ],
-    }
-
-
-def _operator(one: PricedOperator) -> Mapping[str, Any]:
-    return {
-        "name": one.name,
-        "pass": one.phase,
-        "kernel": one.kind,
-        "precision": one.precision,
-        "dimensions": {name: figures(value) for name, value in one.dims.items()},
-        "runs": figures(one.runs),
-        "seconds": figures(one.seconds),
-        "flops": figures(one.flops),
-        "bytes": figures(one.moved_bytes),
-        "rooflineSeconds": figures(one.roofline_s),
-        "kernelSeconds": figures(one.kernel_s),
-        "corrections": {name: figures(value) for name, value in one.corrections.items()},
-        "bound": one.bound,
-        "tile": list(one.tile),
-        "tiles": one.tiles,
-        "waves": figures(one.waves),
-    }
+    return Explained.model_validate(explanation, from_attributes=True).document()
