@@ -120,22 +120,6 @@ def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> lis
     return sorted(runs, key=lambda item: (item.time, item.uid))
 
 
-def record(item: ObservedRun) -> dict[str, Any]:
-    """Return the values of a run's record, by the names of the fields of `RunRecord`."""
-    return {
-        "uid": item.uid,
-        "precision": item.run.precision,
-        "family": item.run.family,
-        "scale": item.run.scale,
-        "workload": item.run.workload,
-        "predicted_seconds": float(f"{item.run.predicted_s:.6g}"),
-        "observed_seconds": float(f"{item.run.observed_s:.6g}"),
-        "observations": item.run.observations,
-        "framework": item.run.framework,
-        "time": item.time,
-    }
-
-
 def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
     """Return the corrections of a GPU, those of the coarsest groups first, without those of single workloads."""
     chosen: Sequence[Correction] = [

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
-from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, list_field, optional_field
-from tilecast.api.calibration import ObservedRun, RunRecord, record, run_of
+from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, figures, list_field, optional_field
+from tilecast.api.calibration import ObservedRun, RunRecord, run_of
 from tilecast.api.fields import value_at
 from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.spec import SpecError
@@ -43,6 +43,32 @@ class LearntRun(RunRecord, PartSeconds):
     source: str = Field(default="", max_length=16, description="Where the newest report came from.")
     gpus: int | None = optional_field("GPUs that it ran on.", ge=1, le=MAX_GPUS)
     plan: str | None = optional_field("How it was split.", max_length=128)
+
+    @classmethod
+    def of(cls, item: ObservedRun) -> Self:
+        """Return a run with its origin."""
+        run = item.run
+        return cls.within(
+            uid=item.uid,
+            precision=run.precision,
+            family=run.family,
+            scale=run.scale,
+            workload=run.workload,
+            predicted_seconds=figures(run.predicted_s),
+            observed_seconds=figures(run.observed_s),
+            observations=run.observations,
+            framework=run.framework,
+            time=item.time,
+            gpu=run.gpu,
+            namespace=run.namespace,
+            namespace_uid=item.namespace_uid,
+            job=item.job,
+            service_account=item.account,
+            source=item.source,
+            gpus=item.gpus,
+            plan=item.plan,
+            **fields_of(item.parts),
+        )
 
 
 class ForgottenRuns(StatusModel):
@@ -111,21 +137,7 @@ def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
 
 def document(pool: str, seen: Iterable[ObservedRun], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
     """Return the PoolLearning object of a pool, with the newest runs and `Forget`s that there is room for."""
-    rows = [
-        LearntRun.within(
-            **record(item),
-            gpu=item.run.gpu,
-            namespace=item.run.namespace,
-            namespace_uid=item.namespace_uid,
-            job=item.job,
-            service_account=item.account,
-            source=item.source,
-            gpus=item.gpus,
-            plan=item.plan,
-            **fields_of(item.parts),
-        )
-        for item in seen
-    ]
+    rows = [LearntRun.of(item) for item in seen]
     gone = [ForgottenRuns.within(namespace=what.namespace, uid=what.uid, before=before) for what, before in forgot]
     spec = PoolLearningSpec(runs=rows[-MAX_KEPT:], forgotten=gone[-MAX_FORGOTTEN:])
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": pool}, "spec": spec.document()}

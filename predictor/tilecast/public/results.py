@@ -6,8 +6,8 @@ shows as a table in a notebook.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tilecast import advice as core
@@ -38,7 +38,7 @@ class Forecast(core.Offer):
     @classmethod
     def of(cls, offer: core.Offer) -> Forecast:
         """Return an offer as a forecast."""
-        return cls(**_fields(offer))
+        return cls(*_values(offer))
 
     def __str__(self) -> str:
         """Return the facts, one line each."""
@@ -83,8 +83,7 @@ class Advice(core.Advice):
     @classmethod
     def of(cls, advice: core.Advice) -> Advice:
         """Return what the predictor advises as a result of the API."""
-        values = _fields(advice)
-        return cls(**{**values, "offers": tuple(map(Forecast.of, advice.offers))})
+        return replace(cls(*_values(advice)), offers=tuple(map(Forecast.of, advice.offers)))
 
     @property
     def best(self) -> Forecast | None:
@@ -207,7 +206,7 @@ class Fits:
     @property
     def rows(self) -> Rows:
         """One dictionary for each pool."""
-        return [_fields(one) for one in self.pools]
+        return [asdict(one) for one in self.pools]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -326,5 +325,6 @@ def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
     }
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {item.name: getattr(value, item.name) for item in fields(value)}
+def _values(record: core.Offer | core.Advice) -> Iterator[Any]:
+    """Return the values of the fields, in order; a result of the API has the same fields as what it is made of."""
+    return (getattr(record, item.name) for item in fields(record))
