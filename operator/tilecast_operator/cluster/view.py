@@ -62,9 +62,14 @@ class View:
         return document
 
     @property
+    def status_json(self) -> bytes:
+        """The status of the object as JSON."""
+        return zlib.decompress(self.packed_status)
+
+    @property
     def status(self) -> dict[str, Any]:
         """The status of the object."""
-        status: dict[str, Any] = json.loads(zlib.decompress(self.packed_status))
+        status: dict[str, Any] = json.loads(self.status_json)
         return status
 
     def asks_as(self, other: View) -> bool:

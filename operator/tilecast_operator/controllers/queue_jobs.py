@@ -114,7 +114,7 @@ class QueueJobs:
 
     async def _training_job(self, key: Key, view: View) -> QueueRow | Unplanned | None:
         """Return the row of a TrainingJob; None in mode Off, or if it names another job, which is planned instead."""
-        document, before = view.document, job_status.stored(view.status)
+        document, before = view.document, job_status.stored(view.status_json)
         if mode_of(document) == "Off" or target_of(key.namespace, document) is not None:
             return None
         question = await self._advisor.question(key.namespace, document)

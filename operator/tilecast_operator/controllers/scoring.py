@@ -49,7 +49,7 @@ class Scores:
 
         The leader, who writes the status, takes it only if it has more samples than its own score.
         """
-        score, known = Score.of(stored(seen.value.status)), self._scores.get(key)
+        score, known = Score.of(stored(seen.value.status_json)), self._scores.get(key)
         if score is None or score == known:
             return False
         if is_leader and known is not None and known.window.samples >= score.window.samples:
@@ -96,7 +96,7 @@ class Scores:
         """
         if seen is None:
             raise Refused("unknown_job", 404, f"there is no TrainingJob {key.name} in namespace {key.namespace}")
-        status = stored(seen.value.status)
+        status = stored(seen.value.status_json)
         best = status.recommendation
         if best is None or pools is None:
             raise Refused("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")

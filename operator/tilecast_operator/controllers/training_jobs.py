@@ -129,7 +129,7 @@ class TrainingJobs:
         if await self._set_aside(key, seen):
             return
         view = seen.value
-        document, before = view.document, job_status.stored(view.status)
+        document, before = view.document, job_status.stored(view.status_json)
         is_off = mode_of(document) == "Off"
         target = await self._targets.find(key, document)
         await self._observations.look_at(key, seen, before, target)
@@ -183,7 +183,7 @@ class TrainingJobs:
         if (why := self._context.set_aside(key)) is None:
             return False
         self._context.answers.forget(key)
-        before, fit, now = job_status.stored(seen.value.status), self._capacity.fit(key, None), self._context.now()
+        before, fit, now = job_status.stored(seen.value.status_json), self._capacity.fit(key, None), self._context.now()
         if before.forecast is None:
             want = desired(seen.value, before, why, mode_of(seen.value.document) == "Off", fit, now)
             if await self._writes.write(key, seen, replace(want, annotations=None, note=None), before):

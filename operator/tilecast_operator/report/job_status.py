@@ -63,10 +63,10 @@ class Fit:
 UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet")
 
 
-def stored(document: Mapping[str, Any]) -> TrainingJobStatus:
-    """Read a status that was written here; empty if somebody else changed it."""
+def stored(text: bytes) -> TrainingJobStatus:
+    """Read a status that was written here, as JSON; empty if somebody else changed it."""
     try:
-        status = TrainingJobStatus.model_validate(document)
+        status = TrainingJobStatus.model_validate_json(text)
     except ValidationError:
         return TrainingJobStatus()
     return status if status.conditions and status.summary else TrainingJobStatus()

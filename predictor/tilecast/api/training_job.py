@@ -36,7 +36,6 @@ from tilecast.api.stored_model import model_of, sequence_length
 from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.objectives import OBJECTIVES, Objective, bounded_by
-from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.spec import Checkpointing, Model, SpecError, Stated, Workload
 
 KIND = "TrainingJob"
@@ -90,13 +89,12 @@ class BaselinePlan(ApiModel):
     expert: int = plan_field("expert", default=1, le=4096)
     virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
     zero_stage: int | None = open_plan_field("zero_stage", le=3)
-    micro_batch_size: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
-    activation_checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
+    micro_batch: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
+    checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
 
     def stated(self) -> Stated:
-        """Return this plan as a `Stated`."""
-        given = self.model_dump(by_alias=True)
-        return Stated(**{name: given[column.key] for name, column in PLAN_COLUMNS.items() if column.key in given})
+        """Return this plan as a `Stated`, whose fields have the same names."""
+        return Stated(**dict(self))
 
 
 class JobBaseline(ApiModel):
