@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from tilecast.api.status import QueuePosition
 from tilecast.jobs import WEIGHT
 from tilecast.planner.problem import JobOption
 from tilecast.planner.references import own_best
-from tilecast.planner.totals import QueuedPlace, QueueReport, QueueTotals
+from tilecast.planner.totals import QueuedPlace, QueueReport
 from tilecast.render import units
 from tilecast_operator.cluster.view import seconds, stamp
 from tilecast_operator.queue_rows import PlannedQueue
@@ -153,8 +152,10 @@ def status(
         planned_at=now,
         policy=policy,
         jobs=QueueCounts(waiting=waiting, running=running, refused=len(left_out)),
-        totals=None if plan.report is None else QueueNumbers.within(**_numbers(plan.report.plan)),
-        references=[] if plan.report is None else _references(plan.report),
+        totals=None if plan.report is None else QueueNumbers.of(plan.report.plan),
+        references=[]
+        if plan.report is None
+        else [ReferenceNumbers.of(given, name=name) for name, given in plan.report.references.items()],
         gap_ratio=None if plan.report is None else _gap(plan.report),
         refused=[
             RefusedJob.within(job=item.job, message=item.problem, remedy=item.remedy)
@@ -179,22 +180,6 @@ def _weights(report: QueueReport) -> str:
     named = [f"{name} {weight:g}" for name, weight in sorted(weights.items())[:MAX_WEIGHTS]]
     more = f" and {len(weights) - MAX_WEIGHTS} more" if len(weights) > MAX_WEIGHTS else ""
     return f"; by {WEIGHT} of its namespace a job counts: {', '.join(named)}{more}" if named else ""
-
-
-def _numbers(totals: QueueTotals) -> dict[str, Any]:
-    values = {
-        "completion_seconds": totals.completion_s,
-        "worst_completion_seconds": totals.worst_completion_s,
-        "makespan_seconds": totals.makespan_s,
-        "cost": totals.cost,
-        "fairness": totals.fairness,
-    }
-    finite = {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
-    return {**{key: float(f"{max(value, 0.0):.4g}") for key, value in finite.items()}, "missed": totals.missed}
-
-
-def _references(report: QueueReport) -> list[ReferenceNumbers]:
-    return [ReferenceNumbers.within(name=name, **_numbers(given)) for name, given in report.references.items()]
 
 
 def _gap(report: QueueReport) -> float | None:

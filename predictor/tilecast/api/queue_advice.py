@@ -5,12 +5,14 @@ The operator keeps one for all the jobs that it answers. Each job's own status s
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
 from tilecast.api.base import TIME, StatusModel, keyed_by, list_field, optional_field
 from tilecast.api.status import Condition
+from tilecast.planner.totals import QueueTotals
 
 KIND = "QueueAdvice"
 MAX_REFUSED = 32
@@ -34,6 +36,24 @@ class QueueNumbers(StatusModel):
         ge=0, description="The largest completion time over that with an equal share of every pool."
     )
     missed: int = Field(ge=0, description="Jobs that end after they are due.")
+
+    @classmethod
+    def of(cls, totals: QueueTotals, **more: Any) -> Self:
+        """Return the totals of a plan; `more` are values of fields that a subclass adds."""
+        return cls.within(
+            completion_seconds=_rounded(totals.completion_s),
+            worst_completion_seconds=_rounded(totals.worst_completion_s),
+            makespan_seconds=_rounded(totals.makespan_s),
+            cost=_rounded(totals.cost),
+            fairness=_rounded(totals.fairness),
+            missed=totals.missed,
+            **more,
+        )
+
+
+def _rounded(value: float | None) -> float | None:
+    """Round to four significant figures; None for a value that is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{max(value, 0.0):.4g}")
 
 
 class ReferenceNumbers(QueueNumbers):
