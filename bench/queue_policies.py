@@ -43,6 +43,7 @@ from tilecast.advice import Constraints, Request
 from tilecast.calibration import MIN_OBSERVATIONS, Run, digest, framework_of, scale
 from tilecast.hardware import find_gpu
 from tilecast.inputs.pools import usual_pool
+from tilecast.model import Model
 from tilecast.planner.columns import alone_s, columns
 from tilecast.planner.options import capacity, job_options
 from tilecast.planner.policies import POLICIES
@@ -50,7 +51,7 @@ from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueuePr
 from tilecast.planner.relaxation import Classes, peak
 from tilecast.planner.solver import solve
 from tilecast.planner.timeline import Nodes, Tasks, start_times
-from tilecast.spec import Model, Workload
+from tilecast.spec import Workload
 from tilecast.validate import runs
 from tilecast.validate import table as table_of_runs
 from tilecast.validate.cells import integer, real
@@ -181,7 +182,7 @@ MODELS = {"ResNet-18": "resnet-18-cifar", "ResNet-50": "resnet-50", "Transformer
 def model(kind: str) -> Model:
     """Return the model of a job type; LM is PyTorch's example of a language model with its defaults, on WikiText-2."""
     known = zoo.preset(MODELS[kind])
-    return replace(known, extra={**known.extra, "cells": 200.0, "vocabulary": 33278.0}) if kind == "LM" else known
+    return known.having(cells=200, vocabulary=33278) if kind == "LM" else known
 
 
 def forecasts(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[str, tuple[JobOption, Run]]]:

@@ -124,12 +124,10 @@ def test_a_block_keeps_what_its_backward_pass_reads_once(name: str, more: float)
     These are two norms and their inputs, the input of query, key and value, these three, the outputs' inputs, the
     gated tensors, and twice the MLP of four widths.
     """
-    model = huggingface.model(config(name))
-    tokens = model.extra["image_tokens"] + (model.extra["text_tokens"] if model.extra.get("joined") else 0.0)
+    extra = huggingface.model(config(name)).document()["extra"]
+    tokens = extra["image_tokens"] + (extra["text_tokens"] if extra.get("joined") else 0.0)
     vectors = 4
-    assert activation_bytes(block(name)) / (BF16 * model.extra["width"]) == pytest.approx(
-        (20 + more) * tokens, abs=vectors
-    )
+    assert activation_bytes(block(name)) / (BF16 * extra["width"]) == pytest.approx((20 + more) * tokens, abs=vectors)
 
 
 def test_a_video_from_an_image_attends_to_it_besides() -> None:
@@ -153,9 +151,9 @@ def test_a_video_from_an_image_attends_to_it_besides() -> None:
 
 def test_patches_of_several_frames_are_fewer_and_longer() -> None:
     """CogVideoX 1.5 pads 21 frames of latents to 22 and reads two at once."""
-    extra = huggingface.model(config(COG15)).extra
+    extra = huggingface.model(config(COG15)).document()["extra"]
     assert (extra["image_tokens"], extra["patch_values"]) == (11 * 48 * 85, 2 * 2 * 2 * 16)
-    assert huggingface.model(config(COG15, patch_size_t=None)).extra["image_tokens"] == 21 * 48 * 85
+    assert huggingface.model(config(COG15, patch_size_t=None)).document()["extra"]["image_tokens"] == 21 * 48 * 85
 
 
 @pytest.mark.parametrize(("name", "dense"), [(DIT, True), (COG5, True), (PIXART, False), (WAN, False)])
@@ -183,7 +181,7 @@ def test_what_a_config_lacks_or_means_otherwise_is_one_line(name: str, changes: 
 
 
 def test_a_model_of_classes_needs_no_text() -> None:
-    assert huggingface.model(config(DIT, caption_channels=None)).extra["text_tokens"] == 0
+    assert huggingface.model(config(DIT, caption_channels=None)).document()["extra"]["text_tokens"] == 0
 
 
 def pool(gpu: str = "h200") -> Pool:
@@ -207,7 +205,7 @@ def test_blocks_are_recomputed_whole_or_not_at_all() -> None:
 def test_norms_and_rotations_take_time_and_memory() -> None:
     """Without its norms of queries and keys and without its rotation, Wan is faster and smaller."""
     whole = huggingface.model(config(WAN))
-    bare = zoo.model_from({"name": "bare", "family": whole.family, **whole.extra, "query_key_norm": 0, "rotates": 0})
+    bare = whole.having(query_key_norm=False, rotates=False)
     plan = Stated(data=8, zero_stage=3, checkpointing="full")
     seconds, bytes_ = [], []
     for model in (whole, bare):

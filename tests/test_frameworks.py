@@ -218,8 +218,7 @@ def test_embedding_tables_are_billed_by_rows(framework: Framework | None, data: 
     rows = 1e6
 
     def held(times: float) -> float:
-        extra = {**model.extra, "table_weights": times * 16 * rows, "wide_weights": times * rows}
-        grown = replace(model, extra=extra)
+        grown = model.having(table_weights=times * 16 * rows, wide_weights=times * rows)
         workload = Workload(grown, 1, 512 * data, "fp32", optimizer="adam", framework=framework)
         plans = Plans.of(Plan(data=data, expert=data, micro_batch=512))
         footprint = memory.footprint(workload, zoo.shard(workload, plans), plans)

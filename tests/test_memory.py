@@ -6,7 +6,6 @@ The closed forms are those of arXiv 2205.05198 and arXiv 1910.02054; `memory/rec
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import hardware, memory, zoo
-from tilecast.spec import CHECKPOINTING, Model, Plan, Plans, Workload
+from tilecast.model import Model
+from tilecast.spec import CHECKPOINTING, Plan, Plans, Workload
 
 GIB = 2**30
-GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positions=2048, dropout=True)
+GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positions=2048, dropout=True,
+                dimensions=zoo.Transformer())  # fmt: skip
 
 
 def layer_activations(workload: Workload, plan: Plan) -> float:
@@ -215,21 +216,20 @@ def test_a_table_is_its_rows() -> None:
 
 def test_a_job_is_billed_at_its_largest_images() -> None:
     detector = zoo.preset("retinanet-r50")
-    sizes = {"image": 640.0, "image_width": 640.0}
-    fixed = {name: value for name, value in detector.extra.items() if not name.startswith("largest")} | sizes
+    fixed = detector.having(image=640, image_width=640, largest_image=None, largest_image_width=None)
     plan = Plan(micro_batch=4)
     job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
     totals = {}
-    for name, extra in {
+    for name, model in {
         "small": fixed,
-        "large": fixed | {"image": 1280.0, "image_width": 1280.0},
-        "varied": fixed | {"largest_image": 1280.0},
+        "large": fixed.having(image=1280, image_width=1280),
+        "varied": fixed.having(largest_image=1280),
     }.items():
-        totals[name] = bill(Workload(replace(detector, extra=extra), 1, 4, **job), plan)
+        totals[name] = bill(Workload(model, 1, 4, **job), plan)
     assert totals["large"].activations[0] > 3.5 * totals["small"].activations[0]
     assert totals["varied"].activations[0] == totals["large"].activations[0]
     assert totals["varied"].cached[0] > 4 * totals["large"].cached[0] > 0
-    steps = [replace(detector, extra=extra) for extra in (fixed, fixed | {"largest_image": 1280.0})]
+    steps = (fixed, fixed.having(largest_image=1280))
     kernels = [zoo.shard(Workload(model, 1, 4, **job), Plans.of(plan)).graph.kernels()[0] for model in steps]
     assert (kernels[0].dims == kernels[1].dims).all()
 

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from tilecast import frameworks, memory, zoo
 from tilecast.graph import Shards
-from tilecast.spec import Attention, Checkpointing, Framework, Model, Plan, Plans, SpecError, Workload
+from tilecast.model import Model
+from tilecast.spec import Attention, Checkpointing, Framework, Plan, Plans, SpecError, Workload
+from tilecast.zoo.deepseek import Deepseek
+from tilecast.zoo.electra import Electra
 
 ONE = np.ones(1, dtype=np.int64)
 WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)
@@ -41,7 +44,18 @@ def test_gpt_forward_flops_are_the_closed_form(
     """The closed form is 24 b s h^2 + 4 b s^2 h per layer and 2 b s h V for the head (arXiv 2104.04473)."""
     hidden, vocab = heads * head_dim, 1000
     model = Model(
-        "gpt", "decoder", layers, hidden, heads, heads, head_dim, 4 * hidden, vocab, positions=sequence, causal=True
+        "gpt",
+        "decoder",
+        layers,
+        hidden,
+        heads,
+        heads,
+        head_dim,
+        4 * hidden,
+        vocab,
+        positions=sequence,
+        causal=True,
+        dimensions=zoo.Transformer(),
     )
     workload = Workload(model, sequence, batch, "fp16", training=False, attention="eager")
     closed = layers * (24 * sequence * hidden**2 + 4 * sequence**2 * hidden) + 2 * sequence * hidden * vocab
@@ -71,9 +85,8 @@ def ops_flops(workload: Workload, *words: str) -> float:
 def test_latent_attention_is_the_closed_form(name: str) -> None:
     """2 b s [h (c + r) + c a (d - r + v) + q-projections + a v h] + 2 b s^2 a (d + v) per layer (arXiv 2405.04434)."""
     model, s = zoo.preset(name), 4096
-    extra, heads, hidden, width = model.extra, model.heads, model.hidden, model.head_dim
-    latent, rotated, value = extra["latent"], extra["rotary_dim"], extra["value_dim"]
-    lowered = extra.get("query_latent", 0)
+    own, heads, hidden, width = model.own(Deepseek), model.heads, model.hidden, model.head_dim
+    latent, rotated, value, lowered = own.latent, own.rotary_dim, own.value_dim, own.query_latent
     query = hidden * lowered + lowered * heads * width if lowered else hidden * heads * width
     projections = hidden * (latent + rotated) + latent * heads * (width - rotated + value) + heads * value * hidden
     closed = model.layers * (2 * s * (query + projections) + 2 * s**2 * heads * (width + value))
@@ -115,7 +128,7 @@ def test_first_layers_are_dense_and_experts_alternate() -> None:
 def test_a_window_and_a_chunk_hide_what_lies_outside() -> None:
     """A query sees min(position, window) keys, or the earlier keys of its chunk; shorter sequences are not affected."""
     plain = zoo.preset("llama-2-7b")
-    windowed, chunked = (replace(plain, extra={key: 512.0}) for key in ("sliding_window", "attention_chunk"))
+    windowed, chunked = (plain.having(**{key: 512}) for key in ("sliding_window", "attention_chunk"))
 
     def seen(model: Model, sequence: int, attention: Attention = "flash") -> float:
         """Return how many keys the queries of a sequence see in all, at 4 h FLOPs per key and layer.
@@ -318,7 +331,8 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
     """335 M parameters are published; the generator adds 24 layers of width 256 with their projection and head."""
     electra = zoo.parameters(Workload(zoo.preset("electra-large"), 512, 1)) / 1e6
     generator = zoo.preset("electra-large")
-    layer = 12 * generator.extra["generator_hidden"] ** 2 + 13 * generator.extra["generator_hidden"]
+    width = generator.own(Electra).generator_hidden
+    layer = 12 * width**2 + 13 * width
     assert electra - 24 * layer / 1e6 == pytest.approx(335.1, rel=0.005)
 
 
@@ -397,7 +411,12 @@ def test_every_family_says_which_block_is_which(name: str) -> None:
         ({"hidden": 0}, "model.hidden"),
         ({"heads": 7}, "model.heads"),
         ({"kv_heads": 3}, "model.kvHeads"),
-        ({"family": "resnet", "image": 224, "stage1": 3}, "model.stage2"),
+        ({"family": "resnet", "image": 224}, "model.stages"),
+        ({"family": "resnet", "image": 224, "stages": [3]}, "model.stages"),
+        ({"family": "resnet", "image": 224, "stages": [3, 4, 6, 3], "botleneck": True}, "model.botleneck"),
+        ({"top_k": 1.5}, "model.top_k"),
+        ({"rotary": "yes"}, "model.rotary"),
+        ({"latent": 512}, "model.latent"),
         ({"family": "vit", "image": 224}, "model.patch"),
     ],
 )
@@ -406,3 +425,18 @@ def test_impossible_dimensions_name_the_field(change: dict[str, object], field: 
     with pytest.raises(SpecError) as caught:
         zoo.model_from({**table, **change})
     assert caught.value.field == field
+
+
+def test_a_misspelt_dimension_is_answered_with_the_right_one() -> None:
+    table = {"name": "x", "family": "decoder", "layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "slidng_window": 8}
+    with pytest.raises(
+        SpecError, match="slidng_window: family decoder has no such dimension; did you mean sliding_window"
+    ):
+        zoo.model_from(table)
+
+
+@pytest.mark.parametrize("name", sorted({model.name for model in zoo.presets().values()}))
+def test_models_are_keys(name: str) -> None:
+    model = zoo.preset(name)
+    assert {model: 1}[replace(model)] == 1
+    assert model != replace(model, layers=model.layers + 1)

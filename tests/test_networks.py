@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -58,7 +56,7 @@ def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
 @given(share=st.floats(0.01, 1.0))
 def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(share: float) -> None:
     model = zoo.preset("dlrm-small")
-    workload = Workload(replace(model, extra={**model.extra, "distinct": share}), 1, 64, "fp16", optimizer="adam")
+    workload = Workload(model.having(distinct=share), 1, 64, "fp16", optimizer="adam")
     (block,) = zoo.build(workload, Shards(ONE * 64, ONE, ONE, ONE * 8, ONE * 0)).layers
     moved = {op.name: float(op.table.bytes()[0]) for op in block.ops if op.name.startswith("tables")}
     row = 128 * 4
@@ -97,7 +95,7 @@ def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
 def test_a_model_is_cut_to_its_first_layers() -> None:
     """The first layers of DeepSeek-V3 are dense and stay so; a model without layers, or with fewer, is not cut."""
     cut = zoo.preset("deepseek-v3 cut to 4 layers")
-    assert (cut.layers, cut.hidden, cut.extra) == (4, 7168, zoo.preset("deepseek-v3").extra)
+    assert (cut.layers, cut.hidden, cut.dimensions) == (4, 7168, zoo.preset("deepseek-v3").dimensions)
     blocks = zoo.build(Workload(cut, 4096, 1), WHOLE).layers
     assert {block.name: block.repeat for block in blocks} == {"layer": 3, "expert-layer": 1}
     assert zoo.is_preset("llama3-70b (cut to 12 layers)")
@@ -132,7 +130,7 @@ def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
 def test_fixed_norms_keep_nothing() -> None:
     """A detector's pretrained, frozen backbone keeps no input of a norm for the backward pass."""
     free, fixed = (
-        zoo.build(Workload(replace(model, extra={**model.extra, "frozen": float(fixed)}), 1, 1, "fp16"), WHOLE)
+        zoo.build(Workload(model.having(frozen=fixed), 1, 1, "fp16"), WHOLE)
         for fixed in (False, True)
         for model in (zoo.preset("retinanet-r50"),)
     )
@@ -167,7 +165,7 @@ ROW = {"gpu": "V100-SXM2-16GB", "gpus_per_node": "8", "n_gpus": "8", "precision"
 def test_rows_state_dimensions_in_their_notes(name: str, notes: str, expected: dict[str, float]) -> None:
     extra = table.read(
         {**ROW, "model_name": name, "notes": notes, "seq_len": "50" if name == "GNMT" else ""}
-    ).workload.model.extra
+    ).workload.model.document()["extra"]
     assert {key: extra[key] for key in expected} == expected
 
 
@@ -178,7 +176,9 @@ def test_a_section_says_whether_a_classifier_is_copied(section: str, expert: int
 
 
 def test_fewer_hidden_layers_replace_those_of_the_preset() -> None:
-    extra = table.read({**ROW, "model_name": "Wide&Deep Outbrain", "notes": "2 hidden layers"}).workload.model.extra
+    extra = table.read(
+        {**ROW, "model_name": "Wide&Deep Outbrain", "notes": "2 hidden layers"}
+    ).workload.model.document()["extra"]
     assert [name for name in extra if name.startswith("deep")] == ["deep1", "deep2"]
 
 

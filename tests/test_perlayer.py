@@ -21,8 +21,9 @@ from tilecast import chain, constants, memory, perlayer, search, zoo
 from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.model import Model
 from tilecast.search import Dimension
-from tilecast.spec import Model, Plan, Plans, SpecError, Workload
+from tilecast.spec import Plan, Plans, SpecError, Workload
 from tilecast.step.weights import once_seconds
 
 ROOT = Path(__file__).resolve().parent.parent

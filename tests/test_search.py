@@ -194,7 +194,7 @@ def test_steps_are_finite_positive_and_sum(gpu: str, name: str, precision: str, 
     assert np.isfinite(parts).all()
     assert (parts >= 0).all()
     assert np.allclose(parts.sum(axis=0), priced.step_s)
-    flops = 6 * zoo.parameters(workload) if model.vocab and not model.extra else 0.0
+    flops = 6 * zoo.parameters(workload) if model.vocab and not model.dimensions.stated else 0.0
     least = flops * workload.tokens_per_step / priced.plans.gpus / find_gpu(gpu).peak(precision)
     assert (priced.step_s > least * 0.9).all()
 

@@ -19,15 +19,16 @@ from tilecast.api import documents
 from tilecast.cli import main
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.spec import Model, SpecError, Workload
+from tilecast.model import Model
+from tilecast.spec import SpecError, Workload
 from tilecast.zoo import traced
 from tilecast.zoo.traced import document, repeats, torch_build, torch_export
 from traced_graphs import GRAPHS, activation_bytes, fixture, flops, graph, seconds, stored
 
-GPT = Model("gpt", "decoder", 2, 128, 4, 4, 32, 512, 512, positions=64, dropout=True)
+GPT = Model("gpt", "decoder", 2, 128, 4, 4, 32, 512, 512, positions=64, dropout=True, dimensions=zoo.Transformer())
 LLAMA = Model(
     "llama", "decoder", 2, 128, 4, 4, 32, 352, 512, gated_mlp=True, rms_norm=True, rotary=True, bias=False,
-    tied_embeddings=False,
+    tied_embeddings=False, dimensions=zoo.Transformer(),
 )  # fmt: skip
 
 

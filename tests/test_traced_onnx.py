@@ -11,7 +11,8 @@ import pytest
 
 from tilecast import zoo
 from tilecast.cli import main
-from tilecast.spec import Model, SpecError, Workload
+from tilecast.model import Model
+from tilecast.spec import SpecError, Workload
 from tilecast.zoo import traced
 from tilecast.zoo.traced import onnx_file, torch_operators
 from tilecast.zoo.traced.operators import OPERATORS
@@ -108,7 +109,7 @@ def resnet_in_onnx(path: Path) -> Path:
 )
 def test_an_onnx_transformer_does_the_work_of_its_family(tmp_path: Path, dims: list[Any], sequence: int | None) -> None:
     model = traced.model("gpt", onnx_file.read(gpt_in_onnx(tmp_path / "gpt.onnx", dims), sequence))
-    plain = Model("gpt", "decoder", 2, 128, 4, 4, 32, 512, 512, positions=64)
+    plain = Model("gpt", "decoder", 2, 128, 4, 4, 32, 512, 512, positions=64, dimensions=zoo.Transformer())
     assert model.trace is not None
     assert model.trace.sequence == 64
     for how in ({}, {"training": False}, {"attention": "eager"}):

@@ -14,7 +14,8 @@ from tilecast.advice import Request
 from tilecast.api import training_job
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.spec import Model, Plan, Plans, Workload
+from tilecast.model import Model
+from tilecast.spec import Plan, Plans, Workload
 from tilecast.zoo import traced
 from tilecast.zoo.traced import document
 

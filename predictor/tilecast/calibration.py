@@ -24,7 +24,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property
 from itertools import chain
 from typing import TypeAlias, TypeVar
@@ -33,6 +33,7 @@ import numpy as np
 
 from tilecast.consensus import Consensus, Party
 from tilecast.facts import FactFile
+from tilecast.model import Model
 from tilecast.spec import Floats, Ints, Workload
 
 MIN_OBSERVATIONS = 3
@@ -70,8 +71,15 @@ def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
 
 def digest(workload: Workload) -> str:
     """Return a short name for everything that a workload's step depends on."""
-    text = json.dumps(asdict(replace(workload, steps=None)), sort_keys=True, default=repr)
+    text = json.dumps(replace(workload, steps=None), sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _plain(value: object) -> object:
+    """Return a record as a mapping, and what JSON does not know as text."""
+    if isinstance(value, Model):
+        return value.document()
+    return {item.name: getattr(value, item.name) for item in fields(value)} if is_dataclass(value) else repr(value)
 
 
 def scale(gpus: int) -> str:

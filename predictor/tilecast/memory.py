@@ -26,8 +26,10 @@ from tilecast import constants, frameworks, fuse, overlap, zoo
 from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
+from tilecast.model import Model
 from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload, distinct
 from tilecast.zoo import Sharded
+from tilecast.zoo.cnn.images import Images
 
 Figure = Literal["allocated", "reserved", "device"]
 
@@ -197,7 +199,7 @@ class Bills:
         micro = _micro(workload, sharded.take(activations.first), some.take(activations.first))
         context = context_bytes(workload, some.take(degrees.first), gpu)
         known = constants.shipped().device_memory
-        share = known.varied if "largest_image" in workload.model.extra else known.cached
+        share = known.varied if _largest_image(workload.model) else known.cached
         cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
         return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
 
@@ -249,13 +251,18 @@ def _at_largest(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Wor
 
     A step is as long as its average batch, and needs the memory of its largest one.
     """
-    extra = workload.model.extra
-    if "largest_image" not in extra:
+    if (sides := _largest_image(workload.model)) is None:
         return workload, sharded
-    height = extra["largest_image"]
-    sizes = {"image": height, "image_width": extra.get("largest_image_width", height)}
-    largest = replace(workload, model=replace(workload.model, extra={**extra, **sizes}))
+    largest = replace(workload, model=workload.model.having(image=sides[0], image_width=sides[1]))
     return largest, zoo.shard(largest, plans)
+
+
+def _largest_image(model: Model) -> tuple[int, int] | None:
+    """Return the height and width of the largest image in pixels, or None where images are equal."""
+    dims = model.dimensions
+    if not isinstance(dims, Images) or dims.largest_image is None:
+        return None
+    return dims.largest_image, dims.largest_image_width or dims.largest_image
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from tilecast.model import Model
 from tilecast.plan_columns import BY_FLAG, PLAN_COLUMNS, PlanColumn
-from tilecast.trace import Trace
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.signedinteger[Any]]
@@ -101,43 +101,6 @@ class SearchTooLargeError(SpecError):
     def of(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
         """Return the error for `number` of something where a limit allows fewer."""
         return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """Dimensions of an architecture. `family` is a key of `tilecast.zoo.FAMILIES`."""
-
-    name: str
-    family: str
-    layers: int = 0
-    hidden: int = 0
-    heads: int = 1
-    kv_heads: int = 1
-    head_dim: int = 0
-    ffn_hidden: int = 0
-    vocab: int = 0
-    positions: int = 0
-    """Learned position embeddings; 0 where positions are rotary, relative or ALiBi."""
-    gated_mlp: bool = False
-    rms_norm: bool = False
-    rotary: bool = False
-    causal: bool = True
-    bias: bool = True
-    tied_embeddings: bool = True
-    dropout: bool = False
-    extra: Mapping[str, float] = field(default_factory=dict)
-    """Dimensions that only one family has (experts, top_k, image size …), with the names of that family's file."""
-    trace: Trace | None = None
-    """Operators of a model of family "traced", which has no dimensions of its own."""
-    pattern: tuple[str, ...] = ()
-    """Composition of each layer of a hybrid model; `tilecast.zoo.hybrid` explains the words."""
-    towers: tuple[Model, ...] = ()
-    """Separate networks whose output the model reads, trained with it: an encoder of images or of sound."""
-    notes: tuple[str, ...] = ()
-    """Sentences about assumptions on the model, or parts of it that are not priced."""
-    auto: str | None = None
-    """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty where no class does,
-    None where the class of its family does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ _LLAMA_7B = {
     **_LLAMA, "layers": 32, "hidden": 4096, "kv_heads": 32, "ffn_hidden": 11008, "vocab": 32000,
     "tied_embeddings": False,
 }  # fmt: skip
-_RESNET = {"family": "resnet", "image": 224, "bottleneck": 1, "stage1": 3, "stage2": 4, "stage3": 6, "stage4": 3}
-_RESNET_18 = {"family": "resnet", "image": 224, "stage1": 2, "stage2": 2, "stage3": 2, "stage4": 2}
+_RESNET = {"family": "resnet", "image": 224, "bottleneck": True, "stages": [3, 4, 6, 3]}
+_RESNET_18 = {"family": "resnet", "image": 224, "stages": [2, 2, 2, 2]}
 
 
 def _case(name: str, model: dict[str, Any], batch: int, sequence: int = 1, **other: str) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class ResNet(nn.Module):
         parts: list[nn.Module] = [ConvolutionUnit(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
         for stage in range(4):
             width = 64 * 2**stage
-            for index in range(model[f"stage{stage + 1}"]):
+            for index in range(model["stages"][stage]):
                 parts.append(ResidualUnit(channels, width, 2 if stage and not index else 1, bottleneck))
                 channels = 4 * width if bottleneck else width
         self.body = nn.Sequential(*parts)

@@ -55,8 +55,9 @@ from tilecast.advice.values import (
     WhyNot,
 )
 from tilecast.hardware import Pool
+from tilecast.model import Model
 from tilecast.objectives import bounded_by
-from tilecast.spec import Model, SpecError
+from tilecast.spec import SpecError
 
 __all__ = [
     "Advice",
@@ -169,8 +170,9 @@ def _facts(record: Any) -> dict[str, Any]:
 def _plain(value: object) -> object:
     if not is_dataclass(value):
         return repr(value)
-    facts = _facts(value)
-    return {name: fact for name, fact in facts.items() if name != "auto"} if isinstance(value, Model) else facts
+    if not isinstance(value, Model):
+        return _facts(value)
+    return {name: fact for name, fact in value.document().items() if name != "auto"}
 
 
 def _name(pool: Pool) -> str:

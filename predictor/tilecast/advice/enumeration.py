@@ -171,7 +171,7 @@ def stated_plans(workload: Workload, gpus: int, stated: Stated, field: str) -> P
             call the statement `field`.
     """
     data = _data(gpus, stated, field)
-    if "spread_tables" in workload.model.extra and stated.expert == 1:
+    if zoo.spreads_tables(workload.model) and stated.expert == 1:
         stated = replace(stated, expert=data)
     _require_shards(workload, data, stated, field)
     if workload.global_batch % data:
@@ -226,7 +226,7 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
     """Raise SpecError unless every degree divides what it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
-    whole = {} if model.hidden else {"tp": tensor, "cp": context}
+    whole = {} if zoo.is_transformer(model) else {"tp": tensor, "cp": context}
     if whole and not model.trace:
         whole |= {"pp": pipeline, "vp": virtual}
     for name, degree in whole.items():
@@ -252,7 +252,7 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
             text = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
             raise SpecError(field, text, f"write ep={data}")
         return
-    experts = int(model.extra.get("experts", 1))
+    experts = zoo.experts(model) or 1
     if stated.expert > 1 and experts == 1:
         problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
         raise SpecError(field, problem, "leave ep out")

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from tilecast import zoo
 from tilecast.api.base import MAX_SEQUENCE, OBJECT_NAME, ApiModel, ValidationRule, optional_field
-from tilecast.spec import Model
+from tilecast.model import Model
 
 MAX_CONFIG_BYTES = 2**18
 MAX_CONFIG_DEPTH = 32

@@ -10,7 +10,8 @@ from typing import Any
 from tilecast import untrusted, zoo
 from tilecast.api.fields import mapping
 from tilecast.api.model_source import ModelSource
-from tilecast.spec import Model, SpecError
+from tilecast.model import Model
+from tilecast.spec import SpecError
 from tilecast.trace import Trace
 from tilecast.zoo import huggingface, traced
 from tilecast.zoo.traced import document as graph_document
@@ -135,7 +136,7 @@ def sequence_length(model: Model, given: int | None) -> int:
             takes = "reads images, not tokens" if zoo.reads_images(model) else "takes samples of one length"
             raise SpecError(field, f"{model.name} {takes}", "leave it out")
         return 1
-    if given is None and (usual := int(model.extra.get("text_length", 0))):
+    if given is None and (usual := model.own(zoo.Transformer).text_length):
         return usual
     if given is None:
         raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")

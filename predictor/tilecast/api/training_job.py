@@ -35,8 +35,9 @@ from tilecast.api.stored_model import content as content
 from tilecast.api.stored_model import model_of, sequence_length
 from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
+from tilecast.model import Model
 from tilecast.objectives import OBJECTIVES, Objective, bounded_by
-from tilecast.spec import Checkpointing, Model, SpecError, Stated, Workload
+from tilecast.spec import Checkpointing, SpecError, Stated, Workload
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]

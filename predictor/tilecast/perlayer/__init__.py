@@ -295,7 +295,7 @@ def _tied(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) 
     """Yield the chain; where embedding and head share their weights, once for each layout that both may have."""
     model = workload.model
     ends = np.isin(order, [number_of(graph.blocks, block) for block in (*graph.first, *graph.last)])
-    if not (model.vocab and model.tied_embeddings and graph.first and graph.last) or "classes" in model.extra:
+    if not (model.vocab and model.tied_embeddings and graph.first and graph.last) or model.own(zoo.Transformer).classes:
         yield family.chain
         return
     layouts = np.column_stack([family.plans.tensor, family.plans.zero_stage])

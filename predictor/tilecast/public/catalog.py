@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from tilecast import zoo
 from tilecast.hardware import Pool, find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
+from tilecast.model import Model
 from tilecast.nodes import NodesReport
-from tilecast.spec import Model, SpecError, Workload
+from tilecast.spec import SpecError, Workload
 
 Row = dict[str, Any]
 
@@ -70,9 +70,11 @@ def model_row(name: str) -> Row:
         SpecError: there is none of that name.
     """
     model = zoo.preset(name)
-    facts = {key: value for key, value in asdict(model).items() if value not in (None, 0, {}) and key != "extra"}
+    whole = model.document()
+    own = whole.pop("extra")
+    facts = {key: value for key, value in whole.items() if value not in (None, 0)}
     source = "the published configuration of that name, or the table of its paper"
-    row = {**facts, **model.extra, "parameters": _parameters(model)}
+    row = {**facts, **own, "parameters": _parameters(model)}
     return {**row, "sources": {"dimensions": source}}
 
 

@@ -25,8 +25,9 @@ import numpy as np
 from tilecast import frameworks, fuse, zoo
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
+from tilecast.model import Model
 from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
-from tilecast.spec import CHECKPOINTING, Ints, Model, Plans, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, Ints, Plans, SpecError, Workload
 from tilecast.step import placement
 from tilecast.zoo import traced
 from tilecast.zoo.families import FAMILIES
@@ -145,7 +146,7 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
     model = workload.model
     if tensor == 1:
         return True
-    is_whole = model.hidden > 0 and model.heads % tensor == 0 and model.ffn_hidden % tensor == 0
+    is_whole = zoo.is_transformer(model) and model.heads % tensor == 0 and model.ffn_hidden % tensor == 0
     return is_whole and (model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0)
 
 
@@ -179,7 +180,7 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
     if model.trace is not None:
         return pipeline <= traced.pieces(model.trace)
     fullest = -(-model.layers // pipeline)
-    return model.hidden > 0 and fullest * (pipeline - 1) < model.layers and FAMILIES[model.family].has_stages
+    return zoo.is_transformer(model) and fullest * (pipeline - 1) < model.layers and FAMILIES[model.family].has_stages
 
 
 def _batches(workload: Workload, splits: _Table) -> _Table:
@@ -225,11 +226,11 @@ def expert_degrees(model: Model, ranks: Ints) -> Ints:
 
     Experts spread as they divide, embedding tables over all ranks, a classifier of identities over all ranks or none.
     """
-    if "spread_tables" in model.extra:
+    if zoo.spreads_tables(model):
         return ranks[:, None]
-    if "identities" in model.extra:
+    if zoo.spreads_rows(model):
         return np.stack([np.ones_like(ranks), np.where(ranks > 1, ranks, 0)], axis=1)
-    degrees = np.array(divisors(int(model.extra.get("experts", 0)) or 1), ranks.dtype)
+    degrees = np.array(divisors(zoo.experts(model) or 1), ranks.dtype)
     return np.where(ranks[:, None] % degrees == 0, degrees, 0)
 
 
@@ -284,7 +285,7 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 def _combined(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> Mask:
     """Return which rows of `outer` are allowed with which of the W ways, (rows, W)."""
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
-    degrees = _DEGREES if "experts" in workload.model.extra else _DEGREES[:-1]
+    degrees = _DEGREES if zoo.experts(workload.model) else _DEGREES[:-1]
     kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
     virtual = np.arange(1, MAX_VIRTUAL + 1)
     pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]

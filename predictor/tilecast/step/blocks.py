@@ -137,9 +137,8 @@ def _kernels_of(workload: Workload) -> str:
     """Return the source of the kernels that move memory: a key of `memory` in the constants."""
     if workload.execution == "eager" and workload.fused_kernels:
         return "fused"
-    # Traces and convolutional networks, which have no hidden size, list every operator that runs.
-    is_listed = workload.model.trace is not None or workload.model.hidden == 0
-    return "listed" if is_listed and host(workload) == "eager" else host(workload)
+    # Traces and networks that are no transformers list every operator that runs.
+    return "listed" if not zoo.is_transformer(workload.model) and host(workload) == "eager" else host(workload)
 
 
 def recomputed_share(workload: Workload) -> Callable[[Op], float]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tilecast import untrusted
 from tilecast.api.documents import MAX_JSON_BYTES
-from tilecast.spec import Model, SpecError
+from tilecast.model import Model
+from tilecast.spec import SpecError
 from tilecast.zoo import traced
 from tilecast.zoo.traced import document
 

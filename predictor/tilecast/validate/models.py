@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilecast import zoo
-from tilecast.spec import Model, SpecError
+from tilecast.model import Model
+from tilecast.spec import SpecError
 from tilecast.validate.cells import Row, UnreadRow, integer, noted, real
+from tilecast.zoo.cnn.images import Images
+from tilecast.zoo.cnn.resnet import FaceResNet
+from tilecast.zoo.recommender import WideDeep
+from tilecast.zoo.vision import Vision
 
 _DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
          ("ffn_hidden", "ffn_hidden"), ("vocab", "vocab"))  # fmt: skip
@@ -26,7 +31,7 @@ def model_of(row: Row) -> Model:
         known = zoo.preset(_preset_name(row))
     except SpecError:
         return _from_dimensions(row, stated)
-    if not stated or known.hidden == 0:
+    if not stated or not zoo.is_transformer(known):
         return _noted_dimensions(row, _as_long(known, integer(row, "seq_len")))
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
         return replace(_from_dimensions(row, stated), dropout=known.dropout)
@@ -35,7 +40,7 @@ def model_of(row: Row) -> Model:
     return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
 
 
-def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, float]:
+def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, int]:
     """Return the expected size of the largest of `drawn` images, and the largest possible size.
 
     All ranks wait for the largest image. Short sides are drawn from `least` to `most`. The long side is 4/3 of the
@@ -43,7 +48,7 @@ def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, fl
     side at 5/3 of the longest short side: 1333 pixels for 800. All sides are padded to multiples of 32. The result is
     empty for models without an image width.
     """
-    if "image_width" not in model.extra:
+    if not isinstance(model.dimensions, Images | Vision) or model.dimensions.image_width is None:
         return {}
     side = least + drawn / (drawn + 1) * (most - least)
     ratio = 4 / 3 if drawn < _MANY else 3 / 2
@@ -51,8 +56,8 @@ def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, fl
             "largest_image_width": _padded(most * 5 / 3)}  # fmt: skip
 
 
-def _padded(pixels: float) -> float:
-    return 32.0 * math.ceil(pixels / 32)
+def _padded(pixels: float) -> int:
+    return 32 * math.ceil(pixels / 32)
 
 
 _MANY = 8
@@ -61,12 +66,11 @@ _MANY = 8
 
 def _as_long(model: Model, length: int | None) -> Model:
     """Return the model for samples of the stated length, if it runs over a sequence: a flat image of height 1."""
-    if not length or model.extra.get("image") != 1:
-        return model
-    return replace(model, extra={**model.extra, "image_width": float(length)})
+    dims = model.dimensions
+    return model.having(image_width=length) if length and isinstance(dims, Images) and dims.image == 1 else model
 
 
-_IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore", 85742.0), ("ms1mv", 85742.0))
+_IDENTITIES = (("glint360k", 360232), ("emore", 85742), ("ms1mv", 85742))
 """Number of identities of data sets of faces, by a word in their names (insightface, recognition/_datasets_)."""
 
 
@@ -78,10 +82,9 @@ def _noted_dimensions(row: Row, model: Model) -> Model:
     """
     dimensions: dict[str, float] = {}
     notes = row.get("notes", "").lower()
-    if "identities" in model.extra:
-        dimensions["identities"] = next(
-            (count for word, count in _IDENTITIES if word in notes), model.extra["identities"]
-        )
+    if isinstance(model.dimensions, FaceResNet):
+        known = (count for word, count in _IDENTITIES if word in notes)
+        dimensions["identities"] = next(known, model.dimensions.identities)
         if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
             dimensions["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
     scales = re.search(r"short side (\d{2,4})-(\d{2,4})", notes)
@@ -90,19 +93,18 @@ def _noted_dimensions(row: Row, model: Model) -> Model:
         dimensions |= _drawn_size(model, int(scales[1]), int(scales[2]), drawn)
     if model.family == "wide-deep":
         return _with_tables(model, notes)
-    return replace(model, extra={**model.extra, **dimensions})
+    return model.having(**dimensions)
 
 
 def _with_tables(model: Model, notes: str) -> Model:
     """Return Wide & Deep with the vocabulary, the embedding width and the number of hidden layers that notes state."""
-    extra = dict(model.extra)
-    width = float(noted(r"embedding width (\d+)", notes) or extra["width"])
+    dims = model.own(WideDeep)
+    width = float(noted(r"embedding width (\d+)", notes) or dims.width)
     if rows := re.search(r"vocabulary ([1-9]\d{0,11})\b", notes):
-        extra |= {"table_weights": float(rows[1]) * width, "width": width, "wide_weights": float(rows[1])}
+        model = model.having(table_weights=int(rows[1]) * width, width=width, wide_weights=int(rows[1]))
     if depth := noted(r"(\d+) hidden layers", notes):
-        items = {name: value for name, value in extra.items() if not re.fullmatch(r"deep\d+", name)}
-        extra = items | {f"deep{number}": extra["deep1"] for number in range(1, min(depth, 64) + 1)}
-    return replace(model, extra=extra)
+        model = model.having(deep=dims.deep[:1] * min(depth, 64))
+    return model
 
 
 def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:

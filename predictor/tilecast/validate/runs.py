@@ -258,7 +258,7 @@ def _usual_expert_parallelism(case: RunCase) -> int:
     """
     if zoo.spreads_rows(case.workload.model):
         return case.stated["data"] or 1
-    experts = int(case.workload.model.extra.get("experts", 1))
+    experts = zoo.experts(case.workload.model) or 1
     data = case.stated["data"] or 1
     near = case.gpus if case.stated["zero_stage"] == 3 else int(placement.joined(np.array(case.gpus), case.pool))
     most = min(near, experts)
@@ -283,7 +283,7 @@ def _complete(case: RunCase) -> Plans:
     if (stated["pipeline"] or 1) > max(1, case.workload.model.layers) or samples > 2 * case.workload.global_batch:
         raise UnreadRow("impossible-plan")
     fixed = stated["checkpointing"]
-    if case.workload.model.hidden == 0 or not case.workload.training:
+    if not zoo.is_transformer(case.workload.model) or not case.workload.training:
         fixed = 0
     split = int((stated["tensor"] or 1) > 1)
     named = case.workload.framework

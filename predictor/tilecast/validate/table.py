@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tilecast import zoo
 from tilecast.hardware import Pool, find_gpu
+from tilecast.model import Model
 from tilecast.spec import (
     CHECKPOINTING,
     EXECUTIONS,
@@ -19,7 +20,6 @@ from tilecast.spec import (
     Execution,
     Framework,
     MemoryFormat,
-    Model,
     Optimizer,
     Precision,
     SpecError,
@@ -29,6 +29,7 @@ from tilecast.validate.cells import Row, UnreadRow, integer, noted
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.models import model_of
 from tilecast.validate.networks import pool_of
+from tilecast.zoo.vision import Vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def _batch_of(stated: Mapping[str, int | None]) -> int | None:
 
 def _optimizer(row: Row, model: Model) -> Optimizer:
     written = row.get("optimizer", "")
-    if written == "sgd" and "table_weights" in model.extra:
+    if written == "sgd" and isinstance(model.dimensions, zoo.Tables):
         return "sgd"
     return next((ours for word, ours in _OPTIMIZER if word in written), "adamw")
 
@@ -270,7 +271,7 @@ def _lora_rank(row: Row, notes: str) -> int:
 def _sequence(row: Row, model: Model) -> int:
     if model.trace is not None:
         return model.trace.sequence
-    if model.hidden == 0 or "image" in model.extra:
+    if not zoo.is_transformer(model) or isinstance(model.dimensions, Vision):
         return 1
     sequence = integer(row, "seq_len")
     if not sequence:
@@ -285,7 +286,7 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     if framework(row) == "litgpt" and degrees["data"]:
         degrees["data"] = min(degrees["data"], gpus)
     if zoo.spreads_rows(model):
-        copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and "identities" in model.extra
+        copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and not zoo.spreads_tables(model)
         degrees["expert"] = 1 if copied else None
     elif row.get("family") != "moe":
         degrees["expert"] = 1

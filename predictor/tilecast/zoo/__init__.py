@@ -3,19 +3,18 @@
 `build` turns a workload and its distinct shards into the operators of one rank; `preset` finds a published model by
 name; `model_from` takes dimensions as the user wrote them.
 
-To add a family: write `build(workload, shards) -> Graph` in a file here and add a row to `families.FAMILIES`. To add a
-model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add a table to a file in
-`huggingface/types/`.
+To add a family: write a dataclass of its dimensions and `build(workload, shards) -> Graph` in a file here, and add a
+row to `families.FAMILIES`. To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face:
+add a table to a file in `huggingface/types/`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,11 +22,16 @@ import numpy as np
 from tilecast import frameworks, fuse, shipped
 from tilecast.graph import Block, Graph, Shards, check_operators
 from tilecast.memo import Memo
-from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Model, Plan, Plans, Rows, SpecError, Workload, distinct
-from tilecast.zoo import hybrid, towers, traced
+from tilecast.model import Model
+from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Plan, Plans, Rows, SpecError, Workload, distinct
+from tilecast.zoo import towers, traced
+from tilecast.zoo.cnn.resnet import FaceResNet
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
+from tilecast.zoo.reading import model_from, needs
+from tilecast.zoo.recommender import Tables
 
-__all__ = ["ADAPTED", "FAMILIES", "Family"]
+__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "model_from", "needs"]
 
 
 def recomputes(model: Model) -> tuple[Checkpointing, ...]:
@@ -244,7 +248,17 @@ MOST_PIECES = 2**30
 
 def pieces(model: Model) -> int:
     """Return the most ranks that expert parallelism can spread a part of the model over."""
-    return MOST_PIECES if spreads_rows(model) else max(1, int(model.extra.get("experts", 1)))
+    return MOST_PIECES if spreads_rows(model) else max(1, experts(model))
+
+
+def experts(model: Model) -> int:
+    """Return how many experts a layer of the model has, or 0."""
+    return model.dimensions.experts if isinstance(model.dimensions, Transformer) else 0
+
+
+def spreads_tables(model: Model) -> bool:
+    """Return whether the model has embedding tables of which every rank holds a share."""
+    return isinstance(model.dimensions, Tables) and model.dimensions.spread_tables
 
 
 def spreads_rows(model: Model) -> bool:
@@ -252,7 +266,12 @@ def spreads_rows(model: Model) -> bool:
 
     These can be spread over any number of ranks.
     """
-    return "spread_tables" in model.extra or "identities" in model.extra
+    return spreads_tables(model) or isinstance(model.dimensions, FaceResNet)
+
+
+def is_transformer(model: Model) -> bool:
+    """Return whether the model is a stack of transformer layers, whose dimensions are known."""
+    return isinstance(model.dimensions, Transformer)
 
 
 def reads_images(model: Model) -> bool:
@@ -297,13 +316,13 @@ def preset(name: str) -> Model:
     """
     if cut := _CUT.fullmatch(name):
         return _with_layers(preset(cut[1]), int(cut[2]))
-    table, keys = presets(), _keys(name)
+    table, keys = _spellings(), _keys(name)
     for key in keys:
         if key in table:
-            return table[key]
+            return _preset(table[key])
     begun = family(name)
     near = None if begun else _nearest(keys[-1])
-    meant = _listed(begun) if begun else table[near].name if near else ""
+    meant = _listed(begun) if begun else table[near] if near else ""
     hint = f"did you mean {meant}?" if meant else "`tilecast show models` lists them"
     raise SpecError("model.preset", f"unknown model {name!r}", hint)
 
@@ -317,7 +336,7 @@ def family(name: str) -> list[str]:
     if len(key) < _LEADING:
         return []
     begins = re.compile(r"[^a-z\d.]*".join(map(re.escape, key)) + (r"(?!\d)" if key[-1].isdigit() else ""))
-    return list(dict.fromkeys(model.name for model in presets().values() if begins.match(model.name)))
+    return list(dict.fromkeys(known for known in _spellings().values() if begins.match(known)))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -334,7 +353,7 @@ def _nearest(key: str) -> str | None:
 
     It is the longest key that the typed key begins with, or else one that is spelled much like it.
     """
-    table = presets()
+    table = _spellings()
     within = [known for known in table if len(known) >= _TELLING and key.startswith(known)]
     if within:
         return max(within, key=len)
@@ -355,7 +374,7 @@ _LISTED = 12
 def is_preset(name: str) -> bool:
     """Return whether `preset` knows the name."""
     cut = _CUT.fullmatch(name)
-    return any(key in presets() for key in _keys(cut[1] if cut else name))
+    return any(key in _spellings() for key in _keys(cut[1] if cut else name))
 
 
 _CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECASE)
@@ -378,89 +397,32 @@ def _with_layers(model: Model, layers: int) -> Model:
 @cache
 def presets() -> Mapping[str, Model]:
     """Return every preset by the key of its name and of each of its aliases."""
-    models: dict[str, Model] = {}
-    for file, tables in shipped.tables("tilecast.zoo", "presets").items():
-        for name, table in tables.items():
-            aliases = table.pop("aliases", [])
-            model = model_from({"name": name, **table})
-            for spelling in (name, *aliases):
-                if models.setdefault(_key(spelling), model) is not model:
-                    raise SpecError(file, f"two presets answer to {spelling!r}", "rename one")
-    return models
+    return {key: _preset(name) for key, name in _spellings().items()}
 
 
-_FIELDS = {item.name for item in fields(Model)}
-_DIVISORS = ("moe_every", "global_every", "shrink")
-"""Dimensions that divide others. Each is at least 1 where it is stated."""
-_PAIRS = (("text_tokens", "text_width"), ("frame_tokens", "frame_width"))
-"""Number of states that a model reads, and the width that must be stated with it."""
+@cache
+def _preset(name: str) -> Model:
+    table = {key: value for key, value in _tables()[name].items() if key != "aliases"}
+    return model_from({"name": name, **table})
 
 
-def needs(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the names of the dimensions that a model of the family must state.
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    """Return the table of every preset by its name."""
+    files = shipped.tables("tilecast.zoo", "presets").values()
+    return {name: table for tables in files for name, table in tables.items()}
 
-    `pattern` lists the kinds of its layers, as in `Model.pattern`.
-    """
-    return (*FAMILIES[family].needs, *hybrid.needs(pattern))
 
-
-def model_from(table: Mapping[str, Any]) -> Model:
-    """Return a model from dimensions as a preset or a user writes them.
-
-    Keys of `table` are fields of `Model`, whose defaults are filled in; all other keys are dimensions that only the
-    family has, and go into `Model.extra`.
-
-    Raises:
-        SpecError: the family is unknown, or a dimension is missing, not positive, too large beside another, or does not
-            divide another.
-    """
-    known = {key: value for key, value in table.items() if key in _FIELDS and key != "extra"}
-    extra = {key: float(value) for key, value in table.items() if key not in _FIELDS}
-    extra.update(table.get("extra", {}))
-    family = known.get("family", "")
-    if family not in FAMILIES:
-        raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
-    for name in needs(family, tuple(known.get("pattern", ()))):
-        if not (value := known.get(name, extra.get(name, 0))) > 0:
-            raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
-    for counted, measured in _PAIRS:
-        if extra.get(counted, 0.0) > 0 and not extra.get(measured, 0.0) > 0:
-            raise SpecError(f"model.{measured}", f"must be positive beside {counted} {extra[counted]:g}", "state it")
-    words = [(name, extra[name]) for name in ("cutoff1", "cutoff2", "cutoff3") if name in extra]
-    for (_, fewer), (name, more) in pairwise([*words, ("vocab", float(known.get("vocab", 0)))]):
-        if more <= fewer:
-            raise SpecError(f"model.{name}", f"{more:g} is not above {fewer:g}", "let cutoffs ascend to the vocabulary")
-    for name in _DIVISORS:
-        if extra.get(name, 1.0) < 1:
-            raise SpecError(
-                f"model.{name}", f"must be positive, got {extra[name]:g}", "state one or more, or leave it out"
-            )
-    experts, chosen = extra.get("experts", 0.0), extra.get("top_k", 1.0)
-    if experts > 0 and not 1 <= chosen <= experts:
-        raise SpecError(
-            "model.top_k", f"{chosen:g} is not from 1 to the {experts:g} experts", "choose a number in between"
-        )
-    if (dense := extra.get("first_dense", 0.0)) > (depth := known.get("layers", 0)):
-        raise SpecError("model.first_dense", f"{dense:g} is more than the {depth} layers", "choose at most the layers")
-    if "hidden" not in known:
-        return Model(**{**known, "extra": extra})
-    known.setdefault("kv_heads", known["heads"])
-    if "head_dim" not in known:
-        if known["hidden"] % known["heads"]:
-            raise SpecError(
-                "model.heads",
-                f"hidden {known['hidden']} is not divisible by heads {known['heads']}",
-                "choose a divisor or state headDim",
-            )
-        known["head_dim"] = known["hidden"] // known["heads"]
-    if known["head_dim"] < 1:
-        raise SpecError("model.headDim", f"must be positive, got {known['head_dim']}", "state it, or leave it out")
-    if known["kv_heads"] < 1 or known["heads"] % known["kv_heads"]:
-        raise SpecError(
-            "model.kvHeads", f"heads {known['heads']} is not divisible by {known['kv_heads']}", "choose a divisor"
-        )
-    known.setdefault("ffn_hidden", 4 * known["hidden"])
-    return Model(**{**known, "extra": extra})
+@cache
+def _spellings() -> Mapping[str, str]:
+    """Return the name of every preset by the key of its name and of each of its aliases."""
+    names: dict[str, str] = {}
+    for name, table in _tables().items():
+        keys = dict.fromkeys((_key(spelling) for spelling in (name, *table.get("aliases", ()))), name)
+        if taken := keys.keys() & names.keys():
+            raise SpecError(f"preset {name}", f"{names[min(taken)]} also answers to {min(taken)!r}", "rename one")
+        names |= keys
+    return names
 
 
 _QUALIFIERS = re.compile(

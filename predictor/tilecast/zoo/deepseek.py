@@ -8,22 +8,37 @@ decoding only. Multi-token prediction is not part of the graph.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from tilecast.graph import Graph, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Linear, Part, Rank, key_collectives, norm_parameters, residual, tensor_collectives
 from tilecast.zoo.self_attention import Span
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Deepseek(Transformer):
+    """Dimensions of a decoder with latent attention."""
+
+    latent: int
+    """Width of the vector that keys and values are projected up from."""
+    rotary_dim: int
+    """Numbers of a query that are rotated."""
+    value_dim: int
+    """Width of a value."""
+    query_latent: int = 0
+    """Width of the vector that queries are projected up from; 0: straight from the hidden state."""
+
+
 def build(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of the decoder.
 
-    `Model.head_dim` is the width of a query, of which `extra.rotary_dim` is rotated; values are `extra.value_dim` wide.
-    Keys and values are projected up from a latent vector of width `extra.latent`, queries from one of width
-    `extra.query_latent` (0: straight from the hidden state).
+    `Model.head_dim` is the width of a query. Keys and values are projected up from a latent vector.
     """
     rank = Rank.of(shards, workload.sequence_length)
     blocks = transformer.stack("layer", workload, rank, workload.model.layers, causal=True, attend=_latent_attention)
@@ -36,12 +51,12 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     Down-projections, their norms and the one rotated key that all heads share are whole on every tensor-parallel rank;
     up-projections and heads are split.
     """
-    model, numerics, extra = workload.model, Numerics.of(workload), workload.model.extra
+    model, dims, numerics = workload.model, workload.model.own(Deepseek), Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     tokens, outer = rank.tokens, rank.outer_tokens
     heads = model.heads / t
-    query, rotated, value = float(model.head_dim), extra["rotary_dim"], extra["value_dim"]
-    latent, query_latent = extra["latent"], extra.get("query_latent", 0.0)
+    query, rotated, value = float(model.head_dim), float(dims.rotary_dim), float(dims.value_dim)
+    latent, query_latent = float(dims.latent), float(dims.query_latent)
     down, up = latent + rotated, heads * (query - rotated + value)
 
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)

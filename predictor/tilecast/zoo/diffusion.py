@@ -9,61 +9,103 @@ are not part of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from tilecast.graph import Graph, Shards
+from tilecast.model import Model, Problem
 from tilecast.spec import Workload
 from tilecast.zoo import layers, modulated
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.modulated import TIME_WIDTH, Modulated
 
-NEEDS = ("blocks", "width", "attention_heads", "inner", "image_tokens", "patch_values", "output_values")
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DiffusionTransformer(Modulated):
+    """Dimensions of a diffusion transformer with one stream."""
+
+    blocks: int
+    inner: int
+    """Width of the MLP of a block."""
+    output_values: int
+    """Numbers that are predicted of a patch."""
+    text_tokens: int = 0
+    """States of a text that patches attend to; 0: there is no text."""
+    text_width: int = 0
+    """Width of such a state."""
+    text_layers: int = 1
+    """Dense layers that bring these states to `width`."""
+    frame_tokens: int = 0
+    """States of a video's first image that patches attend to; 0: there is no such image."""
+    frame_width: int = 0
+    """Width of such a state."""
+    joined: bool = False
+    """Whether patches and states form one sequence."""
+    vector_width: int | None = None
+    """Width of the vector that encodes the time; None: `width`."""
+    time_width: int = TIME_WIDTH
+    """Numbers that encode a time step."""
+    size_conditions: bool = False
+    """Whether the vector also encodes the size of the image."""
+    own_modulations: int = 0
+    """Dense layers with which each block makes its scales from the vector; 0: it adds a table to scales that all blocks
+    share."""
+    labels: int = 0
+    """Classes that each block embeds itself, with the time; 0: there are none."""
+    query_key_norm: bool = False
+    """Whether queries and keys are normed."""
+    norm_across_heads: bool = False
+    """Whether such a norm is over all heads, not by head."""
+    rotates: bool = False
+    """Whether queries and keys are rotated."""
+    read_norm: bool = False
+    """Whether a norm precedes attention to states."""
+    norm_weights: bool = False
+    """Whether the modulated norms have weights."""
+
+    @property
+    def vector(self) -> int:
+        """Width of the vector that encodes the time."""
+        return self.width if self.vector_width is None else self.vector_width
+
+    def problems(self, model: Model) -> Iterator[Problem]:
+        """Yield the dimensions that contradict others of the model."""
+        return self.unmeasured("text", "frame")
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph, data parallel only.
-
-    Dimensions of `Model.extra`; those that are not required are 0 unless a default is named:
-
-    - `blocks` blocks run over `image_tokens` patches of `patch_values` numbers; their MLP is `inner` wide.
-    - Patches attend to `text_tokens` states of `text_width`, or form one sequence with them if `joined`. They also
-      attend to `frame_tokens` states of `frame_width`, those of a video's first image.
-    - A vector of `vector_width` (default `width`) encodes the time and, with `size_conditions`, the size of the image.
-      A block makes its scales from it with `own_modulations` dense layers, or adds a table to the scales that all
-      blocks share. With classes (`labels`), each block embeds time and class itself.
-    - With `query_key_norm` queries and keys are normed, by head or, with `norm_across_heads`, over all heads; with
-      `rotates` they are rotated. `norm_weights` says that the modulated norms have weights.
-    """
-    extra = workload.model.extra
-    width, image, text = int(extra["width"]), extra["image_tokens"], extra.get("text_tokens", 0.0)
-    frame = extra.get("frame_tokens", 0.0)
-    is_joined = bool(extra.get("joined"))
+    """Build the graph, data parallel only."""
+    dims = workload.model.own(DiffusionTransformer)
+    width, image, text = dims.width, dims.image_tokens, dims.text_tokens
+    frame = dims.frame_tokens
+    is_joined = dims.joined
     tokens = image + text if is_joined else image
     read = () if is_joined else tuple(states for states in (text, frame) if states)
 
     def embed(walk: Walk) -> None:
-        _embed(walk, extra)
+        _embed(walk, dims)
 
     def write(walk: Walk) -> None:
-        _block(walk, extra, tokens, read)
+        _block(walk, dims, tokens, read)
 
     def finish(walk: Walk) -> None:
         if is_joined:
             attention.norm(walk, tokens, width)
-        if extra.get("own_modulations"):
-            modulated.vector(walk, int(extra.get("vector_width", width)), 2 * width)
+        if dims.own_modulations:
+            modulated.vector(walk, dims.vector, 2 * width)
         else:
             modulated.table(walk, 2, width)
-        modulated.modulated(walk, image, width, weights=bool(extra.get("norm_weights")))
-        attention.linear(walk, image, width, int(extra["output_values"]))
-        modulated.loss(walk, image * extra["output_values"])
+        modulated.modulated(walk, image, width, weights=dims.norm_weights)
+        attention.linear(walk, image, width, dims.output_values)
+        modulated.loss(walk, image * dims.output_values)
 
-    inputs = image * extra["patch_values"] + text * extra.get("text_width", 0.0) + frame * extra.get("frame_width", 0.0)
+    inputs = image * dims.patch_values + text * dims.text_width + frame * dims.frame_width
     return Graph(
         (modulated.block("embedding", 1, tokens, embed, workload, shards),),
-        (modulated.block("block", int(extra["blocks"]), tokens, write, workload, shards),),
+        (modulated.block("block", dims.blocks, tokens, write, workload, shards),),
         (modulated.block("head", 1, tokens, finish, workload, shards),),
         np.zeros(len(shards)),
         len(shards),
@@ -71,34 +113,34 @@ def build(workload: Workload, shards: Shards) -> Graph:
     )
 
 
-def _embed(walk: Walk, extra: Mapping[str, float]) -> None:
+def _embed(walk: Walk, dims: DiffusionTransformer) -> None:
     """Write the embeddings of patches, time and states that the blocks read.
 
     States that blocks attend to are kept once for all blocks.
     """
-    width, image, text = int(extra["width"]), extra["image_tokens"], extra.get("text_tokens", 0.0)
-    vector = int(extra.get("vector_width", width))
-    attention.linear(walk, image, int(extra["patch_values"]), width)
-    if not extra.get("labels"):
-        _time(walk, int(extra.get("time_width", modulated.TIME_WIDTH)), vector)
-    if extra.get("size_conditions"):
+    width, image, text = dims.width, dims.image_tokens, dims.text_tokens
+    vector = dims.vector
+    attention.linear(walk, image, dims.patch_values, width)
+    if not dims.labels:
+        _time(walk, dims.time_width, vector)
+    if dims.size_conditions:
         for numbers in (2.0, 1.0):  # height and width, and their ratio (PixArtAlphaCombinedTimestepSizeEmbeddings)
             _time(walk, modulated.TIME_WIDTH, width // 3, numbers)
     if text:
-        attention.linear(walk, text, int(extra["text_width"]), width)
-        for _ in range(int(extra.get("text_layers", 1)) - 1):
+        attention.linear(walk, text, dims.text_width, width)
+        for _ in range(dims.text_layers - 1):
             modulated.gelu(walk, text, width)
             attention.linear(walk, text, width, width)
-    if frame := extra.get("frame_tokens", 0.0):
-        seen = int(extra["frame_width"])
+    if frame := dims.frame_tokens:
+        seen = dims.frame_width
         attention.norm(walk, frame, seen)
         attention.linear(walk, frame, seen, seen)
         modulated.gelu(walk, frame, seen)
         attention.linear(walk, frame, seen, width)
         attention.norm(walk, frame, width)
-    if not extra.get("joined"):
+    if not dims.joined:
         walk.keep(walk.batch * (text + frame) * width)
-    if not extra.get("own_modulations"):
+    if not dims.own_modulations:
         modulated.vector(walk, vector, 6 * width)
 
 
@@ -109,30 +151,30 @@ def _time(walk: Walk, inputs: int, width: int, numbers: float = 1.0) -> None:
     attention.linear(walk, numbers, width, width)
 
 
-def _block(walk: Walk, extra: Mapping[str, float], tokens: float, read: tuple[float, ...]) -> None:
+def _block(walk: Walk, dims: DiffusionTransformer, tokens: float, read: tuple[float, ...]) -> None:
     """Write one block: attention among `tokens` tokens, attention to the states `read`, and an MLP."""
-    width, heads, inner = int(extra["width"]), int(extra["attention_heads"]), int(extra["inner"])
-    has_weights = bool(extra.get("norm_weights"))
-    if extra.get("labels"):
+    width, heads, inner = dims.width, dims.attention_heads, dims.inner
+    has_weights = dims.norm_weights
+    if dims.labels:
         _time(walk, modulated.TIME_WIDTH, width)
-        walk.parameters += extra["labels"] * width
-    for _ in range(int(extra.get("own_modulations", 0))):
-        modulated.vector(walk, int(extra.get("vector_width", width)), 6 * width)
-    if not extra.get("own_modulations"):
+        walk.parameters += dims.labels * width
+    for _ in range(dims.own_modulations):
+        modulated.vector(walk, dims.vector, 6 * width)
+    if not dims.own_modulations:
         modulated.table(walk, 6, width)
     modulated.modulated(walk, tokens, width, weights=has_weights)
     attention.linear(walk, tokens, width, width)
     for _ in ("key", "value"):
         attention.beside(walk, tokens, width, width)
     for _ in ("query", "key"):
-        _normed(walk, extra, tokens)
-    if extra.get("rotates"):
+        _normed(walk, dims, tokens)
+    if dims.rotates:
         modulated.rotary(walk, 2 * tokens, width)
     attention.core(walk, tokens, tokens, width, heads)
     attention.linear(walk, tokens, width, width)
     modulated.gated_sum(walk, tokens, width)
     if read:
-        _look(walk, extra, tokens, read)
+        _look(walk, dims, tokens, read)
     modulated.modulated(walk, tokens, width, weights=has_weights)
     attention.linear(walk, tokens, width, inner)
     modulated.gelu(walk, tokens, inner)
@@ -140,20 +182,20 @@ def _block(walk: Walk, extra: Mapping[str, float], tokens: float, read: tuple[fl
     modulated.gated_sum(walk, tokens, width)
 
 
-def _look(walk: Walk, extra: Mapping[str, float], tokens: float, read: tuple[float, ...]) -> None:
+def _look(walk: Walk, dims: DiffusionTransformer, tokens: float, read: tuple[float, ...]) -> None:
     """Write attention to states that do not change from block to block.
 
     Each kind of state has its own keys and values, and the results are added.
     """
-    width, heads = int(extra["width"]), int(extra["attention_heads"])
-    if extra.get("read_norm"):
+    width, heads = dims.width, dims.attention_heads
+    if dims.read_norm:
         attention.norm(walk, tokens, width)
     attention.linear(walk, tokens, width, width)
-    _normed(walk, extra, tokens)
+    _normed(walk, dims, tokens)
     for states in read:
         for _ in ("key", "value"):
             attention.beside(walk, states, width, width)
-        _normed(walk, extra, states)
+        _normed(walk, dims, states)
         attention.core(walk, tokens, states, width, heads)
     for _ in read[1:]:
         attention.residual(walk, tokens, width)
@@ -161,12 +203,12 @@ def _look(walk: Walk, extra: Mapping[str, float], tokens: float, read: tuple[flo
     attention.residual(walk, tokens, width)
 
 
-def _normed(walk: Walk, extra: Mapping[str, float], tokens: float) -> None:
+def _normed(walk: Walk, dims: DiffusionTransformer, tokens: float) -> None:
     """Write the norm of queries or of keys, if the model has one."""
-    width = int(extra["width"])
-    if not extra.get("query_key_norm"):
+    width = dims.width
+    if not dims.query_key_norm:
         return
-    if extra.get("norm_across_heads"):
+    if dims.norm_across_heads:
         modulated.query_key_norm(walk, tokens, width, groups=1, rms=True)
     else:
-        modulated.query_key_norm(walk, tokens, width, groups=int(extra["attention_heads"]), rms=False)
+        modulated.query_key_norm(walk, tokens, width, groups=dims.attention_heads, rms=False)

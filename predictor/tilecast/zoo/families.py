@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast.graph import Graph, Shards
+from tilecast.model import Dimensions
 from tilecast.spec import CHECKPOINTING, Checkpointing, Workload
 from tilecast.zoo import (
     albert,
@@ -25,10 +26,13 @@ from tilecast.zoo import (
     transformer_xl,
     vision,
 )
+from tilecast.zoo.dimensions import Experts, Transformer
+from tilecast.zoo.mixers import Hybrid
 
 Builder = Callable[[Workload, Shards], Graph]
 
-_TRANSFORMER = ("layers", "hidden", "heads", "vocab")
+_TRANSFORMER = ("layers", "hidden", "heads")
+_LANGUAGE = (*_TRANSFORMER, "vocab")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,10 @@ class Family:
     """Facts about all models of a family."""
 
     build: Builder
-    needs: tuple[str, ...] = _TRANSFORMER
-    """Dimensions that a model must state."""
+    dimensions: type[Dimensions] = Transformer
+    """Dimensions that only this family has."""
+    needs: tuple[str, ...] = _LANGUAGE
+    """General dimensions that a model must state."""
     adapts: bool = False
     """Whether LoRA can train it."""
     splits_sequence: bool = False
@@ -67,16 +73,17 @@ _NETWORKS = {
 """Suffix of the `AutoModel` class, for the networks that Transformers builds."""
 _DECODER = Family(transformer.build, adapts=True, splits_sequence=True, packs=True, auto="ForCausalLM")
 _DIFFUSION = Family(
-    diffusion.build, diffusion.NEEDS, recomputes=("none", "full"), auto=None, blocks=("transformer_blocks",)
-)
+    diffusion.build, diffusion.DiffusionTransformer, (), recomputes=("none", "full"), auto=None,
+    blocks=("transformer_blocks",),
+)  # fmt: skip
 """The names in `blocks` are those of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py,
 cogvideox_transformer_3d.py, transformer_flux.py, transformer_sd3.py, transformer_wan.py."""
-_NETWORK = Family(cnn.build, recomputes=("none",), auto=None)
+_NETWORK = Family(cnn.build, needs=(), recomputes=("none",), auto=None)
 
 FAMILIES: Mapping[str, Family] = {
     "decoder": _DECODER,
     "encoder": replace(_DECODER, packs=False, auto="ForMaskedLM"),
-    "moe": replace(_DECODER, needs=(*_TRANSFORMER, "experts")),
+    "moe": replace(_DECODER, dimensions=Experts),
     "encdec": replace(
         _DECODER,
         build=transformer.build_encoder_decoder,
@@ -84,35 +91,31 @@ FAMILIES: Mapping[str, Family] = {
         has_stages=False,
         auto="ForSeq2SeqLM",
     ),
-    "deepseek": replace(_DECODER, build=deepseek.build, needs=(*_TRANSFORMER, "latent", "rotary_dim", "value_dim")),
-    "hybrid": Family(hybrid.build, adapts=True, packs=True, auto="ForCausalLM"),
-    "transformer-xl": Family(transformer_xl.build, (*_TRANSFORMER, "memory_length"), packs=True),
+    "deepseek": replace(_DECODER, build=deepseek.build, dimensions=deepseek.Deepseek),
+    "hybrid": Family(hybrid.build, Hybrid, adapts=True, packs=True, auto="ForCausalLM"),
+    "transformer-xl": Family(transformer_xl.build, transformer_xl.TransformerXl, packs=True),
     "albert": Family(albert.build, auto="ForMaskedLM"),
-    "electra": Family(electra.build, (*_TRANSFORMER, "generator_hidden")),
-    "relative-encoder": Family(relative.build),
-    "vit": Family(vision.build, ("layers", "hidden", "heads", "image", "patch"), reads_images=True, auto=_IMAGES),
-    "swin": Family(
-        vision.build_swin,
-        ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
-        reads_images=True,
-        auto=_IMAGES,
-    ),
-    "sam": Family(sam.build, ("layers", "hidden", "heads", "image", "patch", "window"), reads_images=True),
-    "query-encoder": Family(towers.build_queries, ("layers", "hidden", "heads")),
-    "speech-encoder": Family(speech.build, ("layers", "hidden", "heads", "frames", "bands")),
-    "speech-encdec": Family(speech.build_encoder_decoder, (*_TRANSFORMER, "frames", "bands"), auto="ForSpeechSeq2Seq"),
+    "electra": Family(electra.build, electra.Electra),
+    "relative-encoder": Family(relative.build, relative.RelativeEncoder),
+    "vit": Family(vision.build, vision.Vision, _TRANSFORMER, reads_images=True, auto=_IMAGES),
+    "swin": Family(vision.build_swin, vision.Swin, _TRANSFORMER, reads_images=True, auto=_IMAGES),
+    "sam": Family(sam.build, sam.SegmentAnything, _TRANSFORMER, reads_images=True),
+    "query-encoder": Family(towers.build_queries, towers.QueryEncoder, _TRANSFORMER),
+    "speech-encoder": Family(speech.build, speech.Spectrogram, _TRANSFORMER),
+    "speech-encdec": Family(speech.build_encoder_decoder, speech.Spectrogram, auto="ForSpeechSeq2Seq"),
     "flux": replace(
-        _DIFFUSION, build=flux.build, needs=flux.NEEDS, blocks=("transformer_blocks", "single_transformer_blocks")
+        _DIFFUSION, build=flux.build, dimensions=flux.Flux, blocks=("transformer_blocks", "single_transformer_blocks")
     ),
-    "sd3": replace(_DIFFUSION, build=flux.build, needs=flux.NEEDS),
+    "sd3": replace(_DIFFUSION, build=flux.build, dimensions=flux.Flux),
     "diffusion-transformer": _DIFFUSION,
     "wan": replace(_DIFFUSION, blocks=("blocks",)),
-    "ncf": replace(_NETWORK, build=ncf.build, needs=("users", "items", "factors", "dense1", "dense2", "dense3")),
+    "ncf": replace(_NETWORK, build=ncf.build, dimensions=ncf.Ncf),
     **{
-        name: replace(_NETWORK, build=recommender.build, needs=recommender.needs(name)) for name in recommender.NETWORKS
+        name: replace(_NETWORK, build=recommender.build, dimensions=network.dimensions)
+        for name, network in recommender.NETWORKS.items()
     },
     **{
-        name: replace(_NETWORK, needs=("image", *network.needs), reads_images=network.images, auto=_NETWORKS.get(name))
+        name: replace(_NETWORK, dimensions=network.dimensions, reads_images=network.images, auto=_NETWORKS.get(name))
         for name, network in cnn.NETWORKS.items()
     },
 }

@@ -2,11 +2,11 @@
 
 Mamba, Jamba, Zamba, Falcon-H1, Bamba, Nemotron-H, Griffin, MiniMax, Qwen3-Next, LFM2 and RWKV.
 
-`Model.pattern` says for every layer what mixes its tokens and what follows: `mamba`, `mamba+mlp`, `attention+moe`,
-`+mlp`. Mixers are those of `mixers.MIXERS`, `attention`, `local` (attention in a window of `extra.window`), and
+`Hybrid.pattern` says for every layer what mixes its tokens and what follows: `mamba`, `mamba+mlp`, `attention+moe`,
+`+mlp`. Mixers are those of `mixers.MIXERS`, `attention`, `local` (attention in a window of `window` tokens), and
 `parallel` (attention and Mamba-2 on the same input: Falcon-H1, arXiv 2507.22448). `shared` is Zamba's (arXiv
 2405.16712): one layer of attention and MLP over the hidden state and the embedding side by side. All its places in the
-model share `extra.shared_blocks` copies of its weights; each place has its own dense layer.
+model share `shared_blocks` copies of its weights; each place has its own dense layer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from dataclasses import replace
 from tilecast.graph import Block, Graph, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers, mixers, self_attention, transformer
+from tilecast.zoo.mixers import Hybrid
 from tilecast.zoo.parts import Part, Rank, zeros
 from tilecast.zoo.self_attention import Span
 from tilecast.zoo.transformer import Attend
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph: a block for each kind of layer in `Model.pattern`, and the usual embedding and head."""
+    """Build the graph: a block for each kind of layer in the pattern, and the usual embedding and head."""
     rank = Rank.of(shards, workload.sequence_length)
-    pattern = workload.model.pattern
+    pattern = workload.model.own(Hybrid).pattern
     blocks = []
     for kind in dict.fromkeys(pattern):
         positions = tuple(place for place, other in enumerate(pattern) if other == kind)
@@ -34,15 +35,15 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 def _layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Block:
     mixer, _, follower = kind.partition("+")
-    extra = workload.model.extra
-    seen = replace(workload, model=replace(workload.model, extra={**extra, "sliding_window": extra.get("window", 0.0)}))
+    dims = workload.model.own(Hybrid)
+    seen = replace(workload, model=workload.model.having(sliding_window=dims.window))
     return transformer.layer(
         f"{kind}-layer",
         seen if mixer == "local" else workload,
         rank,
         repeat=repeat,
         causal=True,
-        experts=int(extra["experts"]) if follower == "moe" else 0,
+        experts=dims.experts if follower == "moe" else 0,
         attend=_attend(mixer, repeat),
         feeds=bool(follower),
     )
@@ -67,10 +68,9 @@ def _attend(mixer: str, places: int) -> Attend | None:
 def _shared(workload: Workload, rank: Rank, places: int) -> Part:
     """Build Zamba's shared layer at one of its `places`, and the Mamba layer after it.
 
-    The part holds its share of the shared weights. Each place has its own adapters, of rank `extra.mlp_adapter` and
-    `extra.attention_adapter`.
+    The part holds its share of the shared weights. Each place has its own adapters.
     """
-    model, extra = workload.model, workload.model.extra
+    model, dims = workload.model, workload.model.own(Hybrid)
     t, h, f = rank.tensor, float(model.hidden), model.ffn_hidden / rank.tensor
     heads, width = model.heads / t, model.heads / t * model.head_dim
     mix = mixers.Mixer("shared", workload, rank)
@@ -87,19 +87,22 @@ def _shared(workload: Workload, rank: Rank, places: int) -> Part:
     mix.written(h + 4 * f)
     mix.pass_over("activation", f, reads=2.0)
     mix.linear("down", f, h)
-    mix.parameters = mix.parameters * extra["shared_blocks"] / places
-    for adapter, inputs, outputs in (("mlp_adapter", h, 2 * f), ("attention_adapter", 2 * h, 3 * width)):
-        if inner := extra.get(adapter, 0.0):
-            mix.linear(f"{adapter}-down", inputs, inner * (3 if adapter == "attention_adapter" else 1))
+    mix.parameters = mix.parameters * dims.shared_blocks / places
+    for adapter, inner, copies, inputs, outputs in (
+        ("mlp_adapter", dims.mlp_adapter, 1, h, 2 * f),
+        ("attention_adapter", dims.attention_adapter, 3, 2 * h, 3 * width),
+    ):
+        if inner:
+            mix.linear(f"{adapter}-down", inputs, inner * copies)
             mix.linear(f"{adapter}-up", inner, outputs)
             mix.written(inner)
     mix.linear("place", h, h)
-    kind = "mamba2" if "inner_head" in extra else "mamba"
+    kind = "mamba2" if dims.inner_head else "mamba"
     return Part.joined([mix.part(), mixers.mix(kind, "mamba", workload, rank)])
 
 
 def needs(pattern: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the dimensions of `Model.extra` that the layers of a pattern need."""
+    """Return the names of the dimensions that the layers of a pattern need."""
     names: list[str] = []
     for kind in dict.fromkeys(pattern):
         mixer, _, follower = kind.partition("+")

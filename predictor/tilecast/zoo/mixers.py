@@ -22,8 +22,44 @@ import numpy as np
 from tilecast.graph import Op
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Linear, Part, Rank, norm_parameters, residual, tensor_collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Hybrid(Transformer):
+    """Dimensions of a state-space model or of a hybrid with attention.
+
+    Those that no kind of layer in its pattern needs are 0.
+    """
+
+    pattern: tuple[str, ...] = ()
+    """Composition of each layer; `tilecast.zoo.hybrid` explains the words."""
+    window: int = 0
+    """Tokens that local attention reaches."""
+    inner: int = 0
+    """Channels of a mixer."""
+    inner_head: int = 0
+    """Channels of a head of a mixer; 0: it has no heads."""
+    groups: int = 0
+    """Groups of heads that share inputs and outputs."""
+    state: int = 0
+    """Numbers of the state of a channel, or width of a key."""
+    step_rank: int = 0
+    """Width of the vector that step sizes are made from."""
+    key_heads: int = 0
+    """Heads of keys of a mixer."""
+    kernel: int = 0
+    """Tokens that a convolution reads."""
+    chunk: int = 0
+    """Tokens of a chunk of a recurrence; 0: the usual number of its kind."""
+    shared_blocks: int = 0
+    """Copies of the weights of a layer that many places share."""
+    mlp_adapter: int = 0
+    """Rank of the adapter that each such place has of its own in the MLP; 0: it has none."""
+    attention_adapter: int = 0
+    """Rank of the adapter that each such place has of its own in attention; 0: it has none."""
 
 
 @dataclass(slots=True)
@@ -36,6 +72,7 @@ class Mixer:
     name: str
     workload: Workload
     rank: Rank
+    dims: Hybrid = field(init=False)
     numerics: Numerics = field(init=False)
     ops: list[Op] = field(init=False)
     parameters: Floats = field(init=False)
@@ -45,6 +82,7 @@ class Mixer:
 
     def __post_init__(self) -> None:
         model, self.numerics = self.workload.model, Numerics.of(self.workload)
+        self.dims = model.own(Hybrid)
         outer = self.rank.outer_tokens
         self.ops = layers.norm(f"{self.name}.norm", self.numerics, outer, model.hidden, rms=model.rms_norm)
         self.parameters = norm_parameters(model) * np.ones_like(self.rank.tensor)
@@ -123,11 +161,11 @@ class Mixer:
 
 def _mamba(mix: Mixer) -> None:
     """Write Mamba: `inner` channels with `state` numbers each, and step sizes from a vector of `step_rank`."""
-    extra, h = mix.workload.model.extra, float(mix.workload.model.hidden)
-    inner, state, rank = extra["inner"] / mix.rank.tensor, extra["state"], extra["step_rank"]
+    dims, h = mix.dims, float(mix.workload.model.hidden)
+    inner, state, rank = dims.inner / mix.rank.tensor, dims.state, dims.step_rank
     mix.linear("input", h, 2 * inner)
     mix.written(2 * inner)
-    mix.convolve(inner, extra["kernel"])
+    mix.convolve(inner, dims.kernel)
     mix.linear("step-input-output", inner, rank + 2 * state)
     mix.linear("step", rank, inner)
     mix.written(inner + rank + 2 * state)
@@ -142,14 +180,14 @@ def _mamba2(mix: Mixer) -> None:
 
     The channels of a head share a step size; in each of `groups` they share inputs and outputs of `state` numbers.
     """
-    extra, h, t = mix.workload.model.extra, float(mix.workload.model.hidden), mix.rank.tensor
-    inner, width = extra["inner"] / t, extra["inner_head"]
-    heads, groups, state = inner / width, np.maximum(extra["groups"] / t, 1.0), extra["state"]
+    dims, h, t = mix.dims, float(mix.workload.model.hidden), mix.rank.tensor
+    inner, width = dims.inner / t, dims.inner_head
+    heads, groups, state = inner / width, np.maximum(dims.groups / t, 1.0), dims.state
     mixed = inner + 2 * groups * state
     mix.linear("input", h, inner + mixed + heads)
     mix.written(inner + mixed)
-    mix.convolve(mixed, extra["kernel"])
-    mix.chunked(extra.get("chunk", 256.0), heads, groups, state, width, delta=False)
+    mix.convolve(mixed, dims.kernel)
+    mix.chunked(dims.chunk or 256, heads, groups, state, width, delta=False)
     mix.written(inner)
     mix.pass_over("gate", inner, reads=2.0)
     mix.normed(inner)
@@ -164,7 +202,7 @@ def _linear_attention(mix: Mixer) -> None:
     width = heads * model.head_dim
     mix.linear("qkv", h, 3 * width)
     mix.written(3 * width)
-    mix.chunked(model.extra.get("chunk", 256.0), heads, heads, float(model.head_dim), float(model.head_dim), False)
+    mix.chunked(mix.dims.chunk or 256, heads, heads, float(model.head_dim), float(model.head_dim), False)
     mix.normed(width)
     mix.linear("gate", h, width)
     mix.written(2 * width)
@@ -177,14 +215,14 @@ def _delta(mix: Mixer) -> None:
 
     It has `key_heads` of width `state`, and values of `inner` channels in heads of `inner_head`.
     """
-    extra, h, t = mix.workload.model.extra, float(mix.workload.model.hidden), mix.rank.tensor
-    values, width, state = extra["inner"] / t, extra["inner_head"], extra["state"]
-    heads, keys = values / width, extra["key_heads"] / t
+    dims, h, t = mix.dims, float(mix.workload.model.hidden), mix.rank.tensor
+    values, width, state = dims.inner / t, dims.inner_head, dims.state
+    heads, keys = values / width, dims.key_heads / t
     mixed = 2 * keys * state + values
     mix.linear("input", h, mixed + values + 2 * heads)
     mix.written(mixed + values)
-    mix.convolve(mixed, extra["kernel"])
-    mix.chunked(extra.get("chunk", 64.0), heads, keys, state, width, delta=True)
+    mix.convolve(mixed, dims.kernel)
+    mix.chunked(dims.chunk or 64, heads, keys, state, width, delta=True)
     mix.normed(values)
     mix.pass_over("gated", values, reads=2.0)
     mix.written(values)
@@ -199,11 +237,11 @@ def _recurrent(mix: Mixer) -> None:
     block-diagonal by head.
     """
     model, h = mix.workload.model, float(mix.workload.model.hidden)
-    inner = model.extra["inner"] / mix.rank.tensor
+    inner = mix.dims.inner / mix.rank.tensor
     mix.linear("input", h, 2 * inner)
     mix.written(2 * inner)
-    mix.convolve(inner, model.extra["kernel"])
-    mix.linear("gates", inner, 2 * model.extra["inner"] / model.heads)
+    mix.convolve(inner, mix.dims.kernel)
+    mix.linear("gates", inner, 2 * mix.dims.inner / model.heads)
     mix.written(2 * inner)
     mix.pass_over("scan", inner, reads=3.0, kernels=2)
     mix.written(2 * inner)
@@ -217,7 +255,7 @@ def _short_convolution(mix: Mixer) -> None:
     mix.linear("input", h, 3 * width)
     mix.written(3 * width)
     mix.pass_over("gates", width, reads=2.0, kernels=2)
-    mix.convolve(width, mix.workload.model.extra["kernel"])
+    mix.convolve(width, mix.dims.kernel)
     mix.written(width)
     mix.linear("output", width, h)
 
@@ -227,7 +265,7 @@ def _rwkv(mix: Mixer) -> None:
 
     Receptance, keys and values are computed from each token mixed with the previous one.
     """
-    h, inner = float(mix.workload.model.hidden), mix.workload.model.extra["inner"] / mix.rank.tensor
+    h, inner = float(mix.workload.model.hidden), mix.dims.inner / mix.rank.tensor
     mix.pass_over("shift", h, reads=2.0, kernels=3)
     mix.written(3 * h)
     mix.linear("receptance-key-value", h, 3 * inner)

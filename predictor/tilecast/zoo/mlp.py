@@ -8,8 +8,10 @@ import numpy as np
 
 from tilecast.frameworks import Composed
 from tilecast.graph import CollectiveCall, Op
-from tilecast.spec import Floats, Model, Workload
+from tilecast.model import Model
+from tilecast.spec import Floats, Workload
 from tilecast.zoo import grouped, layers
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import NORMED, PHASES, Linear, Part, Rank, norm_parameters, residual, tensor_collectives
 
@@ -18,7 +20,8 @@ def mlp(workload: Workload, rank: Rank) -> Part:
     """Build a dense MLP, gated if the model's MLPs are."""
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
-    f = model.extra.get("dense_ffn_hidden", model.ffn_hidden)
+    dense = model.own(Transformer).dense_ffn_hidden
+    f = model.ffn_hidden if dense is None else dense
     tokens, outer = rank.tokens, rank.outer_tokens
     dropout = model.dropout and workload.training
     ups = 2.0 if model.gated_mlp else 1.0
@@ -60,15 +63,15 @@ def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
     Experts are whole: their tensor-parallel size is one, as Megatron folds them over tensor and data ranks. With a
     balanced router, a rank therefore computes `top_k` experts for its part of the tokens.
     """
-    model, numerics = workload.model, Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.of(workload)
     e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
     outer = rank.outer_tokens
     tokens = rank.tokens / t
-    chosen = model.extra.get("top_k", 1.0)
-    slots = tokens * chosen * model.extra.get("capacity_factor", 1.0)
+    chosen = dims.top_k
+    slots = tokens * chosen * dims.capacity_factor
     local = experts / rank.expert
     ups = 2.0 if model.gated_mlp else 1.0
-    shared = model.extra.get("shared_ffn_hidden", 0.0)
+    shared = dims.shared_ffn_hidden
     calls = grouped.launches(workload, local)
 
     ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
@@ -110,7 +113,7 @@ def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
 
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
-    model = workload.model
+    model, dims = workload.model, workload.model.own(Transformer)
     if model.gated_mlp:
         one = layers.pointwise(name, numerics, elements, reads=2.0, backward=(3.0, 2.0))
         # Eager code runs a kernel for the gate's activation and one for the product; backward, one for each factor and
@@ -118,9 +121,9 @@ def _activation(name: str, workload: Workload, numerics: Numerics, elements: Flo
         apart = layers.pointwise(name, numerics, elements, reads=3.0, writes=2.0, backward=(6.0, 3.0))
         apart = [replace(op, launches=2.0 if op.phase == "forward" else 3.0) for op in apart]
         ops = layers.fused_into("elementwise", apart, one)
-        if model.extra.get("activation_clamp") and workload.execution not in ("compiled", "xla"):
+        if dims.activation_clamp and workload.execution not in ("compiled", "xla"):
             # Clamps the two inputs one after the other and joins them; backward, a mask for each and the same copies.
             ops += layers.pointwise(f"{name}.clamp", numerics, elements, reads=4.0, writes=4.0, backward=(6.0, 4.0))
         return ops
-    kind: Composed = "tanh-gelu" if model.extra.get("tanh_gelu") else "gelu"
+    kind: Composed = "tanh-gelu" if dims.tanh_gelu else "gelu"
     return layers.pointwise(name, numerics, elements, kind=kind)

@@ -6,10 +6,12 @@ Peebles and Xie, arXiv 2212.09748, section 3.2; Esser et al., arXiv 2403.03206, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from tilecast.graph import Block, Shards
+from tilecast.model import Dimensions
 from tilecast.spec import Workload
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention
@@ -20,6 +22,20 @@ TIME_WIDTH = 256
 """Number of sines and cosines that encode a time step."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Modulated(Dimensions):
+    """Dimensions of a diffusion transformer."""
+
+    width: int
+    """Width of the tokens."""
+    attention_heads: int
+    """Heads of a layer."""
+    image_tokens: int
+    """Patches of the latents of an image or of a video."""
+    patch_values: int
+    """Numbers of a patch."""
+
+
 def block(
     name: str, repeat: int, tokens: float, write: Callable[[Walk], None], workload: Workload, shards: Shards
 ) -> Block:
@@ -27,7 +43,7 @@ def block(
 
     Full recomputation keeps the block's input.
     """
-    width, batch = int(workload.model.extra["width"]), shards.micro_batch.astype(float)
+    width, batch = workload.model.own(Modulated).width, shards.micro_batch.astype(float)
     walk = Walk(Numerics.of(workload), batch, width, (1, 1, 1))
     write(walk)
     activation_bytes = walk.activation_bytes * np.ones(len(shards))

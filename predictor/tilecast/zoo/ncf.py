@@ -5,31 +5,44 @@ Embeddings of a user and an item are multiplied in one branch and read by dense 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from tilecast.graph import Block, Graph, Op, Shards
+from tilecast.model import Dimensions, numbered
 from tilecast.spec import Workload
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Ncf(Dimensions):
+    """Dimensions of neural collaborative filtering."""
+
+    users: int
+    items: int
+    factors: int
+    """Width of the product, and outputs of the last dense layer."""
+    dense: tuple[int, int, int] = numbered("dense")
+    """Inputs of the dense layers."""
+
+
 def build(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of one block, data parallel only; a sample is a pair of user and item.
 
-    `Model.extra` holds `users` and `items`, the `factors` of the product, and the inputs `dense1` ... `dense3` of the
-    dense layers, which end in `factors` outputs. The embeddings of the dense branch are half as wide as `dense1`.
+    The embeddings of the dense branch are half as wide as the inputs of its first layer.
     """
-    extra, numerics = workload.model.extra, Numerics.of(workload)
+    dims, numerics = workload.model.own(Ncf), Numerics.of(workload)
     pairs = shards.micro_batch.astype(float)
-    factors = extra["factors"]
-    widths = [extra["dense1"], extra["dense2"], extra["dense3"], factors]
+    factors = dims.factors
+    widths = [*dims.dense, factors]
     ops: list[Op] = []
     for branch, cols in (("product", factors), ("dense", widths[0] / 2)):
         for side in ("user", "item"):
             ops += layers.embedding(f"{branch}.{side}", numerics, pairs, cols)
-    parameters = (extra["users"] + extra["items"]) * (factors + widths[0] / 2)
+    parameters = (dims.users + dims.items) * (factors + widths[0] / 2)
     ops += layers.pointwise("product", numerics, pairs * factors, reads=2.0, backward=(3.0, 2.0))
     ops += layers.pointwise("concatenate", numerics, pairs * widths[0])
     activation_bytes = 3 * pairs * factors + pairs * widths[0]

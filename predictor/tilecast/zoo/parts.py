@@ -10,7 +10,8 @@ from operator import add
 import numpy as np
 
 from tilecast.graph import CollectiveCall, Op, Phase, Shards
-from tilecast.spec import Floats, Model, Workload
+from tilecast.model import Model
+from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
 

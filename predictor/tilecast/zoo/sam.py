@@ -6,7 +6,7 @@ masks.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,19 +24,28 @@ _PROMPTS = 7.0
 padding."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SegmentAnything(vision.Vision):
+    """Dimensions of Segment Anything."""
+
+    window: int
+    """Side of the windows that layers see, in patches."""
+    global_layers: int = 4
+    """Layers that see the whole image."""
+
+
 def build(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of the vision transformer and the decoder.
 
-    Of the `layers` layers `extra.global_layers` see the whole image of `extra.image` pixels a side. The others see
-    windows of `extra.window` x `extra.window` patches, to which the image is padded.
+    Some layers see the whole image, the others windows, to which the image is padded.
     """
-    model = replace(workload.model, causal=False, extra={**workload.model.extra, "class_tokens": 0.0})
-    side, window = vision.grid(model)[0], int(model.extra["window"])
+    model, dims = replace(workload.model.having(class_tokens=0), causal=False), workload.model.own(SegmentAnything)
+    side, window = dims.grid[0], dims.window
     workload = replace(workload, model=model)
     whole = replace(workload, sequence_length=side * side)
     inside = replace(workload, sequence_length=window * window)
     windows = replace(shards, micro_batch=shards.micro_batch * (-(-side // window)) ** 2)
-    seeing = min(int(model.extra.get("global_layers", 4)), model.layers)
+    seeing = min(dims.global_layers, model.layers)
     blocks = []
     for name, part, shares, repeat in (
         ("window-layer", inside, windows, model.layers - seeing),
@@ -51,7 +60,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         first=(vision.patches(whole, shards, learned=side * side * model.hidden),),
         layers=tuple(blocks),
         last=(_decoder(workload, shards, side),),
-        host_bytes_per_sample=3.0 * model.extra["image"] ** 2,
+        host_bytes_per_sample=3.0 * dims.image**2,
     )
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilecast.graph import Op
-from tilecast.spec import Floats, Model, Workload
+from tilecast.model import Model
+from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import (
     NORMED,
@@ -24,7 +26,8 @@ from tilecast.zoo.parts import (
 
 def memory_width(model: Model) -> float:
     """Return the width of the tokens that cross-attention reads."""
-    return model.extra.get("memory_width", model.hidden)
+    width = model.own(Transformer).memory_width
+    return model.hidden if width is None else width
 
 
 def _projected(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
@@ -104,7 +107,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     parameters = (width * h * 2 + 2 * kv_width * read) / t + norm_parameters(model)
     if model.bias:
         parameters = parameters + (width + 2 * kv_width) / t + h
-    if (further := model.extra.get("global_projections", 0.0)) and key_rank is rank and not causal:
+    if (further := model.own(Transformer).global_projections) and key_rank is rank and not causal:
         ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t)
         parameters = parameters + further * width * h / t
     collectives = tensor_collectives(name, workload, rank)
@@ -138,7 +141,8 @@ class Span:
         kernel computes the whole matrix and masks it.
         """
         queries = rank.sequence / rank.context
-        chunk, window = (workload.model.extra.get(key, 0.0) for key in ("attention_chunk", "sliding_window"))
+        dims = workload.model.own(Transformer)
+        chunk, window = float(dims.attention_chunk), float(dims.sliding_window)
         is_skipping = key_rank is rank and Numerics.of(workload).flash
         if is_skipping and 0 < chunk < rank.sequence:
             return cls(rank.micro_batch * queries / chunk, np.full(1, chunk), np.full(1, chunk))

@@ -5,26 +5,37 @@ The encoder also serves alone, as the tower of a language model.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers, transformer
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Rank, frozen_parameters
 
 _KERNEL, _STRIDES = 3, (1, 2)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Spectrogram(Transformer):
+    """Dimensions of a transformer over a spectrogram."""
+
+    frames: int
+    """Tokens of a sample; each stands for two columns of the spectrogram."""
+    bands: int
+    """Numbers of a column."""
+
+
 def build(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of the encoder.
 
-    Two convolutions read 2 x `extra.frames` columns of `extra.bands` numbers; then `layers` layers run over `frames`
-    tokens.
+    Two convolutions read two columns of the spectrogram for each frame; then layers run over the frames.
     """
-    heard = replace(workload, sequence_length=int(workload.model.extra["frames"]))
+    dims = workload.model.own(Spectrogram)
+    heard = replace(workload, sequence_length=dims.frames)
     rank = Rank.of(shards, heard.sequence_length)
     blocks = transformer.stack("layer", heard, rank, heard.model.layers, causal=False)
     graph = transformer.graph(heard, rank, rank, blocks)
@@ -36,12 +47,11 @@ def build(workload: Workload, shards: Shards) -> Graph:
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of encoder and decoder.
 
-    Of the `layers`, `extra.decoder_layers` (half by default) decode the workload's sequence. `positions` are those of
-    the decoder.
+    `positions` are those of the decoder.
     """
-    model = workload.model
-    decoding = int(model.extra.get("decoder_layers", model.layers // 2))
-    heard, target = Rank.of(shards, model.extra["frames"]), Rank.of(shards, workload.sequence_length)
+    model, dims = workload.model, workload.model.own(Spectrogram)
+    decoding = dims.decoding(model)
+    heard, target = Rank.of(shards, dims.frames), Rank.of(shards, workload.sequence_length)
     start = model.layers - decoding
     blocks = transformer.stack("encoder-layer", workload, heard, start, causal=False)
     blocks += transformer.stack("decoder-layer", workload, target, decoding, causal=True, memory=heard, start=start)
@@ -52,7 +62,8 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
 
 def _columns(workload: Workload) -> float:
     """Return how many numbers the spectrogram of a sample has."""
-    return 2.0 * workload.model.extra["frames"] * workload.model.extra["bands"]
+    dims = workload.model.own(Spectrogram)
+    return 2.0 * dims.frames * dims.bands
 
 
 def _stem(workload: Workload, shards: Shards) -> Block:
@@ -60,12 +71,12 @@ def _stem(workload: Workload, shards: Shards) -> Block:
 
     The second convolution halves the number of columns.
     """
-    model, numerics = workload.model, Numerics.of(workload)
-    width, frames = float(model.hidden), model.extra["frames"]
+    model, own, numerics = workload.model, workload.model.own(Spectrogram), Numerics.of(workload)
+    width, frames = float(model.hidden), float(own.frames)
     batch = shards.micro_batch.astype(float)
     ops: list[Op] = []
     parameters, activation_bytes = frames * width, np.zeros(1)
-    channels, columns = model.extra["bands"], 2 * frames
+    channels, columns = float(own.bands), 2 * frames
     for number, stride in enumerate(_STRIDES):
         after = columns / stride
         dims: dict[str, Floats | float] = {

@@ -6,18 +6,6 @@ Sources: FLOPs and activation bytes per layer follow Korthikanti et al., arXiv 2
 generalised to grouped-query attention, gated MLPs, any MLP width and any element size. Tensor parallelism is Megatron's
 (arXiv 1909.08053), with the sequence-parallel variant of 2205.05198. Experts follow Switch Transformers (arXiv
 2101.03961) with expert parallelism over data-parallel ranks. Adapters follow LoRA (arXiv 2106.09685).
-
-`Model.extra` of every transformer:
-
-- `experts`, of which each token visits `top_k`, in every `moe_every`-th layer after the first `first_dense`; the other
-  layers have an MLP of width `dense_ffn_hidden`.
-- `shared_ffn_hidden`: width of an MLP beside the experts that all tokens visit.
-- `sliding_window` or `attention_chunk`: tokens that local attention reaches. Every `global_every`-th layer sees all
-  tokens; none does if it is not stated.
-- `global_projections`: further dense layers that make queries, keys and values of those of an encoder's tokens that see
-  all others (Longformer, arXiv 2004.05150, section 3.1).
-- `activation_clamp`: limit of an activation's inputs.
-- `tanh_gelu`: whether GELU has its tanh form.
 """
 
 from __future__ import annotations
@@ -33,6 +21,7 @@ from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import grouped, layers
 from tilecast.zoo.adapters import adapter_products, dequantized, largest_quantized
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.mlp import expert_mlp, mlp
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Part, Rank, frozen_parameters, norm_parameters
@@ -50,15 +39,11 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of an encoder-decoder.
-
-    `extra.decoder_layers` of the layers decode (half by default). The encoder reads `extra.encoder_length` tokens and
-    the decoder `extra.decoder_length` (the sequence length by default).
-    """
-    model = workload.model
-    encoder = Rank.of(shards, model.extra.get("encoder_length", workload.sequence_length))
-    decoder = Rank.of(shards, model.extra.get("decoder_length", workload.sequence_length))
-    decoding = int(model.extra.get("decoder_layers", model.layers // 2))
+    """Build the graph of an encoder-decoder."""
+    model, dims = workload.model, workload.model.own(Transformer)
+    encoder = Rank.of(shards, workload.sequence_length if dims.encoder_length is None else dims.encoder_length)
+    decoder = Rank.of(shards, workload.sequence_length if dims.decoder_length is None else dims.decoder_length)
+    decoding = dims.decoding(model)
     layers_ = stack("encoder-layer", workload, encoder, model.layers - decoding, causal=False)
     start = model.layers - decoding
     layers_ += stack("decoder-layer", workload, decoder, decoding, causal=True, memory=encoder, start=start)
@@ -88,12 +73,12 @@ def stack(
     Layers differ in having experts or a dense MLP, and in attending locally or to everything. The first of them is the
     model's layer `start`, which only counts for their positions.
     """
-    extra = workload.model.extra
-    experts = int(extra.get("experts", 0))
-    every, dense = int(extra.get("moe_every", 1)), min(int(extra.get("first_dense", 0)), depth)
-    reach = extra.get("sliding_window", 0.0) or extra.get("attention_chunk", 0.0)
+    dims = workload.model.own(Transformer)
+    experts = dims.experts
+    every, dense = dims.moe_every, min(dims.first_dense, depth)
+    reach = dims.sliding_window or dims.attention_chunk
     is_bounded = 0 < reach < rank.sequence
-    far = int(extra.get("global_every", depth + 1)) if is_bounded else 1
+    far = (dims.global_every or depth + 1) if is_bounded else 1
     expert = depth // every - dense // every if experts else 0
     seeing = depth // far
     both = depth // math.lcm(every, far) - dense // math.lcm(every, far) if experts else 0
@@ -122,8 +107,7 @@ def stack(
 
 
 def _seeing_all(workload: Workload) -> Workload:
-    extra = {**workload.model.extra, "sliding_window": 0.0, "attention_chunk": 0.0}
-    return replace(workload, model=replace(workload.model, extra=extra))
+    return replace(workload, model=workload.model.having(sliding_window=0, attention_chunk=0))
 
 
 def graph(workload: Workload, first: Rank, last: Rank, layers_: tuple[Block, ...]) -> Graph:
@@ -209,24 +193,24 @@ def embedding(workload: Workload, rank: Rank) -> Block:
 
     Frozen embeddings have no backward pass.
     """
-    model, numerics = workload.model, Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.of(workload)
     numerics = replace(numerics, training=numerics.training and not numerics.frozen)
     e, h = numerics.element, model.hidden
     ops = layers.embedding("embedding.tokens", numerics, rank.tokens, h)
     if model.positions:
         ops += layers.pointwise("embedding.positions", numerics, rank.outer_tokens * h, reads=2.0, backward=(1.0, 0.0))
-    if model.extra.get("embedding_norm"):
+    if dims.embedding_norm:
         ops += layers.norm("embedding.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
     if model.dropout and workload.training:
         ops += layers.pointwise("embedding.dropout", numerics, rank.outer_tokens * h, mask_bytes=1.0)
     activation_bytes = e * rank.outer_tokens * h + 8.0 * rank.tokens
-    width = model.extra.get("embedding_hidden", h)
+    width = h if dims.embedding_hidden is None else dims.embedding_hidden
     parameters = model.vocab * width / rank.tensor + model.positions * width
     if width != h:
         parameters = parameters + width * h + h
         ops += layers.linear("embedding.projection", numerics, rank.tokens, width, h)
-    parameters = parameters + model.extra.get("token_types", 0.0) * width
-    if model.extra.get("embedding_norm"):
+    parameters = parameters + dims.token_types * width
+    if dims.embedding_norm:
         parameters = parameters + norm_parameters(model)
     collectives = (CollectiveCall("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
     return Block(
@@ -238,25 +222,25 @@ def embedding(workload: Workload, rank: Rank) -> Block:
 def _head(workload: Workload, rank: Rank) -> Block:
     """Build the final norm, the output projection and the loss.
 
-    The projection runs on `extra.head_share` of the tokens (all by default). With `extra.classes` it is a classifier on
-    one pooled token of each sample.
+    The head of a model with `classes` is a classifier on one pooled token of each sample.
     """
-    model, numerics = workload.model, Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
-    classes = model.extra.get("classes", 0.0)
-    rows = rank.micro_batch if classes else rank.tokens * model.extra.get("head_share", 1.0)
-    vocab = classes * np.ones_like(t) if classes else model.extra.get("head_vocab", model.vocab) / t
+    classes = dims.classes
+    rows = rank.micro_batch if classes else rank.tokens * dims.head_share
+    scored = model.vocab if dims.head_vocab is None else dims.head_vocab
+    vocab = classes * np.ones_like(t) if classes else scored / t
     ops: list[Op] = []
     parameters = np.zeros_like(t)
-    if model.extra.get("final_norm", 1.0):
+    if dims.final_norm:
         ops += layers.norm("head.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
         parameters = parameters + norm_parameters(model)
-    if model.extra.get("head_transform"):
+    if dims.head_transform:
         ops += layers.linear("head.transform", numerics, rows, h, h, bias=True)
         ops += layers.pointwise("head.activation", numerics, rows * h)
         ops += layers.norm("head.transform-norm", numerics, rows, h, rms=False)
         parameters = parameters + h * h + h + 2 * h + model.vocab / t
-    if model.extra.get("pooler"):
+    if dims.pooler:
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True)
         parameters = parameters + h * h + h + 2 * h + 2
     ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab)

@@ -9,24 +9,49 @@ shift), since no fused attention kernel adds such position scores.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from tilecast.graph import Block, Graph, Op, Shards
-from tilecast.spec import Model, Workload
+from tilecast.model import Model, Problem, numbered
+from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Part, Rank, norm_parameters, residual, tensor_collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TransformerXl(Transformer):
+    """Dimensions of Transformer-XL."""
+
+    memory_length: int
+    """Tokens of the previous segment that queries see."""
+    cutoffs: tuple[int, ...] = numbered("cutoff", default=())
+    """Ranks of words at which the adaptive softmax starts a new cluster; without them it is over all words."""
+    shrink: int = 1
+    """Factor by which the embedding of each cluster is narrower than that of the one before."""
+    attention_dropout: bool = False
+    """Whether scores are dropped out."""
+
+    def problems(self, model: Model) -> Iterator[Problem]:
+        """Yield the dimensions that contradict others of the model."""
+        yield from Transformer.problems(self, model)
+        for place, (fewer, more) in enumerate(pairwise((*self.cutoffs, model.vocab)), 1):
+            if more <= fewer:
+                name = "cutoffs" if place < len(self.cutoffs) else "vocab"
+                yield name, f"{more} is not above {fewer}", "let cutoffs ascend to the vocabulary"
+        if self.shrink < 1:
+            yield "shrink", f"must be positive, got {self.shrink}", "state one or more, or leave it out"
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of the decoder.
 
-    Its queries see `extra.memory_length` tokens of the previous segment besides their own. `extra.cutoff1` ...
-    `cutoff3` are the ranks of words at which the adaptive softmax starts a new cluster, each with an embedding
-    `extra.shrink` (1) times narrower; without them the softmax is over all words. `extra.attention_dropout` says
-    whether scores are dropped out.
+    Its queries see tokens of the previous segment besides their own.
     """
     workload = replace(workload, attention="eager")
     rank = Rank.of(shards, workload.sequence_length)
@@ -40,15 +65,15 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
 
     The projections also run over the memory; the query third of their output for it is thrown away.
     """
-    model, numerics = workload.model, Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(TransformerXl), Numerics.of(workload)
     e, h = numerics.element, model.hidden
     heads = model.heads / rank.tensor
     width = heads * model.head_dim
     tokens, outer = rank.tokens, rank.outer_tokens
-    keys = key_rank.sequence + model.extra["memory_length"]
+    keys = key_rank.sequence + dims.memory_length
     read = rank.micro_batch * keys
     scores = heads * tokens * keys
-    dropped = bool(model.extra.get("attention_dropout")) and workload.training
+    dropped = dims.attention_dropout and workload.training
 
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
     # Memory and segment are joined twice: for the layer, and for the memory of the next segment.
@@ -98,11 +123,11 @@ def _clusters(model: Model) -> list[tuple[float, float, float]]:
 
     By Zipf's law the r-th word of V has a share of 1 / (r (ln V + 0.5772)) of all tokens.
     """
-    ends = [model.extra[f"cutoff{i}"] for i in range(1, 4) if f"cutoff{i}" in model.extra] + [float(model.vocab)]
-    shrink = model.extra.get("shrink", 1.0)
+    dims = model.own(TransformerXl)
+    ends = [float(end) for end in (*dims.cutoffs, model.vocab)]
     harmonic = [0.0, *(math.log(end) + 0.5772 for end in ends)]
     return [
-        (end - start, model.hidden / shrink**i, (harmonic[i + 1] - harmonic[i]) / harmonic[-1])
+        (end - start, model.hidden / dims.shrink**i, (harmonic[i + 1] - harmonic[i]) / harmonic[-1])
         for i, (start, end) in enumerate(zip([0.0, *ends], ends, strict=False))
     ]
 
@@ -113,7 +138,7 @@ def _embedding(workload: Workload, rank: Rank) -> Block:
     h = model.hidden
     ops: list[Op] = []
     parameters = np.zeros_like(rank.tensor)
-    shrinks = model.extra.get("shrink", 1.0) != 1
+    shrinks = model.own(TransformerXl).shrink != 1
     for words, width, share in _clusters(model):
         ops += layers.embedding("embedding.tokens", numerics, rank.tokens * share, width)
         parameters = parameters + words * width / rank.tensor
@@ -136,7 +161,7 @@ def _head(workload: Workload, rank: Rank) -> Block:
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     first, *tails = _clusters(model)
-    shrinks = model.extra.get("shrink", 1.0) != 1
+    shrinks = model.own(TransformerXl).shrink != 1
     ops: list[Op] = []
     logits = largest = np.zeros_like(t)
     parameters = np.full_like(t, model.vocab + len(tails) * (h + 1) + (h * h if shrinks else 0)) / t

@@ -6,70 +6,105 @@ arXiv 2103.14030 (section 3, without the bias of relative positions, under 0.1 %
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
-from tilecast.spec import Floats, Model, Workload
+from tilecast.model import Model, numbered
+from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers, transformer
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import frozen_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Vision(Transformer):
+    """Dimensions of a vision transformer."""
+
+    image: int
+    """Height of an image, in pixels."""
+    image_width: int | None = None
+    """Width of an image, in pixels; None: as high."""
+    image_channels: int = 3
+    """Numbers of a pixel."""
+    patch: int
+    """Side of a patch, in pixels."""
+    patch_stride: int | None = None
+    """Distance between patches, in pixels, which overlap where it is smaller than they are; None: their side."""
+    patch_depth: int = 1
+    """Images that a patch reads."""
+    seen_share: float = 1.0
+    """Share of the patches that are not masked."""
+    class_tokens: int = 1
+    """Tokens beside those of patches."""
+    learned_positions: bool = True
+    """Whether positions are learned."""
+    pooling: bool = False
+    """Whether one more layer precedes the classifier."""
+    classes: int = 1000
+    """Outputs of the classifier."""
+
+    @property
+    def width_pixels(self) -> int:
+        """Width of an image, in pixels."""
+        return self.image if self.image_width is None else self.image_width
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches of an image."""
+        stride = self.patch if self.patch_stride is None else self.patch_stride
+        rows, columns = (max(1, (side - self.patch) // stride + 1) for side in (self.image, self.width_pixels))
+        return rows, columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Swin(Vision):
+    """Dimensions of a Swin transformer."""
+
+    window: int
+    """Side of the windows that attention stays in, in tokens."""
+    stages: tuple[int, int, int, int] = numbered("stage")
+    """Layers of each stage."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of a vision transformer.
 
-    Patches of `extra.patch` pixels a side, from an image of `extra.image` (by `extra.image_width`) pixels, become
-    tokens beside `extra.class_tokens` (1). A classifier of `extra.classes` (1000) reads them, after one more layer with
-    `extra.pooling`. Positions are learned unless `extra.learned_positions` is 0; the share `extra.seen_share` (1) of
-    the patches is not masked. The workload's own sequence length is not used.
+    A classifier reads the tokens of patches. The workload's own sequence length is not used.
     """
-    model = _classifier(workload.model)
-    rows, columns = grid(model)
-    added = int(model.extra.get("class_tokens", 1.0))
-    tokens = max(1, round(rows * columns * model.extra.get("seen_share", 1.0))) + added
+    model, dims = replace(workload.model, causal=False), workload.model.own(Vision)
+    rows, columns = dims.grid
+    added = dims.class_tokens
+    tokens = max(1, round(rows * columns * dims.seen_share)) + added
     workload = replace(workload, model=model, sequence_length=tokens)
-    learned = (rows * columns + added) * int(model.extra.get("learned_positions", 1.0)) + added
+    learned = (rows * columns + added) * dims.learned_positions + added
     graph = _over_images(transformer.build(workload, shards), patches(workload, shards, learned * model.hidden), model)
-    if not model.extra.get("pooling"):
+    if not dims.pooling:
         return graph
     pooling = transformer.build(replace(workload, model=replace(model, layers=1)), shards).layers
     return replace(graph, last=(*(replace(block, name="pooling") for block in pooling), *graph.last))
 
 
-def grid(model: Model) -> tuple[int, int]:
-    """Return the rows and columns of patches of an image.
-
-    Patches overlap if `extra.patch_stride` is smaller than they are.
-    """
-    patch = model.extra["patch"]
-    stride = model.extra.get("patch_stride", patch)
-    sides = model.extra["image"], model.extra.get("image_width", model.extra["image"])
-    rows, columns = (max(1, int((side - patch) // stride) + 1) for side in sides)
-    return rows, columns
-
-
 def build_swin(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of a Swin transformer.
 
-    Four stages have `extra.stage1` ... `stage4` layers. Their attention stays inside windows of `extra.window` x
-    `extra.window` tokens; the image is padded to whole windows, and no window is larger than it. From stage to stage
-    four tokens merge into one of twice the width. `hidden` and `heads` are those of the first stage.
+    The image is padded to whole windows, and no window is larger than it. From stage to stage four tokens merge into
+    one of twice the width. `hidden` and `heads` are those of the first stage.
     """
-    model = _classifier(workload.model)
-    whole = grid(model)
+    model, dims = replace(workload.model, causal=False), workload.model.own(Swin)
+    whole = dims.grid
     workload = replace(workload, model=model, attention="eager")
     embedding = patches(workload, shards, learned=2 * model.hidden)
     blocks: list[Block] = []
-    for stage in range(4):
+    for stage, depth in enumerate(dims.stages):
         width, heads = model.hidden * 2**stage, model.heads * 2**stage
         part = replace(
-            model, layers=int(model.extra[f"stage{stage + 1}"]), hidden=width, heads=heads, kv_heads=heads,
-            ffn_hidden=4 * width,
+            model, layers=depth, hidden=width, heads=heads, kv_heads=heads, ffn_hidden=4 * width
         )  # fmt: skip
         rows, columns = (max(1, side // 2**stage) for side in whole)
-        window = min(int(model.extra["window"]), rows, columns)
+        window = min(dims.window, rows, columns)
         staged = replace(workload, model=part, sequence_length=window * window)
         windows = replace(shards, micro_batch=shards.micro_batch * -(-rows // window) * -(-columns // window))
         graph = transformer.build(staged, windows)
@@ -83,27 +118,21 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
     return _over_images(replace(graph, layers=tuple(blocks)), embedding, model)
 
 
-def _classifier(model: Model) -> Model:
-    return replace(model, causal=False, extra={"classes": 1000.0, **model.extra})
-
-
 def _over_images(graph: Graph, embedding: Block, model: Model) -> Graph:
-    image = model.extra["image"]
-    pixels = image * model.extra.get("image_width", image) * model.extra.get("image_channels", 3.0)
+    dims = model.own(Vision)
+    pixels = float(dims.image * dims.width_pixels * dims.image_channels)
     return replace(graph, first=(embedding,), host_bytes_per_sample=pixels)
 
 
 def patches(workload: Workload, shards: Shards, learned: int) -> Block:
-    """Build the embedding of patches, a convolution of kernel `extra.patch`.
+    """Build the embedding of patches, a convolution.
 
-    It reads `extra.patch_depth` (1) images at once, and holds `learned` further parameters (positions, class token,
-    norm).
+    It holds `learned` further parameters (positions, class token, norm).
     """
-    model, numerics = workload.model, Numerics.of(workload)
-    image, patch = model.extra["image"], model.extra["patch"]
-    width, channels = model.extra.get("image_width", image), model.extra.get("image_channels", 3.0)
-    channels *= model.extra.get("patch_depth", 1.0)
-    rows, columns = grid(model)
+    model, dims, numerics = workload.model, workload.model.own(Vision), Numerics.of(workload)
+    image, width, patch = dims.image, dims.width_pixels, dims.patch
+    channels = dims.image_channels * dims.patch_depth
+    rows, columns = dims.grid
     batch = shards.micro_batch.astype(float)
     conv: dict[str, Floats | float] = {
         "batch": batch, "c_in": channels, "c_out": float(model.hidden), "in_d": 1.0, "in_h": image, "in_w": width,

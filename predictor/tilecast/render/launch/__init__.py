@@ -160,7 +160,7 @@ def refuse(launcher: str, workload: Workload) -> None:
         raise SpecError("--launch", text, remedy)
     if entry.families and model.family not in entry.families:
         raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
-    if entry.families and (model.towers or "classes" in model.extra):
+    if entry.families and (model.towers or model.own(zoo.Transformer).classes):
         beside = "towers beside its language model" if model.towers else "a classifier as its head"
         raise SpecError("--launch", f"{launcher}'s script trains no {model.name}, which has {beside}", remedy)
     for what, value, known in (

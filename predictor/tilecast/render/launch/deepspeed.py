@@ -89,7 +89,7 @@ def engine(setting: Setting) -> Launch:
     plan, workload = setting.plan, setting.workload
     lines = [*script.fp32_products(workload), *script.loader(setting), *script.model(setting)]
     if plan.expert > 1:
-        shape = f"num_experts={setting.own('experts')}, ep_size={plan.expert}"
+        shape = f"num_experts={setting.own.experts}, ep_size={plan.expert}"
         lines.append(f"moe = deepspeed.moe.layer.MoE(hidden_size={setting.model.hidden}, expert=mlp, {shape})")
     if plan.pipeline > 1:
         interval = int(plan.checkpointing == "full")

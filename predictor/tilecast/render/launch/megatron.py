@@ -14,6 +14,7 @@ from tilecast.render.launch.setting import (
     options,
     torchrun,
 )
+from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.numerics import Numerics
 
 SCRIPTS: Mapping[str, str] = {
@@ -32,12 +33,17 @@ def _is_encdec(setting: Setting) -> bool:
 
 def _decoding(setting: Setting) -> int:
     """Return the number of layers in a decoder that has an encoder beside it."""
-    return setting.own("decoder_layers") or setting.model.layers // 2
+    return setting.own.decoding(setting.model)
+
+
+def _latent(setting: Setting) -> Deepseek | None:
+    """Return the dimensions of latent attention, if the model has it."""
+    return setting.own if isinstance(setting.own, Deepseek) else None
 
 
 def _moe_frequency(setting: Setting) -> object:
     """Return which layers are mixtures of experts: one in this many, or a list if the first are dense."""
-    dense, every = setting.own("first_dense"), max(setting.own("moe_every"), 1)
+    dense, every = setting.own.first_dense, setting.own.moe_every
     if dense:
         return f"([0]*{dense}+[1]*{setting.model.layers - dense})"
     return every if every > 1 else None
@@ -86,40 +92,40 @@ _MODEL: Table = (
     ("--encoder-num-layers", lambda s: s.model.layers - _decoding(s) if _is_encdec(s) else None),
     ("--decoder-num-layers", lambda s: _decoding(s) if _is_encdec(s) else None),
     ("--hidden-size", lambda s: s.model.hidden),
-    ("--ffn-hidden-size", lambda s: s.own("dense_ffn_hidden") or s.model.ffn_hidden),
+    ("--ffn-hidden-size", lambda s: s.own.dense_ffn_hidden or s.model.ffn_hidden),
     ("--num-attention-heads", lambda s: s.model.heads),
-    ("--group-query-attention", lambda s: s.model.kv_heads < s.model.heads and not s.own("latent")),
+    ("--group-query-attention", lambda s: s.model.kv_heads < s.model.heads and not _latent(s)),
     ("--num-query-groups",
-     lambda s: s.model.kv_heads if s.model.kv_heads < s.model.heads and not s.own("latent") else None),
+     lambda s: s.model.kv_heads if s.model.kv_heads < s.model.heads and not _latent(s) else None),
     ("--kv-channels",
-     lambda s: s.model.head_dim if s.model.head_dim * s.model.heads != s.model.hidden and not s.own("latent")
+     lambda s: s.model.head_dim if s.model.head_dim * s.model.heads != s.model.hidden and not _latent(s)
      else None),
-    ("--multi-latent-attention", lambda s: s.own("latent") > 0),
-    ("--q-lora-rank", lambda s: s.own("query_latent") or None),
-    ("--kv-lora-rank", lambda s: s.own("latent") or None),
-    ("--qk-head-dim", lambda s: s.model.head_dim - s.own("rotary_dim") if s.own("latent") else None),
-    ("--qk-pos-emb-head-dim", lambda s: s.own("rotary_dim") if s.own("latent") else None),
-    ("--v-head-dim", lambda s: s.own("value_dim") or None),
+    ("--multi-latent-attention", lambda s: _latent(s) is not None),
+    ("--q-lora-rank", lambda s: (own := _latent(s)) and (own.query_latent or None)),
+    ("--kv-lora-rank", lambda s: (own := _latent(s)) and own.latent),
+    ("--qk-head-dim", lambda s: (own := _latent(s)) and s.model.head_dim - own.rotary_dim),
+    ("--qk-pos-emb-head-dim", lambda s: (own := _latent(s)) and own.rotary_dim),
+    ("--v-head-dim", lambda s: (own := _latent(s)) and own.value_dim),
     ("--seq-length", lambda s: None if _is_encdec(s) else s.workload.sequence_length),
     ("--encoder-seq-length", lambda s: s.workload.sequence_length if _is_encdec(s) else None),
     ("--decoder-seq-length",
-     lambda s: (s.own("decoder_length") or s.workload.sequence_length) if _is_encdec(s) else None),
+     lambda s: (s.own.decoder_length or s.workload.sequence_length) if _is_encdec(s) else None),
     ("--max-position-embeddings", lambda s: max(s.model.positions, s.workload.sequence_length)),
     ("--position-embedding-type", _positions),
     ("--normalization", lambda s: "RMSNorm" if s.model.rms_norm else None),
     ("--swiglu", lambda s: s.model.gated_mlp),
     ("--disable-bias-linear", lambda s: not s.model.bias),
-    ("--qk-layernorm", lambda s: s.own("qk_norm") > 0),
+    ("--qk-layernorm", lambda s: s.own.qk_norm),
     ("--untie-embeddings-and-output-weights", lambda s: not s.model.tied_embeddings),
     ("--attention-dropout", lambda s: None if s.model.dropout else 0.0),
     ("--hidden-dropout", lambda s: None if s.model.dropout else 0.0),
-    ("--num-experts", lambda s: s.own("experts") or None),
-    ("--moe-ffn-hidden-size", lambda s: s.model.ffn_hidden if s.own("experts") else None),
-    ("--moe-router-topk", lambda s: s.own("top_k") if s.own("experts") else None),
-    ("--moe-layer-freq", lambda s: _moe_frequency(s) if s.own("experts") else None),
-    ("--moe-shared-expert-intermediate-size", lambda s: s.own("shared_ffn_hidden") or None),
+    ("--num-experts", lambda s: s.own.experts or None),
+    ("--moe-ffn-hidden-size", lambda s: s.model.ffn_hidden if s.own.experts else None),
+    ("--moe-router-topk", lambda s: s.own.top_k if s.own.experts else None),
+    ("--moe-layer-freq", lambda s: _moe_frequency(s) if s.own.experts else None),
+    ("--moe-shared-expert-intermediate-size", lambda s: s.own.shared_ffn_hidden or None),
     ("--moe-token-dispatcher-type", lambda s: "alltoall" if s.plan.expert > 1 else None),
-    ("--moe-grouped-gemm", lambda s: s.own("experts") > 0),
+    ("--moe-grouped-gemm", lambda s: s.own.experts > 0),
 )  # fmt: skip
 """Options that describe the architecture."""
 

@@ -10,7 +10,9 @@ from typing import TypeAlias
 from tilecast import frameworks
 from tilecast.advice import Offer
 from tilecast.frameworks import Framework
-from tilecast.spec import Model, Plan, Workload
+from tilecast.model import Model
+from tilecast.spec import Plan, Workload
+from tilecast.zoo import Transformer
 
 SCRIPT = "train.py"
 """Name of the user's training script in commands."""
@@ -56,9 +58,10 @@ class Setting:
         """The framework's record: what it holds for the job and how it runs it, as priced."""
         return frameworks.of(self.workload)
 
-    def own(self, name: str) -> int:
-        """Return a dimension that only the model's family has; 0 if it has none."""
-        return int(self.model.extra.get(name, 0))
+    @property
+    def own(self) -> Transformer:
+        """The dimensions of transformers that are not general."""
+        return self.model.own(Transformer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,30 +6,41 @@ normalises each channel's response over the image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
+from tilecast.model import numbered
 from tilecast.zoo import layers
+from tilecast.zoo.cnn.images import Classifier
 from tilecast.zoo.cnn.walk import Walk
 
-NEEDS = tuple(f"{name}{number}" for name in ("stage", "width") for number in range(1, 5))
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConvNext(Classifier):
+    """Dimensions of ConvNeXt."""
+
+    stages: tuple[int, int, int, int] = numbered("stage")
+    """Blocks of each stage."""
+    widths: tuple[int, int, int, int] = numbered("width")
+    """Channels of each stage."""
+    patch: int = 4
+    """Side of a patch that the stem cuts, in pixels."""
+    response_norm: bool = False
+    """Whether each channel's response is normed, which makes it version 2."""
 
 
-def convnext(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Write a classifier of four stages of `stage1` ... `stage4` blocks, `width1` ... `width4` wide.
-
-    A stem cuts the image into patches of `patch` (4) pixels a side. `response_norm` selects version 2.
-    """
-    walk.conv(int(extra["width1"]), int(extra.get("patch", 4)), int(extra.get("patch", 4)), bias=True)
+def convnext(walk: Walk, dims: ConvNext) -> None:
+    """Write a classifier of four stages, behind a stem that cuts the image into patches."""
+    walk.conv(dims.widths[0], dims.patch, dims.patch, bias=True)
     _norm(walk)
     for number in range(1, 5):
         if number > 1:
             _norm(walk)
-            walk.conv(int(extra[f"width{number}"]), 2, 2, bias=True)
-        for _ in range(int(extra[f"stage{number}"])):
-            _block(walk, bool(extra.get("response_norm")))
+            walk.conv(dims.widths[number - 1], 2, 2, bias=True)
+        for _ in range(dims.stages[number - 1]):
+            _block(walk, dims.response_norm)
     walk.mean()
     _norm(walk)
-    walk.dense(int(extra.get("classes", 1000)))
+    walk.dense(dims.classes)
     walk.loss()
 
 

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
+from tilecast.model import numbered
+from tilecast.zoo.cnn.images import Classifier
 from tilecast.zoo.cnn.walk import Walk
 
 _BOTTLENECK = 4
 """Channels of a layer's 1x1 convolution, in units of the growth rate."""
 
 
-def densenet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Write a classifier of four stages of `stage1` ... `stage4` layers that add `growth` channels each.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DenseNet(Classifier):
+    """Dimensions of DenseNet."""
 
-    The stem has `stem` channels (twice `growth`). Transitions between stages halve channels, height and width.
-    """
-    growth = int(extra["growth"])
-    stem = int(extra.get("stem", 2 * growth))
+    stages: tuple[int, int, int, int] = numbered("stage")
+    """Layers of each stage."""
+    growth: int
+    """Channels that each layer adds."""
+    stem: int | None = None
+    """Channels of the stem; None: twice `growth`."""
+
+
+def densenet(walk: Walk, dims: DenseNet) -> None:
+    """Write a classifier of four stages; transitions between them halve channels, height and width."""
+    growth = dims.growth
+    stem = 2 * growth if dims.stem is None else dims.stem
     walk.unit(stem, 7, 2)
     walk.pool(3, 2)
     for number in range(1, 5):
-        for _ in range(int(extra[f"stage{number}"])):
+        for _ in range(dims.stages[number - 1]):
             _layer(walk, growth)
         walk.norm()
         walk.activate()
         if number < 4:
             walk.conv(walk.channels // 2, 1)
             walk.pool(2, 2, average=True)
-    walk.classify(int(extra.get("classes", 1000)))
+    walk.classify(dims.classes)
 
 
 def _layer(walk: Walk, growth: int) -> None:

@@ -9,12 +9,15 @@ al., arXiv 1612.03144 and 1708.02002; Redmon and Farhadi, arXiv 1804.02767.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from tilecast.model import numbered
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import resnet
+from tilecast.zoo.cnn.images import Images
+from tilecast.zoo.cnn.resnet import Residual
 from tilecast.zoo.cnn.tensor import Size
 from tilecast.zoo.cnn.walk import Walk
 
@@ -22,7 +25,51 @@ PYRAMID = 256
 """Channels of every level of a feature pyramid and of the heads on it."""
 
 
-def ssd(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Detector(Residual):
+    """Dimensions of a detector over the four stages of a ResNet."""
+
+    stages: tuple[int, int, int, int] = numbered("stage")
+    """Blocks of each stage."""
+    dilated: bool = False
+    """Whether the fourth stage keeps the size of the third."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Ssd(Residual):
+    """Dimensions of SSD."""
+
+    stages: tuple[int, int, int] = numbered("stage")
+    """Blocks of each stage."""
+    classes: int = 81
+    """Categories, one of which is the background."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RetinaNet(Detector):
+    """Dimensions of RetinaNet."""
+
+    classes: int = 91
+    """Categories."""
+    anchors: int = 9
+    """Boxes per pixel."""
+    frozen: bool = False
+    """Whether the norms of the backbone, its stem and its first stage stay as pretrained."""
+    tower_norm: bool = False
+    """Whether the towers have norms."""
+    from_backbone: bool = False
+    """Whether the further levels come from the last level of the backbone, not of the pyramid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class YoloV3(Images):
+    """Dimensions of YOLOv3."""
+
+    classes: int = 80
+    """Categories."""
+
+
+def ssd(walk: Walk, dims: Ssd) -> None:
     """Write SSD for images of 300 pixels.
 
     It has three stages of a ResNet and five further scales. Each of the six scales predicts a class and a box for 4 or
@@ -30,7 +77,7 @@ def ssd(walk: Walk, extra: Mapping[str, float]) -> None:
     """
     resnet.stem(walk)
     for number, stride in ((1, 1), (2, 2), (3, 1)):
-        resnet.stage(walk, extra, number, stride=stride)
+        resnet.stage(walk, dims, number, stride=stride)
     scales = [walk.shape]
     for inner, out, stride, padding in (
         (256, 512, 2, None), (256, 512, 2, None), (128, 256, 2, None), (128, 256, 1, 0), (128, 256, 1, 0),
@@ -38,7 +85,7 @@ def ssd(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.unit(inner, 1)
         walk.unit(out, 3, stride, padding=padding)
         scales.append(walk.shape)
-    classes = int(extra.get("classes", 81))
+    classes = dims.classes
     for boxes, scale in zip((4, 6, 6, 6, 4, 4), scales, strict=True):
         walk.shape = scale
         walk.fork(3)
@@ -48,22 +95,20 @@ def ssd(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.loss(classes)
 
 
-def retinanet(walk: Walk, extra: Mapping[str, float]) -> None:
+def retinanet(walk: Walk, dims: RetinaNet) -> None:
     """Write RetinaNet: a feature pyramid over a ResNet, and two towers on each level.
 
-    The pyramid covers stages 2 to 4 and two further levels. One tower predicts the classes and one the boxes of
-    `anchors` (9) per pixel; each has four 3x3 convolutions. `frozen` keeps the norms of the backbone, its stem and its
-    first stage as pretrained. `tower_norm` adds norms to the towers. `from_backbone` derives the further levels from
-    the last level of the backbone, not of the pyramid.
+    The pyramid covers stages 2 to 4 and two further levels. One tower predicts the classes and one the boxes;
+    each has four 3x3 convolutions.
     """
-    levels = backbone(walk, extra, frozen=bool(extra.get("frozen")))
+    levels = backbone(walk, dims, frozen=dims.frozen)
     pyramid = feature_pyramid(walk, levels[1:])
-    walk.shape = levels[-1] if extra.get("from_backbone") else pyramid[-1]
+    walk.shape = levels[-1] if dims.from_backbone else pyramid[-1]
     for _ in range(2):
         walk.conv(PYRAMID, 3, 2, bias=True)
         pyramid.append(walk.shape)
-    classes, anchors = int(extra.get("classes", 91)), int(extra.get("anchors", 9))
-    normed = bool(extra.get("tower_norm"))
+    classes, anchors = dims.classes, dims.anchors
+    normed = dims.tower_norm
     for outputs, categories in ((anchors * classes, 1), (anchors * 4, 0)):
 
         def tower(outputs: int = outputs, categories: int = categories) -> None:
@@ -93,21 +138,18 @@ def focal_loss(walk: Walk) -> None:
     walk.keep(walk.elements * 4.0 / walk.numerics.element * (1.0 if numerics.fused_gate else 12.0))
 
 
-def backbone(
-    walk: Walk, extra: Mapping[str, float], *, frozen: bool = False, stages: int = 4
-) -> list[tuple[int, Size]]:
+def backbone(walk: Walk, dims: Detector, *, frozen: bool = False, stages: int = 4) -> list[tuple[int, Size]]:
     """Write the first `stages` of a ResNet and return the shape of each stage's output.
 
-    A `frozen` backbone trains neither its stem, nor its first stage, nor its norms. With `dilated` the fourth stage
-    keeps the size of the third.
+    A `frozen` backbone trains neither its stem, nor its first stage, nor its norms.
     """
     walk.fixed_norms = frozen
     with walk.frozen() if frozen else nullcontext():
         resnet.stem(walk)
-        resnet.stage(walk, extra, 1)
+        resnet.stage(walk, dims, 1)
     shapes = [walk.shape]
     for number in range(2, stages + 1):
-        resnet.stage(walk, extra, number, stride=1 if number == 4 and extra.get("dilated") else 2)
+        resnet.stage(walk, dims, number, stride=1 if number == 4 and dims.dilated else 2)
         shapes.append(walk.shape)
     walk.fixed_norms = False
     return shapes
@@ -141,7 +183,7 @@ def on_every_level(walk: Walk, levels: Sequence[tuple[int, Size]], head: Callabl
         head()
 
 
-def yolo_v3(walk: Walk, extra: Mapping[str, float]) -> None:
+def yolo_v3(walk: Walk, dims: YoloV3) -> None:
     """Write Darknet-53 and detections at three scales with three anchors per pixel each.
 
     Every output has its own logistic loss (section 2.2).
@@ -156,7 +198,7 @@ def yolo_v3(walk: Walk, extra: Mapping[str, float]) -> None:
             walk.unit(out, 3)
             walk.add()
         routes.append(walk.shape)
-    outputs = 3 * (5 + int(extra.get("classes", 80)))
+    outputs = 3 * (5 + dims.classes)
     for width, route in zip((512, 256, 128), (None, routes[3], routes[2]), strict=True):
         if route:
             walk.unit(width, 1)

@@ -6,34 +6,48 @@ and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention
-from tilecast.zoo.cnn.detection import backbone
+from tilecast.zoo.cnn.detection import Detector, backbone
 from tilecast.zoo.cnn.walk import Walk
 
 _WIDTH, _HEADS, _INNER = 256, 8, 2048
 
 
-def detr(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Detr(Detector):
+    """Dimensions of DETR."""
+
+    encoders: int
+    """Layers over the pixels of the last stage."""
+    decoders: int
+    """Layers over the queries."""
+    queries: int
+    """Objects that are looked for."""
+    classes: int = 91
+    """Categories, without that of no object."""
+
+
+def detr(walk: Walk, dims: Detr) -> None:
     """Write `encoders` layers over the last stage's pixels, then `decoders` layers over `queries`.
 
     For every query there is a class and a box (three dense layers): behind every decoder layer in training, behind the
     last one otherwise. Norms, stem and first stage of the ResNet are frozen.
     """
-    backbone(walk, extra, frozen=True)
+    backbone(walk, dims, frozen=True)
     walk.conv(_WIDTH, 1, bias=True)
-    pixels, queries = float(walk.size[1] * walk.size[2]), extra["queries"]
+    pixels, queries = float(walk.size[1] * walk.size[2]), dims.queries
     positions = walk.elements
-    for _ in range(int(extra["encoders"])):
+    for _ in range(dims.encoders):
         walk.ops += layers.pointwise("positions", walk.numerics, positions, reads=2.0, backward=(1.0, 1.0))
         _placeless(walk, pixels)
         attention.attend(walk, pixels, pixels, _WIDTH, _HEADS)
         _rest(walk, pixels)
     _placeless(walk, pixels)
     walk.parameters += queries * _WIDTH
-    for _ in range(int(extra["decoders"])):
+    for _ in range(dims.decoders):
         _placeless(walk, queries)
         attention.attend(walk, queries, queries, _WIDTH, _HEADS)
         attention.norm(walk, queries, _WIDTH)
@@ -42,8 +56,8 @@ def detr(walk: Walk, extra: Mapping[str, float]) -> None:
         attention.attend(walk, queries, pixels, _WIDTH, _HEADS)
         _rest(walk, queries)
     attention.norm(walk, queries, _WIDTH)
-    asked = queries * (extra["decoders"] if walk.numerics.training else 1.0)
-    attention.linear(walk, asked, _WIDTH, int(extra.get("classes", 91)) + 1)
+    asked = queries * (dims.decoders if walk.numerics.training else 1.0)
+    attention.linear(walk, asked, _WIDTH, dims.classes + 1)
     for outputs in (_WIDTH, _WIDTH, 4):
         attention.linear(walk, asked, _WIDTH, outputs)
     walk.shape = 1, (1, 1, int(asked))

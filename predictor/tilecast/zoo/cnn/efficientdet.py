@@ -5,7 +5,7 @@ Source: Tan et al., arXiv 1911.09070, section 3.3 and table 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilecast.zoo.cnn import mobile
 from tilecast.zoo.cnn.detection import focal_loss
@@ -17,24 +17,38 @@ _READ = (2, 4, 6)
 _ANCHORS = 9
 
 
-def efficientdet(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EfficientDet(mobile.EfficientNet):
+    """Dimensions of EfficientDet."""
+
+    pyramids: int
+    """Bidirectional pyramids, one after the other."""
+    pyramid_channels: int
+    """Channels of every level."""
+    head_layers: int
+    """Separable convolutions of a head before its last."""
+    classes: int = 90
+    """Categories."""
+
+
+def efficientdet(walk: Walk, dims: EfficientDet) -> None:
     """Write `pyramids` bidirectional pyramids of `pyramid_channels` over five levels, and the heads on every level.
 
     A head has `head_layers` separable convolutions and one for its outputs. One head predicts the classes and one the
     boxes of nine anchors per pixel. The levels share the weights of the convolutions, but each has its own norms.
     """
-    channels = int(extra["pyramid_channels"])
-    backbone = mobile.efficientnet_levels(walk, extra)
+    channels = dims.pyramid_channels
+    backbone = mobile.efficientnet_levels(walk, dims)
     levels = _extended(walk, [backbone[index] for index in _READ], channels)
-    for number in range(int(extra["pyramids"])):
+    for number in range(dims.pyramids):
         levels = _pyramid(walk, levels, channels, first=number == 0)
-    for outputs, is_class in ((_ANCHORS * int(extra.get("classes", 90)), True), (_ANCHORS * 4, False)):
+    for outputs, is_class in ((_ANCHORS * dims.classes, True), (_ANCHORS * 4, False)):
         weights = 0.0
         for place, level in enumerate(levels):
             walk.shape = level
             walk.fork(2)
             before = walk.parameters
-            norms = _tower(walk, int(extra["head_layers"]), channels, outputs)
+            norms = _tower(walk, dims.head_layers, channels, outputs)
             weights = walk.parameters - before - norms
             walk.parameters = before + norms + (weights if place == 0 else 0.0)
             if is_class:

@@ -5,30 +5,53 @@ Gates select among the variables of a time series; two LSTMs and attention over 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention, sequence
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 _CONTEXTS = 4
 """Number of context vectors computed from the static variables."""
 
 
-def temporal_fusion(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TemporalFusion(Images):
+    """Dimensions of the Temporal Fusion Transformer; the width of its image is the number of steps."""
+
+    width: int
+    """Width of the states."""
+    history: int
+    """Steps before the forecast."""
+    observed: int
+    """Variables of each of these steps."""
+    known: int
+    """Variables of each future step."""
+    static: int
+    """Variables of the whole series."""
+    static_rows: int
+    """Values of the static variables, in total."""
+    attention_heads: int
+    """Heads of an attention layer."""
+    quantiles: int
+    """Quantiles that are forecast of each future step."""
+
+
+def temporal_fusion(walk: Walk, dims: TemporalFusion) -> None:
     """Write a model of `width` that forecasts `quantiles` of every future step.
 
     The image's width is the number of steps. The first `history` steps have `observed` variables, the future ones have
     `known` variables. The `static` variables have `static_rows` values in total.
     """
-    width, steps, past = int(extra["width"]), float(walk.size[2]), extra["history"]
-    static = int(extra["static"])
-    walk.parameters += extra["static_rows"] * width
+    width, steps, past = dims.width, float(walk.size[2]), dims.history
+    static = dims.static
+    walk.parameters += dims.static_rows * width
     walk.ops += layers.embedding("static", walk.numerics, walk.batch * static, float(width))
     _select(walk, 1.0, static, width)
     for _ in range(_CONTEXTS):
         _gated(walk, 1.0, width, width)
-    for count, variables in ((past, int(extra["observed"])), (steps - past, int(extra["known"]))):
+    for count, variables in ((past, dims.observed), (steps - past, dims.known)):
         elements = walk.batch * count * variables * width
         walk.ops += layers.pointwise("variables", walk.numerics, elements, kernels=2)
         walk.parameters += 2 * variables * width
@@ -37,7 +60,7 @@ def temporal_fusion(walk: Walk, extra: Mapping[str, float]) -> None:
         sequence.recur(walk, width)
     _gate(walk, steps, width)
     _gated(walk, steps, width, width, context=True)
-    heads = int(extra["attention_heads"])
+    heads = dims.attention_heads
     attention.linear(walk, steps, width, 2 * width + width // heads, bias=False)
     attention.core(walk, steps, steps, width, heads)
     attention.linear(walk, steps, width // heads, width, bias=False)
@@ -45,9 +68,9 @@ def temporal_fusion(walk: Walk, extra: Mapping[str, float]) -> None:
     _gate(walk, future, width)
     _gated(walk, future, width, width)
     _gate(walk, future, width)
-    attention.linear(walk, future, width, int(extra["quantiles"]))
+    attention.linear(walk, future, width, dims.quantiles)
     if walk.numerics.training:
-        walk.ops += layers.pointwise("loss", walk.numerics, walk.batch * future * extra["quantiles"], kernels=6)
+        walk.ops += layers.pointwise("loss", walk.numerics, walk.batch * future * dims.quantiles, kernels=6)
 
 
 def _select(walk: Walk, steps: float, variables: int, width: int) -> None:

@@ -5,9 +5,10 @@ Source: Kong et al., arXiv 2010.05646, section 2 and appendix A, version 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilecast.zoo import layers
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 _STAGES = ((8, 16), (8, 16), (2, 4), (2, 4))
@@ -21,12 +22,20 @@ _PASSES = 4
 """Passes of the discriminators per step: real and made sound, once to train them and once to train the generator."""
 
 
-def hifigan(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class HifiGan(Images):
+    """Dimensions of HiFi-GAN."""
+
+    base: int
+    """Channels of the first convolution."""
+
+
+def hifigan(walk: Walk, dims: HifiGan) -> None:
     """Write a generator that turns each frame of a spectrum into 256 samples, and in training the discriminators.
 
     `base` is the number of channels of its first convolution.
     """
-    walk.conv(int(extra["base"]), (1, 7), bias=True)
+    walk.conv(dims.base, (1, 7), bias=True)
     for stride, kernel in _STAGES:
         walk.activate("leaky-relu")
         _lengthen(walk, walk.channels // 2, kernel, stride)

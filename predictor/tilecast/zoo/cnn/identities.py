@@ -14,6 +14,7 @@ import numpy as np
 from tilecast.graph import Block, CollectiveCall, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers
+from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.numerics import Numerics
 
 WIDTH = 512
@@ -21,12 +22,12 @@ WIDTH = 512
 
 
 def classifier(workload: Workload, shards: Shards) -> Block:
-    """Return the block behind the network for `extra.identities`; each step uses `extra.sampled` (1) of them."""
-    extra, numerics = workload.model.extra, Numerics.of(workload)
+    """Return the block behind the network for `identities`; each step uses the share `sampled` of them."""
+    dims, numerics = workload.model.own(FaceResNet), Numerics.of(workload)
     ranks = shards.expert.astype(float)
     rows = shards.micro_batch * ranks
-    held = extra["identities"] / ranks
-    share = extra.get("sampled", 1.0)
+    held = dims.identities / ranks
+    share = dims.sampled
     seen = held * share
     ops = []
     if share < 1 and numerics.training:

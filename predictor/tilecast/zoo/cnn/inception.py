@@ -8,9 +8,10 @@ torchvision); Szegedy et al., arXiv 1512.00567 (figures 5 to 7, table 1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
+from tilecast.zoo.cnn.images import Classifier
 from tilecast.zoo.cnn.walk import Walk
 
 Unit: TypeAlias = tuple[int, int | tuple[int, int], int]
@@ -18,7 +19,7 @@ Unit: TypeAlias = tuple[int, int | tuple[int, int], int]
 Branch: TypeAlias = Sequence[Unit]
 
 
-def googlenet(walk: Walk, extra: Mapping[str, float]) -> None:
+def googlenet(walk: Walk, dims: Classifier) -> None:
     """Write GoogLeNet: nine modules of four branches, which are 1x1; 3x3; 5x5 (as 3x3); pooling and 1x1."""
     walk.unit(64, 7, 2)
     walk.pool(3, 2)
@@ -35,12 +36,12 @@ def googlenet(walk: Walk, extra: Mapping[str, float]) -> None:
             walk.pool(3, 2)
         branches: list[Branch] = [[(one, 1, 1)], [(three_in, 1, 1), (three, 3, 1)], [(five_in, 1, 1), (five, 3, 1)]]
         _module(walk, branches, pooled=pooled)
-    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+    walk.classify(dims.classes, dropout=True)
 
 
-def inception_v3(walk: Walk, extra: Mapping[str, float]) -> None:
+def inception_v3(walk: Walk, dims: Classifier) -> None:
     """Write Inception v3: a stem, three modules A, a reduction, four modules C, a reduction, and two modules E."""
-    classes = int(extra.get("classes", 1000))
+    classes = dims.classes
     walk.unit(32, 3, 2, padding=0)
     walk.unit(32, 3, padding=0)
     walk.unit(64, 3)

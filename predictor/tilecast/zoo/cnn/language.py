@@ -8,19 +8,38 @@ arXiv 1409.2329.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilecast.zoo.cnn import attention, sequence
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 
-def gnmt(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Gnmt(Images):
+    """Dimensions of GNMT; the width of its image is the number of words."""
+
+    cells: int
+    """Cells of each LSTM."""
+    vocabulary: int
+    """Words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Lstm(Gnmt):
+    """Dimensions of a stack of LSTMs."""
+
+    layers_deep: int
+    """LSTMs, one on the other."""
+
+
+def gnmt(walk: Walk, dims: Gnmt) -> None:
     """Write GNMT: four LSTMs of `cells` over a sentence and four over its translation, of equal length.
 
     The first LSTM of the encoder is bidirectional. The first of the decoder queries the attention, and the others also
     read its output.
     """
-    words, cells, vocabulary = walk.size[2], int(extra["cells"]), int(extra["vocabulary"])
+    words, cells, vocabulary = walk.size[2], dims.cells, dims.vocabulary
     sequence.embed(walk, vocabulary, cells, words)
     for number in range(4):
         sequence.recur(walk, cells, directions=1 if number else 2)
@@ -50,13 +69,13 @@ def gnmt(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.loss()
 
 
-def lstm(walk: Walk, extra: Mapping[str, float]) -> None:
+def lstm(walk: Walk, dims: Lstm) -> None:
     """Write `layers_deep` LSTMs of `cells` over words of a `vocabulary`, and the prediction of the next word."""
-    words, vocabulary = walk.size[2], int(extra["vocabulary"])
-    sequence.embed(walk, vocabulary, int(extra["cells"]), words)
-    for _ in range(int(extra["layers_deep"])):
+    words, vocabulary = walk.size[2], dims.vocabulary
+    sequence.embed(walk, vocabulary, dims.cells, words)
+    for _ in range(dims.layers_deep):
         walk.dropout()
-        sequence.recur(walk, int(extra["cells"]))
+        sequence.recur(walk, dims.cells)
     walk.dropout()
     sequence.dense(walk, vocabulary)
     walk.loss()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilecast.zoo.cnn.images import Classifier
 from tilecast.zoo.cnn.tensor import Size
 from tilecast.zoo.cnn.walk import Walk
 
@@ -65,6 +66,34 @@ _EFFICIENTNET = tuple(
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MobileNetV3(Classifier):
+    """Dimensions of MobileNet v3."""
+
+    large: bool = False
+    """Whether it is the large one of the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EfficientNet(Classifier):
+    """Dimensions of EfficientNet v1."""
+
+    width: float
+    """Channels, relative to B0."""
+    depth: float
+    """Blocks of a stage, relative to B0."""
+    wide_excite: bool = False
+    """Whether squeeze-and-excitation takes its share of a block's inner channels, not of its inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EfficientNetV2(Classifier):
+    """Dimensions of EfficientNet v2."""
+
+    millions: int
+    """Parameters in millions: 24 (S), 54 (M) or 119 (L)."""
+
+
 def _v2(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
     """Return stages of EfficientNet v2 from (repeat, channels, stride, expansion) each; the first three are fused."""
     return tuple(
@@ -85,17 +114,17 @@ _EFFICIENTNET_V2: Mapping[int, tuple[_Stage, ...]] = {
 """Stages of the three published sizes, keyed by their parameters in millions."""
 
 
-def mobilenet_v2(walk: Walk, extra: Mapping[str, float]) -> None:
+def mobilenet_v2(walk: Walk, dims: Classifier) -> None:
     """Write MobileNet v2 of width 1."""
     walk.unit(32, 3, 2)
     _stages(walk, _MOBILENET_V2, wide=False)
     walk.unit(1280, 1)
-    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+    walk.classify(dims.classes, dropout=True)
 
 
-def mobilenet_v3(walk: Walk, extra: Mapping[str, float]) -> None:
+def mobilenet_v3(walk: Walk, dims: MobileNetV3) -> None:
     """Write MobileNet v3, small or `large`: a table of blocks, and one more dense layer at the end."""
-    large = bool(extra.get("large"))
+    large = dims.large
     walk.unit(16, 3, 2, activation="hard-swish")
     for kernel, inner, out, excite, activation, stride in _MOBILENET_V3_LARGE if large else _MOBILENET_V3_SMALL:
         entry = walk.shape
@@ -112,39 +141,39 @@ def mobilenet_v3(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.dense(1280 if large else 1024)
     walk.activate("hard-swish")
     walk.dropout()
-    walk.dense(int(extra.get("classes", 1000)))
+    walk.dense(dims.classes)
     walk.loss()
 
 
-def efficientnet(walk: Walk, extra: Mapping[str, float]) -> None:
+def efficientnet(walk: Walk, dims: EfficientNet) -> None:
     """Write EfficientNet v1: the table of B0 with channels times `width` and repetitions times `depth`.
 
     Squeeze-and-excitation has a quarter of a block's input channels, or of its inner channels with `wide_excite`.
     """
-    efficientnet_levels(walk, extra)
-    walk.unit(rounded(1280 * extra["width"]), 1, activation="silu")
-    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+    efficientnet_levels(walk, dims)
+    walk.unit(rounded(1280 * dims.width), 1, activation="silu")
+    walk.classify(dims.classes, dropout=True)
 
 
-def efficientnet_levels(walk: Walk, extra: Mapping[str, float]) -> list[tuple[int, Size]]:
+def efficientnet_levels(walk: Walk, dims: EfficientNet) -> list[tuple[int, Size]]:
     """Write the stem and the stages of EfficientNet v1, and return the shape of each stage's output."""
-    width, depth = extra["width"], extra["depth"]
+    width, depth = dims.width, dims.depth
     walk.unit(rounded(32 * width), 3, 2, activation="silu")
     shapes = []
     for stage in _EFFICIENTNET:
         repeat, out = math.ceil(stage.repeat * depth), rounded(stage.out * width)
-        _stages(walk, [replace(stage, repeat=repeat, out=out)], wide=bool(extra.get("wide_excite")))
+        _stages(walk, [replace(stage, repeat=repeat, out=out)], wide=dims.wide_excite)
         shapes.append(walk.shape)
     return shapes
 
 
-def efficientnet_v2(walk: Walk, extra: Mapping[str, float]) -> None:
+def efficientnet_v2(walk: Walk, dims: EfficientNetV2) -> None:
     """Write EfficientNet v2 of `millions` of parameters: S (24), M (54) or L (119)."""
-    stages = _EFFICIENTNET_V2[int(extra["millions"])]
+    stages = _EFFICIENTNET_V2[dims.millions]
     walk.unit(stages[0].out, 3, 2, activation="silu")
     _stages(walk, stages, wide=False)
     walk.unit(1280, 1, activation="silu")
-    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+    walk.classify(dims.classes, dropout=True)
 
 
 def rounded(channels: float, divisor: int = 8) -> int:

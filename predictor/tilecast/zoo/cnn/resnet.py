@@ -7,22 +7,61 @@ arXiv 1709.01507; for faces Deng et al., arXiv 1801.07698 (section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
+from tilecast.model import numbered
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 
-def resnet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Write a classifier of four stages of `stage1` ... `stage4` blocks.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Residual(Images):
+    """Dimensions of the residual stages of a ResNet."""
 
-    `bottleneck` selects the kind of block, `groups` and `group_width` its cardinality (ResNeXt, Wide ResNet), and
-    `excite` the reduction of squeeze-and-excitation. `small_stem` is a 3x3 stem without pooling, for images of 32
-    pixels. `stride_first` puts the stride of a bottleneck into its first convolution, as in the authors' own networks.
-    """
-    stem(walk, small=bool(extra.get("small_stem")))
+    stages: tuple[int, ...] = numbered("stage")
+    """Blocks of each stage."""
+    bottleneck: bool = False
+    """Whether blocks have three convolutions around a narrow one, not two."""
+    stride_first: bool = False
+    """Whether the stride of a bottleneck is in its first convolution, as in the authors' own networks."""
+    groups: int = 1
+    """Groups of a bottleneck's middle convolution (ResNeXt)."""
+    group_width: int = 64
+    """Channels of a group in the first stage (ResNeXt, Wide ResNet)."""
+    excite: int = 0
+    """Reduction of squeeze-and-excitation; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ResNet(Residual):
+    """Dimensions of a ResNet that classifies."""
+
+    stages: tuple[int, int, int, int] = numbered("stage")
+    """Blocks of each stage."""
+    classes: int = 1000
+    """Categories."""
+    small_stem: bool = False
+    """Whether the stem is one 3x3 convolution without pooling, for images of 32 pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FaceResNet(Images):
+    """Dimensions of a recogniser of faces."""
+
+    stages: tuple[int, int, int, int] = numbered("stage")
+    """Blocks of each stage."""
+    identities: int
+    """People among whom it classifies in training."""
+    sampled: float = 1.0
+    """Share of the identities that each step uses."""
+
+
+def resnet(walk: Walk, dims: ResNet) -> None:
+    """Write a classifier of four stages."""
+    stem(walk, small=dims.small_stem)
     for number in range(1, 5):
-        stage(walk, extra, number)
-    walk.classify(int(extra.get("classes", 1000)))
+        stage(walk, dims, number)
+    walk.classify(dims.classes)
 
 
 def stem(walk: Walk, *, small: bool = False) -> None:
@@ -32,26 +71,26 @@ def stem(walk: Walk, *, small: bool = False) -> None:
         walk.pool(3, 2)
 
 
-def stage(walk: Walk, extra: Mapping[str, float], number: int, *, stride: int = 2) -> None:
+def stage(walk: Walk, dims: Residual, number: int, *, stride: int = 2) -> None:
     """Write stage `number` (1 to 4). All stages but the first begin with `stride`."""
-    for index in range(int(extra[f"stage{number}"])):
-        _block(walk, extra, 64 * 2 ** (number - 1), stride if number > 1 and not index else 1)
+    for index in range(dims.stages[number - 1]):
+        _block(walk, dims, 64 * 2 ** (number - 1), stride if number > 1 and not index else 1)
 
 
-def _block(walk: Walk, extra: Mapping[str, float], width: int, stride: int) -> None:
+def _block(walk: Walk, dims: Residual, width: int, stride: int) -> None:
     entry = walk.shape
-    if extra.get("bottleneck"):
-        groups = int(extra.get("groups", 1))
-        inner = width * int(extra.get("group_width", 64)) * groups // 64
-        early = bool(extra.get("stride_first"))
+    if dims.bottleneck:
+        groups = dims.groups
+        inner = width * dims.group_width * groups // 64
+        early = dims.stride_first
         walk.unit(inner, 1, stride if early else 1)
         walk.unit(inner, 3, 1 if early else stride, groups=groups)
         walk.unit(4 * width, 1, activation="none")
     else:
         walk.unit(width, 3, stride)
         walk.unit(width, 3, activation="none")
-    if extra.get("excite"):
-        walk.excite(walk.channels // int(extra["excite"]))
+    if dims.excite:
+        walk.excite(walk.channels // dims.excite)
     leave = walk.shape
     if leave != entry:
         walk.again(entry)
@@ -60,7 +99,7 @@ def _block(walk: Walk, extra: Mapping[str, float], width: int, stride: int) -> N
     walk.activate()
 
 
-def face_resnet(walk: Walk, extra: Mapping[str, float]) -> None:
+def face_resnet(walk: Walk, dims: FaceResNet) -> None:
     """Write a recogniser of faces of 112 pixels.
 
     It has four stages, which begin with stride 2, of blocks of a norm and two 3x3 convolutions. Its output is an
@@ -69,7 +108,7 @@ def face_resnet(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.unit(64, 3, activation="prelu")
     walk.parameters += walk.channels
     for number in range(1, 5):
-        for index in range(int(extra[f"stage{number}"])):
+        for index in range(dims.stages[number - 1]):
             _face_block(walk, 32 * 2**number, 1 if index else 2)
     walk.norm()
     walk.dropout()

@@ -5,33 +5,48 @@ Source: Xie et al., arXiv 2105.15203, sections 3.1 and 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
+from tilecast.model import numbered
 from tilecast.zoo.cnn import attention
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 _STEMS = ((7, 4), (3, 2), (3, 2), (3, 2))
 """Kernel and stride of the overlapping patches of each stage."""
-NEEDS = (
-    *(f"{name}{number}" for name in ("stage", "width", "heads", "reduction") for number in range(1, 5)), "decoder",
-)  # fmt: skip
 
 
-def segformer(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Write stages of `stage1` ... layers, `width1` ... wide with `heads1` ... heads, and the decoder.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Segformer(Images):
+    """Dimensions of SegFormer."""
 
-    The keys and values of a stage come from an image that is smaller by `reduction1` ... a side. The decoder is
-    `decoder` wide and predicts one of `classes` (150) per pixel at a quarter of the image's side.
-    """
+    stages: tuple[int, int, int, int] = numbered("stage")
+    """Layers of each stage."""
+    widths: tuple[int, int, int, int] = numbered("width")
+    """Channels of each stage."""
+    heads: tuple[int, int, int, int] = numbered("heads")
+    """Heads of a layer of each stage."""
+    reductions: tuple[int, int, int, int] = numbered("reduction")
+    """Factor by which the image that keys and values come from is smaller a side, in each stage."""
+    decoder: int
+    """Channels of the decoder."""
+    ratio: int = 4
+    """Width of the MLP of a layer, over that of the layer."""
+    classes: int = 150
+    """Categories of a pixel."""
+
+
+def segformer(walk: Walk, dims: Segformer) -> None:
+    """Write four stages, and the decoder, which predicts a category per pixel at a quarter of the image's side."""
     reached = []
     for number, (kernel, stride) in enumerate(_STEMS, start=1):
-        walk.conv(int(extra[f"width{number}"]), kernel, stride, bias=True)
+        walk.conv(dims.widths[number - 1], kernel, stride, bias=True)
         _norm(walk)
-        for _ in range(int(extra[f"stage{number}"])):
-            _layer(walk, int(extra[f"heads{number}"]), int(extra[f"reduction{number}"]), int(extra.get("ratio", 4)))
+        for _ in range(dims.stages[number - 1]):
+            _layer(walk, dims.heads[number - 1], dims.reductions[number - 1], dims.ratio)
         _norm(walk)
         reached.append(walk.shape)
-    width, finest = int(extra["decoder"]), reached[0][1]
+    width, finest = dims.decoder, reached[0][1]
     for channels, size in reached:
         walk.again((channels, size))
         walk.conv(width, 1, bias=True)
@@ -40,7 +55,7 @@ def segformer(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.concatenate(4 * width)
     walk.unit(width, 1)
     walk.dropout()
-    walk.conv(int(extra.get("classes", 150)), 1, bias=True)
+    walk.conv(dims.classes, 1, bias=True)
     walk.loss()
 
 

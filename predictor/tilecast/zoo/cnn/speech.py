@@ -11,10 +11,11 @@ al., arXiv 2006.11477 (section 2 and appendix B).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention, sequence
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 _JASPER = ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25))
@@ -25,7 +26,67 @@ _SYMBOLS, _ALIGNED = 148, 128
 """Number of letters and signs that are spoken, and the width in which attention compares frames and letters."""
 
 
-def jasper(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Jasper(Images):
+    """Dimensions of Jasper and QuartzNet."""
+
+    repeats: int
+    """Blocks of each of five kinds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DeepSpeech2(Images):
+    """Dimensions of DeepSpeech 2; the height of its image is the number of frequencies."""
+
+    layers_deep: int
+    """Bidirectional LSTMs, one on the other."""
+    cells: int
+    """Cells of an LSTM in each direction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Rnnt(Images):
+    """Dimensions of RNN-T."""
+
+    cells: int
+    """Cells of an LSTM of the transcription network."""
+    joint: int
+    """Width of the joint and of the prediction network."""
+    symbols: int
+    """Symbols of the text of a sample."""
+    vocabulary: int
+    """Kinds of symbols."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Spoken(Images):
+    """Dimensions of Tacotron 2 and FastPitch; the width of their image is the number of frames."""
+
+    symbols: int
+    """Letters of the text of a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Wav2vec2(Images):
+    """Dimensions of wav2vec 2.0; the width of its image is the number of values of sound."""
+
+    layers_deep: int
+    """Transformer layers."""
+    width: int
+    """Width of a layer."""
+    attention_heads: int
+    """Heads of an attention layer."""
+    inner: int | None = None
+    """Width of the MLP of a layer; None: four times `width`."""
+    letters: int = 0
+    """Letters as one of which every frame is classified; 0: frames are compared, as in pretraining."""
+    sound_layers: int = 7
+    """Convolutions over the sound. Other numbers are priced as seven."""
+    sound_width: int = 512
+    """Channels of these convolutions. Other numbers are priced as 512."""
+
+
+def jasper(walk: Walk, dims: Jasper) -> None:
     """Write Jasper: `repeats` blocks of each of five kinds, of five convolutions each.
 
     A block adds the projected outputs of all earlier blocks to its own output.
@@ -33,7 +94,7 @@ def jasper(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.unit(256, (1, 11), 2)
     before = [walk.shape]
     for channels, kernel in _JASPER:
-        for _ in range(int(extra["repeats"])):
+        for _ in range(dims.repeats):
             for _ in range(5):
                 walk.unit(channels, (1, kernel))
                 walk.dropout()
@@ -49,14 +110,14 @@ def jasper(walk: Walk, extra: Mapping[str, float]) -> None:
     _letters(walk)
 
 
-def quartznet(walk: Walk, extra: Mapping[str, float]) -> None:
+def quartznet(walk: Walk, dims: Jasper) -> None:
     """Write QuartzNet: `repeats` blocks of each of five kinds.
 
     A block has five separable convolutions and a projected residual.
     """
     _separable(walk, 256, 33, 2)
     for channels, kernel in _QUARTZNET:
-        for _ in range(int(extra["repeats"])):
+        for _ in range(dims.repeats):
             entry = walk.shape
             for _ in range(5):
                 _separable(walk, channels, kernel)
@@ -87,7 +148,7 @@ def _alignments(walk: Walk) -> None:
         walk.ops += layers.pointwise("alignments", walk.numerics, walk.elements, kernels=2, absorbed=False)
 
 
-def deepspeech2(walk: Walk, extra: Mapping[str, float]) -> None:
+def deepspeech2(walk: Walk, dims: DeepSpeech2) -> None:
     """Write DeepSpeech 2: two convolutions over frequencies and frames, then `layers_deep` bidirectional LSTMs.
 
     The LSTMs have `cells` per direction. The two directions are summed, and there is a batch norm between LSTMs. The
@@ -96,37 +157,37 @@ def deepspeech2(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.unit(32, (41, 11), 2)
     walk.unit(32, (21, 11), (2, 1))
     walk.shape = walk.channels * walk.size[1], (1, 1, walk.size[2])
-    for number in range(int(extra["layers_deep"])):
+    for number in range(dims.layers_deep):
         if number:
             walk.norm()
-        sequence.recur(walk, int(extra["cells"]), directions=2)
-        walk.channels = int(extra["cells"])
+        sequence.recur(walk, dims.cells, directions=2)
+        walk.channels = dims.cells
         walk.add()
     walk.norm()
     _letters(walk)
 
 
-def rnnt(walk: Walk, extra: Mapping[str, float]) -> None:
+def rnnt(walk: Walk, dims: Rnnt) -> None:
     """Write RNN-T: a transcription, a prediction and a joint network.
 
     The transcription network has two LSTMs over the frames, and three more over pairs of frames. The prediction network
     has two LSTMs over `symbols` of the text. The joint network predicts one of `vocabulary` for every pair of frame and
     symbol.
     """
-    cells, joint, symbols = int(extra["cells"]), int(extra["joint"]), int(extra["symbols"])
+    cells, joint, symbols = dims.cells, dims.joint, dims.symbols
     _recurrent_stack(walk, cells, 2)
     walk.shape = 2 * walk.channels, (1, 1, walk.size[2] // 2)
     _recurrent_stack(walk, cells, 3)
     frames = walk.size[2]
     sequence.dense(walk, joint)
-    sequence.embed(walk, int(extra["vocabulary"]), joint, symbols)
+    sequence.embed(walk, dims.vocabulary, joint, symbols)
     _recurrent_stack(walk, joint, 2)
     sequence.dense(walk, joint)
     walk.shape = joint, (1, symbols, frames)
     walk.add()
     walk.activate()
     walk.dropout()
-    sequence.dense(walk, int(extra["vocabulary"]))
+    sequence.dense(walk, dims.vocabulary)
     walk.loss()
 
 
@@ -136,13 +197,13 @@ def _recurrent_stack(walk: Walk, cells: int, depth: int) -> None:
         walk.dropout()
 
 
-def tacotron2(walk: Walk, extra: Mapping[str, float]) -> None:
+def tacotron2(walk: Walk, dims: Spoken) -> None:
     """Write Tacotron 2: an encoder of the letters, a loop over the frames, and five convolutions over all frames.
 
     The encoder has three convolutions and a bidirectional LSTM. Each step of the loop has two dense layers over the
     previous frame, an LSTM, attention to the letters by content and location, an LSTM, and a projection.
     """
-    (bands, frames), letters = (walk.channels, walk.size), int(extra["symbols"])
+    (bands, frames), letters = (walk.channels, walk.size), dims.symbols
     sequence.embed(walk, _SYMBOLS, 512, letters)
     for _ in range(3):
         walk.unit(512, (1, 5))
@@ -172,12 +233,12 @@ def tacotron2(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.ops += layers.pointwise("loss", walk.numerics, walk.elements, reads=2.0, kernels=6)
 
 
-def fastpitch(walk: Walk, extra: Mapping[str, float]) -> None:
+def fastpitch(walk: Walk, dims: Spoken) -> None:
     """Write FastPitch: six layers over `symbols` letters, three predictors, and six layers over all frames.
 
     A layer is attention and two convolutions. The predictors are of duration, pitch and energy.
     """
-    bands, frames, letters, width = walk.channels, walk.size[2], int(extra["symbols"]), 384
+    bands, frames, letters, width = walk.channels, walk.size[2], dims.symbols, 384
     sequence.embed(walk, _SYMBOLS, width, letters)
     for count in (letters, frames):
         walk.shape = width, (1, 1, count)
@@ -205,7 +266,7 @@ def fastpitch(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.ops += layers.pointwise("loss", walk.numerics, walk.elements, reads=2.0, kernels=6)
 
 
-def wav2vec2(walk: Walk, extra: Mapping[str, float]) -> None:
+def wav2vec2(walk: Walk, dims: Wav2vec2) -> None:
     """Write wav2vec 2.0: seven convolutions of 512 channels over samples of sound, then transformer layers.
 
     The `layers_deep` layers are `width` wide, with `attention_heads` heads and `inner` (4 `width`) channels between
@@ -217,19 +278,19 @@ def wav2vec2(walk: Walk, extra: Mapping[str, float]) -> None:
         if kernel == 10:
             walk.norm()
         walk.activate("gelu")
-    width, frames = int(extra["width"]), walk.size[2]
+    width, frames = dims.width, walk.size[2]
     attention.norm(walk, frames, 512)
     sequence.dense(walk, width)
     walk.conv(width, (1, 128), groups=16, bias=True)
     walk.activate("gelu")
     walk.add()
-    for _ in range(int(extra["layers_deep"])):
-        attention.attend(walk, frames, frames, width, int(extra["attention_heads"]))
+    for _ in range(dims.layers_deep):
+        attention.attend(walk, frames, frames, width, dims.attention_heads)
         attention.norm(walk, frames, width)
-        attention.feed_forward(walk, frames, width, int(extra.get("inner", 4 * width)))
+        attention.feed_forward(walk, frames, width, dims.inner or 4 * width)
         attention.norm(walk, frames, width)
     attention.norm(walk, frames, width)
-    if letters := int(extra.get("letters", 0)):
+    if letters := dims.letters:
         sequence.dense(walk, letters)
         _alignments(walk)
     elif walk.numerics.training:

@@ -8,13 +8,14 @@ the fourth stage, "C4", or of two dense layers); detectron2's configurations of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from tilecast import constants
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import resnet
-from tilecast.zoo.cnn.detection import PYRAMID, backbone, feature_pyramid, on_every_level
+from tilecast.zoo.cnn.detection import PYRAMID, Detector, backbone, feature_pyramid, on_every_level
 from tilecast.zoo.cnn.tensor import Size
 from tilecast.zoo.cnn.walk import Walk
 
@@ -27,35 +28,59 @@ _REGION = 14
 _NEIGHBOURS = 4
 
 
-def rpn(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TwoStage(Detector):
+    """Dimensions of detectors that propose regions."""
+
+    region_stage: bool = False
+    """Whether the fourth stage of the ResNet runs on every region, not on the image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RegionCnn(TwoStage):
+    """Dimensions of detectors that classify the regions."""
+
+    proposals: int
+    """Regions of an image that are classified in training."""
+    given_proposals: bool = False
+    """Whether regions are given, not proposed."""
+    cascade: int | None = None
+    """Heads, each of which refines the boxes of the one before; None: there is one, with boxes for each class."""
+    classes: int = 81
+    """Categories, one of which is the background."""
+    semantic_classes: int = 0
+    """Categories of every pixel of the image; 0: pixels are not classified."""
+
+
+def rpn(walk: Walk, dims: TwoStage) -> None:
     """Write the first stage alone: proposals on the features of a ResNet.
 
     Norms, stem and first stage of the ResNet are frozen. The features are a pyramid; with `dilated` the fourth stage at
     the size of the third; with `region_stage` the third stage.
     """
-    _propose(walk, _features(walk, extra))
+    _propose(walk, _features(walk, dims))
 
 
-def faster_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
+def faster_rcnn(walk: Walk, dims: RegionCnn) -> None:
     """Write both stages, or only the second one with `given_proposals`."""
-    levels = _features(walk, extra)
-    if not extra.get("given_proposals"):
+    levels = _features(walk, dims)
+    if not dims.given_proposals:
         _propose(walk, levels)
-    _boxes(walk, extra, levels)
+    _boxes(walk, dims, levels)
 
 
-def mask_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
+def mask_rcnn(walk: Walk, dims: RegionCnn) -> None:
     """Write Faster R-CNN and a head for masks.
 
     The head runs on a quarter of the regions in training and on 100 otherwise. A mask has twice the region's pixels a
     side. There are four convolutions before it, unless the fourth stage ran on the regions already (`region_stage`).
     With `semantic_classes` every pixel of the image is classified as well.
     """
-    levels = _features(walk, extra)
+    levels = _features(walk, dims)
     _propose(walk, levels)
-    _boxes(walk, extra, levels)
-    with _kept_regions(walk, extra):
-        if extra.get("region_stage"):
+    _boxes(walk, dims, levels)
+    with _kept_regions(walk, dims):
+        if dims.region_stage:
             walk.shape = walk.channels, (1, 7, 7)
         else:
             _align(walk, levels[0][0], 14)
@@ -64,22 +89,22 @@ def mask_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
                 walk.activate()
         walk.up_conv(PYRAMID)
         walk.activate()
-        walk.conv(int(extra.get("classes", 81)), 1, bias=True)
+        walk.conv(dims.classes, 1, bias=True)
         walk.loss(2)
-    if extra.get("semantic_classes"):
-        _segment(walk, levels[:4], int(extra["semantic_classes"]))
+    if dims.semantic_classes:
+        _segment(walk, levels[:4], dims.semantic_classes)
 
 
-def keypoint_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
+def keypoint_rcnn(walk: Walk, dims: RegionCnn) -> None:
     """Write Faster R-CNN and a head for the 17 keypoints of people.
 
     The head has eight convolutions and writes a heat map per keypoint. It runs on a quarter of the regions in training
     and on 100 otherwise.
     """
-    levels = _features(walk, extra)
+    levels = _features(walk, dims)
     _propose(walk, levels)
-    _boxes(walk, extra, levels)
-    with _kept_regions(walk, extra):
+    _boxes(walk, dims, levels)
+    with _kept_regions(walk, dims):
         _align(walk, levels[0][0], 14)
         for _ in range(8):
             walk.conv(512, 3, bias=True)
@@ -89,18 +114,18 @@ def keypoint_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.loss(walk.size[1] * walk.size[2])
 
 
-def _boxes(walk: Walk, extra: Mapping[str, float], levels: list[tuple[int, Size]]) -> None:
+def _boxes(walk: Walk, dims: RegionCnn, levels: list[tuple[int, Size]]) -> None:
     """Write the prediction of a class and a box for each of `proposals` regions per image, `cascade` (1) times over.
 
     With `region_stage` the fourth stage of the ResNet runs on every region, otherwise two dense layers.
     """
     images = walk.batch
-    walk.batch = images * extra["proposals"]
-    for _ in range(int(extra.get("cascade", 1))):
-        if extra.get("region_stage"):
+    walk.batch = images * dims.proposals
+    for _ in range(dims.cascade or 1):
+        if dims.region_stage:
             _align(walk, levels[0][0], 14)
             walk.fixed_norms = True
-            resnet.stage(walk, extra, 4)
+            resnet.stage(walk, dims, 4)
             walk.fixed_norms = False
             walk.mean()
         else:
@@ -108,8 +133,8 @@ def _boxes(walk: Walk, extra: Mapping[str, float], levels: list[tuple[int, Size]
             for _ in range(2):
                 walk.dense(1024)
                 walk.activate()
-        entry, classes = walk.shape, int(extra.get("classes", 81))
-        walk.dense(4 if "cascade" in extra else classes * 4)
+        entry, classes = walk.shape, dims.classes
+        walk.dense(4 if dims.cascade else classes * 4)
         walk.shape = entry
         walk.dense(classes)
         walk.loss()
@@ -118,10 +143,10 @@ def _boxes(walk: Walk, extra: Mapping[str, float], levels: list[tuple[int, Size]
 
 
 @contextmanager
-def _kept_regions(walk: Walk, extra: Mapping[str, float]) -> Iterator[None]:
+def _kept_regions(walk: Walk, dims: RegionCnn) -> Iterator[None]:
     """Write layers that run only on regions with objects: a quarter of `proposals` in training, 100 otherwise."""
     images = walk.batch
-    walk.batch = images * (extra["proposals"] / 4 if walk.numerics.training else 100.0)
+    walk.batch = images * (dims.proposals / 4 if walk.numerics.training else 100.0)
     yield
     walk.batch = images
 
@@ -146,13 +171,13 @@ def _segment(walk: Walk, levels: list[tuple[int, Size]], classes: int) -> None:
     walk.loss()
 
 
-def _features(walk: Walk, extra: Mapping[str, float]) -> list[tuple[int, Size]]:
+def _features(walk: Walk, dims: TwoStage) -> list[tuple[int, Size]]:
     """Write the backbone and return channels and size of the levels that proposals and regions are cut from."""
-    if extra.get("region_stage"):
-        backbone(walk, extra, frozen=True, stages=3)
+    if dims.region_stage:
+        backbone(walk, dims, frozen=True, stages=3)
         return [walk.shape]
-    levels = backbone(walk, extra, frozen=True)
-    if extra.get("dilated"):
+    levels = backbone(walk, dims, frozen=True)
+    if dims.dilated:
         return levels[-1:]
     pyramid = feature_pyramid(walk, levels)
     channels, (_, height, width) = pyramid[-1]

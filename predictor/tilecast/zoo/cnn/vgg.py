@@ -6,24 +6,36 @@ arXiv 1409.1556 (table 1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
+from tilecast.model import numbered
+from tilecast.zoo.cnn.images import Classifier
 from tilecast.zoo.cnn.walk import Walk
 
 
-def vgg(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Write VGG: five stages of `stage1` ... `stage5` 3x3 convolutions, with `batch_norm` each followed by a norm."""
-    for number in range(1, 6):
-        for _ in range(int(extra[f"stage{number}"])):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Vgg(Classifier):
+    """Dimensions of VGG."""
+
+    stages: tuple[int, int, int, int, int] = numbered("stage")
+    """Convolutions of each stage."""
+    batch_norm: bool = False
+    """Whether a norm follows each convolution."""
+
+
+def vgg(walk: Walk, dims: Vgg) -> None:
+    """Write VGG: five stages of 3x3 convolutions."""
+    for number, depth in enumerate(dims.stages, 1):
+        for _ in range(depth):
             walk.conv(min(32 * 2**number, 512), 3, bias=True)
-            if extra.get("batch_norm"):
+            if dims.batch_norm:
                 walk.norm()
             walk.activate()
         walk.pool(2, 2)
-    _dense_head(walk, int(extra.get("classes", 1000)))
+    _dense_head(walk, dims.classes)
 
 
-def alexnet(walk: Walk, extra: Mapping[str, float]) -> None:
+def alexnet(walk: Walk, dims: Classifier) -> None:
     """Write AlexNet: five convolutions and three poolings."""
     for out, kernel, stride, padding, pooled in (
         (64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False), (256, 3, 1, 1, True),
@@ -32,7 +44,7 @@ def alexnet(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.activate()
         if pooled:
             walk.pool(3, 2, padding=0)
-    _dense_head(walk, int(extra.get("classes", 1000)))
+    _dense_head(walk, dims.classes)
 
 
 def _dense_head(walk: Walk, classes: int) -> None:

@@ -6,9 +6,10 @@ a kernel, so it is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tilecast.zoo import layers
+from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 _MELS, _HOP, _WINDOW = 80, 256, 1024
@@ -18,9 +19,17 @@ _GROUP, _FLOWS, _EARLY_EVERY, _EARLY = 8, 12, 4, 2
 _LAYERS = 8
 
 
-def waveglow(walk: Walk, extra: Mapping[str, float]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WaveGlow(Images):
+    """Dimensions of WaveGlow; the width of its image is the number of samples of sound."""
+
+    channels: int
+    """Channels of a residual stack."""
+
+
+def waveglow(walk: Walk, dims: WaveGlow) -> None:
     """Write twelve flows over segments of `image_width` samples, with `channels` in their residual stacks."""
-    width, samples = int(extra["channels"]), walk.size[2]
+    width, samples = dims.channels, walk.size[2]
     walk.shape = _MELS, (1, 1, -(-samples // _HOP))
     walk.conv(_MELS * _WINDOW, 1)
     vectors = (1, 1, samples // _GROUP)

@@ -12,7 +12,8 @@ from functools import cache
 from typing import Any
 
 from tilecast import shipped, zoo
-from tilecast.spec import Model, SpecError
+from tilecast.model import Model
+from tilecast.spec import SpecError
 from tilecast.zoo.huggingface import heads, parts, patterns, reading
 
 

@@ -1,6 +1,7 @@
 """The expressions with which tables say where a config holds a dimension: Python's syntax over the config's keys.
 
 - `a.b` is a key of a nested mapping and `a[0]` an item of a list.
+- `[a, b]` is a list.
 - `a | b` is the first of the two that is there (not absent, not null). It binds as loosely as in Python, so that sums
   and products need no brackets in it.
 - `x if c else y` asks whether `c` is set and not 0.
@@ -81,6 +82,8 @@ def _value(node: ast.expr, config: Mapping[str, Any]) -> Value:
             return value
         case ast.Name(id=name):
             return config.get(name)
+        case ast.List(elts=items):
+            return [_value(item, config) for item in items]
         case ast.Attribute(value=of, attr=name):
             whole = _value(of, config)
             return whole.get(name) if isinstance(whole, Mapping) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilecast.spec import Model
+from tilecast.model import Model
 from tilecast.zoo.families import FAMILIES
 
 _CLASSES = 2
@@ -37,7 +37,7 @@ _MOST = 2**20
 """Most labels of a classifier."""
 
 
-def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, float]:
+def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, int]:
     """Return the dimensions of the head that the first of the config's `architectures` computes.
 
     `table` holds the other dimensions. Heads score every token, also those that training of a masked language model
@@ -45,19 +45,19 @@ def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, float]:
     """
     family, named = table["family"], task(config)
     stated = _labels(config)
-    classes = float(stated or _CLASSES)
+    classes = stated or _CLASSES
     if "classes" in table:
         return {}
     if family in _IMAGES or (family == "detr" and stated):
         return {"classes": classes}
     if named.endswith(("ForSequenceClassification", "ForImageClassification")):
-        return {"classes": classes, "pooler": float(family in _ENCODERS)}
+        return {"classes": classes, "pooler": family in _ENCODERS}
     if named.endswith("ForTokenClassification"):
         return {"head_vocab": classes}
     if named.endswith("ForQuestionAnswering"):
-        return {"head_vocab": 2.0}
+        return {"head_vocab": 2}
     if family in _ENCODERS:
-        return {"head_transform": 1.0, "pooler": float(named.endswith("ForPreTraining"))}
+        return {"head_transform": True, "pooler": named.endswith("ForPreTraining")}
     return {}
 
 

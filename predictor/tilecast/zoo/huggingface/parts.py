@@ -7,11 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from tilecast import shipped
-from tilecast.spec import Model, SpecError
-from tilecast.zoo import vision
+from tilecast.model import Model, Projector
+from tilecast.spec import SpecError
+from tilecast.zoo.cnn.speech import Wav2vec2
+from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.huggingface.expressions import evaluate
+from tilecast.zoo.speech import Spectrogram
+from tilecast.zoo.vision import Vision
 
-_PROJECTOR = ("projector", "projector_inputs", "projector_outputs", "projector_tokens", "projectors")
+_PROJECTOR = {"projector": "inner", "projector_inputs": "inputs", "projector_outputs": "outputs",
+              "projector_tokens": "tokens", "projectors": "count"}  # fmt: skip
+"""Keys of tables, and the dimensions of a projector that they hold."""
 
 
 def place(alternatives: str, config: Mapping[str, Any]) -> str:
@@ -75,22 +81,24 @@ def _projected(tower: Model, model: Model, table: Mapping[str, Any], config: Map
     scope = {"tower": {"hidden": tower.hidden, "tokens": tokens(tower)}, "language": {"hidden": model.hidden},
              "config": config}  # fmt: skip
     try:
-        sizes = {name: float(evaluate(table[name], scope) or 0.0) for name in _PROJECTOR if name in table}
+        sizes = {ours: float(evaluate(table[key], scope) or 0.0) for key, ours in _PROJECTOR.items() if key in table}
     except (TypeError, ValueError) as error:
         raise SpecError(path, f"its projector has no size: {str(error)[:40]}", "correct the config") from None
     if not all(0 < size <= 2**24 for size in sizes.values()):
         raise SpecError(path, "its projector has no size", "correct the config")
-    return replace(tower, extra={**tower.extra, **sizes})
+    return replace(tower, projector=Projector(**sizes))
 
 
 def tokens(tower: Model) -> float:
     """Return how many tokens of a sample a tower hands on, class tokens excluded."""
-    if "frames" in tower.extra:
-        return tower.extra["frames"]
-    if tower.family == "wav2vec2":
-        return float(tower.extra["image_width"] // _SAMPLES)
-    rows, columns = vision.grid(tower) if "patch" in tower.extra else (1, 1)
-    return float(rows * columns) / (_MERGED**2 if tower.family == "swin" else 1)
+    match tower.dimensions:
+        case Spectrogram(frames=frames):
+            return float(frames)
+        case Wav2vec2(width_pixels=values):
+            return float(values // _SAMPLES)
+        case Vision(grid=(rows, columns)):
+            return float(rows * columns) / (_MERGED**2 if tower.family == "swin" else 1)
+    return 1.0
 
 
 _SAMPLES = 320
@@ -111,29 +119,28 @@ def crossed(model: Model, config: Mapping[str, Any], path: str) -> Model:
     if len(model.towers) != 1 or model.family not in ("decoder", "encoder", "encdec"):
         raise SpecError(path, "its encoder or its decoder is of a type that is not known", "trace it: `tilecast trace`")
     (tower,) = model.towers
-    if tower.family != "wav2vec2" and not {"frames", "patch"} & set(tower.extra):
+    dims = tower.dimensions
+    if not isinstance(dims, Wav2vec2 | Spectrogram | Vision):
         problem = f"{tower.name} hands on neither patches of an image nor frames of a sound"
         raise SpecError(f"{path}.encoder", problem, "trace the pair with `tilecast trace`")
-    width = tower.extra.get("width", tower.hidden * (_MERGED if tower.family == "swin" else 1))
-    decoding = model.extra.get("decoder_layers", model.layers)
+    width = dims.width if isinstance(dims, Wav2vec2) else tower.hidden * (_MERGED if tower.family == "swin" else 1)
+    stated_layers = model.own(Transformer).decoder_layers
+    decoding = model.layers if stated_layers is None else stated_layers
     read = {"decoder_layers": decoding, "encoder_length": tokens(tower)}
     stated = config.get("decoder", {}).get("cross_attention_hidden_size")
     if stated:
         read["memory_width"] = width
     elif width != model.hidden:
-        read_by = {"projector": model.hidden, "projector_inputs": width, "projector_tokens": tokens(tower)}
-        tower = replace(tower, extra={**tower.extra, **read_by})
-    extra = {**model.extra, **read}
-    return replace(model, family="encdec", layers=int(decoding), causal=True, extra=extra, towers=(tower,))
+        tower = replace(tower, projector=Projector(model.hidden, width, tokens(tower)))
+    return replace(model.having(**read), family="encdec", layers=decoding, causal=True, towers=(tower,))
 
 
 def _tower_note(tower: Model) -> str:
-    extra = tower.extra
-    if "frames" in extra:
-        return f"A sample holds one sound of {extra['frames']:g} frames, which its encoder, trained along, hears."
-    if tower.family == "wav2vec2":
-        return f"A sample holds one sound of {extra['image_width']:g} values, which its encoder, trained along, hears."
-    if "patch" not in extra:
-        return "The encoder of queries is trained along."
-    sides = f"{extra['image']:g} x {extra.get('image_width', extra['image']):g}"
-    return f"A sample holds one image of {sides} pixels, which its encoder, trained along, sees."
+    match tower.dimensions:
+        case Spectrogram(frames=frames):
+            return f"A sample holds one sound of {frames} frames, which its encoder, trained along, hears."
+        case Wav2vec2(width_pixels=values):
+            return f"A sample holds one sound of {values} values, which its encoder, trained along, hears."
+        case Vision(image=height, width_pixels=width):
+            return f"A sample holds one image of {height} x {width} pixels, which its encoder, trained along, sees."
+    return "The encoder of queries is trained along."

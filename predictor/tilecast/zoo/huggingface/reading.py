@@ -8,12 +8,10 @@ from typing import Any
 
 from tilecast.spec import SpecError
 from tilecast.zoo.huggingface.expressions import evaluate, first_key, lone_keys
+from tilecast.zoo.reading import type_of
 
 __all__ = ["Scope", "count", "fill", "first_key", "value"]
 
-_BOOLEANS = ("gated_mlp", "rms_norm", "rotary", "causal", "bias", "tied_embeddings", "dropout")
-_SHARES = ("seen_share", "width", "depth")
-"""Dimensions that need not be whole numbers."""
 _MOST = {"layers": 1024, "experts": 4096, "vocab": 2**22}
 _LARGEST = 2**20
 """Largest value of a dimension that has no entry in `_MOST`."""
@@ -64,7 +62,7 @@ def fill(table: dict[str, Any], read: Mapping[str, str], scope: Scope, path: str
         if value is None:
             continue
         where = f"{path}.{key}"
-        table[name] = _boolean(value, where) if name in _BOOLEANS else _size(name, value, where)
+        table[name] = _dimension(name, value, type_of(table["family"], name), where)
 
 
 _SIZE = "give a number from 0"
@@ -88,16 +86,23 @@ def _boolean(value: object, where: str) -> bool:
     return bool(value)
 
 
-def _size(name: str, value: object, field: str) -> float:
-    """Return a dimension: a whole number within bounds.
+def _dimension(name: str, value: object, written: str, field: str) -> object:
+    """Return a dimension of the type that its family's dataclass has for it: a number within bounds, a list, a truth.
 
-    Dimensions in `_SHARES` need not be whole. A dropout rate of attention becomes 0 or 1.
+    A rate of dropout becomes a truth.
     """
+    if written == "bool":
+        return _boolean(value, field)
+    if written.startswith("tuple") and isinstance(value, list):
+        return tuple(_size(name, item, "int", f"{field}[{place}]") for place, item in enumerate(value))
+    return _size(name, value, written, field)
+
+
+def _size(name: str, value: object, written: str, field: str) -> float:
+    """Return a number within bounds, which is whole unless its type says otherwise."""
     if not isinstance(value, int | float) or not 0 <= value <= 2**40:
         raise SpecError(field, f"{str(value)[:40]!r} is no size", _SIZE)
-    if name == "attention_dropout":
-        return float(value > 0)
-    if name in _SHARES and value < _LARGEST:
+    if written == "float" and value < _LARGEST:
         return float(value)
     if value != int(value) or value > _MOST.get(name, _LARGEST):
         problem = f"{value:g} is not a whole number up to {_MOST.get(name, _LARGEST)}"

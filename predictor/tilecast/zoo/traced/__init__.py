@@ -19,7 +19,8 @@ import numpy as np
 
 from tilecast import fuse
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Stages, check_operators
-from tilecast.spec import Floats, Model, Workload
+from tilecast.model import Model
+from tilecast.spec import Floats, Workload
 from tilecast.trace import Trace
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics

@@ -1,0 +1,142 @@
+"""Models: the dimensions of an architecture.
+
+`Model` has the dimensions that are general, and its `dimensions` those that only its family has: one frozen dataclass
+for each family, beside the functions in `tilecast.zoo` that build its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, TypeAlias, TypeVar
+
+from tilecast.trace import Trace
+
+DimensionsT = TypeVar("DimensionsT", bound="Dimensions")
+
+Problem: TypeAlias = tuple[str, str, str]
+"""A dimension that contradicts others, what is wrong with it, and what to write instead."""
+
+
+def numbered(name: str, default: Any = MISSING) -> Any:
+    """Return the dataclass field of a tuple whose items have the names `name`1, `name`2, … in documents."""
+    return field(default=default, metadata={"numbered": name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Dimensions:
+    """Dimensions that only one family has, of a model of any family.
+
+    They are counts unless their docstring says otherwise. One without a default must be stated, and be positive.
+    """
+
+    stated: tuple[str, ...] = ()
+    """Names of the dimensions that were stated rather than left to their defaults, in that order. Digests cover these
+    alone, so that a new dimension with a default changes no digest."""
+
+    def problems(self, model: Model) -> Iterator[Problem]:
+        """Yield the dimensions that contradict others of the model."""
+        yield from ()
+
+    def unmeasured(self, *counted: str) -> Iterator[Problem]:
+        """Yield the widths that are not stated of the states `NAME_tokens`, where there are such states."""
+        for name in counted:
+            count = getattr(self, f"{name}_tokens")
+            if count > 0 and not getattr(self, f"{name}_width") > 0:
+                yield f"{name}_width", f"must be positive beside {name}_tokens {count}", "state it"
+
+    def document(self) -> dict[str, float]:
+        """Return the stated dimensions as documents and digests hold them: numbers by name."""
+        numbers: dict[str, float] = {}
+        for name in self.stated:
+            value, prefix = getattr(self, name), self.__dataclass_fields__[name].metadata.get("numbered")
+            items = {f"{prefix}{place}": item for place, item in enumerate(value, 1)} if prefix else {name: value}
+            numbers |= {key: float(item) for key, item in items.items()}
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """Two dense layers between the tokens of a tower and those of the model that reads them."""
+
+    inner: float
+    """Outputs of the first layer."""
+    inputs: float
+    """Width of the tower's tokens."""
+    tokens: float
+    """Tokens of a sample that it reads."""
+    outputs: float | None = None
+    """Outputs of the second layer; None: there is only the first."""
+    count: float | None = None
+    """Number of such projectors, which read different layers of the tower (DeepStack, arXiv 2406.04334); None: one."""
+
+    def document(self) -> dict[str, float]:
+        """Return the dimensions as digests hold them."""
+        sizes = {"projector": self.inner, "projector_inputs": self.inputs, "projector_tokens": self.tokens,
+                 "projector_outputs": self.outputs, "projectors": self.count}  # fmt: skip
+        return {name: size for name, size in sizes.items() if size is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Dimensions of an architecture. `family` is a key of `tilecast.zoo.FAMILIES`."""
+
+    name: str
+    family: str
+    layers: int = 0
+    hidden: int = 0
+    heads: int = 1
+    kv_heads: int = 1
+    head_dim: int = 0
+    ffn_hidden: int = 0
+    vocab: int = 0
+    positions: int = 0
+    """Learned position embeddings; 0 where positions are rotary, relative or ALiBi."""
+    gated_mlp: bool = False
+    rms_norm: bool = False
+    rotary: bool = False
+    causal: bool = True
+    bias: bool = True
+    tied_embeddings: bool = True
+    dropout: bool = False
+    dimensions: Dimensions = Dimensions()
+    """Dimensions that only its family has."""
+    trace: Trace | None = None
+    """Operators of a model of family "traced", which has no dimensions of its own."""
+    towers: tuple[Model, ...] = ()
+    """Separate networks whose output the model reads, trained with it: an encoder of images or of sound."""
+    projector: Projector | None = None
+    """Layers between a tower and the model that reads it."""
+    notes: tuple[str, ...] = ()
+    """Sentences about assumptions on the model, or parts of it that are not priced."""
+    auto: str | None = None
+    """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty where no class does,
+    None where the class of its family does."""
+
+    def own(self, kind: type[DimensionsT]) -> DimensionsT:
+        """Return the dimensions that only its family has.
+
+        Raises:
+            TypeError: they are not of this kind.
+        """
+        if not isinstance(self.dimensions, kind):
+            raise TypeError(f"{self.name} is of family {self.family}, which has no {kind.__name__}")
+        return self.dimensions
+
+    def having(self, **changes: Any) -> Model:
+        """Return the model with some of its family's dimensions changed, and stated."""
+        stated = tuple(dict.fromkeys((*self.dimensions.stated, *changes)))
+        return replace(self, dimensions=replace(self.dimensions, **changes, stated=stated))
+
+    def document(self) -> dict[str, Any]:
+        """Return the model as documents and digests hold it, with the dimensions of its family as `extra`."""
+        general: dict[str, Any] = {}
+        for item in fields(self):
+            if item.name == "dimensions":
+                projector = {} if self.projector is None else self.projector.document()
+                general["extra"] = {**self.dimensions.document(), **projector}
+            elif item.name == "towers":
+                general |= {"pattern": getattr(self.dimensions, "pattern", ()), "towers": self.towers}
+            elif item.name != "projector":
+                general[item.name] = getattr(self, item.name)
+        return general

@@ -1,0 +1,38 @@
+"""Dimensions that all networks of `tilecast.zoo.cnn` have: those of a sample, as an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilecast.model import Dimensions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Images(Dimensions):
+    """Dimensions of a sample: an image, a volume, or a flat image of height 1 that stands for a sequence."""
+
+    image: int
+    """Height, in pixels."""
+    image_width: int | None = None
+    """Width, in pixels; None: as high."""
+    image_depth: int = 1
+    """Depth of a volume, in voxels."""
+    image_channels: int = 3
+    """Numbers of a pixel."""
+    largest_image: int | None = None
+    """Height of the largest image, which the memory bill assumes, where images differ; None: all are equal."""
+    largest_image_width: int | None = None
+    """Width of the largest image; None: as high."""
+
+    @property
+    def width_pixels(self) -> int:
+        """Width, in pixels."""
+        return self.image if self.image_width is None else self.image_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Classifier(Images):
+    """Dimensions of a classifier whose layers are fixed."""
+
+    classes: int = 1000
+    """Categories."""

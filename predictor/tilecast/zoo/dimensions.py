@@ -1,0 +1,100 @@
+"""Dimensions of transformers, which several families of `tilecast.zoo` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilecast.model import Dimensions, Model, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Transformer(Dimensions):
+    """Dimensions of a stack of transformer layers: a decoder, an encoder, both, or a tower."""
+
+    experts: int = 0
+    """Experts of a layer that has some; 0: none has."""
+    top_k: int = 1
+    """Experts that each token visits."""
+    capacity_factor: float = 1.0
+    """Tokens for which experts have room, over the tokens that visit them."""
+    moe_every: int = 1
+    """Distance between layers with experts; 1: each has some."""
+    first_dense: int = 0
+    """First layers, which have no experts."""
+    dense_ffn_hidden: int | None = None
+    """Width of the MLP of layers without experts; None: `Model.ffn_hidden`."""
+    shared_ffn_hidden: int = 0
+    """Width of an MLP beside the experts that all tokens visit."""
+    sliding_window: int = 0
+    """Tokens that local attention reaches; 0: all."""
+    attention_chunk: int = 0
+    """Tokens of a piece of the sequence that local attention does not leave; 0: all."""
+    global_every: int | None = None
+    """Distance between layers that see all tokens where attention is local; None: none does."""
+    global_projections: int = 0
+    """Further dense layers that make queries, keys and values of those of an encoder's tokens that see all others
+    (Longformer, arXiv 2004.05150, section 3.1)."""
+    memory_width: int | None = None
+    """Width of the tokens that cross-attention reads; None: `Model.hidden`."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias. It is not priced."""
+    qk_norm: bool = False
+    """Whether queries and keys are normed. It is not priced."""
+    activation_clamp: float = 0.0
+    """Limit of an activation's inputs; 0: none."""
+    tanh_gelu: bool = False
+    """Whether GELU has its tanh form."""
+    embedding_norm: bool = False
+    """Whether a norm follows the embedding."""
+    embedding_hidden: int | None = None
+    """Width of the embedding; None: `Model.hidden`."""
+    token_types: int = 0
+    """Kinds of segments, each with an embedding."""
+    final_norm: bool = True
+    """Whether a norm follows the last layer."""
+    head_share: float = 1.0
+    """Share of the tokens that the head scores."""
+    head_vocab: int | None = None
+    """Outputs of the head for a token; None: `Model.vocab`."""
+    head_transform: bool = False
+    """Whether the head has a dense layer, an activation and a norm before its projection."""
+    pooler: bool = False
+    """Whether a dense layer reads one token of each sample."""
+    classes: int = 0
+    """Outputs of a head that classifies samples; 0: the head scores tokens."""
+    decoder_layers: int | None = None
+    """Layers of an encoder-decoder that decode; None: half of them."""
+    encoder_length: float | None = None
+    """Tokens that an encoder-decoder encodes; None: the sequence length."""
+    decoder_length: int | None = None
+    """Tokens that an encoder-decoder decodes; None: the sequence length."""
+    text_length: int = 0
+    """Tokens to which every text is padded; 0: the model pads none."""
+
+    def problems(self, model: Model) -> Iterator[Problem]:
+        """Yield the dimensions that contradict others of the model."""
+        for name in ("moe_every", "global_every"):
+            distance = getattr(self, name)
+            if distance is not None and distance < 1:
+                yield name, f"must be positive, got {distance}", "state one or more, or leave it out"
+        if self.experts and not 1 <= self.top_k <= self.experts:
+            yield "top_k", f"{self.top_k} is not from 1 to the {self.experts} experts", "choose a number in between"
+        if self.first_dense > model.layers:
+            yield (
+                "first_dense",
+                f"{self.first_dense} is more than the {model.layers} layers",
+                "choose at most the layers",
+            )
+
+    def decoding(self, model: Model) -> int:
+        """Return how many layers of an encoder-decoder decode."""
+        return model.layers // 2 if self.decoder_layers is None else self.decoder_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Experts(Transformer):
+    """Dimensions of a mixture of experts."""
+
+    experts: int
+    """Experts of a layer that has some."""
