@@ -13,10 +13,10 @@ from tilecast.spec import Plan, Plans, Precision, Workload
 
 def test_a_result_is_made_once_for_equal_keys() -> None:
     made: list[int] = []
-    results: Memo[dict[str, int], int] = Memo(2)
+    results: Memo[int] = Memo(2)
 
     def ask(value: int) -> int:
-        return results.get({"value": value}, lambda: made.append(value) or value)
+        return results.get(("value", value), lambda: made.append(value) or value)
 
     assert [ask(value) for value in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
     assert made == [1, 2, 3, 2]  # 2 was the least recently used when 3 came

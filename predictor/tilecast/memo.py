@@ -1,52 +1,41 @@
-"""Caches for results of pure functions whose arguments can be compared but not hashed."""
+"""Caches for results of pure functions, all of which can be emptied at once."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar, cast
 
-Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Memo(Generic[Key, Value]):
-    """Results by equality of their keys; the least recently used one is dropped first."""
+class Memo(Generic[Value]):
+    """Results by key; the least recently used one is dropped first."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._entries: list[tuple[Key, Value]] = []
+        self._results: OrderedDict[Hashable, Value] = OrderedDict()
         self._lock = threading.Lock()
         _MEMOS.append(self)
 
-    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """Return the result for the key; call `make` where it is not stored."""
-        if (stored := self.find(lambda other: other == key)) is not None:
-            return stored
+        with self._lock:
+            if key in self._results:
+                self._results.move_to_end(key)
+                return self._results[key]
         value = make()
-        self.put(key, value)
+        with self._lock:
+            self._results[key] = value
+            if len(self._results) > self._size:
+                self._results.popitem(last=False)
         return value
-
-    def find(self, matches: Callable[[Key], bool]) -> Value | None:
-        """Return the result whose key matches, the latest first."""
-        with self._lock:
-            items = list(self._entries)
-        for entry in reversed(items):
-            if matches(entry[0]):
-                with self._lock:
-                    self._entries = [*(other for other in self._entries if other is not entry), entry]
-                return entry[1]
-        return None
-
-    def put(self, key: Key, value: Value) -> None:
-        """Store a result."""
-        with self._lock:
-            self._entries = [*self._entries, (key, value)][-self._size :]
 
     def clear(self) -> None:
         """Drop all results."""
         with self._lock:
-            self._entries = []
+            self._results.clear()
 
 
 class Lazy(Generic[Value]):
@@ -64,7 +53,7 @@ class Lazy(Generic[Value]):
         return cast("Value", self._value)
 
 
-_MEMOS: list[Memo[Any, Any]] = []
+_MEMOS: list[Memo[Any]] = []
 
 
 def clear_all() -> None:

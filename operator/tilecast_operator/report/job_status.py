@@ -39,7 +39,7 @@ what a job description leaves out. Half-widths add in quadrature, so at this lim
 unmeasured kernels together reach 57 % of that half-width."""
 
 
-ANSWERS: Memo[Advice, TrainingJobStatus] = Memo(16)
+ANSWERS: Memo[tuple[Advice, TrainingJobStatus]] = Memo(16)
 """Statuses of the last answers, without generation and conditions: jobs that ask the same share one answer."""
 
 
@@ -82,10 +82,8 @@ def status(answer: Answer, generation: int, conditions: list[Condition]) -> Trai
 
 def advised(answer: Advice) -> TrainingJobStatus:
     """Return the status for an advice without the parts that differ from job to job."""
-    shown = ANSWERS.find(lambda other: other is answer)
-    if shown is None:
-        ANSWERS.put(answer, shown := _advised(answer))
-    return shown
+    # The advice is kept with its status, so that its id is not reused for another advice.
+    return ANSWERS.get(id(answer), lambda: (answer, _advised(answer)))[1]
 
 
 def _advised(answer: Advice) -> TrainingJobStatus:

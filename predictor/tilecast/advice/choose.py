@@ -329,7 +329,7 @@ def whole_bytes(workload: Workload) -> float:
     return _WHOLE.get(workload, lambda: _whole_bytes(workload))
 
 
-_WHOLE: Memo[Workload, float] = Memo(64)
+_WHOLE: Memo[float] = Memo(64)
 
 
 def _whole_bytes(workload: Workload) -> float:

@@ -49,6 +49,9 @@ class Gpu:
     instances: int = 1
     """Number of such slices that fit on the whole GPU."""
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def peak(self, precision: str) -> float:
         """Return the dense peak in FLOP/s.
 
@@ -218,6 +221,9 @@ class Pool:
     """The job's own runs, here or elsewhere, which correct its forecasts."""
     usual_gpus_per_node: int = 0
     """GPUs of a whole node, if the pool was declared to have a part of one; 0 if its nodes are whole."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def is_part(self) -> bool:

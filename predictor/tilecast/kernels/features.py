@@ -305,7 +305,7 @@ def _grown(w: Work, grown: Sequence[str], precision: str) -> Work:
     return work(KINDS[w.kind], precision, larger)
 
 
-_ANYWHERE: Memo[tuple[object, ...], tuple[Work, list[Floats]]] = Memo(8)
+_ANYWHERE: Memo[tuple[Work, list[Floats]]] = Memo(8)
 """Inputs of refined kernels that are the same on every GPU: `_grown` and `_sides`."""
 
 

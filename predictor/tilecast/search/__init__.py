@@ -239,8 +239,8 @@ class _Space:
         return needed, upper, bills
 
 
-_SPACES: Memo[tuple[Workload, int, int, int, bool, bool, Limits], _Space] = Memo(4)
-_TABLES: Memo[tuple[Workload, Pool, Limits], PlanTable] = Memo(8)
+_SPACES: Memo[_Space] = Memo(4)
+_TABLES: Memo[PlanTable] = Memo(8)
 
 
 def _chunks(plans: Plans) -> Iterator[slice]:

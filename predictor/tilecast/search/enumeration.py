@@ -77,7 +77,7 @@ _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
 _DECIDING = ("training", "precision", "framework", "checkpointing", "offload", "gradient_sync", "bucket_mib")
 """Fields of a workload that decide its ways, besides what can be recomputed of its model."""
-_WAYS: Memo[tuple[object, ...], tuple[_Table, Mask]] = Memo(8)
+_WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:

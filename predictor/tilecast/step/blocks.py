@@ -89,10 +89,10 @@ def kernel_seconds(
     return _PRICED.get((id(sharded.graph), alike, gpu), make)[1]
 
 
-_PRICED: Memo[tuple[int, Workload, Gpu], tuple[Graph, KernelSeconds]] = Memo(32)
+_PRICED: Memo[tuple[Graph, KernelSeconds]] = Memo(32)
 
 
-_KERNELS: Memo[int, tuple[Graph, tuple[KernelTable, list[Rows]]]] = Memo(4)
+_KERNELS: Memo[tuple[Graph, tuple[KernelTable, list[Rows]]]] = Memo(4)
 
 
 def _kernel_seconds(

@@ -11,7 +11,8 @@ add a table to a file in `huggingface/types/`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -83,7 +84,7 @@ def _operators(workload: Workload) -> int:
     return sum(len(block.ops) for block in graph.blocks)
 
 
-_OPERATORS: Memo[Workload, int] = Memo(32)
+_OPERATORS: Memo[int] = Memo(32)
 
 
 def builder(workload: Workload) -> Builder:
@@ -215,10 +216,11 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
     shares = [column[rows.first] for column in columns]
     keys = list(zip(*(share.tolist() for share in shares), strict=True))
     alike = of_any_batch(workload)
-    known = _GRAPHS.find(lambda key: key[0] == alike and all(one in key[1] for one in keys))
+    graphs = _GRAPHS.get(alike, lambda: deque(maxlen=_GRAPHS_PER_WORKLOAD))
+    known = next(((graph, places) for graph, places in tuple(graphs) if places.keys() >= set(keys)), None)
     if known is None:
         known = build(alike, Shards(*shares)), {one: place for place, one in enumerate(keys)}
-        _GRAPHS.put((alike, known[1].keys()), known)
+        graphs.appendleft(known)
     graph, places = known
     return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index])
 
@@ -232,7 +234,9 @@ def of_any_batch(workload: Workload) -> Workload:
 
 
 _Shares: TypeAlias = tuple[int, ...]
-_GRAPHS: Memo[tuple[Workload, Collection[_Shares]], tuple[Graph, dict[_Shares, int]]] = Memo(8)
+_GRAPHS: Memo[deque[tuple[Graph, dict[_Shares, int]]]] = Memo(8)
+"""The last graphs of each workload, with the place of each shard in them."""
+_GRAPHS_PER_WORKLOAD = 3
 
 
 def parameters(workload: Workload) -> float:
