@@ -23,7 +23,7 @@ def numbered(name: str, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"numbered": name})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Dimensions:
     """Dimensions that only one family has, of a model of any family.
 
@@ -33,6 +33,16 @@ class Dimensions:
     stated: tuple[str, ...] = ()
     """Names of the dimensions that were stated rather than left to their defaults, in that order. Digests cover these
     alone, so that a new dimension with a default changes no digest."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    # One comparison serves all families: a generated one for each would take longer to import than a forecast takes.
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
     def problems(self, model: Model) -> Iterator[Problem]:
         """Yield the dimensions that contradict others of the model."""

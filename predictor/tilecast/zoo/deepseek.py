@@ -21,7 +21,7 @@ from tilecast.zoo.parts import Linear, Part, Rank, key_collectives, norm_paramet
 from tilecast.zoo.self_attention import Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Deepseek(Transformer):
     """Dimensions of a decoder with latent attention."""
 

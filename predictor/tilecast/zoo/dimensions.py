@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilecast.model import Dimensions, Model, Problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Transformer(Dimensions):
     """Dimensions of a stack of transformer layers: a decoder, an encoder, both, or a tower."""
 
@@ -92,7 +92,7 @@ class Transformer(Dimensions):
         return model.layers // 2 if self.decoder_layers is None else self.decoder_layers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Experts(Transformer):
     """Dimensions of a mixture of experts."""
 

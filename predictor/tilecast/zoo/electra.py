@@ -18,7 +18,7 @@ _HEAD_DIM = 64
 """Width of a head in the generators of every published size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Electra(Transformer):
     """Dimensions of the discriminator, and of the generator where they differ."""
 

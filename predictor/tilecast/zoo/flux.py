@@ -23,7 +23,7 @@ from tilecast.zoo.cnn.walk import Walk
 from tilecast.zoo.modulated import Modulated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Flux(Modulated):
     """Dimensions of a rectified-flow transformer."""
 

@@ -27,7 +27,7 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Linear, Part, Rank, norm_parameters, residual, tensor_collectives
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Hybrid(Transformer):
     """Dimensions of a state-space model or of a hybrid with attention.
 

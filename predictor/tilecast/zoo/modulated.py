@@ -22,7 +22,7 @@ TIME_WIDTH = 256
 """Number of sines and cosines that encode a time step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Modulated(Dimensions):
     """Dimensions of a diffusion transformer."""
 

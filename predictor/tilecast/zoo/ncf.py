@@ -17,7 +17,7 @@ from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ncf(Dimensions):
     """Dimensions of neural collaborative filtering."""
 

@@ -40,7 +40,7 @@ _MOMENTS: Mapping[str, float] = {"momentum": 1.0, "adam": 2.0, "adamw": 2.0, "la
 plain SGD adds gradients to the rows directly."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Tables(Dimensions):
     """Dimensions of the embedding tables of a recommender."""
 
@@ -62,7 +62,7 @@ class Tables(Dimensions):
     """Weights of keys that are looked up one by one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Dlrm(Tables):
     """Dimensions of DLRM and DCN v2."""
 
@@ -78,7 +78,7 @@ class Dlrm(Tables):
     """Rank of such a layer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WideDeep(Tables):
     """Dimensions of Wide & Deep."""
 
@@ -90,7 +90,7 @@ class WideDeep(Tables):
     """Weights of such keys."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Autoencoder(Tables):
     """Dimensions of a variational autoencoder of a user's items."""
 
@@ -100,7 +100,7 @@ class Autoencoder(Tables):
     """Items that are scored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SearchInterest(Tables):
     """Dimensions of SIM."""
 

@@ -19,7 +19,7 @@ from tilecast.zoo.parts import Part, Rank
 from tilecast.zoo.self_attention import attention
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RelativeEncoder(Transformer):
     """Dimensions of an encoder with relative positions."""
 

@@ -24,7 +24,7 @@ _PROMPTS = 7.0
 padding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SegmentAnything(vision.Vision):
     """Dimensions of Segment Anything."""
 

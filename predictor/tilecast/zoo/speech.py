@@ -19,7 +19,7 @@ from tilecast.zoo.parts import Rank, frozen_parameters
 _KERNEL, _STRIDES = 3, (1, 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Spectrogram(Transformer):
     """Dimensions of a transformer over a spectrogram."""
 

@@ -20,7 +20,7 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class QueryEncoder(Transformer):
     """Dimensions of an encoder of learned queries."""
 

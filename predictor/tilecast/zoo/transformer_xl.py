@@ -24,7 +24,7 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import Part, Rank, norm_parameters, residual, tensor_collectives
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TransformerXl(Transformer):
     """Dimensions of Transformer-XL."""
 

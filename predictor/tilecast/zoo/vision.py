@@ -19,7 +19,7 @@ from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import frozen_parameters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Vision(Transformer):
     """Dimensions of a vision transformer."""
 
@@ -59,7 +59,7 @@ class Vision(Transformer):
         return rows, columns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Swin(Vision):
     """Dimensions of a Swin transformer."""
 

@@ -14,7 +14,7 @@ from tilecast.zoo.cnn.images import Classifier
 from tilecast.zoo.cnn.walk import Walk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ConvNext(Classifier):
     """Dimensions of ConvNeXt."""
 

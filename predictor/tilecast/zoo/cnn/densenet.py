@@ -12,7 +12,7 @@ _BOTTLENECK = 4
 """Channels of a layer's 1x1 convolution, in units of the growth rate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DenseNet(Classifier):
     """Dimensions of DenseNet."""
 

@@ -25,7 +25,7 @@ PYRAMID = 256
 """Channels of every level of a feature pyramid and of the heads on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Detector(Residual):
     """Dimensions of a detector over the four stages of a ResNet."""
 
@@ -35,7 +35,7 @@ class Detector(Residual):
     """Whether the fourth stage keeps the size of the third."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ssd(Residual):
     """Dimensions of SSD."""
 
@@ -45,7 +45,7 @@ class Ssd(Residual):
     """Categories, one of which is the background."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RetinaNet(Detector):
     """Dimensions of RetinaNet."""
 
@@ -61,7 +61,7 @@ class RetinaNet(Detector):
     """Whether the further levels come from the last level of the backbone, not of the pyramid."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class YoloV3(Images):
     """Dimensions of YOLOv3."""
 

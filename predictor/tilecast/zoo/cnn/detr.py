@@ -16,7 +16,7 @@ from tilecast.zoo.cnn.walk import Walk
 _WIDTH, _HEADS, _INNER = 256, 8, 2048
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Detr(Detector):
     """Dimensions of DETR."""
 

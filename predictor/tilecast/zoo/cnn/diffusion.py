@@ -16,7 +16,7 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DiffusionUnet(Images):
     """Dimensions of the U-Net of latent diffusion."""
 

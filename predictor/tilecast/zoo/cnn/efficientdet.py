@@ -17,7 +17,7 @@ _READ = (2, 4, 6)
 _ANCHORS = 9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class EfficientDet(mobile.EfficientNet):
     """Dimensions of EfficientDet."""
 

@@ -16,7 +16,7 @@ _CONTEXTS = 4
 """Number of context vectors computed from the static variables."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TemporalFusion(Images):
     """Dimensions of the Temporal Fusion Transformer; the width of its image is the number of steps."""
 

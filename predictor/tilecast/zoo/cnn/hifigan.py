@@ -22,7 +22,7 @@ _PASSES = 4
 """Passes of the discriminators per step: real and made sound, once to train them and once to train the generator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class HifiGan(Images):
     """Dimensions of HiFi-GAN."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilecast.model import Dimensions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Images(Dimensions):
     """Dimensions of a sample: an image, a volume, or a flat image of height 1 that stands for a sequence."""
 
@@ -30,7 +30,7 @@ class Images(Dimensions):
         return self.image if self.image_width is None else self.image_width
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Classifier(Images):
     """Dimensions of a classifier whose layers are fixed."""
 

@@ -15,7 +15,7 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Gnmt(Images):
     """Dimensions of GNMT; the width of its image is the number of words."""
 
@@ -25,7 +25,7 @@ class Gnmt(Images):
     """Words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Lstm(Gnmt):
     """Dimensions of a stack of LSTMs."""
 

@@ -66,7 +66,7 @@ _EFFICIENTNET = tuple(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MobileNetV3(Classifier):
     """Dimensions of MobileNet v3."""
 
@@ -74,7 +74,7 @@ class MobileNetV3(Classifier):
     """Whether it is the large one of the two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class EfficientNet(Classifier):
     """Dimensions of EfficientNet v1."""
 
@@ -86,7 +86,7 @@ class EfficientNet(Classifier):
     """Whether squeeze-and-excitation takes its share of a block's inner channels, not of its inputs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class EfficientNetV2(Classifier):
     """Dimensions of EfficientNet v2."""
 

@@ -14,7 +14,7 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Residual(Images):
     """Dimensions of the residual stages of a ResNet."""
 
@@ -32,7 +32,7 @@ class Residual(Images):
     """Reduction of squeeze-and-excitation; 0: there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ResNet(Residual):
     """Dimensions of a ResNet that classifies."""
 
@@ -44,7 +44,7 @@ class ResNet(Residual):
     """Whether the stem is one 3x3 convolution without pooling, for images of 32 pixels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class FaceResNet(Images):
     """Dimensions of a recogniser of faces."""
 

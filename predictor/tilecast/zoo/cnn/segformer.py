@@ -16,7 +16,7 @@ _STEMS = ((7, 4), (3, 2), (3, 2), (3, 2))
 """Kernel and stride of the overlapping patches of each stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Segformer(Images):
     """Dimensions of SegFormer."""
 

@@ -26,7 +26,7 @@ _SYMBOLS, _ALIGNED = 148, 128
 """Number of letters and signs that are spoken, and the width in which attention compares frames and letters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Jasper(Images):
     """Dimensions of Jasper and QuartzNet."""
 
@@ -34,7 +34,7 @@ class Jasper(Images):
     """Blocks of each of five kinds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DeepSpeech2(Images):
     """Dimensions of DeepSpeech 2; the height of its image is the number of frequencies."""
 
@@ -44,7 +44,7 @@ class DeepSpeech2(Images):
     """Cells of an LSTM in each direction."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Rnnt(Images):
     """Dimensions of RNN-T."""
 
@@ -58,7 +58,7 @@ class Rnnt(Images):
     """Kinds of symbols."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Spoken(Images):
     """Dimensions of Tacotron 2 and FastPitch; the width of their image is the number of frames."""
 
@@ -66,7 +66,7 @@ class Spoken(Images):
     """Letters of the text of a sample."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Wav2vec2(Images):
     """Dimensions of wav2vec 2.0; the width of its image is the number of values of sound."""
 

@@ -28,7 +28,7 @@ _REGION = 14
 _NEIGHBOURS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TwoStage(Detector):
     """Dimensions of detectors that propose regions."""
 
@@ -36,7 +36,7 @@ class TwoStage(Detector):
     """Whether the fourth stage of the ResNet runs on every region, not on the image."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RegionCnn(TwoStage):
     """Dimensions of detectors that classify the regions."""
 

@@ -12,7 +12,7 @@ from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Unet(Images):
     """Dimensions of a U-Net."""
 
@@ -36,7 +36,7 @@ class Unet(Images):
     """Whether the first two levels have the same channels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Vnet(Images):
     """Dimensions of a V-Net."""
 

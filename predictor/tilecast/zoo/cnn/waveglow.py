@@ -19,7 +19,7 @@ _GROUP, _FLOWS, _EARLY_EVERY, _EARLY = 8, 12, 4, 2
 _LAYERS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WaveGlow(Images):
     """Dimensions of WaveGlow; the width of its image is the number of samples of sound."""
 
