@@ -646,3 +646,9 @@ def test_every_table_names_dimensions_of_its_family() -> None:
         if "family" in table:
             names = {*table, *table["read"]} - apart
             assert not [name for name in names if not reading.type_of(table["family"], name)], kind
+
+
+def test_a_classifier_of_sound_is_priced_as_its_encoder() -> None:
+    known = {"model_type": "wav2vec2", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
+    named = {**known, "architectures": ["Wav2Vec2ForSequenceClassification"]}
+    assert huggingface.model(named).dimensions == huggingface.model(known).dimensions

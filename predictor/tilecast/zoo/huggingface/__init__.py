@@ -15,6 +15,7 @@ from tilecast import shipped, zoo
 from tilecast.model import Model
 from tilecast.spec import SpecError
 from tilecast.zoo.huggingface import heads, parts, patterns, reading
+from tilecast.zoo.reading import type_of
 
 
 def supported() -> tuple[str, ...]:
@@ -245,7 +246,8 @@ def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
             raise SpecError(f"{path}.{key}", "is missing", f"a config of {kind} states it")
     described = {key: value for key, value in table.items() if key not in _NOT_DIMENSIONS}
     try:
-        return zoo.model_from({"name": kind, **described, **heads.of(config, table)})
+        head = {name: size for name, size in heads.of(config, table).items() if type_of(table["family"], name)}
+        return zoo.model_from({"name": kind, **described, **head})
     except SpecError as error:
         dimension = error.field.removeprefix("model.")
         names = {"kvHeads": "kv_heads", "headDim": "head_dim"}
