@@ -224,6 +224,12 @@ def test_anchors_and_merges_mean_what_they_name() -> None:
     assert documents.written_out(plain) == plain
 
 
+@pytest.mark.parametrize("text", ["a: [1", "a: *b\nc: *d", "a: \x00", "a: &b 1\nc: *b\nd: {"])
+def test_text_that_is_no_yaml_is_refused_where_aliases_are_written_out(text: str) -> None:
+    with pytest.raises(SpecError, match=r"^job\.yaml: is not YAML.*; correct the syntax$"):
+        documents.written_out(text, "job.yaml")
+
+
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.timeout(5)
 def test_hostile_text_is_refused_in_one_line(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -64,9 +65,16 @@ def _json(text: str, name: str, limit: int) -> list[Any] | None:
 def _yaml(text: str, name: str) -> list[Any]:
     if len(text) > MAX_YAML_BYTES:
         raise SpecError(name, "is not JSON", "check where it was cut off")
-    try:
+    with _refusing(name):
         _check_events(text, name)
         return [document for document in yaml.load_all(text, Loader=_LOADER) if document is not None]
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Raise SpecError for what PyYAML raises about the text of that name."""
+    try:
+        yield
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -84,7 +92,9 @@ def written_out(text: str, name: str = "manifest") -> str:
     Raises:
         SpecError: as in `load`.
     """
-    if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER)):
+    with _refusing(name):
+        has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER))
+    if not has_aliases:
         return text
     return yaml.dump_all(_yaml(text, name), Dumper=_NoAliasDumper, sort_keys=False, width=4096)
 
