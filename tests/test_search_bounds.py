@@ -13,6 +13,8 @@ import pytest
 from operator_store import JOBS, Store, job, operator, ready, settled
 from tilecast import graph, zoo
 from tilecast.advice import Advice, Request, advise, enumeration
+from tilecast.advice.enumeration import variants
+from tilecast.advice.pricing import find_candidates
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.jobs import in_words
@@ -124,11 +126,37 @@ def test_where_there_are_too_many_plans_fewer_node_counts_are_tried(monkeypatch:
     monkeypatch.setattr(enumeration, "MOST_PLANS", everything.plans_evaluated - 1)
     fewer = advise(request, [pool("a"), pool("b")])
     assert fewer.best is not None and 0 < fewer.plans_evaluated < everything.plans_evaluated
+    note = "The job has more plans than one search prices: some node counts were left out."
+    assert note in fewer.notes and note not in everything.notes
     monkeypatch.setattr(enumeration, "MOST_PLANS", 10)
     with pytest.raises(
         SearchTooLargeError, match=r"spec\.training\.globalBatchSize: .* plans left are more than the 10 "
     ):
         advise(request, [pool("a"), pool("b")])
+
+
+def test_where_there_are_still_too_many_plans_fewer_global_batches_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload(zoo.preset("llama-2-7b"), 4096, 720)
+    request = Request("a", workload, batches=(720, 5040), precisions=("fp32", "tf32", "bf16", "fp16"))
+    pools = [pool("a"), pool("b")]
+    advice = advise(request, pools)
+    assert advice.best is not None and advice.plans_evaluated <= enumeration.MOST_PLANS
+    note = "The job has more plans than one search prices: some node counts were left out and 2 of 5 global batches"
+    assert f"{note} were tried." in advice.notes
+    assert advise(request, pools) == advice
+    tried = {item.global_batch for each in enumeration.enumerate_pools(request, pools) for item in each.variants}
+    assert tried == {720, 4608}
+    monkeypatch.setattr(enumeration, "MOST_PLANS", 230_000)
+    advice = advise(request, pools)
+    assert advice.best is not None and advice.best.workload.global_batch == 720
+    assert "some node counts were left out and 1 of 5 global batches were tried." in " ".join(advice.notes)
+    assert len(find_candidates(request, pool("a"))) <= 230_000
+
+
+def test_global_batches_are_thinned_to_both_ends_and_the_most_factors_of_two() -> None:
+    request = Request("a", Workload(zoo.preset("gpt2"), 1024, 40), batches=(3, 50))
+    batches = {most: [item.global_batch for item in variants(request, pool("a"), most)] for most in (4, 2, 0)}
+    assert batches == {4: [40, 3, 16, 32, 50], 2: [40, 3, 50], 0: [40]}
 
 
 async def test_the_operator_says_so_in_the_status_and_does_not_try_again() -> None:

@@ -39,7 +39,7 @@ from typing import Any
 from tilecast import __version__, constants, hardware, kernels
 from tilecast.advice import what_if
 from tilecast.advice.choose import Choice, choose_or_reject, rank_choices
-from tilecast.advice.enumeration import enumerate_pools
+from tilecast.advice.enumeration import enumerate_pools, left_out
 from tilecast.advice.pricing import price
 from tilecast.advice.reasons import explain
 from tilecast.advice.values import (
@@ -88,7 +88,8 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     """
     _check(request, pools)
     considered = sorted(pools, key=_name)
-    candidates = [price(enumeration) for enumeration in enumerate_pools(request, considered)]
+    enumerations = enumerate_pools(request, considered)
+    candidates = [price(enumeration) for enumeration in enumerations]
     outcomes = [choose_or_reject(request, each) for each in candidates]
     ranking = rank_choices(request, [outcome for outcome in outcomes if isinstance(outcome, Choice)])
     explanation = explain(request, ranking)
@@ -107,6 +108,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         tie_ratio=ranking.ratio,
         notes=(
             *explanation.notes,
+            *left_out(request, enumerations),
             *answers.suggestions,
             *explanation.sharing_notes,
             *answers.baseline_notes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,10 +28,13 @@ published model whose layers all differ may have 13 such combinations.
 MOST_PLANS = 500_000
 """Most plans of all pools together that one search prices, each 2 us and 500 to 900 bytes.
 
-The largest search in the documentation prices 400,000. Where there are more plans, some node counts are left out.
+The largest search in the documentation prices 400,000. Where there are more plans, some node counts are left
+out, then some global batches of a range.
 """
 MAX_BATCHES = 8
 """Most global batches that are tried in a range: its ends, the job's own, and those with the most factors of two."""
+FEWER_BATCHES = (4, 2, 0)
+"""Most global batches that are tried in a range, besides the job's own, as long as there are too many plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +55,43 @@ def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration
     """Enumerate the plans of each pool, at most `MOST_PLANS` in total.
 
     Raises:
-        SearchTooLargeError: there are more plans even with the fewest node counts, or too many operators.
+        SearchTooLargeError: there are more plans even with the fewest node counts and global batches, or too many
+            operators.
     """
     able = [len(variants(request, pool)) for pool in pools]
     kernels_priced = sum(able) * zoo.operators(request.workload)
     if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
         raise _too_large(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
-    try:
-        return _enumerate_within(request, pools, Limits())
-    except SearchTooLargeError:
-        return _enumerate_within(request, pools, Limits(max_plans=MOST_PLANS // max(1, sum(able))))
+    *tried, last = _extents(request, pools)
+    for extent in tried:
+        with suppress(SearchTooLargeError):
+            return _enumerate_within(request, pools, extent)
+    return _enumerate_within(request, pools, last)
 
 
-def _enumerate_within(request: Request, pools: Sequence[Pool], limits: Limits) -> list[Enumeration]:
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """What is enumerated of a job that may have too many plans."""
+
+    limits: Limits
+    batches: int
+    """Most global batches of the job's range that are tried besides its own."""
+
+
+def _extents(request: Request, pools: Sequence[Pool]) -> list[_Extent]:
+    """Return what is tried until there are at most `MOST_PLANS` plans: everything, fewer node counts, fewer batches."""
+    extents = [_Extent(Limits(), MAX_BATCHES)]
+    for batches in (MAX_BATCHES, *FEWER_BATCHES) if request.batches else (MAX_BATCHES,):
+        able = sum(len(variants(request, pool, batches)) for pool in pools)
+        extents.append(_Extent(Limits(max_plans=MOST_PLANS // max(1, able)), batches))
+    return extents
+
+
+def _enumerate_within(request: Request, pools: Sequence[Pool], extent: _Extent) -> list[Enumeration]:
     enumerations: list[Enumeration] = []
     for pool in pools:
-        enumeration = enumerate_plans(request, pool, limits)
-        left = MOST_PLANS - sum(len(each) for each in enumerations)
-        if len(enumeration) > left:
-            raise _too_large(request, len(enumeration), left, "plans left")
-        enumerations.append(enumeration)
+        before = sum(len(each) for each in enumerations)
+        enumerations.append(_enumerate(request, pool, extent, before))
     return enumerations
 
 
@@ -85,13 +106,31 @@ def _too_large(request: Request, number: int, limit: int, noun: str) -> SearchTo
 def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans | None = None) -> Enumeration:
     """Enumerate every plan that a pool could run for a job, whatever the job's constraints.
 
+    Without limits, node counts and global batches are left out where there are more than `MOST_PLANS` plans.
+
     Args:
         request: the job.
         pool: the pool.
         limits: bounds of the enumeration.
         exactly: the only plans to consider; None for those that the search, or the job's statement, gives.
     """
-    able = variants(request, pool)
+    *tried, last = _extents(request, [pool]) if limits == Limits() else [_Extent(limits, MAX_BATCHES)]
+    for extent in tried:
+        with suppress(SearchTooLargeError):
+            return _enumerate(request, pool, extent, 0, exactly)
+    return _enumerate(request, pool, last, None, exactly)
+
+
+def _enumerate(
+    request: Request, pool: Pool, extent: _Extent, before: int | None, exactly: Plans | None = None
+) -> Enumeration:
+    """Enumerate the plans of a pool.
+
+    Raises:
+        SearchTooLargeError: with the `before` plans of other pools there are more than `MOST_PLANS`; never if `before`
+            is None.
+    """
+    able, limits = variants(request, pool, extent.batches), extent.limits
     every: list[tuple[int, PlanTable]] = []
     for index, workload in enumerate(able):
         given = _requested_plans(request, workload, pool) if exactly is None else exactly
@@ -104,15 +143,41 @@ def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans
         exact = request.constraints.gpus
         if exact is not None and limits.gpus is None and not np.any(listing.plans.gpus == exact):
             every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
+        count = sum(len(table.plans) for _, table in every)
+        if before is not None and before + count > MOST_PLANS:
+            raise _too_large(request, before + count, MOST_PLANS, "plans left")
     return Enumeration(pool, able, tuple(item for item in every if len(item[1].plans)))
 
 
-def variants(request: Request, pool: Pool) -> tuple[Workload, ...]:
-    """Return the job in every precision and global batch that it allows and the pool supports, its own first."""
+def left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]:
+    """Return a sentence on what was left out to keep the plans few, as a list; empty if nothing was."""
+    parts = []
+    if any(table.is_bounded for each in enumerations for _, table in each.tables):
+        parts.append("some node counts were left out")
+    possible, tried = (
+        {item.global_batch for group in groups for item in group}
+        for groups in (
+            [variants(request, each.pool) for each in enumerations],
+            [each.variants for each in enumerations],
+        )
+    )
+    if len(tried) < len(possible):
+        parts.append(f"{len(tried)} of {len(possible)} global batches were tried")
+    return [f"The job has more plans than one search prices: {' and '.join(parts)}."] if parts else []
+
+
+def variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> tuple[Workload, ...]:
+    """Return the job in every precision and global batch that it allows and the pool supports, its own first.
+
+    At most `most_batches` global batches are taken from the job's range.
+    """
     own = request.workload
     able = search.abilities(own.framework).precisions if own.framework else PRECISIONS
     precisions = search.variants(own, [name for name in request.precisions if name in able])
-    batches = (own.global_batch, *(item for item in _batches(request) if item != own.global_batch))
+    batches = (
+        own.global_batch,
+        *(item for item in _fewest(_batches(request), most_batches) if item != own.global_batch),
+    )
     return tuple(
         replace(workload, global_batch=batch, steps=_steps(request, batch))
         for workload in precisions
@@ -135,6 +200,14 @@ def _batches(request: Request) -> list[int]:
             break
     divided = sorted(item for item in sizes if item % micro == 0)
     return divided[:: -(-len(divided) // MAX_BATCHES)] if divided else []
+
+
+def _fewest(sizes: list[int], most: int) -> list[int]:
+    """Return at most `most` of the ascending sizes: both ends, then those with the most factors of two."""
+    if len(sizes) <= most:
+        return sizes
+    inner = sorted(sizes[1:-1], key=lambda size: (-(size & -size), size))
+    return sorted([sizes[0], sizes[-1], *inner][:most])
 
 
 def _steps(request: Request, batch: int) -> int | None:
