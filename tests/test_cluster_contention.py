@@ -1,4 +1,7 @@
-"""Two operators with different settings over the same jobs of a real API server: their writes must end."""
+"""Two operators with different settings over the same jobs of a real API server: their writes must end.
+
+There are TrainingJobs, which each operator signs, and Jobs, which nobody signs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,15 @@ WAIT_S = 120
 NAMES = [f"j{number}" for number in range(10)]
 MEASURED = NAMES[:6]
 SETTINGS = {"learns": {"TILECAST_LEARNING": "true"}, "learns-not": {"TILECAST_LEARNING": "false"}}
+OF_JOBS = {"TILECAST_JOBS": "true", "TILECAST_DISCOVERY": "false"}
+WHERE = {
+    "everywhere": OF_JOBS,
+    "on-t4": {**OF_JOBS, "TILECAST_NODE_SELECTOR": "nvidia.com/gpu.product=Tesla-T4"},
+}
+"""Settings of operators that see different nodes, and so advise every Job differently from the start."""
 QUICK = dict.fromkeys((f"TILECAST_{name}SETTLE_SECONDS" for name in ("", "CAPACITY_", "CALIBRATE_")), "0.1")
+JOB_WRITES_AT_MOST = 8
+"""Most writes of one Job by both operators: each writes its own answer, and once over the other's; some conflict."""
 WRITES_AT_MOST = 40
 """Most writes of one job until the operators stop overwriting each other.
 
@@ -31,17 +42,19 @@ a minute.
 """
 
 
-@pytest.fixture
-def operators(bare_cluster: Cluster) -> Iterator[list[Operator]]:
+@pytest.fixture(params=[SETTINGS])
+def operators(bare_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[list[Operator]]:
     both = [
-        Operator(bare_cluster, settings={**QUICK, **more, "TILECAST_INSTANCE": name}) for name, more in SETTINGS.items()
+        Operator(bare_cluster, settings={**QUICK, **more, "TILECAST_INSTANCE": name})
+        for name, more in request.param.items()
     ]
     try:
         yield both
     finally:
         for operator in both:
             operator.kill()
-        bare_cluster.kubectl("delete", "trainingjobs,poollearnings", "--all", "--all-namespaces", "--wait=false")
+        kinds = "trainingjobs,poollearnings,gpupools,jobs,events"
+        bare_cluster.kubectl("delete", kinds, "--all", "--all-namespaces", "--wait=false")
 
 
 def writes(cluster: Cluster, since: int) -> Counter[str]:
@@ -88,8 +101,8 @@ def test_two_operators_with_different_settings_leave_each_other_alone(
 
     (one, other), (first, second) = operators, SETTINGS
     wait_for(lambda: named(one, second) and named(other, first), "both to name the other", WAIT_S)
-    messages = wait_for(lambda: events(cluster), "an Event that says so", WAIT_S)
-    assert all(first in text and second in text for text in messages)
+    messages = wait_for(lambda: told(cluster), "an Event that says so", WAIT_S)
+    assert all(first in text and second in text for _, text in messages)
     wait_for(lambda: sum(map(contended, operators)) >= 1, "a metric that says so", WAIT_S)
     time.sleep(20)
     count = writes(cluster, since)
@@ -97,17 +110,59 @@ def test_two_operators_with_different_settings_leave_each_other_alone(
     assert max(count.values()) <= WRITES_AT_MOST
 
 
+@pytest.mark.parametrize("operators", [WHERE], indirect=True)
+def test_two_operators_leave_each_other_the_jobs_that_nobody_signs(
+    bare_cluster: Cluster, operators: list[Operator]
+) -> None:
+    cluster = bare_cluster
+    for operator in operators:
+        operator.start()
+    items = [plain_job(name) for name in NAMES]
+    cluster.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    wait_for(lambda: sum(map(contended, operators)) >= len(NAMES), "every Job to be left to one of them", WAIT_S)
+    wait_for(lambda: {name for name, _ in told(cluster)} == set(NAMES), "an Event about each Job", WAIT_S)
+    assert all("another release answers it too" in text for _, text in told(cluster))
+    assert any("another release answers it too" in operator.log.read_text() for operator in operators)
+    written = sum(job_writes(operator) for operator in operators)
+    time.sleep(20)
+    assert sum(job_writes(operator) for operator in operators) == written <= JOB_WRITES_AT_MOST * len(NAMES)
+
+
+def plain_job(name: str) -> dict[str, Any]:
+    """Return a Job that asks for advice and waits for its user."""
+    training = {"sequenceLength": 1024, "globalBatchSize": 64, "precision": "fp16"}
+    marks = {"tilecast.dev/model": "gpt2", "tilecast.dev/training": json.dumps(training)}
+    container = {"name": "train", "image": "train", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "labels": {"tilecast.dev/enabled": "true"},
+            "annotations": marks,
+        },
+        "spec": {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}},
+    }
+
+
+def told(cluster: Cluster) -> list[tuple[str, str]]:
+    """Return the name of the object and the message of each Event about contention."""
+    items = json.loads(cluster.kubectl("get", "events", "--field-selector=reason=Contended", "-o", "json"))["items"]
+    return [(item["involvedObject"]["name"], item["message"]) for item in items]
+
+
 def contended(operator: Operator) -> float:
     """Return how many objects an operator leaves to another."""
-    (value,) = (
-        line.rpartition(" ")[2]
-        for line in operator.get("/metrics").splitlines()
-        if line.startswith("tilecast_contended_objects ")
-    )
-    return float(value)
+    return metric(operator, "tilecast_contended_objects")
 
 
-def events(cluster: Cluster) -> list[str]:
-    """Return the messages of the Events about contention."""
-    items = json.loads(cluster.kubectl("get", "events", "--field-selector=reason=Contended", "-o", "json"))["items"]
-    return [item["message"] for item in items]
+def job_writes(operator: Operator) -> float:
+    """Return how many writes of Jobs an operator tried."""
+    return metric(operator, 'tilecast_writes_total{outcome="ok",resource="jobs"}')
+
+
+def metric(operator: Operator, name: str) -> float:
+    """Return the sum of the samples of an operator's metric whose line begins with a name."""
+    lines = operator.get("/metrics").splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
