@@ -58,7 +58,11 @@ class ValidationRule:
     """A condition over several fields, in one form for the API server and in another for this process."""
 
     cel: str
-    """Condition in CEL over `self`, as in `x-kubernetes-validations`."""
+    """Condition in CEL over `self`, as in `x-kubernetes-validations`.
+
+    An expression that a rule needs twice is written twice: no version of Kubernetes enables `cel.bind` (the list is in
+    `pkg/cel/environment/base.go` of its API server).
+    """
     holds: Callable[[Any], bool]
     """Function of the pydantic model that checks the same condition."""
     problem: str
