@@ -22,6 +22,7 @@ from operator_process import Operator
 from test_releases import RELEASES, crds_of, crds_of_today
 from tilecast import __version__
 from tilecast.jobs import ADMISSION_GATES, HOLD_QUEUE, JOB_KINDS
+from tilecast.objectives import OBJECTIVES
 from tilecast_operator.settings import Settings, from_environment
 
 pytestmark = pytest.mark.cluster
@@ -29,8 +30,9 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "tilecast"
 NAMESPACE = "tilecast-system"
-EARLIER = [chart for chart in RELEASES if not chart.stem.startswith(f"tilecast-{__version__}-")]
-"""Charts of earlier versions, without those that landed under today's version, whose CRDs state the same version."""
+SAME_VERSION = [chart for chart in RELEASES if chart.stem.startswith(f"tilecast-{__version__}-")]
+"""Charts that landed under today's version: their CRDs are older and state the same version."""
+EARLIER = [chart for chart in RELEASES if chart not in SAME_VERSION]
 KUBE_SCORE_GRADE_OK = 10
 MONITORING = [f"--set={name}.enabled=true" for name in ("serviceMonitor", "podMonitor", "prometheusRule")]
 OPERATED = "--api-versions=monitoring.coreos.com/v1"
@@ -691,6 +693,30 @@ def test_upgrade_from_every_release_and_back(installer: Helm, helm: Helm, own_cl
 
     installer("uninstall", "--wait", "--timeout=120s")
     assert stored_job(own_cluster)["spec"].items() >= NEWEST_FIELDS.items()
+    own_cluster.kubectl("delete", "crd", *crds_of_today())
+
+
+@pytest.mark.parametrize("older", SAME_VERSION, ids=lambda chart: chart.stem)
+def test_older_crds_of_the_same_version_are_refused(
+    installer: Helm, helm: Helm, own_cluster: Cluster, older: Path
+) -> None:
+    refusal = r"the CRD trainingjobs\.tilecast\.dev lacks {}, which this chart needs\. Bring the CRDs first: helm show"
+    installer("install", str(older), "--create-namespace")
+    with pytest.raises(HelmError, match=refusal.format(r"the field status\.\S+")):
+        installer("upgrade", str(CHART), "--reset-then-reuse-values")
+    installer("uninstall", "--wait", "--timeout=120s")
+    with pytest.raises(HelmError, match=refusal.format(r"the field status\.\S+")):
+        installer("install", str(CHART))
+    bring_crds(helm, own_cluster)
+    path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/objective/enum"
+    objectives = [name for name in OBJECTIVES if name != "cost"]
+    patch = json.dumps([{"op": "replace", "path": path, "value": objectives}])
+    own_cluster.kubectl("patch", "crd", "trainingjobs.tilecast.dev", "--type=json", "-p", patch)
+    with pytest.raises(HelmError, match=refusal.format(r"the value cost of spec\.objective")):
+        installer("install", str(CHART))
+    bring_crds(helm, own_cluster)
+    installer("install", str(CHART))
+    installer("uninstall", "--wait", "--timeout=120s")
     own_cluster.kubectl("delete", "crd", *crds_of_today())
 
 
