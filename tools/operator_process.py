@@ -30,8 +30,7 @@ ARGUMENTS = (
     "tilecast_operator.main",
 )
 COMMAND = ("-m", "kopf", *ARGUMENTS)
-_CHANGED = """
-import runpy, sys, time
+_CHANGED = """import runpy, sys, time
 from tilecast_operator.controllers import admission
 true_time, skew_s, patience = time.time, float(sys.argv.pop(1)), float(sys.argv.pop(1))
 if skew_s:
@@ -60,6 +59,7 @@ class Operator:
         clock_skew_s: how far its clock is ahead, in seconds.
         patience: factor on the times that it may take to decide about a waiting job and to wait for the plan of the
             queue, since busy machines take longer than clusters.
+        prelude: Python statements that the process runs first.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Operator:
         settings: Mapping[str, str] | None = None,
         clock_skew_s: float = 0.0,
         patience: float = 1.0,
+        prelude: str = "",
     ) -> None:
         (port,) = free_ports(1)
         self.kubeconfig = kubeconfig or cluster.kubeconfig
@@ -77,8 +78,8 @@ class Operator:
         paths = [str(ROOT / "operator"), str(ROOT / "predictor"), os.environ.get("PYTHONPATH", "")]
         # Variables that begin with TILECAST_ are settings of the operator; the caller's are not passed on.
         variables = {name: value for name, value in cluster.environment().items() if not name.startswith("TILECAST_")}
-        is_changed = clock_skew_s or patience != 1.0
-        self._command = ("-c", _CHANGED, str(clock_skew_s), str(patience), *ARGUMENTS) if is_changed else COMMAND
+        changed = ("-c", prelude + _CHANGED, str(clock_skew_s), str(patience), *ARGUMENTS)
+        self._command = changed if clock_skew_s or patience != 1.0 or prelude else COMMAND
         self.environment = variables | {
             "KUBECONFIG": str(self.kubeconfig),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
