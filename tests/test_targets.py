@@ -361,6 +361,35 @@ async def test_a_job_is_advised_as_soon_as_its_queue_is_there(monkeypatch: pytes
         await until(lambda: HASH in store.annotations(), "the annotations")
 
 
+async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_controller, "OWNER_S", 0.05)
+    store, settings = JobStore(), replace(PLACING, read_kueue=True, config_map_poll_s=3600.0)
+    name = "kueue.x-k8s.io/queue-name"
+
+    def events() -> list[str]:
+        every = [item["message"] for item in store.events.values() if item["involvedObject"]["name"] == "a"]
+        return [text for text in every if "QueueNotFound" in text]
+
+    def add_queue(running: Assembly, queue: str) -> None:
+        metadata = {"name": queue, "namespace": "default"}
+        running.cache.see({"kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "none"}})
+
+    for start in range(2):
+        async with serving(store, settings) as running:
+            running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
+            await until(events, "the queue to be missed")
+            for number in range(4):
+                add_queue(running, f"other-{start}-{number}")
+                await settled(running)
+            assert len(events()) == 1, events()
+            missing = str(store.now()["metadata"]["labels"][name])
+    async with serving(store, settings) as running:
+        add_queue(running, missing)
+        running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
+        await until(lambda: len(events()) == 2, "the other state to be told")
+        assert "names ClusterQueue none, which does not exist" in events()[1]
+
+
 @pytest.mark.parametrize(("kind", "changed"), [("job-kueue", {}), ("job-gated", {}), ("job-kueue", {"model": None})])
 async def test_why_a_job_was_let_go_is_said_in_one_event(
     kind: str, changed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -137,15 +138,23 @@ class Note:
     reason: str
     text: str
 
+    @property
+    def state(self) -> tuple[str, str, str]:
+        """Content without the names of what there is instead: these change while the state stays the same."""
+        return self.type, self.reason, _INSTEAD.sub("", self.text)
+
+
+_INSTEAD = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
+
 
 def event(note: Note, about: Key, uid: str, now: str, instance: str, occasion: str = "") -> Event:
     """Return the Event of a note.
 
-    Its name is a digest of what it says and on which occasion, so that saying it twice creates it once. An Event about
+    Its name is a digest of the state and the occasion, so that saying it twice creates it once. An Event about
     an object without a namespace is in `default`, as those of the kubelet are.
     """
-    text = note.text[:MAX_NOTE]
-    parts = (uid, note.reason, text, *((occasion,) if occasion else ()))
+    _, reason, state = note.state
+    parts = (uid, reason, state[:MAX_NOTE], *((occasion,) if occasion else ()))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return Event.within(
         api_version="v1",
@@ -160,7 +169,7 @@ def event(note: Note, about: Key, uid: str, now: str, instance: str, occasion: s
         ),
         type=note.type,
         reason=note.reason,
-        message=text,
+        message=note.text[:MAX_NOTE],
         source={"component": COMPONENT},
         reporting_component=COMPONENT,
         reporting_instance=instance,

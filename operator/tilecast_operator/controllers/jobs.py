@@ -308,12 +308,12 @@ class Jobs:
             await self._post(key, job, note_on_job(answer, job.annotations.get(jobs.APPLIED)), is_change=is_change)
 
     async def _post(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
-        """Write an Event, once for as long as its content stays the same.
+        """Write an Event, once for as long as the state that it names stays the same.
 
         An Event that cannot be written does not hold up anything.
         """
         before = self._posted.get(key)
-        if before == note:
+        if before is not None and before.state == note.state:
             return
         if await self._written(key, job, note, is_change=is_change or before is not None):
             self._posted[key] = note
