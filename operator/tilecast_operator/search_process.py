@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tilecast_operator import pickles, recursion
+from tilecast_operator import control_group, pickles, recursion
 
 Cause: TypeAlias = Literal["timeout", "memory", "died"]
 CAUSES: tuple[Cause, ...] = ("timeout", "memory", "died")
@@ -142,7 +142,7 @@ class SearchProcess:
             raise self._replaced("died", f"the process ended as it started, {self._exit()}") from None
 
     def _call(self, data: bytes, limit_s: float) -> Any:
-        self._is_used, killed = True, _oom_kills()
+        self._is_used, killed = True, control_group.oom_kills(control_group.ROOT)
         try:
             self._pipe.send_bytes(data)
             if not self._pipe.poll(max(0.0, limit_s)):
@@ -159,7 +159,7 @@ class SearchProcess:
         ended = self._exit()
         if self._process.exitcode == OUT_OF_MEMORY:
             return self._replaced("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
-        if _oom_kills() > killed:
+        if control_group.oom_kills(control_group.ROOT) > killed:
             return self._replaced("memory", "needed more memory than the container has left")
         return self._replaced("died", f"ended its process, {ended}")
 
@@ -237,12 +237,3 @@ def _prepare(memory_mib: int) -> None:
 def _end_with(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
     os._exit(0)
-
-
-def _oom_kills() -> int:
-    """Return how many processes of this container the kernel killed for lack of memory; 0 if it does not say."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)

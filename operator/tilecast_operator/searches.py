@@ -6,6 +6,7 @@ Among the waiting searches of a namespace the shortest goes first.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import queue
 import time
@@ -16,11 +17,13 @@ from typing import TypeAlias
 
 from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
-from tilecast_operator import pickles
+from tilecast_operator import control_group, pickles
 from tilecast_operator.search_process import Cause, SearchLimits, SearchProcess
 from tilecast_operator.turns import Turns
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
+
+log = logging.getLogger("tilecast")
 
 PATIENCE = 50.0
 """A search waits for shorter ones of its namespace that came up to this many times its own length later, and for none
@@ -55,8 +58,10 @@ class Searches:
         self._advise = advise
         self._executor = ThreadPoolExecutor(processes or threads, "search")
         self._is_stopped = False
-        search = partial(_pickled, advise)
-        self._processes = [SearchProcess(search, limits or SearchLimits(), restarted) for _ in range(processes)]
+        search, limits = partial(_pickled, advise), limits or SearchLimits()
+        if processes and (shortage := control_group.shortage(limits.memory_mib, control_group.ROOT)):
+            log.warning("%s", shortage)
+        self._processes = [SearchProcess(search, limits, restarted) for _ in range(processes)]
         self._idle: queue.SimpleQueue[SearchProcess] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)

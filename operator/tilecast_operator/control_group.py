@@ -1,0 +1,54 @@
+"""Memory limit of the container, and the processes that the kernel killed in it, from its control group.
+
+Control groups v2 and v1 have other files (Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst). A
+container sees its own group at the root.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+MIB = 2**20
+UNLIMITED_BYTES = 1 << 60
+"""Limits from here on are none: v1 writes the largest multiple of a page, v2 the word `max`."""
+
+
+def memory_limit_bytes(root: Path) -> int | None:
+    """Return the memory limit of the container; None if it has none, or the kernel does not say."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        text = _read(root / name).strip()
+        if text:
+            return int(text) if text.isdecimal() and int(text) < UNLIMITED_BYTES else None
+    return None
+
+
+def shortage(memory_mib: int, root: Path) -> str:
+    """Return why a process may not take so much memory without harm to the container; empty if it may.
+
+    Control groups v2 may end the whole container, the operator included, where one of its processes takes too much.
+    """
+    limit_bytes = memory_limit_bytes(root)
+    if limit_bytes is None or limit_bytes >= memory_mib * MIB:
+        return ""
+    return (
+        f"TILECAST_SEARCH_MEMORY_MIB: {memory_mib} is more than the {limit_bytes // MIB} MiB of this container; lower "
+        "it, or raise resources.limits.memory"
+    )
+
+
+def oom_kills(root: Path) -> int:
+    """Return how many processes of the container the kernel killed for lack of memory; 0 if it does not say."""
+    for name in ("memory.events", "memory/memory.oom_control"):
+        for line in _read(root / name).splitlines():
+            key, _, count = line.partition(" ")
+            if key == "oom_kill" and count.strip().isdecimal():
+                return int(count)
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
