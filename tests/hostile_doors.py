@@ -22,11 +22,11 @@ from tilecast.api import calibration, documents, gpu_pool, pool_learning, stored
 from tilecast.jobs.keys import CONSTRAINTS, TRAINING
 from tilecast.spec import SpecError
 from tilecast_operator import main, report_guard
-from tilecast_operator.cluster import kopf_internals
-from tilecast_operator.cluster.api import parse
-from tilecast_operator.cluster.cache import Cache
-from tilecast_operator.cluster.documents import asking
-from tilecast_operator.cluster.view import canonical
+from tilecast_operator.kube import kopf_internals
+from tilecast_operator.objects.client import parse
+from tilecast_operator.objects.documents import asking
+from tilecast_operator.objects.tables import Cache
+from tilecast_operator.objects.view import canonical
 from tilecast_operator.observed import reports
 from tilecast_operator.selector import LabelSelector
 

@@ -19,7 +19,7 @@ from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, JOB_KINDS
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 

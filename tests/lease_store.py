@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 from operator_store import Store
-from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.kube.client import ApiError
 
 PLACE = "tilecast-system/tilecast"
 PATH = "/apis/coordination.k8s.io/v1/namespaces/tilecast-system/leases"

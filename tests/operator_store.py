@@ -15,10 +15,10 @@ from advice_values import advice, offer
 from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster import lists
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.documents import ADVICE_KEYS
+from tilecast_operator.kube import lists
+from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.objects.documents import ADVICE_KEYS
 from tilecast_operator.settings import Settings
 
 lists.LISTING_PAUSE_S = 1.0

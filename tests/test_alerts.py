@@ -25,8 +25,8 @@ from test_observe import body, status, store_with, until
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.view import stamp
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.times import stamp
 from tilecast_operator.observed.reports import Refused
 
 ROOT = Path(__file__).parent.parent

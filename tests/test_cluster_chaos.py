@@ -23,7 +23,7 @@ from conftest import Helm
 from faults import DROP, Answer, Call, Proxy, error_event
 from operator_process import Operator, is_answered
 from processes import die_with_parent
-from tilecast_operator.cluster.documents import ADVICE_KEYS
+from tilecast_operator.objects.documents import ADVICE_KEYS
 
 pytestmark = pytest.mark.cluster
 

@@ -21,7 +21,7 @@ from conftest import Helm
 from operator_process import Operator, is_answered
 from test_chart import of_kind
 from test_cluster_pools import kueue_crd
-from tilecast_operator.cluster.documents import ADVICE_KEYS
+from tilecast_operator.objects.documents import ADVICE_KEYS
 
 pytestmark = pytest.mark.cluster
 

@@ -17,7 +17,7 @@ from operator_store import settled
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, POOL
+from tilecast_operator.objects.documents import ADVICE_KEYS, HASH, POOL
 
 PATH = f"{JOBS}/a"
 ADVISING = replace(PLACING, place=False)

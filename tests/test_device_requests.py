@@ -21,7 +21,7 @@ from tilecast.jobs.device_requests import MAX_SELECTOR
 from tilecast.nodes import PublishedDevice
 from tilecast.nodes.quantities import size, whole
 from tilecast.spec import SpecError
-from tilecast_operator.cluster.documents import POOL
+from tilecast_operator.objects.documents import POOL
 
 DRA = EXAMPLES / "dra"
 GPU = {"deviceClassName": "gpu.nvidia.com"}

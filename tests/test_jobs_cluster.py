@@ -23,7 +23,7 @@ from conftest import Helm, ensure_or_fail
 from controllers import Controllers
 from operator_process import Operator
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL, TRAINING
-from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, NODE_SELECTOR, POOL
+from tilecast_operator.objects.documents import ADVICE_KEYS, HASH, NODE_SELECTOR, POOL
 from witness import kubeconfig_of
 
 pytestmark = pytest.mark.cluster

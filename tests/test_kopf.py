@@ -27,8 +27,8 @@ from kopf._core.reactor import observation
 from operator_store import job
 from tilecast import untrusted
 from tilecast_operator import main
-from tilecast_operator.cluster import kopf_internals
-from tilecast_operator.cluster.view import View
+from tilecast_operator.kube import kopf_internals
+from tilecast_operator.objects.view import View
 from tilecast_operator.settings import Settings
 
 
@@ -136,7 +136,9 @@ async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.M
     gone = APIClientError("gone", status=410, headers={})
     failures = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON")]
     rounds = [[raw_event(None, "a"), LISTED, failure] for failure in failures]
-    watch = kopf_internals.watch_forever(scripted(*rounds, [OSError()]), LISTED, kopf_internals.FAILURES, 3600.0)
+    watch = kopf_internals.watch_forever(
+        scripted(*rounds, [OSError()]), LISTED, kopf_internals.FAILURES, 3600.0, untrusted.cut
+    )
     for _ in failures:
         assert await followed(watch) == [(None, "a")]
     with pytest.raises(OSError):
@@ -193,6 +195,7 @@ async def test_a_list_tells_what_is_gone() -> None:
         LISTED,
         (),
         3600.0,
+        untrusted.cut,
     )
     assert ("DELETED", "b") in await followed(watch)
     assert await followed(watch) == [(None, "a"), ("DELETED", "c")]
@@ -213,16 +216,16 @@ async def test_a_changed_crd_is_told_again_once_it_is_served(monkeypatch: pytest
         await asyncio.sleep(0.1)
         yield raw_event("ADDED", "b")
 
-    enduring = kopf_internals.watch_forever(watch, LISTED, (), 3600.0)
+    enduring = kopf_internals.watch_forever(watch, LISTED, (), 3600.0, untrusted.cut)
     name = "gpupools.tilecast.dev"
     assert await followed(enduring) == [(None, name), ("ADDED", name), ("ADDED", "a"), ("ADDED", name), ("ADDED", "b")]
 
 
 async def test_a_list_is_not_trusted_for_ever() -> None:
     events = [raw_event(None, "a"), raw_event(None, "b"), LISTED, raw_event("ADDED", "c"), raw_event("ADDED", "d")]
-    eager = kopf_internals.watch_forever(scripted(events), LISTED, (), -1.0)
+    eager = kopf_internals.watch_forever(scripted(events), LISTED, (), -1.0, untrusted.cut)
     assert await followed(eager) == [(None, "a"), (None, "b")], "and yet is read to its end"
-    patient = kopf_internals.watch_forever(scripted(events), LISTED, (), 3600.0)
+    patient = kopf_internals.watch_forever(scripted(events), LISTED, (), 3600.0, untrusted.cut)
     assert len(await followed(patient)) == 4
 
 
@@ -240,7 +243,7 @@ async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatc
             yield "LISTED"
         raise ValueError("forbidden")
 
-    enduring = kopf_internals.watch_forever(watch, "LISTED", (ValueError,), 3600.0)
+    enduring = kopf_internals.watch_forever(watch, "LISTED", (ValueError,), 3600.0, untrusted.cut)
     for _ in range(8):
         assert [event async for event in enduring(resource="nodes")] == []
     assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from tilecast.jobs import ADMISSION_GATES
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.documents import Note
-from tilecast_operator.cluster.leadership import Leadership
 from tilecast_operator.controllers.kueue_features import KueueCheck
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.lease import Leadership
 from tilecast_operator.metrics import Metrics
 
 

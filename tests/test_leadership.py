@@ -29,8 +29,10 @@ from tilecast.spec import SpecError
 from tilecast_operator import server
 from tilecast_operator import settings as settings_module
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import UNREACHABLE, Api, Connection
-from tilecast_operator.cluster.leadership import Election, Leadership, NotLeaderError
+from tilecast_operator.kube.client import UNREACHABLE, Connection
+from tilecast_operator.kube.lease import Election, Leadership, NotLeaderError
+from tilecast_operator.objects.client import client
+from tilecast_operator.objects.documents import LEASE_ADDRESS
 from tilecast_operator.relay import CLIENT, RELAYED, Relay
 
 
@@ -45,7 +47,7 @@ class LeaseCandidate:
 
     def __init__(self, store: Any, name: str, lease_s: int = 1) -> None:
         self.leadership = Leadership(is_alone=False)
-        self.election = Election(store, PLACE, name, f"http://{name}:8080", lease_s, self.leadership)
+        self.election = Election(store, PLACE, name, f"http://{name}:8080", LEASE_ADDRESS, lease_s, self.leadership)
         self.changes: list[bool] = []
         self.leadership.listen(self.changes.append)
         self._task = asyncio.create_task(self.election.run())
@@ -176,7 +178,7 @@ async def test_nothing_is_sent_by_a_process_that_was_stopped_while_it_waited_for
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api = Api(5.0)
+    api = client(5.0)
     api.connect(lambda: Connection(f"http://127.0.0.1:{runner.addresses[0][1]}", {}, ssl.create_default_context()))
 
     def fence() -> None:

@@ -24,8 +24,8 @@ from tilecast.calibration import Calibration, Correction, Run
 from tilecast.cli import main
 from tilecast.spec import SpecError
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.controllers import pools
+from tilecast_operator.kube.client import ApiError
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration
 from tilecast_operator.observed.run_store import RunStore
 

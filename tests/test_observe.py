@@ -17,7 +17,7 @@ from tilecast.advice import advise
 from tilecast.api.status import ObservedStep
 from tilecast_operator import server
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed import reports
 from tilecast_operator.observed.reports import Refused, StepReport, Window, added

@@ -28,11 +28,13 @@ from tilecast.spec import SpecError
 from tilecast_operator import server
 from tilecast_operator import settings as settings_module
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import Api, ApiError, Connection
-from tilecast_operator.cluster.documents import FIELD_MANAGER, POOL
-from tilecast_operator.cluster.view import View, stamp, status_digest
 from tilecast_operator.controllers.pools import NODES
+from tilecast_operator.kube.client import ApiError, Connection
+from tilecast_operator.kube.times import stamp
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.objects.client import client
+from tilecast_operator.objects.documents import FIELD_MANAGER, POOL
+from tilecast_operator.objects.view import View, status_digest
 from tilecast_operator.settings import Settings
 
 
@@ -538,7 +540,7 @@ async def test_client_applies_and_logs_in_again_when_its_token_expired() -> None
         return web.json_response({"got": await request.json()})
 
     runner, url = await serve(answer)
-    api = Api(5.0)
+    api = client(5.0)
     try:
         api.connect(lambda: Connection(url, {"Authorization": f"Bearer {next(tokens)}"}, ssl.create_default_context()))
         with pytest.raises(ApiError, match="401: expired"):
@@ -556,7 +558,7 @@ async def test_client_reads_without_a_body() -> None:
         return web.json_response({"method": request.method, "body": await request.text(), "query": dict(request.query)})
 
     runner, url = await serve(answer)
-    api = Api(5.0)
+    api = client(5.0)
     try:
         api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
         assert await api.get("/x") == {"method": "GET", "body": "", "query": {}}
@@ -573,7 +575,7 @@ async def test_client_tells_how_long_to_wait_within_bounds(asked: str, granted: 
         return web.Response(status=429, text="not json", headers={"Retry-After": asked})
 
     runner, url = await serve(answer)
-    api = Api(5.0)
+    api = client(5.0)
     try:
         api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
         with pytest.raises(ApiError) as caught:

@@ -13,7 +13,7 @@ import yaml
 
 from cluster import Cluster, ClusterError, wait_for
 from operator_process import Operator, is_answered
-from tilecast_operator.cluster.documents import ADVICE_KEYS, GPUS, POOL
+from tilecast_operator.objects.documents import ADVICE_KEYS, GPUS, POOL
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "jobs").glob("*.yaml"))
 LIMIT_S = 2.0

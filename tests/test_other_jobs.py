@@ -18,11 +18,11 @@ from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, APPLIED, MODEL, NEXT_QUEUE, QUEUE
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, POOL
-from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers import admission, placement
 from tilecast_operator.controllers import jobs as jobs_controller
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.documents import ADVICE_KEYS, HASH, POOL
 
 
 async def test_a_suspended_job_is_placed_annotated_and_let_go() -> None:

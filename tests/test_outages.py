@@ -10,8 +10,8 @@ import pytest
 
 from job_store import PLACING, JobStore, serving, until
 from tilecast.jobs import APPLIED
-from tilecast_operator.cluster.api import ApiError, is_webhook_down
 from tilecast_operator.controllers import admission, placement
+from tilecast_operator.kube.client import ApiError, is_webhook_down
 
 DOWN = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: connection refused'
 NAMES = ("a", "b", "c")

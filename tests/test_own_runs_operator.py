@@ -24,9 +24,9 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.job_calibration import NO_PARTS, MeasuredParts
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers import pools
 from tilecast_operator.controllers.learning import CALIBRATION
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.observed import run_store
 from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.observed.reports import Refused, StepReport, added

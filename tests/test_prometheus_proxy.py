@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tilecast_operator import prometheus
-from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.settings import Settings
 
 JOB = Key("TrainingJob", "team", "job")

@@ -15,19 +15,12 @@ import pytest
 
 from doomed_operator import HONEST
 from operator_store import JOBS, Store, job, on_first_pool, operator, ready, settled
-from tilecast_operator.cluster.cache import Cache
-from tilecast_operator.cluster.journal import Journal
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.quarantine import (
-    EVERYTHING,
-    FIRST_S,
-    MOST_S,
-    Quarantine,
-    Record,
-    digest,
-    minimal_job,
-    records_after,
-)
+from tilecast_operator.kube.journal import Journal
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.quarantine import EVERYTHING, FIRST_S, MOST_S, Quarantine, Record, records_after
+from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.quarantine import digest, minimal_job, quarantine_in
+from tilecast_operator.objects.tables import Cache
 
 BOMB, HONEST_JOB, NODE = Key("TrainingJob", "a", "bomb"), Key("TrainingJob", "b", "honest"), Key("Node", "", "n1")
 HERE = Path(__file__).parent
@@ -95,7 +88,7 @@ def test_what_is_set_aside_is_read_again_when_it_changes_or_after_its_time(tmp_p
     now_s = 1000.0
 
     def quarantine(suspects: Sequence[Key]) -> Quarantine:
-        return Quarantine(str(tmp_path), suspects, lambda: now_s)
+        return quarantine_in(str(tmp_path), suspects, lambda: now_s)
 
     first = quarantine([BOMB])
     assert first.readable_part(body(HONEST_JOB)) == body(HONEST_JOB) and first.reason(HONEST_JOB) is None
@@ -140,21 +133,21 @@ def test_what_is_set_aside_is_walked_without_recursion() -> None:
 
 
 def test_objects_of_other_kinds_are_left_out_and_the_rest_of_the_cluster_is_seen() -> None:
-    cache = Cache(quarantine=Quarantine("", [NODE], lambda: 0.0))
+    cache = Cache(quarantine=quarantine_in("", [NODE], lambda: 0.0))
     for name in ("n1", "n2"):
         cache.see({"kind": "Node", "metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "status": {}})
     assert list(cache.nodes) == [Key("Node", "", "n2")]
 
 
 async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_path: Path) -> None:
-    journal, go_on = Journal(str(tmp_path)), asyncio.Event()
+    journal, go_on = Journal(str(tmp_path), KINDS), asyncio.Event()
 
     def noted() -> tuple[Key, ...]:
         """Return the suspects that a process would read from the journal if it started now."""
         copy = tmp_path / "copy"
         copy.mkdir(exist_ok=True)
         (copy / "journal").write_bytes((tmp_path / "journal").read_bytes())
-        return Journal(str(copy)).suspects
+        return Journal(str(copy), KINDS).suspects
 
     async def work() -> tuple[Key, ...]:
         await go_on.wait()
@@ -190,7 +183,7 @@ async def test_a_job_that_was_set_aside_is_answered_once_it_is_read_again(tmp_pa
     store.put(f"{JOBS}/a", job("a"))
     store.clock_s = 1000.0
     key = Key("TrainingJob", "default", "a")
-    notes = Journal(str(tmp_path))
+    notes = Journal(str(tmp_path), KINDS)
     with notes.reading(key):
         (tmp_path / "next").mkdir()
         (tmp_path / "next" / "journal").write_bytes((tmp_path / "journal").read_bytes())

@@ -25,9 +25,9 @@ from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueuePr
 from tilecast.planner.totals import report as totals
 from tilecast_operator import queue_rows
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers import admission
 from tilecast_operator.free_gpus import Free
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, capacities, holdings
 from tilecast_operator.report import queue_advice
 from tilecast_operator.settings import Settings, from_environment

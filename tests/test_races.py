@@ -23,17 +23,20 @@ from tilecast.spec import SpecError
 from tilecast_operator import advisor
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster import informer
-from tilecast_operator.cluster.api import Api, ApiError, Connection
-from tilecast_operator.cluster.documents import POOL, Note, event
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import View
 from tilecast_operator.controllers.capacity import CAPACITY_HOLDS
-from tilecast_operator.controllers.key_queue import KeyQueue
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
 from tilecast_operator.free_gpus import Usage
+from tilecast_operator.kube import watch
+from tilecast_operator.kube.client import ApiError, Connection
+from tilecast_operator.kube.documents import Author, Note, event
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.queue import KeyQueue
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.objects.client import client
+from tilecast_operator.objects.documents import POOL
+from tilecast_operator.objects.pods import PodInformer
+from tilecast_operator.objects.view import View
 from tilecast_operator.searches import Searches
 from tilecast_operator.settings import Settings
 
@@ -245,8 +248,8 @@ def test_an_annotation_of_any_size_takes_no_room() -> None:
 
 @pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])
 def test_the_name_of_an_event_is_a_name(name: str) -> None:
-    document = event(Note("Normal", "R", "t"), Key("TrainingJob", "default", name), "u", "now", "i")
-    parts = document.metadata.name.split(".")
+    document = event(Note("Normal", "R", "t"), Author("c", "i", ()), Key("Pod", "default", name), "v1", "u", "now")
+    parts = document["metadata"]["name"].split(".")
     assert all(part and part[0] != "-" and part[-1] != "-" for part in parts)
 
 
@@ -268,7 +271,7 @@ def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
 
 @pytest.mark.parametrize("page", [{"metadata": {}, "items": [{"spec": None}, {"metadata": None}]}, {}, {"items": 7}])
 async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
-    monkeypatch.setattr(informer, "RETRY_S", 0.0)
+    monkeypatch.setattr(watch, "RETRY_S", 0.0)
     calls: list[object] = []
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     for item in page["items"] if isinstance(page.get("items"), list) else []:
@@ -285,7 +288,7 @@ async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPat
         def lines(self, path: str, query: Any, idle_s: float) -> Any:
             raise AssertionError
 
-    task = asyncio.create_task(informer.PodInformer(Reader(), calls.append).run())
+    task = asyncio.create_task(PodInformer(Reader(), calls.append).run())
     async with asyncio.timeout(5):
         while len(calls) < 3:
             await asyncio.sleep(0)
@@ -295,7 +298,7 @@ async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["../x", "..", ".", "x/../../y", "x?watch=1", "x#y", "%2e%2e", "a b"])
 async def test_no_name_leads_a_request_elsewhere(name: str) -> None:
-    api = Api(1.0)
+    api = client(1.0)
     api.connect(lambda: Connection("http://127.0.0.1:1", {}, ssl.create_default_context()))
     path = f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{name}"
     with pytest.raises(ApiError, match="there is no object"):

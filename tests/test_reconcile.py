@@ -24,11 +24,11 @@ from tilecast.api.status import Recommendation
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
 from tilecast.jobs.quantities import pod_gpus
-from tilecast_operator.cluster import lists
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.documents import ADVICE_KEYS, POOL
-from tilecast_operator.cluster.server_clock import ServerClock
 from tilecast_operator.controllers import pools as pools_module
+from tilecast_operator.kube import lists
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.server_clock import ServerClock
+from tilecast_operator.objects.documents import ADVICE_KEYS, POOL
 
 TYPE = "node.kubernetes.io/instance-type"
 A100 = "NVIDIA-A100-SXM4-80GB"

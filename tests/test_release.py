@@ -14,8 +14,8 @@ from operator_store import patched
 from test_place import EXISTING
 from tilecast.jobs import ADMISSION_GATES, APPLIED, JOB_KINDS, MODE, NEXT_QUEUE, QUEUE, read
 from tilecast_operator import release
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.kinds import KINDS
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.selector import LabelSelector
 
 HELD = (*ONE_OF_EACH, "job-kueue", "job-gated")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from advice_values import advice, offer, pool, refused
 from tilecast import constants, nodes, zoo
 from tilecast.advice import Advice, Request, advise
-from tilecast.api.base import figures
+from tilecast.api.base import API_VERSION, figures
 from tilecast.api.calibration import PoolCalibration
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition, Summary, TrainingJobStatus
@@ -22,19 +22,11 @@ from tilecast.calibration import Calibration, Correction
 from tilecast.render import units
 from tilecast.spec import SpecError, Workload
 from tilecast_operator.answer import Answer, Declined
-from tilecast_operator.cluster.documents import (
-    ADVICE_KEYS,
-    GPUS,
-    NODE_SELECTOR,
-    PARALLELISM,
-    POOL,
-    STEP_SECONDS,
-    Note,
-    event,
-)
-from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.free_gpus import Free
+from tilecast_operator.kube.documents import Author, Note, event
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.objects.documents import ADVICE_KEYS, GPUS, NODE_SELECTOR, PARALLELISM, POOL, STEP_SECONDS
 from tilecast_operator.report import better_placement, job_status, pools
 from tilecast_operator.report.advice import MAX_BYTES, advice_annotations, note, size_bytes
 
@@ -224,11 +216,11 @@ def test_events_on_change_only() -> None:
 
 def test_the_same_event_has_the_same_name() -> None:
     first_note, about = Note("Normal", "RecommendationUpdated", "text"), Key("TrainingJob", "ns", "job")
-    first = event(first_note, about, "uid", NOW, "me")
-    again = event(first_note, about, "uid", LATER, "another")
-    other = event(replace(first_note, text="other"), about, "uid", NOW, "me")
-    assert first.metadata.name == again.metadata.name != other.metadata.name
-    assert first.document()["involvedObject"] == {
+    first = event(first_note, Author("c", "me", ()), about, API_VERSION, "uid", NOW)
+    again = event(first_note, Author("c", "another", ()), about, API_VERSION, "uid", LATER)
+    other = event(replace(first_note, text="other"), Author("c", "me", ()), about, API_VERSION, "uid", NOW)
+    assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
+    assert first["involvedObject"] == {
         "apiVersion": "tilecast.dev/v1alpha1",
         "kind": "TrainingJob",
         "namespace": "ns",

@@ -16,9 +16,9 @@ from operator_store import patched, ready
 from test_place import example
 from tilecast.jobs import APPLIED, CHOSEN_LABELS, JOB_KINDS, Placement, changes, read, unplaced
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.controllers import admission, patches, requeues
 from tilecast_operator.controllers import jobs as jobs_controller
+from tilecast_operator.kube.client import ApiError
 
 PRODUCT, ARCH = "nvidia.com/gpu.product", "kubernetes.io/arch"
 T4, A100 = "Tesla-T4", "NVIDIA-A100-SXM4-80GB"

@@ -28,7 +28,7 @@ from tilecast.spec import Plan, SpecError, Workload
 from tilecast_operator import answer_memo, pickles
 from tilecast_operator import searches as where_searches_run
 from tilecast_operator.answer_memo import AnswerMemo
-from tilecast_operator.controllers.key_queue import BACKGROUND_AT_ONCE
+from tilecast_operator.kube.queue import BACKGROUND_AT_ONCE
 from tilecast_operator.pickles import weight
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import MOST_PATIENCE_S, Searches

@@ -15,10 +15,11 @@ from lease_store import PATH, PLACE
 from test_release import HeldJobs
 from tilecast.jobs import APPLIED
 from tilecast_operator import release
-from tilecast_operator.cluster import stale_lease
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.leadership import Election, Leadership
-from tilecast_operator.cluster.stale_lease import LeaderLivesError, StaleLease
+from tilecast_operator.kube import stale_lease
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.lease import Election, Leadership
+from tilecast_operator.kube.stale_lease import LeaderLivesError, StaleLease
+from tilecast_operator.objects.documents import LEASE_ADDRESS
 
 AFTER_S = 0.2
 
@@ -148,7 +149,7 @@ async def test_the_leader_of_an_election_is_seen_to_live() -> None:
     cluster.add("job", "a")
     cluster.create, cluster.replace = _keeper(cluster), _keeper(cluster)  # type: ignore[attr-defined]
     leadership = Leadership(is_alone=False)
-    election = Election(cluster, PLACE, "a", "", 1, leadership)  # type: ignore[arg-type]
+    election = Election(cluster, PLACE, "a", "", LEASE_ADDRESS, 1, leadership)  # type: ignore[arg-type]
     task = asyncio.create_task(election.run())
     while not leadership.is_leader:
         await asyncio.sleep(0.01)

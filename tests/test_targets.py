@@ -22,11 +22,11 @@ from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, MODE
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.documents import HASH
-from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers import admission
 from tilecast_operator.controllers import jobs as jobs_controller
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.documents import HASH
 
 
 async def test_the_oldest_training_job_speaks_for_a_job() -> None:

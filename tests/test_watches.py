@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tilecast_operator.cluster import informer
-from tilecast_operator.cluster.api import Api, ApiError, Connection
-from tilecast_operator.cluster.cache import Cache
-from tilecast_operator.cluster.informer import PodInformer
-from tilecast_operator.cluster.server_clock import ServerClock
+from tilecast_operator.kube import watch
+from tilecast_operator.kube.client import Api, ApiError, Connection
+from tilecast_operator.kube.server_clock import ServerClock
+from tilecast_operator.objects.client import client
+from tilecast_operator.objects.pods import PodInformer
+from tilecast_operator.objects.tables import Cache
 
 
 async def serve(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> tuple[web.AppRunner, Api]:
@@ -27,7 +28,7 @@ async def serve(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) 
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api = Api(5.0)
+    api = client(5.0)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
     return runner, api
@@ -154,9 +155,9 @@ async def test_heartbeats_of_nodes_are_compared_and_not_parsed(monkeypatch: pyte
         parsed.append(body["metadata"]["resourceVersion"])
         cache.see(body)
 
-    monkeypatch.setattr(informer, "PACE_S", 0.0)
-    monkeypatch.setattr(informer, "RETRY_FIRST_S", 0.0)
-    nodes = informer.NodeInformer(api, see, cache.lose, "", lambda: counted.append(None), 3600.0)
+    monkeypatch.setattr(watch, "PACE_S", 0.0)
+    monkeypatch.setattr(watch, "RETRY_FIRST_S", 0.0)
+    nodes = watch.NodeInformer(api, see, cache.lose, "", lambda: counted.append(None), 3600.0)
     await run_until(nodes.run(), lambda: len(versions) >= 4 and len(cache.nodes) <= 1, runner, api)
     assert parsed[:2] == ["1", "2"] and parsed[2:7] == ["20", "70", "71", "80", "90"], "of forty beats the first alone"
     assert versions[:2] == ["10", "91"], "a beat that is not parsed moves the watch on all the same"

@@ -29,15 +29,16 @@ from tilecast.nodes import NodesReport
 from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast_operator.answer import Answer, Declined, internal_error, interrupted, is_passing, no_pools, refused
 from tilecast_operator.answer_memo import AnswerMemo
-from tilecast_operator.cluster.api import Api, ApiError
-from tilecast_operator.cluster.journal import Journal
-from tilecast_operator.cluster.view import Document, canonical
 from tilecast_operator.interruptions import Interruptions
+from tilecast_operator.kube.client import Api, ApiError
+from tilecast_operator.kube.journal import Journal
+from tilecast_operator.kube.kinds import Document
+from tilecast_operator.kube.turns import TurnClaim, Turns
+from tilecast_operator.objects.view import canonical
 from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
 from tilecast_operator.question import PoolVersions, Question
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import Searches
-from tilecast_operator.turns import TurnClaim, Turns
 
 ResultT = TypeVar("ResultT")
 ReadRequest: TypeAlias = Callable[[str, training_job.TrainingJobSpec, bytes | None], Request]
@@ -81,7 +82,7 @@ class Advisor:
         self._reader = reader
         self._searches = searches
         self._interruptions = interruptions or Interruptions()
-        self._journal = journal or Journal("")
+        self._journal = journal or Journal("", ())
         self._request_of = read
         self._counted = counted
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")

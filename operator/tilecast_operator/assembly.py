@@ -9,15 +9,6 @@ from typing import Any
 from tilecast.advice import advise
 from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast_operator.advisor import Advisor, ReadRequest
-from tilecast_operator.cluster.api import Api
-from tilecast_operator.cluster.cache import Cache, CacheTable
-from tilecast_operator.cluster.discovery import ServedApis
-from tilecast_operator.cluster.journal import Journal
-from tilecast_operator.cluster.leadership import Election, Leadership
-from tilecast_operator.cluster.lists import ListCheck
-from tilecast_operator.cluster.quarantine import Quarantine
-from tilecast_operator.cluster.view import stamp
-from tilecast_operator.cluster.writer import Writer
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.controllers.capacity import Capacity
@@ -42,7 +33,20 @@ from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.controllers.training_jobs import TrainingJobs
 from tilecast_operator.interruptions import Interruptions
+from tilecast_operator.kube.cache import CacheTable
+from tilecast_operator.kube.client import Api
+from tilecast_operator.kube.discovery import ServedApis
+from tilecast_operator.kube.documents import Author
+from tilecast_operator.kube.journal import Journal
+from tilecast_operator.kube.lease import Election, Leadership
+from tilecast_operator.kube.lists import ListCheck
+from tilecast_operator.kube.times import stamp
+from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.objects.documents import ADVICE_KEYS, COMPONENT, LEASE_ADDRESS
+from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.quarantine import quarantine_in
+from tilecast_operator.objects.tables import Cache
 from tilecast_operator.relay import Relay
 from tilecast_operator.report_guard import ReportGuard
 from tilecast_operator.search_process import SearchLimits
@@ -82,11 +86,12 @@ class Assembly:
         metrics.lead(leadership.is_leader)
         leadership.listen(metrics.lead)
         metrics.holds.set(settings.jobs and settings.place)
-        self.journal = journal = Journal(settings.journal)
-        quarantine = Quarantine(settings.journal, journal.suspects, clock)
+        self.journal = journal = Journal(settings.journal, KINDS)
+        quarantine = quarantine_in(settings.journal, journal.suspects, clock)
         cache = Cache(journal, quarantine)
+        author = Author(COMPONENT, settings.instance, ADVICE_KEYS)
         writer = Writer(
-            client, cache, leadership, metrics.count_write, lambda: stamp(clock()), settings.instance, settings.writers
+            client, cache, leadership, metrics.count_write, lambda: stamp(clock()), author, KINDS, settings.writers
         )
         selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics, journal)
@@ -177,7 +182,8 @@ def _election(settings: Settings, client: Api, leadership: Leadership) -> Electi
     host = f"[{settings.pod_ip}]" if ":" in settings.pod_ip else settings.pod_ip
     scheme = "https" if settings.tls_certificate else "http"
     address = f"{scheme}://{host}:{settings.listen_port}" if host else ""
-    return Election(client, settings.lease, settings.instance, address, settings.lease_s, leadership)
+    lease = settings.lease, settings.instance, address, LEASE_ADDRESS, settings.lease_s
+    return Election(client, *lease, leadership)
 
 
 def _searches(settings: Settings, search: Advise, metrics: Metrics) -> Searches:
@@ -208,4 +214,4 @@ def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:
         tables[pool_learning.KIND] = cache.learnings
     first = ("Node", gpu_pool.KIND, "ResourceSlice", pool_learning.KIND)
     chosen = (("Node", settings.node_selector), (training_job.KIND, settings.namespace_selector))
-    return ListCheck(client, tables, first, tuple(kind for kind, selector in chosen if selector))
+    return ListCheck(client, tables, first, tuple(kind for kind, selector in chosen if selector), KINDS)

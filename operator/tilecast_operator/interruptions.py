@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast_operator.answer import SEARCH_INTERRUPTED, Declined
-from tilecast_operator.cluster.view import stamp
+from tilecast_operator.kube.times import stamp
 from tilecast_operator.search_process import Cause, SearchInterruptedError
 
 FIRST_S, FACTOR, MOST_S = 60.0, 4.0, 6 * 3600.0

@@ -18,19 +18,20 @@ from typing import Any
 
 import kopf
 
-from tilecast import environment
+from tilecast import environment, untrusted
 from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.api.base import GROUP
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator import prometheus, recursion, server
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster import credentials, kopf_internals
-from tilecast_operator.cluster.api import Api
-from tilecast_operator.cluster.documents import COMPONENT
-from tilecast_operator.cluster.informer import NodeInformer, PodInformer
-from tilecast_operator.cluster.kinds import KINDS
+from tilecast_operator.kube import credentials, kopf_internals
+from tilecast_operator.kube.watch import NodeInformer
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.objects.client import client
+from tilecast_operator.objects.documents import COMPONENT
+from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.pods import PodInformer
 from tilecast_operator.settings import Settings, from_environment
 
 WATCH_SERVER_S = 600
@@ -60,7 +61,7 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     gc.freeze()  # modules stay, so later collections need not scan them
     gc.set_threshold(YOUNG)
     configure(settings, OWN)
-    memo.api = Api(OWN.request_timeout_s)
+    memo.api = client(OWN.request_timeout_s)
     memo.operator = operator = Assembly(OWN, memo.api, METRICS, clock=memo.api.clock)
     memo.server = await server.start(
         server.Address(OWN.listen_host, OWN.listen_port, OWN.tls_certificate, OWN.tls_key),
@@ -143,7 +144,7 @@ def _answered(resource: str) -> None:
     METRICS.watched.labels(resource).set_to_current_time()
 
 
-kopf_internals.install(OWN.relist_s, _answered)
+kopf_internals.install(OWN.relist_s, _answered, untrusted.cut)
 faulthandler.enable()  # a signal that kills the process logs what it interrupts
 recursion.prepare()
 

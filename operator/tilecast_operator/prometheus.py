@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import aiohttp
 
 from tilecast import untrusted
-from tilecast_operator.cluster.api import UNREACHABLE
-from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.kube.client import UNREACHABLE
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.settings import Settings
 
 log = logging.getLogger("tilecast")

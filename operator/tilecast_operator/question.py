@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from tilecast.advice import Request
 from tilecast_operator.answer import Declined
+from tilecast_operator.kube.turns import TurnClaim
 from tilecast_operator.observed.own_runs import OwnRuns
-from tilecast_operator.turns import TurnClaim
 
 
 @dataclass(frozen=True, slots=True)

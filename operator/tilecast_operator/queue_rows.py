@@ -14,8 +14,8 @@ from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueuePr
 from tilecast.planner.solver import solve
 from tilecast.planner.totals import QueueReport, report
 from tilecast.spec import SpecError
-from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.free_gpus import Free
+from tilecast_operator.kube.kinds import Key
 
 Place: TypeAlias = tuple[str, int]
 """A pool and a number of GPUs."""

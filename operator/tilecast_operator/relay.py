@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from tilecast_operator.cluster.api import UNREACHABLE
-from tilecast_operator.cluster.leadership import Election, Leadership
+from tilecast_operator.kube.client import UNREACHABLE
+from tilecast_operator.kube.lease import Election, Leadership
 from tilecast_operator.observed.reports import Refused
 
 RELAYED = "Tilecast-Relayed"

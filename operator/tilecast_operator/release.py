@@ -27,13 +27,14 @@ import kopf
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator import recursion
-from tilecast_operator.cluster import credentials
-from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
-from tilecast_operator.cluster.kinds import KINDS, Key
-from tilecast_operator.cluster.stale_lease import LeaderLivesError, StaleLease
-from tilecast_operator.cluster.view import Document
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import about
+from tilecast_operator.kube import credentials
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.stale_lease import LeaderLivesError, StaleLease
+from tilecast_operator.objects.client import client
+from tilecast_operator.objects.kinds import KINDS, path_of
 from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import lease_place
 
@@ -154,12 +155,12 @@ class Release:
                 if self._lease is not None:
                     await self._lease.require()
                 try:
-                    await self._api.patch(key.path, operations)
+                    await self._api.patch(path_of(key), operations)
                     break
                 except ApiError as error:
                     if error.status != 409:
                         raise
-                document = await self._api.get(key.path)
+                document = await self._api.get(path_of(key))
             else:
                 raise ApiError(409, "it is edited all the time")
         except ApiError as error:
@@ -205,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kwargs: dict[str, Any] = {"settings": kopf.OperatorSettings(), "logger": logging.getLogger("tilecast")}
 
     async def release() -> Release:
-        api = Api(REQUEST_S)
+        api = client(REQUEST_S)
         lease = StaleLease(api, place) if place else None
         work = Release(api, print, is_dry=options.dry_run, selector=selector, lease=lease)
         try:

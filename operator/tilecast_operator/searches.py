@@ -18,8 +18,8 @@ from typing import TypeAlias
 from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator import control_group, pickles
+from tilecast_operator.kube.turns import Turns
 from tilecast_operator.search_process import Cause, SearchLimits, SearchProcess
-from tilecast_operator.turns import Turns
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 

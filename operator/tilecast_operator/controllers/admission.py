@@ -18,12 +18,6 @@ from tilecast.api import training_job
 from tilecast.jobs import HOLD_QUEUE, NEXT_QUEUE, QUEUE, Job, Placement, candidates
 from tilecast.spec import SpecError
 from tilecast_operator.answer import Declined, message, reason
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError, is_webhook_down
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import Note
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.leadership import NotLeaderError
-from tilecast_operator.cluster.view import Document
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.held_times import HeldTimes
 from tilecast_operator.controllers.job_advice import JobAdvice, about
@@ -32,6 +26,12 @@ from tilecast_operator.controllers.outages import WebhookOutage
 from tilecast_operator.controllers.placement import POLL_S, ChangedError, Placer
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.lease import NotLeaderError
+from tilecast_operator.objects.kinds import path_of
 from tilecast_operator.report.advice import gain
 from tilecast_operator.report.job_status import Aspect
 
@@ -359,7 +359,7 @@ class Admission:
     async def _renew(self, key: Key) -> None:
         """Read the job again, and forget it if it is gone."""
         try:
-            self._context.cache.jobs.see(await self._context.client.get(key.path))
+            self._context.cache.jobs.see(await self._context.client.get(path_of(key)))
         except ApiError as error:
             if error.status == 404:
                 self._context.cache.jobs.forget(key)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge, Histogram
 
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import seconds
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.times import seconds
 
 ROUNDING_S = 1.0
 """Resolution of times of creation, which are whole seconds."""

@@ -12,10 +12,10 @@ from tilecast.api import training_job
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import View
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.view import View
 from tilecast_operator.question import Question
 from tilecast_operator.report import job_status
 from tilecast_operator.report.job_status import Aspect

@@ -15,10 +15,10 @@ from tilecast.api import gpu_pool
 from tilecast.jobs import kueue
 from tilecast.nodes import NodesReport
 from tilecast_operator.answer import Answer, Declined
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.free_gpus import Free, Usage
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.report.job_status import Aspect, Fit
 
 CAPACITY = Key("Capacity")

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilecast_operator.cluster.documents import Note
-from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.kinds import Key
 
 log = logging.getLogger("tilecast")
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from functools import partial
 
-from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import OWN_RUNS, Metrics
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from tilecast.advice import Advice
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast_operator.answer import Answer, Declined
-from tilecast_operator.cluster.documents import OBSERVED, STARTED, Note
-from tilecast_operator.cluster.view import View, annotations_digest, seconds, stamp
 from tilecast_operator.controllers.targets import Target
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.times import seconds, stamp
+from tilecast_operator.objects.documents import OBSERVED, STARTED
+from tilecast_operator.objects.view import View, annotations_digest
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report import job_status
 from tilecast_operator.report.advice import advice_annotations, note, recommendation_annotations

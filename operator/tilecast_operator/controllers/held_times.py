@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import Document, seconds
 from tilecast_operator.controllers.job_advice import about
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.times import seconds
 from tilecast_operator.metrics import Metrics
 
 

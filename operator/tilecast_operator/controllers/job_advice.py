@@ -16,16 +16,18 @@ from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, no_pools
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.documents import ADVICE_KEYS, applied_fields, asking
-from tilecast_operator.cluster.kinds import KINDS, Key
-from tilecast_operator.cluster.view import FOREIGN, Document, annotations_digest, canonical, own_annotations
 from tilecast_operator.controllers.contention import UNSIGNED, Contention
 from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import Requests, mode_of
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.documents import applied_fields
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.objects.documents import ADVICE_KEYS, asking
+from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.view import FOREIGN, annotations_digest, canonical, own_annotations
 from tilecast_operator.observed import reports
 from tilecast_operator.question import Question
 from tilecast_operator.report.advice import advice_annotations
@@ -234,7 +236,7 @@ class JobAdvice:
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
         """Write all annotations of ours on a job; raises as `Writer.apply` does."""
-        fields = applied_fields(key, {"uid": job.uid, "annotations": dict(annotations)})
+        fields = applied_fields(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
         # The response contains what others wrote at the same time; the event of that write is outdated by now.
         body = await self._context.writer.apply(key, fields)
         if self._context.cache.jobs.get(key) is not None:

@@ -15,11 +15,6 @@ from tilecast import jobs, untrusted
 from tilecast.api.fields import mapping
 from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import HASH, NODE_SELECTOR, Note
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import FOREIGN, Document, own_annotations
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES, OWNER_S, Admission
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, relevant
@@ -29,6 +24,13 @@ from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
+from tilecast_operator.objects.kinds import path_of
+from tilecast_operator.objects.view import FOREIGN, own_annotations
 from tilecast_operator.report.advice import advice_annotations, note_on_job
 
 LOOK_FIRST_S, LOOK_MOST_S = 1.0, 300.0
@@ -142,7 +144,7 @@ class Jobs:
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:
             # The cache did not keep it when it was seen.
-            seen = self._context.cache.jobs.keep(await self._context.client.get(key.path), is_new=True)
+            seen = self._context.cache.jobs.keep(await self._context.client.get(path_of(key)), is_new=True)
         if seen is None or self._admission.holds(key, seen.uid) or not self._advice.is_ready:
             return
         if await self._advise(key, seen):

@@ -17,11 +17,12 @@ from typing import Literal, TypeAlias
 
 from tilecast.api.fields import Document, mapping, value_at
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, HOLD_QUEUE, NEXT_QUEUE, QUEUE, kueue
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError, is_webhook_down
-from tilecast_operator.cluster.discovery import ServedApis
-from tilecast_operator.cluster.documents import Note
-from tilecast_operator.cluster.kinds import KINDS, KUEUE, Key
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
+from tilecast_operator.kube.discovery import ServedApis
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.kinds import KINDS, KUEUE
 
 log = logging.getLogger("tilecast")
 

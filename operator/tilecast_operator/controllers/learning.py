@@ -14,15 +14,15 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.api.fields import mapping
 from tilecast.api.pool_learning import Forget
 from tilecast.spec import SpecError
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import Note, applied_fields
-from tilecast_operator.cluster.kinds import KINDS, Key
-from tilecast_operator.cluster.lists import ListCheck
-from tilecast_operator.cluster.view import Document
-from tilecast_operator.cluster.view import Learning as LearningView
 from tilecast_operator.controllers.corrected import CorrectedJobs
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.documents import Note, applied_fields
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.lists import ListCheck
+from tilecast_operator.objects.kinds import KINDS, path_of
+from tilecast_operator.objects.view import Learning as LearningView
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
 from tilecast_operator.observed.own_runs import setting
 from tilecast_operator.observed.run_requesters import RunRequesters
@@ -170,7 +170,7 @@ class PoolLearnings:
         if seen.value.forget is not None and _is_meant(seen.value.forget):
             test = {"op": "test", "path": FORGET_PATH, "value": seen.value.forget}
             remove = {"op": "remove", "path": FORGET_PATH}
-            body = await self._context.writer.patch(key.path, "poollearnings", [test, remove])
+            body = await self._context.writer.patch(path_of(key), "poollearnings", [test, remove])
             seen = self._context.cache.learnings.keep(body)
         doubted = self.calibrator.quarantined()
         self._posted &= {(item.uid, why) for item, why in doubted}
@@ -196,9 +196,10 @@ class PoolLearnings:
     async def _apply(self, key: Key, seen: Stored[LearningView] | None, document: Document) -> Stored[LearningView]:
         """Write a PoolLearning, unless the previous leader has changed it since it was seen."""
         is_conditional = seen is not None and self._context.runtime.is_conditional(key)
-        identity = {"resource_version": seen.resource_version} if seen is not None and is_conditional else {}
+        version = seen.resource_version if seen is not None and is_conditional else None
+        fields = applied_fields(key, KINDS[key.kind].api_version, resource_version=version)
         try:
-            body = await self._context.writer.apply(key, applied_fields(key, identity) | {"spec": document["spec"]})
+            body = await self._context.writer.apply(key, fields | {"spec": document["spec"]})
         except ApiError as error:
             if error.status != 404:
                 raise

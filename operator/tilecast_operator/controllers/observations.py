@@ -12,15 +12,15 @@ from tilecast.api import gpu_pool, training_job
 from tilecast.api.fields import value_at
 from tilecast.api.status import TrainingJobStatus
 from tilecast.spec import SpecError
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import OBSERVED
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import Document, View
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.controllers.token_reviews import TokenReviews
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.objects.documents import OBSERVED
+from tilecast_operator.objects.view import View
 from tilecast_operator.observed import queries, reports
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import Refused, StepReport

@@ -17,15 +17,16 @@ from tilecast import jobs
 from tilecast.advice import Advice
 from tilecast.api.fields import Document
 from tilecast.jobs import Job, Placement
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError
-from tilecast_operator.cluster.discovery import ServedApis
-from tilecast_operator.cluster.kinds import KINDS, Key
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.client import UNREACHABLE, ApiError
+from tilecast_operator.kube.discovery import ServedApis
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.turns import TurnClaim
+from tilecast_operator.objects.kinds import KINDS, path_of
 from tilecast_operator.report.advice import advice_annotations
-from tilecast_operator.turns import TurnClaim
 
 log = logging.getLogger("tilecast")
 
@@ -76,7 +77,7 @@ class Placer:
         # Trainer 2.2 and later has `runtimePatches` instead of `podTemplateOverrides`.
         newer = key.kind != "TrainJob" or (
             not document.get("spec", {}).get("podTemplateOverrides")
-            and await self._discovery.has_field(key.kind, "runtimePatches")
+            and await self._discovery.has_field(KINDS[key.kind], "runtimePatches")
         )
         changes = jobs.changes(document, job, placement, runtime_patches=newer)
         operations = patches.placing(document, changes, jobs.chosen_labels(job, placement.node_selector))
@@ -137,7 +138,7 @@ class Placer:
         try:
             self._context.cache.jobs.keep(
                 await self._context.writer.patch(
-                    key.path, KINDS[key.kind].plural, operations, TurnClaim(key.namespace, is_held=True)
+                    path_of(key), KINDS[key.kind].plural, operations, TurnClaim(key.namespace, is_held=True)
                 )
             )
         except ApiError as error:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tilecast.advice import Advice
 from tilecast.api.status import QueuePosition, TrainingJobStatus
 from tilecast_operator.answer import Answer, Declined
-from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.kube.kinds import Key
 
 
 class PlannedJobs:

@@ -17,14 +17,16 @@ from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition
 from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import Note, applied_fields
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.lists import ListCheck
-from tilecast_operator.cluster.view import View, seconds, status_digest
 from tilecast_operator.controllers.capacity import CAPACITY, Capacity
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.documents import Note, applied_fields
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.lists import ListCheck
+from tilecast_operator.kube.times import seconds
+from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.view import View, status_digest
 from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.question import PoolVersions
 from tilecast_operator.report.pools import pool_status
@@ -261,7 +263,7 @@ class Pools:
         name, spec = gpu_pool.parse(answer)
         if seen is None and gpu_pool.discovery(answer, spec) is None:
             log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)
-            bare = applied_fields(key, {"uid": applied["metadata"]["uid"]})
+            bare = applied_fields(key, KINDS[key.kind].api_version, uid=applied["metadata"]["uid"])
             applied = await self._context.writer.apply(key, bare, force=False)
             self.changed()
         self._expired.discard(key.name)

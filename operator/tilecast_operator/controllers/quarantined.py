@@ -10,11 +10,12 @@ import logging
 from collections import Counter
 
 from tilecast_operator.answer import INPUT_QUARANTINED
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError
-from tilecast_operator.cluster.documents import Note
-from tilecast_operator.cluster.kinds import KINDS, Key
-from tilecast_operator.cluster.leadership import NotLeaderError
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.client import UNREACHABLE, ApiError
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.lease import NotLeaderError
+from tilecast_operator.objects.kinds import KINDS
 
 log = logging.getLogger("tilecast")
 

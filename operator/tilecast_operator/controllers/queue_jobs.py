@@ -17,16 +17,17 @@ from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, message
 from tilecast_operator.answer_memo import AnswerMemo
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import Document, View, seconds
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice, JobQuestion
 from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import mode_of, target_of
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import UNREACHABLE, ApiError
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.times import seconds
+from tilecast_operator.objects.view import View
 from tilecast_operator.question import Question
 from tilecast_operator.queue_rows import QueueRow, name_of
 from tilecast_operator.report import job_status

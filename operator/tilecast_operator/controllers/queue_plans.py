@@ -12,16 +12,17 @@ from tilecast.api import queue_advice, training_job
 from tilecast.api.queue_advice import QueueAdviceSpec
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import kueue
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import applied_fields
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import View, canonical, status_digest
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import UNSERVED_S, Pools, PoolsChange
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.requests import Requests, target_of
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.documents import applied_fields
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.view import View, canonical, status_digest
 from tilecast_operator.queue_rows import (
     Holdings,
     PlannedQueue,
@@ -197,7 +198,9 @@ class QueuePlans:
             policy=settings.queue_policy, interval_seconds=settings.queue_interval_s
         ).document()
         if seen is None or canonical(seen.value.document["spec"]) != canonical(spec):
-            body = await self._context.writer.apply(key, applied_fields(key, {}) | {"spec": spec})
+            body = await self._context.writer.apply(
+                key, applied_fields(key, KINDS[key.kind].api_version) | {"spec": spec}
+            )
             seen = self._context.cache.queue_advices.keep(body, is_new=True)
         before = report.stored_status(seen.value.status)
         status = report.status(self._plan, settings.queue_policy, seen.value.generation, self._context.now(), before)

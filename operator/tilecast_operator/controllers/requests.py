@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from tilecast.api import training_job
 from tilecast.api.fields import mapping
 from tilecast.jobs import JOB_KINDS
-from tilecast_operator.cluster.cache import Cache, Stored
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import Document, View
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.objects.tables import Cache
+from tilecast_operator.objects.view import View
 
 
 class JobRequest(NamedTuple):

@@ -16,15 +16,16 @@ from tilecast import jobs
 from tilecast.advice import Advice
 from tilecast.api.fields import Document
 from tilecast.jobs import Job
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import seconds
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.times import seconds
+from tilecast_operator.objects.kinds import path_of
 
 log = logging.getLogger("tilecast")
 
@@ -128,7 +129,7 @@ class Requeues:
 
     async def _release(self, key: Key, uid: str) -> bool:
         """Remove the node choice from a job that still waits, and widen its Workloads; return whether it was done."""
-        document = await self._context.client.get(key.path)
+        document = await self._context.client.get(path_of(key))
         job = await self._advice.read({**document, "kind": key.kind})
         if job.uid != uid or not is_waiting(job) or job.annotations.get(jobs.APPLIED) == patches.REQUEUED:
             return False

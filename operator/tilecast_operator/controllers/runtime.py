@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast_operator.answer import INPUT_QUARANTINED, Declined
-from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError, retry_s
-from tilecast_operator.cluster.cache import Cache
-from tilecast_operator.cluster.journal import Journal
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.leadership import Leadership, NotLeaderError
-from tilecast_operator.cluster.view import stamp
-from tilecast_operator.cluster.writer import Writer
 from tilecast_operator.controllers.answer_times import AnswerTimes
-from tilecast_operator.controllers.key_queue import KeyQueue
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, retry_s
+from tilecast_operator.kube.journal import Journal
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.lease import Leadership, NotLeaderError
+from tilecast_operator.kube.queue import KeyQueue
+from tilecast_operator.kube.times import stamp
+from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.objects.tables import Cache
 from tilecast_operator.settings import Settings
 
 CONDITIONAL_TRIES = 6
@@ -70,7 +70,7 @@ class Runtime:
     """Passes keys to the controllers of their kinds. Belongs to one event loop."""
 
     def __init__(self, settings: Settings, metrics: Metrics, journal: Journal | None = None) -> None:
-        self._journal = journal or Journal("")
+        self._journal = journal or Journal("", ())
         self.queue: KeyQueue[Key] = KeyQueue(time.monotonic, lambda key: key.namespace)
         self._settings = settings
         self._metrics = metrics

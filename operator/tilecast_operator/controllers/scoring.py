@@ -14,11 +14,11 @@ from tilecast.hardware import normalise
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError, Stated
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import View
 from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.view import View
 from tilecast_operator.observed import reports
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport

@@ -6,11 +6,12 @@ from typing import Any
 
 from tilecast.api import training_job
 from tilecast.jobs import JOB_KINDS
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.kinds import KINDS, Key
-from tilecast_operator.cluster.view import NamespaceView
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.view import NamespaceView
 from tilecast_operator.selector import LabelSelector
 
 NAMESPACE = "Namespace"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from tilecast.api.status import TrainingJobStatus
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import View, annotations_digest, status_digest
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.desired import Desired
 from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.requests import target_of
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.kinds import Key
+from tilecast_operator.objects.view import View, annotations_digest, status_digest
 
 
 class StatusWrites:

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from tilecast import jobs
 from tilecast.jobs import JOB_KINDS
 from tilecast_operator.answer import Answer, Declined
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.discovery import ServedApis
-from tilecast_operator.cluster.documents import OBSERVED
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import MAX_INPUT, Document
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice
 from tilecast_operator.controllers.requests import Requests, mode_of, target_of
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.discovery import ServedApis
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.objects.documents import OBSERVED
+from tilecast_operator.objects.kinds import KINDS, path_of
+from tilecast_operator.objects.view import MAX_INPUT
 from tilecast_operator.report.job_status import Aspect
 
 
@@ -90,14 +91,14 @@ class Targets:
     async def _missing(self, key: Key) -> Document | Declined:
         """Return a job that is not in the cache as the API server has it, or why there is none."""
         try:
-            return await self._context.client.get(key.path)
+            return await self._context.client.get(path_of(key))
         except ApiError as error:
             if error.status == 403:
                 text = f"the operator may not read {key.kind} {key.name}"
                 return Declined("TargetNotReadable", f"{text}; install the chart with jobs.enabled=true")
             if error.status != 404:
                 raise
-        if not await self._discovery.serves(key.kind):
+        if not await self._discovery.serves(KINDS[key.kind]):
             text = f"this cluster has no {key.kind} of {JOB_KINDS[key.kind].api_version}"
             return Declined("TargetKindNotInstalled", f"{text}; install its controller, or correct spec.targetRef")
         text = f"there is no {key.kind} {key.name} in namespace {key.namespace}"

@@ -7,9 +7,9 @@ import logging
 import time
 from collections import OrderedDict
 
-from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
-from tilecast_operator.cluster.documents import token_review
-from tilecast_operator.cluster.view import Document
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
+from tilecast_operator.kube.documents import token_review
+from tilecast_operator.kube.kinds import Document
 from tilecast_operator.observed.reports import AUDIENCE, Refused
 
 log = logging.getLogger("tilecast")

@@ -13,11 +13,6 @@ from tilecast.api.status import TrainingJobStatus
 from tilecast.objectives import OBJECTIVES
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
-from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import Note
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import Document, View, status_digest
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.budget_notices import BudgetNotices
 from tilecast_operator.controllers.capacity import Capacity, Destination
@@ -32,6 +27,11 @@ from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.status_writes import StatusWrites
 from tilecast_operator.controllers.targets import Target, Targets
+from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.objects.view import View, status_digest
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.question import Question
 from tilecast_operator.report import better_placement, job_status

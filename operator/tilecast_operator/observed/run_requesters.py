@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.kube.kinds import Key
 
 _Name: TypeAlias = tuple[str, str, str]
 """Namespace, workload, and template of a job's name; one of the last two is empty."""

@@ -9,7 +9,8 @@ from tilecast.advice import Advice
 from tilecast.api.status import Recommendation, Summary
 from tilecast.render import units
 from tilecast_operator.answer import Answer, Declined, message, reason
-from tilecast_operator.cluster.documents import NODE_SELECTOR, AdviceAnnotations, Note
+from tilecast_operator.kube.documents import Note
+from tilecast_operator.objects.documents import NODE_SELECTOR, AdviceAnnotations
 from tilecast_operator.report.job_status import advised, short_plan
 
 MAX_BYTES = 4096

@@ -13,7 +13,7 @@ from tilecast.api.training import RESTART_S
 from tilecast.hardware import Pool
 from tilecast.objectives import ObjectiveRecord
 from tilecast.render import units
-from tilecast_operator.cluster.view import seconds
+from tilecast_operator.kube.times import seconds
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report.job_status import Aspect
 

@@ -23,7 +23,7 @@ from tilecast.planner.problem import JobOption
 from tilecast.planner.references import own_best
 from tilecast.planner.totals import QueuedPlace, QueueReport
 from tilecast.render import units
-from tilecast_operator.cluster.view import seconds, stamp
+from tilecast_operator.kube.times import seconds, stamp
 from tilecast_operator.queue_rows import PlannedQueue
 from tilecast_operator.report.job_status import Aspect, condition
 

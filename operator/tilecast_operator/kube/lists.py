@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
-from tilecast_operator.cluster.cache import CacheTable
-from tilecast_operator.cluster.kinds import KINDS
-from tilecast_operator.cluster.view import Document
+from tilecast_operator.kube.cache import CacheTable
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
+from tilecast_operator.kube.kinds import Document, Kinds
 
 LISTING_PAUSE_S = 30.0
 """Seconds without a new object after which a first list is taken to be over, whatever the API server counts."""
@@ -30,12 +29,19 @@ class ListCheck:
         tables: tables by kind; those of `first` make up the first list.
         first: kinds without which nothing can be done.
         uncounted: kinds that a selector chooses, so that their number says nothing.
+        kinds: where the kinds are served.
     """
 
     def __init__(
-        self, client: Api, tables: Mapping[str, CacheTable[Any]], first: tuple[str, ...], uncounted: tuple[str, ...]
+        self,
+        client: Api,
+        tables: Mapping[str, CacheTable[Any]],
+        first: tuple[str, ...],
+        uncounted: tuple[str, ...],
+        kinds: Kinds,
     ) -> None:
         self._client = client
+        self._kinds = kinds
         self._tables = tables
         self._first = [kind for kind in first if kind in tables]
         self._uncounted = uncounted
@@ -73,7 +79,7 @@ class ListCheck:
         while True:
             await asyncio.sleep(interval_s)
             for kind, table in self._tables.items():
-                there, here, resource = await self._count(kind), len(table), KINDS[kind].plural
+                there, here, resource = await self._count(kind), len(table), self._kinds[kind].plural
                 if there is None or there == here:
                     self._differs_since.pop(resource, None)
                 else:
@@ -95,10 +101,10 @@ class ListCheck:
     async def _count(self, kind: str) -> int | None:
         """Return how many objects the API server has; None if it does not say."""
         try:
-            page = await self._client.get(KINDS[kind].path(), {"limit": "1"})
+            page = await self._client.get(self._kinds[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):
             return None
-        self._note_version(KINDS[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
+        self._note_version(self._kinds[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
         return None if kind in self._uncounted else _total(page)
 
     def _note_version(self, resource: str, text: str) -> None:

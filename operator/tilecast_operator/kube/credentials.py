@@ -7,7 +7,7 @@ from typing import Any
 
 import kopf
 
-from tilecast_operator.cluster.api import Connection
+from tilecast_operator.kube.client import Connection
 
 
 def read(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:

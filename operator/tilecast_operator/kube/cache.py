@@ -8,18 +8,13 @@ cache sorts that out once for all. Controllers listen and read. Objects that the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from tilecast import nodes
-from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
-from tilecast.jobs import JOB_KINDS, Priorities, PriorityClass
-from tilecast_operator.cluster import view
-from tilecast_operator.cluster.journal import Journal
-from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.quarantine import Quarantine
-from tilecast_operator.cluster.view import Document, View
+from tilecast_operator.kube.journal import Journal
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.quarantine import Quarantine
 
 ValueT = TypeVar("ValueT")
 
@@ -157,70 +152,33 @@ class CacheTable(Generic[ValueT]):
             listener(key, before, now)
 
 
-class Cache:
-    """All tables. Belongs to one event loop.
+class ObjectCache:
+    """The tables of all kinds that are watched. Belongs to one event loop.
 
     Args:
+        tables: table of each kind, by name.
         journal: where an object is noted while it is read.
         quarantine: says what may be read of each object.
     """
 
-    def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
-        self._journal = journal or Journal("")
-        self.quarantine = quarantine or Quarantine("", (), time.time)
-        sift = self.quarantine.readable_part
-        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node, sift)
-        self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice, sift)
-        """A value of None is a slice of no use here, which is counted all the same."""
-        self.pools: CacheTable[View] = CacheTable(View.of, sift)
-        self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of, sift)
-        self.queue_advices: CacheTable[View] = CacheTable(View.of, sift)
-        self.training_jobs: CacheTable[View] = CacheTable(View.of, sift)
-        self.jobs: CacheTable[Document] = CacheTable(view.job_document, sift)
-        self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.of, sift)
-        self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
-        self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
-        self.flavors: CacheTable[Document] = CacheTable(view.kueue_document, sift)
-        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
-        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
-        self._tables: dict[str, CacheTable[Any]] = {
-            "Node": self.nodes,
-            "ResourceSlice": self.slices,
-            gpu_pool.KIND: self.pools,
-            pool_learning.KIND: self.learnings,
-            queue_advice.KIND: self.queue_advices,
-            training_job.KIND: self.training_jobs,
-            "Namespace": self.namespaces,
-            "LocalQueue": self.local_queues,
-            "ClusterQueue": self.cluster_queues,
-            "ResourceFlavor": self.flavors,
-            "WorkloadPriorityClass": self.workload_priorities,
-            "PriorityClass": self.pod_priorities,
-            **dict.fromkeys(JOB_KINDS, self.jobs),
-        }
+    def __init__(self, tables: Mapping[str, CacheTable[Any]], journal: Journal, quarantine: Quarantine) -> None:
+        self._tables = tables
+        self._journal = journal
+        self.quarantine = quarantine
 
     def see(self, body: Document) -> None:
         """Record that an object exists."""
         with self._journal.reading(Key.of(body)):
-            self._table(body).see(body)
+            self._tables[str(body["kind"])].see(body)
 
     def lose(self, body: Document) -> None:
         """Record that an object is gone."""
         self.quarantine.lose(Key.of(body))
-        self._table(body).lose(body)
-
-    @property
-    def priorities(self) -> Priorities:
-        """All priority classes."""
-        tables = (self.workload_priorities, self.pod_priorities)
-        return Priorities(*({key.name: item for key, item in table.items()} for table in tables))
+        self._tables[str(body["kind"])].lose(body)
 
     def table(self, key: Key) -> CacheTable[Any]:
         """Return the table that an object is in."""
         return self._tables[key.kind]
-
-    def _table(self, body: Document) -> CacheTable[Any]:
-        return self._tables[str(body["kind"])]
 
 
 def _version(body: Document) -> str:

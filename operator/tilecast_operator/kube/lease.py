@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
-from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
-from tilecast_operator.cluster.documents import LEASE_ADDRESS, LeaseSpec, lease
-from tilecast_operator.cluster.view import Document
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
+from tilecast_operator.kube.documents import LeaseSpec, lease
+from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
 
@@ -121,15 +120,15 @@ class _Record:
     """Since when the Lease is known to be so, in seconds of the monotonic clock."""
 
     @classmethod
-    def of(cls, body: Document, since_s: float) -> _Record:
-        metadata, spec = body["metadata"], body.get("spec") or {}
-        address = str((metadata.get("annotations") or {}).get(LEASE_ADDRESS, ""))
-        return cls(str(metadata["resourceVersion"]), LeaseSpec.of(spec), address, since_s)
+    def of(cls, body: Document, annotation: str, since_s: float) -> _Record:
+        metadata = body["metadata"]
+        address = str((metadata.get("annotations") or {}).get(annotation, ""))
+        return cls(str(metadata["resourceVersion"]), LeaseSpec.of(body), address, since_s)
 
     @property
     def ends_s(self) -> float:
         """When another replica may take the Lease, in seconds of the monotonic clock."""
-        return self.since_s + self.spec.lease_duration_seconds
+        return self.since_s + self.spec.duration_s
 
 
 class Election:
@@ -139,18 +138,27 @@ class Election:
         client: client of the API server.
         place: `namespace/name` of the Lease.
         instance: name of this replica; a unique suffix is added.
-        address: URL at which this replica takes reports; empty if others cannot reach it.
+        address: URL at which other replicas reach this one; empty if they cannot.
+        annotation: annotation of the Lease that has the address of its holder.
         lease_s: duration of a lease, in whole seconds.
         leadership: is extended with every renewal.
     """
 
     def __init__(
-        self, client: Api, place: str, instance: str, address: str, lease_s: int, leadership: Leadership
+        self,
+        client: Api,
+        place: str,
+        instance: str,
+        address: str,
+        annotation: str,
+        lease_s: int,
+        leadership: Leadership,
     ) -> None:
         self._client = client
         self._namespace, _, self._name = place.partition("/")
         self._identity = f"{instance}_{uuid.uuid4()}"
         self._address = address
+        self._annotation = annotation
         self._lease_s = lease_s
         self._leadership = leadership
         self._record: _Record | None = None
@@ -165,13 +173,13 @@ class Election:
     @property
     def leader(self) -> str:
         """Name of the replica that was last seen to lead; empty if none was."""
-        return "" if self._record is None else self._record.spec.holder_identity
+        return "" if self._record is None else self._record.spec.holder
 
     @property
     def leader_address(self) -> str | None:
-        """URL at which another replica that leads takes reports; None if none is known to lead."""
+        """URL of another replica that leads; None if none is known to lead."""
         known = self._record
-        is_other = known is not None and known.spec.holder_identity not in ("", self._identity)
+        is_other = known is not None and known.spec.holder not in ("", self._identity)
         return known.address or None if known and is_other and time.monotonic() < known.ends_s else None
 
     async def run(self) -> None:
@@ -195,12 +203,12 @@ class Election:
         """Stop leading and release the Lease. If that fails, the Lease ends by itself."""
         self._is_released = True
         self._leadership.end()
-        if self._record is None or self._record.spec.holder_identity != self._identity:
+        if self._record is None or self._record.spec.holder != self._identity:
             return
         try:
             async with asyncio.timeout(REQUEST * self._lease_s):
                 await self._read()
-                if self._record is not None and self._record.spec.holder_identity == self._identity:
+                if self._record is not None and self._record.spec.holder == self._identity:
                     await self._write("", 1)
         except (ApiError, *UNREACHABLE) as error:
             log.warning("lease %s/%s is not released: %s", self._namespace, self._name, error)
@@ -211,7 +219,7 @@ class Election:
         if not self._leadership.is_leader or self._record is None:
             await self._read()
         known = self._record
-        holder = "" if known is None else known.spec.holder_identity
+        holder = "" if known is None else known.spec.holder
         if holder in ("", self._identity) or (known is not None and time.monotonic() >= known.ends_s):
             await self._write(self._identity, self._lease_s)
             if not self._is_released:
@@ -228,29 +236,29 @@ class Election:
             return
         known = self._record
         if known is None or known.resource_version != str(body["metadata"]["resourceVersion"]):
-            self._record = _Record.of(body, time.monotonic())
+            self._record = _Record.of(body, self._annotation, time.monotonic())
 
     async def _write(self, holder: str, lease_s: int) -> None:
         """Write the Lease, if nobody else has written it since it was read."""
         known, now = self._record, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        before = known.spec.holder_identity if known else ""
+        before = known.spec.holder if known else ""
         is_same = holder in ("", before)
         if not is_same:
             log.info("lease %s/%s: %s leads after %s", self._namespace, self._name, holder, before or "nobody")
         spec = LeaseSpec(
-            holder_identity=holder,
-            lease_duration_seconds=lease_s,
-            acquire_time=known.spec.acquire_time or now if known and is_same else now,
-            renew_time=now,
-            lease_transitions=(known.spec.lease_transitions if known else 0) + (not is_same and known is not None),
+            holder=holder,
+            duration_s=lease_s,
+            acquired=known.spec.acquired or now if known and is_same else now,
+            renewed=now,
+            transitions=(known.spec.transitions if known else 0) + (not is_same and known is not None),
         )
-        version = known.resource_version if known else None
-        document: dict[str, Any] = lease(self._namespace, self._name, spec, self._address, version)
+        version, annotations = known.resource_version if known else None, {self._annotation: self._address}
+        document = lease(self._namespace, self._name, spec, annotations, version)
         if known is None:
             answer = await self._client.create(self._path(is_list=True), document, is_fenced=False)
         else:
             answer = await self._client.replace(self._path(), document)
-        self._record = _Record.of(answer, time.monotonic())
+        self._record = _Record.of(answer, self._annotation, time.monotonic())
 
     def _path(self, *, is_list: bool = False) -> str:
         root = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"

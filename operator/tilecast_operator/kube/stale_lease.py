@@ -9,13 +9,13 @@ import asyncio
 import time
 from typing import NamedTuple
 
-from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
-from tilecast_operator.cluster.documents import LeaseSpec
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
+from tilecast_operator.kube.documents import LeaseSpec
 
 LOOK_S = 2.0
 """Seconds between two looks at a Lease."""
 FRESH_S = 1.0
-"""Seconds that a look is trusted while jobs are released."""
+"""Seconds that a look is trusted while the caller relies on it."""
 MARGIN_S = 5.0
 """Seconds beyond the duration of a Lease in which its holder has ended or lost the right to write."""
 
@@ -78,7 +78,7 @@ class StaleLease:
         try:
             body = await self._client.get(self._path)
             version = f"{body['metadata'].get('uid', '')}/{body['metadata']['resourceVersion']}"
-            look = _Look(version, LeaseSpec.of(body.get("spec") or {}).lease_duration_seconds)
+            look = _Look(version, LeaseSpec.of(body).duration_s)
         except ApiError as error:
             if error.status != 404:
                 raise

@@ -7,21 +7,16 @@ changed, or after a wait that grows with every death, because it may have been a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from tilecast.api import training_job
-from tilecast.api.fields import mapping
-from tilecast.jobs import APPLIED, JOB_KINDS
-from tilecast_operator.cluster.documents import ADVICE_KEYS
-from tilecast_operator.cluster.kinds import KUEUE, Key
-from tilecast_operator.cluster.view import Document, stamp
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.times import stamp
 
 log = logging.getLogger("tilecast")
 
@@ -35,11 +30,6 @@ EVERYTHING = "*"
 """Kind in the key for all objects of a namespace."""
 NAMESPACE_DEATHS = 3
 """Deaths by objects of one namespace after which all of them are set aside: there may be any number of such objects."""
-MAX_TEXT = 256
-"""Annotations and labels of an object that is set aside are read up to this length."""
-MAX_STATUS_DEPTH, MAX_STATUS_PARTS = 16, 20_000
-"""Bounds of a status that is no danger: the operator writes such statuses."""
-_OF_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +82,21 @@ class Quarantine:
         folder: folder in which records are kept from one process to the next; empty for nowhere.
         suspects: objects that were being read when the last process died.
         clock: Unix time, in seconds.
+        harmless_part: Returns what may be read of an object that is set aside; None for nothing.
+        digest: Returns a digest of what users say in an object. It must not recurse: the object may be nested as deep
+            as the API server allows.
     """
 
-    def __init__(self, folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        suspects: Iterable[Key],
+        clock: Callable[[], float],
+        harmless_part: Callable[[Document], Document | None],
+        digest: Callable[[Document], str],
+    ) -> None:
+        self._harmless_part = harmless_part
+        self._digest = digest
         self._path = Path(folder) / FILE if folder else None
         self._clock = clock
         self._held: dict[Key, tuple[str, str]] = {}
@@ -113,8 +115,7 @@ class Quarantine:
     def readable_part(self, body: Document) -> Document | None:
         """Return what may be read of an object.
 
-        That is the whole object unless it is set aside. Of a job that is set aside, it is its name, its owner and who
-        holds it. Of other kinds nothing is needed: None.
+        That is the whole object unless it is set aside.
         """
         if not self._records:
             return body
@@ -130,7 +131,7 @@ class Quarantine:
             log.warning("%s is set aside until %s", key, stamp(record.until_s))
         self._held[key] = str(body["metadata"].get("uid", "")), f"{text}; correct or delete it"
         self.changed(self._counts())
-        return minimal_job(body) if key.kind in (training_job.KIND, *JOB_KINDS) else None
+        return self._harmless_part(body)
 
     def lose(self, key: Key) -> None:
         """Record that an object is gone."""
@@ -162,7 +163,7 @@ class Quarantine:
 
     def _is_changed(self, key: Key, record: Record, body: Document) -> bool:
         """Return whether an object has changed since it was set aside, and may be read again because of that."""
-        says = digest(body)
+        says = self._digest(body)
         if not record.digest:
             self._records[key] = replace(record, digest=says)
             self._save()
@@ -192,78 +193,7 @@ class Quarantine:
             new.write_text(json.dumps(rows), encoding="utf-8")
             new.replace(self._path)
         except OSError as error:
-            log.warning("TILECAST_JOURNAL: %s; what is set aside is not remembered", error)
-
-
-def minimal_job(body: Document) -> dict[str, Any]:
-    """Return what may be read of a job that is set aside: whose it is, what it holds on to and what it names."""
-    metadata = mapping(body.get("metadata"))
-    spec = mapping(body.get("spec"))
-    plain: dict[str, Any] = {name: metadata[name] for name in _OF_METADATA if name in metadata}
-    for part in ("labels", "annotations"):
-        texts = mapping(metadata.get(part)).items()
-        plain[part] = {name: text for name, text in texts if isinstance(text, str) and len(text) <= MAX_TEXT}
-    head = {name: body[name] for name in ("apiVersion", "kind") if name in body}
-    status = mapping(body.get("status"))
-    return {**head, "metadata": plain, "spec": _named(spec), "status": dict(status) if _is_small(status) else {}}
-
-
-def _named(spec: Document) -> dict[str, Any]:
-    """Return the part of a spec that says who waits for what: suspension, mode, and the job that it names."""
-    plain = {name: spec[name] for name in ("suspend", "mode") if isinstance(spec.get(name), bool | str)}
-    policy = {name: mapping(spec.get(name)).get("suspend") for name in ("runPolicy",)}
-    target = {
-        name: text
-        for name, text in mapping(spec.get("targetRef")).items()
-        if name in ("apiVersion", "kind", "name") and isinstance(text, str)
-    }
-    suspended = {name: {"suspend": value} for name, value in policy.items() if isinstance(value, bool)}
-    return {**plain, **suspended, **({"targetRef": target} if target else {})}
-
-
-def digest(body: Document) -> str:
-    """Return a digest of what users say in an object, without the fields that releasing a job changes.
-
-    It walks without recursion, because the object may be nested as deep as the API server allows.
-    """
-    metadata, spec = mapping(body.get("metadata")), dict(mapping(body.get("spec")))
-    spec.pop("suspend", None)
-    spec["runPolicy"] = {name: value for name, value in mapping(spec.get("runPolicy")).items() if name != "suspend"}
-    others = {name: value for name, value in body.items() if name not in ("metadata", "spec", "status")}
-    noted = [_users(metadata.get(part)) for part in ("labels", "annotations")]
-    state, left = hashlib.sha256(), [metadata.get("uid"), *noted, spec, others]
-    while left:
-        value = left.pop()
-        if isinstance(value, Mapping):
-            state.update(b"{%d" % len(value))
-            for name in sorted(value, key=str):
-                left += (value[name], str(name))
-        elif isinstance(value, list | tuple):
-            state.update(b"[%d" % len(value))
-            left.extend(value)
-        else:
-            state.update(f"{type(value).__name__}:{value}\n".encode(errors="replace"))
-    return state.hexdigest()
-
-
-def _users(part: object) -> dict[str, Any]:
-    """Return labels or annotations without ours and Kueue's."""
-    ours = (*ADVICE_KEYS, APPLIED)
-    return {name: text for name, text in mapping(part).items() if name not in ours and not name.startswith(KUEUE)}
-
-
-def _is_small(status: Document) -> bool:
-    level: list[Any] = [status]
-    parts = 0
-    for _ in range(MAX_STATUS_DEPTH):
-        parts += len(level)
-        if not level or parts > MAX_STATUS_PARTS:
-            break
-        below: list[Any] = []
-        for value in level:
-            below.extend(value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ())
-        level = below
-    return not level and parts <= MAX_STATUS_PARTS
+            log.warning("journal: %s; what is set aside is not remembered", error)
 
 
 def _deaths(records: Records, key: Key) -> int:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterato
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from tilecast_operator.fair_queue import FairQueue
+from tilecast_operator.kube.fair_queue import FairQueue
 
 WINDOW_S = 60.0
 """Seconds over which the use of a namespace is added up."""

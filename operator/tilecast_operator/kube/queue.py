@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from tilecast_operator.fair_queue import FairQueue
+from tilecast_operator.kube.fair_queue import FairQueue
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 

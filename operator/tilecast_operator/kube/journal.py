@@ -12,13 +12,13 @@ import logging
 import mmap
 import threading
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Container, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.kube.kinds import Key
 
 ResultT = TypeVar("ResultT")
 
@@ -53,9 +53,10 @@ class Journal:
 
     Args:
         folder: folder of the file; empty keeps the notes in memory, where they end with the process.
+        kinds: kinds of the objects that are read; a note of another kind is damaged.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, kinds: Container[str]) -> None:
         self.suspects: tuple[Key, ...] = ()
         """Objects that the last process was reading when it died; none if it ended in order."""
         size = SLOTS * SLOT_BYTES
@@ -64,8 +65,8 @@ class Journal:
             try:
                 self._map = _mapped(Path(folder) / FILE, size)
             except OSError as error:
-                log.warning("TILECAST_JOURNAL: %s; what is read at a sudden end is not remembered", error)
-            self.suspects = _suspects(bytes(self._map))
+                log.warning("journal: %s; what is read at a sudden end is not remembered", error)
+            self.suspects = _suspects(bytes(self._map), kinds)
         self._view = memoryview(self._map)
         self._view[:] = bytes(size)
         self._view[: len(RUNNING)] = RUNNING
@@ -146,7 +147,7 @@ def _write(slot: _Slot, note: bytes) -> bytes:
     return before
 
 
-def _suspects(data: bytes) -> tuple[Key, ...]:
+def _suspects(data: bytes, kinds: Container[str]) -> tuple[Key, ...]:
     """Return the objects that a file notes, if its process did not end in order."""
     if not data.startswith(RUNNING):
         return ()
@@ -156,6 +157,6 @@ def _suspects(data: bytes) -> tuple[Key, ...]:
         first = start + LENGTH_BYTES
         kind, _, rest = data[first : first + min(length, SLOT_BYTES)].decode(errors="replace").partition("/")
         namespace, _, name = rest.partition("/")
-        if kind in KINDS and name:
+        if kind in kinds and name:
             keys[Key(kind, namespace, name)] = None
     return tuple(keys)

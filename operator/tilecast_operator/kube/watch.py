@@ -1,7 +1,7 @@
-"""Our own lists and watches of what changes thousands of times a minute: nodes, and the GPUs that pods hold.
+"""Lists and watches of what changes thousands of times a minute, such as nodes and pods.
 
-A framework would keep something of every pod of the cluster and read every heartbeat of every node. Here a pod without
-GPUs leaves nothing behind, and a heartbeat is compared with the previous one as it arrives, without being parsed.
+A framework would keep something of every pod of the cluster and read every heartbeat of every node. Here a heartbeat is
+compared with the previous one as it arrives, without being parsed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping
 
-from tilecast.jobs.quantities import pod_gpus
-from tilecast_operator.cluster.api import Api, ApiError, parse, retry_s
-from tilecast_operator.cluster.kinds import KINDS
-from tilecast_operator.cluster.view import Document
+from tilecast_operator.kube.client import Api, ApiError, retry_s
+from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
 
@@ -98,7 +95,7 @@ class Informer(ABC):
         return version
 
     def _follow(self, line: bytes, version: str) -> str:
-        event = parse(line.decode())
+        event = self._api.parse(line.decode())
         item = event.get("object") or {}
         if event.get("type") == "ERROR":
             raise ApiError(int(item.get("code") or 500), str(item.get("message", ""))[:200])
@@ -131,58 +128,6 @@ class Informer(ABC):
         """Handle a failure: changes are unknown until the next list."""
 
 
-class PodInformer(Informer):
-    """Calls `changed` with the GPUs that pods hold by node, or with None while they are not known."""
-
-    def __init__(
-        self,
-        api: Api,
-        changed: Callable[[Mapping[str, int] | None], None],
-        answered: Callable[[], None] = lambda: None,
-        relist_s: float = 3600.0,
-    ) -> None:
-        query = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
-        super().__init__(api, "/api/v1/pods", query, answered, relist_s)
-        self._changed = changed
-        self._held: dict[str, tuple[str, int]] = {}
-        """Node and GPUs of each pod with GPUs, by uid."""
-        self._seen: dict[str, tuple[str, int]] = {}
-        """Node and GPUs of the pods in an unfinished list."""
-
-    def _begin(self) -> None:
-        self._seen = {}
-
-    def _see(self, item: Document) -> None:
-        if gpus := pod_gpus(item):
-            self._seen[item["metadata"]["uid"]] = (item["spec"]["nodeName"], gpus)
-
-    def _listed(self) -> None:
-        self._held = self._seen
-        self._tell()
-
-    def _take(self, kind: str, item: Document, line: bytes) -> None:
-        uid, gpus = item["metadata"]["uid"], pod_gpus(item)
-        before = self._held.get(uid)
-        now = (str(item["spec"].get("nodeName", "")), gpus) if gpus and kind != "DELETED" else None
-        if before == now:
-            return
-        if now is None:
-            self._held.pop(uid, None)
-        else:
-            self._held[uid] = now
-        self._tell()
-
-    def _failed(self, why: str) -> None:
-        log.warning("pods: %s; what is free is not known until they are read again", why)
-        self._changed(None)
-
-    def _tell(self) -> None:
-        used: Counter[str] = Counter()
-        for node, gpus in self._held.values():
-            used[node] += gpus
-        self._changed(used)
-
-
 class NodeInformer(Informer):
     """Shows nodes to the cache; heartbeats that say nothing new are not parsed.
 
@@ -205,7 +150,7 @@ class NodeInformer(Informer):
         relist_s: float,
     ) -> None:
         query = {"labelSelector": selector} if selector else {}
-        super().__init__(api, KINDS["Node"].path(), query, answered, relist_s)
+        super().__init__(api, "/api/v1/nodes", query, answered, relist_s)
         self._show, self._lose = see, lose
         self._there: dict[str, Document] = {}
         """Kind and names of each node, by uid."""

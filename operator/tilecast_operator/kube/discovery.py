@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tilecast_operator.cluster.api import Api, ApiError
-from tilecast_operator.cluster.kinds import KINDS
+from tilecast_operator.kube.client import Api, ApiError
+from tilecast_operator.kube.kinds import ResourceKind
 
 
 class ServedApis:
@@ -14,7 +14,7 @@ class ServedApis:
     def __init__(self, client: Api) -> None:
         self._client = client
         self._versions: dict[str, str] = {}
-        self._has_field: dict[tuple[str, str], bool] = {}
+        self._has_field: dict[tuple[ResourceKind, str], bool] = {}
 
     async def version(self, group: str, *, anew: bool = False) -> str | None:
         """Return the preferred version of an API group; None if the group is not served.
@@ -34,19 +34,19 @@ class ServedApis:
             self._versions[group] = str(document["preferredVersion"]["version"])
         return self._versions[group]
 
-    async def serves(self, kind: str) -> bool:
-        """Return whether the version of a kind that we know is served."""
+    async def serves(self, kind: ResourceKind) -> bool:
+        """Return whether a kind's version is served."""
         try:
-            await self._client.get(f"/apis/{KINDS[kind].api_version}")
+            await self._client.get(f"/apis/{kind.api_version}")
         except ApiError as error:
             if error.status != 404:
                 raise
             return False
         return True
 
-    async def has_field(self, kind: str, name: str) -> bool:
+    async def has_field(self, kind: ResourceKind, name: str) -> bool:
         """Return whether the schemas of a kind's group have a field of that name."""
         if (kind, name) not in self._has_field:
-            document = await self._client.get(f"/openapi/v3/apis/{KINDS[kind].api_version}")
+            document = await self._client.get(f"/openapi/v3/apis/{kind.api_version}")
             self._has_field[kind, name] = f'"{name}"' in json.dumps(document)
         return self._has_field[kind, name]

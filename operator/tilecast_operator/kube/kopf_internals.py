@@ -30,8 +30,6 @@ from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import api, errors, watching
 from kopf._core.reactor import observation
 
-from tilecast import untrusted
-
 Event: TypeAlias = Any
 """A dict with `type` (None for an object of a list) and `object`, or the mark that the list is over."""
 Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
@@ -61,6 +59,7 @@ def watch_forever(
     listed: object,
     failures: tuple[type[Exception], ...],
     relist_s: float,
+    cut: Callable[[Event], object],
 ) -> Watch:
     """Return a watch that logs failures instead of raising them; its caller begins it again whenever it ends.
 
@@ -69,6 +68,7 @@ def watch_forever(
         listed: what `watch` yields when its list is over.
         failures: errors that end one watch and not the process.
         relist_s: how long a list is trusted, in seconds; a later event ends the watch.
+        cut: cuts, in place, what is nested deeper in an event than anything that is read.
     """
     everything: dict[object, dict[str, dict[str, Any]]] = {}
     failed: Counter[object] = Counter()
@@ -91,7 +91,7 @@ def watch_forever(
                         failed.pop(place, None)
                     elif isinstance(event, dict):
                         # Cut the object before anybody walks it, kopf included: it may be nested 10,000 deep.
-                        untrusted.cut(event)
+                        cut(event)
                         _note(event, known, there)
                     yield event
                     if there is None and time.monotonic() > ends_s:
@@ -216,14 +216,17 @@ class OncePerMessage(logging.Filter):
         return is_new
 
 
-def install(relist_s: float, answered: Callable[[str], None]) -> None:
+def install(relist_s: float, answered: Callable[[str], None], cut: Callable[[Event], object]) -> None:
     """Install all replacements.
 
     Args:
         relist_s: how long a list is trusted, in seconds.
         answered: called with the resource whenever the API server begins to answer a watch of it.
+        cut: cuts, in place, what is nested deeper in an event than anything that is read.
     """
     api.request = with_answer_callback(api.request, answered)  # type: ignore[assignment]
-    watching.continuous_watch = watch_forever(watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s)
+    watching.continuous_watch = watch_forever(
+        watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s, cut
+    )
     aiotoggles.ToggleSet = Toggles  # type: ignore[misc]
     observation.logger.addFilter(OncePerMessage())

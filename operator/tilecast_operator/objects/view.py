@@ -7,16 +7,14 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 from tilecast.api import gpu_pool, pool_learning
 from tilecast.api.base import API_VERSION
 from tilecast.api.fields import items, mapping, value_at
 from tilecast.jobs import WEIGHT
-from tilecast_operator.cluster.documents import ADVICE_KEYS, FIELD_MANAGER, INPUT_KEYS
-
-Document: TypeAlias = Mapping[str, Any]
+from tilecast_operator.kube.kinds import Document
+from tilecast_operator.objects.documents import ADVICE_KEYS, FIELD_MANAGER, INPUT_KEYS
 
 MAX_INPUT = 64
 """Longest text of an annotation with a time or a number that is read; an annotation may have 256 KiB."""
@@ -196,20 +194,6 @@ def _digest(status: Any) -> bytes:
 def annotations_digest(annotations: Mapping[str, str]) -> bytes:
     """Return a digest of our annotations."""
     return hashlib.sha256(canonical(dict(annotations))).digest()
-
-
-def stamp(time_s: float) -> str:
-    """Return a Unix time, in seconds, as Kubernetes writes times."""
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def seconds(text: object) -> float | None:
-    """Return the Unix time of a text that Kubernetes wrote, in seconds; None if it is no time."""
-    try:
-        time = datetime.fromisoformat(str(text)[:64])
-    except ValueError:
-        return None
-    return time.replace(tzinfo=time.tzinfo or UTC).timestamp()
 
 
 def canonical(value: object) -> bytes:

@@ -7,13 +7,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from tilecast_operator.cluster.api import Api, ApiError
-from tilecast_operator.cluster.cache import Cache, Stored
-from tilecast_operator.cluster.documents import Note, applied_fields, event, merged_annotations, replaced_status
-from tilecast_operator.cluster.kinds import KINDS, Key
-from tilecast_operator.cluster.leadership import Leadership
-from tilecast_operator.cluster.view import Document
-from tilecast_operator.turns import NOBODY, TurnClaim, Turns
+from tilecast_operator.kube.cache import ObjectCache, Stored
+from tilecast_operator.kube.client import Api, ApiError
+from tilecast_operator.kube.documents import (
+    Author,
+    Note,
+    applied_fields,
+    event,
+    merged_annotations,
+    replaced_status,
+)
+from tilecast_operator.kube.kinds import Document, Key, Kinds
+from tilecast_operator.kube.lease import Leadership
+from tilecast_operator.kube.turns import NOBODY, TurnClaim, Turns
 
 log = logging.getLogger("tilecast")
 
@@ -34,18 +40,20 @@ class Writer:
         leadership: whether this replica may write.
         count: called with resource and outcome of each write: `ok`, an HTTP status, or `unreachable`.
         now: the time as Kubernetes writes it.
-        instance: name of this writer in Events.
+        author: names under which the writer writes.
+        kinds: where the kinds of objects are served.
         at_once: number of requests under way at once.
     """
 
     def __init__(
         self,
         client: Api,
-        cache: Cache,
+        cache: ObjectCache,
         leadership: Leadership,
         count: Callable[[str, str], None],
         now: Callable[[], str],
-        instance: str,
+        author: Author,
+        kinds: Kinds,
         at_once: int,
     ) -> None:
         self._client = client
@@ -53,7 +61,8 @@ class Writer:
         self._leadership = leadership
         self._count = count
         self._now = now
-        self._instance = instance
+        self._author = author
+        self._kinds = kinds
         self._turns = Turns(at_once)
 
     async def annotate(
@@ -71,19 +80,19 @@ class Writer:
             ApiError: the API server refused; 409 if the object has changed since, as another operator may have written
                 the same.
         """
-        identity = {**_identity(seen, is_conditional), "annotations": dict(annotations)}
-        return self._cache.table(key).keep(await self.apply(key, applied_fields(key, identity)))
+        fields = self._fields(key, seen, is_conditional, annotations=annotations)
+        return self._cache.table(key).keep(await self.apply(key, fields))
 
     async def write_status(
         self, key: Key, seen: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
     ) -> Stored[Any]:
         """Apply a whole status; arguments and errors are those of `annotate`."""
-        fields = applied_fields(key, _identity(seen, is_conditional), status)
+        fields = self._fields(key, seen, is_conditional, status=status)
         return self._cache.table(key).keep(await self.apply(key, fields, "/status"))
 
     async def apply(self, key: Key, document: Document, subresource: str = "", *, force: bool = True) -> dict[str, Any]:
         """Apply the fields of a document (server-side apply); return the object. Raises as `annotate` does."""
-        resource, path = KINDS[key.kind].plural + subresource, key.path + subresource
+        resource, path = self._kinds[key.kind].plural + subresource, self._path(key) + subresource
         try:
             return await self._counted(resource, _claim(key), lambda: self._client.apply(path, document, force=force))
         except ApiError as error:
@@ -93,7 +102,7 @@ class Writer:
         if subresource:
             operations = replaced_status(document)
             return await self._counted(resource, _claim(key), lambda: self._client.patch(path, operations))
-        merged = merged_annotations(document)
+        merged = merged_annotations(document, self._author.annotations)
         return await self._counted(resource, _claim(key), lambda: self._client.merge(path, merged))
 
     async def patch(
@@ -106,9 +115,9 @@ class Writer:
         """Delete an object if it is still as it was seen."""
         try:
             await self._counted(
-                KINDS[key.kind].plural,
+                self._kinds[key.kind].plural,
                 _claim(key),
-                lambda: self._client.delete(key.path, seen.uid, seen.resource_version),
+                lambda: self._client.delete(self._path(key), seen.uid, seen.resource_version),
             )
         except ApiError as error:
             if error.status not in (404, 409):
@@ -131,10 +140,10 @@ class Writer:
         now = self._now()
         occasions = ("", now) if is_change else ("",)
         for occasion in occasions:
-            body = event(note, key, uid, now, self._instance, occasion)
-            path = f"/api/v1/namespaces/{body.metadata.namespace}/events"
+            body = event(note, self._author, key, self._kinds[key.kind].api_version, uid, now, occasion)
+            path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
             try:
-                if await self._counted("events", _claim(key), partial(self._create, path, body.document())):
+                if await self._counted("events", _claim(key), partial(self._create, path, body)):
                     return True
             except ApiError as error:
                 if error.status == 429 or error.status >= 500:
@@ -142,6 +151,15 @@ class Writer:
                 log.warning("%s: Event not written: %s", key, error)
                 return False
         return True
+
+    def _path(self, key: Key) -> str:
+        return self._kinds[key.kind].path(key.namespace, key.name)
+
+    def _fields(self, key: Key, seen: Stored[Any], is_conditional: bool, **parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return parts of an object as a server-side apply for the object as it was seen."""
+        version = seen.resource_version if is_conditional and seen.resource_version else None
+        api_version = self._kinds[key.kind].api_version
+        return applied_fields(key, api_version, uid=seen.uid, resource_version=version, **parts)
 
     async def _create(self, path: str, document: Document) -> Document | None:
         """Create an object; return None if it exists already."""
@@ -169,8 +187,3 @@ class Writer:
 def _claim(key: Key) -> TurnClaim:
     """Return the claim of an object's namespace, for a turn."""
     return TurnClaim(key.namespace)
-
-
-def _identity(seen: Stored[Any], is_conditional: bool) -> dict[str, Any]:
-    version = seen.resource_version if is_conditional and seen.resource_version else None
-    return {"uid": seen.uid, "resource_version": version}

@@ -18,20 +18,9 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
-from tilecast import untrusted
-from tilecast_operator.cluster.documents import FIELD_MANAGER, delete_options
-from tilecast_operator.cluster.server_clock import ServerClock
+from tilecast_operator.kube.documents import delete_options
+from tilecast_operator.kube.server_clock import ServerClock
 
-
-def parse(text: str) -> dict[str, Any]:
-    """Parse an answer of the API server; cut away what is nested deeper than anything that is read."""
-    answer: dict[str, Any] = json.loads(text)
-    return untrusted.cut(answer) if untrusted.is_deeper(text, untrusted.MAX_DEPTH) else answer
-
-
-_MANAGED = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
-"""Field validation is off because nobody reads its warnings about fields that an older CRD lacks, and the API server
-parses everything twice for them."""
 _NO_WEBHOOK = ("failed calling webhook", "failed to call webhook")
 _PATH = re.compile(r"/[-._:/a-zA-Z0-9]+")
 _DOTS = {".", ".."}
@@ -90,10 +79,20 @@ def retry_s(attempt: int, error: Exception | None, first_s: float, most_s: float
 
 
 class Api:
-    """Client of one API server."""
+    """Client of one API server.
 
-    def __init__(self, timeout_s: float) -> None:
+    Args:
+        timeout_s: limit of one request, in seconds.
+        field_manager: name under which the API server records the fields that are written.
+        parse: parses an object or a list that the API server sent.
+    """
+
+    def __init__(self, timeout_s: float, field_manager: str, parse: Callable[[str], dict[str, Any]]) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        # Nobody reads the warnings of field validation about fields that an older CRD lacks, and the API server parses
+        # everything twice for them.
+        self._managed = {"fieldManager": field_manager, "fieldValidation": "Ignore"}
+        self.parse = parse
         self._connection: Connection | None = None
         self._login: Login = lambda: None
         self._session: aiohttp.ClientSession | None = None
@@ -129,34 +128,34 @@ class Api:
             ApiError: the API server refused.
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
-        query = _MANAGED | {"force": "true" if force else "false"}
+        query = self._managed | {"force": "true" if force else "false"}
         return await self._request("PATCH", path, document, query, _APPLY, is_fenced=True)
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Apply a JSON patch (RFC 6902) to an object; return the whole object. Raises as `apply` does."""
-        return await self._request("PATCH", path, operations, _MANAGED, _PATCH, is_fenced=True)
+        return await self._request("PATCH", path, operations, self._managed, _PATCH, is_fenced=True)
 
     async def merge(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Apply a merge patch (RFC 7386) to an object; return the whole object. Raises as `apply` does."""
-        return await self._request("PATCH", path, document, _MANAGED, _MERGE_PATCH, is_fenced=True)
+        return await self._request("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True)
 
     async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a merge patch (RFC 7386) would make of an object; raises as `apply` does.
 
         Webhooks are called, and nothing is stored.
         """
-        return await self._request("PATCH", path, document, _MANAGED | {"dryRun": "All"}, _MERGE_PATCH)
+        return await self._request("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH)
 
     async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
         """Create an object; raises as `apply` does.
 
         A review that is only requested by creating it is not fenced.
         """
-        return await self._request("POST", path, document, _MANAGED, "application/json", is_fenced=is_fenced)
+        return await self._request("POST", path, document, self._managed, "application/json", is_fenced=is_fenced)
 
     async def replace(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; 409 if its resource version is not that of `document`. Raises as `apply` does."""
-        return await self._request("PUT", path, document, _MANAGED, "application/json")
+        return await self._request("PUT", path, document, self._managed, "application/json")
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         """Read an object or a list; raises as `apply` does."""
@@ -198,7 +197,7 @@ class Api:
         async with self._send(method, path, document, query, content_type, self._timeout, is_fenced) as response:
             text = await response.text(errors="replace")
             if response.status < 300:
-                answer = parse(text)
+                answer = self.parse(text)
                 self.clock.note(response.headers.get("Date", ""))
                 return answer
             raise self._refusal(response, text)

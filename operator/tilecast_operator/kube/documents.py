@@ -1,0 +1,193 @@
+"""Documents that are sent: the parts of objects that are applied, Events, Leases and reviews."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tilecast_operator.kube.kinds import Document, Key
+
+MAX_NOTE = 1024
+MAX_INSTANCE = 128
+"""Longest message and longest name of a writer that the API server takes in an Event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The content of an Event."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    text: str
+
+    @property
+    def state(self) -> tuple[str, str, str]:
+        """Content without the names of what there is instead: these change while the state stays the same."""
+        return self.type, self.reason, _INSTEAD.sub("", self.text)
+
+
+_INSTEAD = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Names under which an operator writes."""
+
+    component: str
+    """Name of the operator in Events."""
+    instance: str
+    """Name of this replica in Events."""
+    annotations: tuple[str, ...]
+    """Every annotation that the operator writes, so that one that it no longer applies can be removed."""
+
+
+def event(note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = "") -> Document:
+    """Return the Event of a note.
+
+    Its name is a digest of the state and the occasion, so that saying it twice creates it once. An Event about
+    an object without a namespace is in `default`, as those of the kubelet are.
+    """
+    _, reason, state = note.state
+    parts = (uid, reason, state[:MAX_NOTE], *((occasion,) if occasion else ()))
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    involved = {"apiVersion": api_version, "kind": about.kind, "name": about.name, "uid": uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{about.name[:200].rstrip('-.')}.{digest}",
+            "namespace": about.namespace or "default",
+        },
+        "involvedObject": involved | ({"namespace": about.namespace} if about.namespace else {}),
+        "type": note.type,
+        "reason": note.reason,
+        "message": note.text[:MAX_NOTE],
+        "source": {"component": author.component},
+        "reportingComponent": author.component,
+        "reportingInstance": author.instance[:MAX_INSTANCE],
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def applied_fields(
+    key: Key,
+    api_version: str,
+    *,
+    uid: str | None = None,
+    resource_version: str | None = None,
+    annotations: Mapping[str, str] | None = None,
+    status: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the document of a server-side apply.
+
+    Args:
+        key: key of the object.
+        api_version: group and version of its kind.
+        uid: UID that the object must have; None for any.
+        resource_version: resource version that the object must have; None for any.
+        annotations: annotations that are applied; None for none.
+        status: its status, if that is what is applied.
+    """
+    metadata = {
+        "name": key.name,
+        "namespace": key.namespace or None,
+        "uid": uid,
+        "resourceVersion": resource_version,
+        "annotations": None if annotations is None else dict(annotations),
+    }
+    document = {"apiVersion": api_version, "kind": key.kind, "metadata": _stated(metadata)}
+    return document if status is None else {**document, "status": dict(status)}
+
+
+def merged_annotations(applied: Document, ours: Iterable[str]) -> dict[str, Any]:
+    """Return the merge patch that changes annotations as this server-side apply document does.
+
+    Those of `ours` that are not applied are removed.
+    """
+    metadata = applied["metadata"]
+    annotations = dict.fromkeys(ours) | dict(metadata.get("annotations") or {})
+    return {"metadata": {**metadata, "annotations": annotations}}
+
+
+def replaced_status(applied: Document) -> list[dict[str, Any]]:
+    """Return the JSON patch that changes a status as this server-side apply document does."""
+    metadata = applied["metadata"]
+    seen = [
+        {"op": "add", "path": f"/metadata/{key}", "value": metadata[key]}
+        for key in ("uid", "resourceVersion")
+        if key in metadata
+    ]
+    return [*seen, {"op": "add", "path": "/status", "value": applied["status"]}]
+
+
+def delete_options(uid: str, resource_version: str) -> dict[str, Any]:
+    """Return the options to delete an object only if it is still as it was seen."""
+    preconditions = {"uid": uid, "resourceVersion": resource_version}
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+
+
+def token_review(token: str, audience: str) -> dict[str, Any]:
+    """Return the TokenReview of a token for an audience."""
+    spec = {"token": token, "audiences": [audience]}
+    return {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSpec:
+    """Who leads, since when and for how long, as a Lease says it."""
+
+    holder: str = ""
+    duration_s: int = 1
+    acquired: str = ""
+    renewed: str = ""
+    transitions: int = 0
+
+    @classmethod
+    def of(cls, body: Document) -> LeaseSpec:
+        """Read the spec of a Lease."""
+        spec = body.get("spec") or {}
+        return cls(
+            holder=str(spec.get("holderIdentity") or ""),
+            duration_s=int(spec.get("leaseDurationSeconds") or 1),
+            acquired=str(spec.get("acquireTime") or ""),
+            renewed=str(spec.get("renewTime") or ""),
+            transitions=int(spec.get("leaseTransitions") or 0),
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the spec as the API server takes it."""
+        return {
+            "holderIdentity": self.holder,
+            "leaseDurationSeconds": self.duration_s,
+            "acquireTime": self.acquired,
+            "renewTime": self.renewed,
+            "leaseTransitions": self.transitions,
+        }
+
+
+def lease(
+    namespace: str, name: str, spec: LeaseSpec, annotations: Mapping[str, str], resource_version: str | None
+) -> dict[str, Any]:
+    """Return a Lease: a new one, or one that replaces the given resource version."""
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "resourceVersion": resource_version,
+        "annotations": dict(annotations),
+    }
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": _stated(metadata),
+        "spec": spec.document(),
+    }
+
+
+def _stated(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,66 @@
+"""Watch of the GPUs that pods hold; a pod without GPUs leaves nothing behind."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from tilecast.jobs.quantities import pod_gpus
+from tilecast_operator.kube.client import Api
+from tilecast_operator.kube.kinds import Document
+from tilecast_operator.kube.watch import Informer
+
+log = logging.getLogger("tilecast")
+
+
+class PodInformer(Informer):
+    """Calls `changed` with the GPUs that pods hold by node, or with None while they are not known."""
+
+    def __init__(
+        self,
+        api: Api,
+        changed: Callable[[Mapping[str, int] | None], None],
+        answered: Callable[[], None] = lambda: None,
+        relist_s: float = 3600.0,
+    ) -> None:
+        query = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
+        super().__init__(api, "/api/v1/pods", query, answered, relist_s)
+        self._changed = changed
+        self._held: dict[str, tuple[str, int]] = {}
+        """Node and GPUs of each pod with GPUs, by uid."""
+        self._seen: dict[str, tuple[str, int]] = {}
+        """Node and GPUs of the pods in an unfinished list."""
+
+    def _begin(self) -> None:
+        self._seen = {}
+
+    def _see(self, item: Document) -> None:
+        if gpus := pod_gpus(item):
+            self._seen[item["metadata"]["uid"]] = (item["spec"]["nodeName"], gpus)
+
+    def _listed(self) -> None:
+        self._held = self._seen
+        self._tell()
+
+    def _take(self, kind: str, item: Document, line: bytes) -> None:
+        uid, gpus = item["metadata"]["uid"], pod_gpus(item)
+        before = self._held.get(uid)
+        now = (str(item["spec"].get("nodeName", "")), gpus) if gpus and kind != "DELETED" else None
+        if before == now:
+            return
+        if now is None:
+            self._held.pop(uid, None)
+        else:
+            self._held[uid] = now
+        self._tell()
+
+    def _failed(self, why: str) -> None:
+        log.warning("pods: %s; what is free is not known until they are read again", why)
+        self._changed(None)
+
+    def _tell(self) -> None:
+        used: Counter[str] = Counter()
+        for node, gpus in self._held.values():
+            used[node] += gpus
+        self._changed(used)

@@ -1,0 +1,102 @@
+"""Parts of an object that may be read while it is set aside because the operator died while it read the object."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tilecast.api import training_job
+from tilecast.api.fields import mapping
+from tilecast.jobs import APPLIED, JOB_KINDS
+from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.quarantine import Quarantine
+from tilecast_operator.objects.documents import ADVICE_KEYS
+from tilecast_operator.objects.kinds import KUEUE
+
+MAX_TEXT = 256
+"""Annotations and labels of an object that is set aside are read up to this length."""
+MAX_STATUS_DEPTH, MAX_STATUS_PARTS = 16, 20_000
+"""Bounds of a status that is no danger: the operator writes such statuses."""
+_OF_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp")
+
+
+def quarantine_in(folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> Quarantine:
+    """Return the quarantine of the operator's objects; the arguments are those of `Quarantine`."""
+    return Quarantine(folder, suspects, clock, harmless_part, digest)
+
+
+def harmless_part(body: Document) -> Document | None:
+    """Return what may be read of an object that is set aside: the least of a job, and nothing of other kinds."""
+    return minimal_job(body) if body["kind"] in (training_job.KIND, *JOB_KINDS) else None
+
+
+def minimal_job(body: Document) -> dict[str, Any]:
+    """Return what may be read of a job that is set aside: whose it is, what it holds on to and what it names."""
+    metadata = mapping(body.get("metadata"))
+    spec = mapping(body.get("spec"))
+    plain: dict[str, Any] = {name: metadata[name] for name in _OF_METADATA if name in metadata}
+    for part in ("labels", "annotations"):
+        texts = mapping(metadata.get(part)).items()
+        plain[part] = {name: text for name, text in texts if isinstance(text, str) and len(text) <= MAX_TEXT}
+    head = {name: body[name] for name in ("apiVersion", "kind") if name in body}
+    status = mapping(body.get("status"))
+    return {**head, "metadata": plain, "spec": _named(spec), "status": dict(status) if _is_small(status) else {}}
+
+
+def _named(spec: Document) -> dict[str, Any]:
+    """Return the part of a spec that says who waits for what: suspension, mode, and the job that it names."""
+    plain = {name: spec[name] for name in ("suspend", "mode") if isinstance(spec.get(name), bool | str)}
+    policy = {name: mapping(spec.get(name)).get("suspend") for name in ("runPolicy",)}
+    target = {
+        name: text
+        for name, text in mapping(spec.get("targetRef")).items()
+        if name in ("apiVersion", "kind", "name") and isinstance(text, str)
+    }
+    suspended = {name: {"suspend": value} for name, value in policy.items() if isinstance(value, bool)}
+    return {**plain, **suspended, **({"targetRef": target} if target else {})}
+
+
+def digest(body: Document) -> str:
+    """Return a digest of what users say in an object, without the fields that releasing a job changes.
+
+    It walks without recursion, because the object may be nested as deep as the API server allows.
+    """
+    metadata, spec = mapping(body.get("metadata")), dict(mapping(body.get("spec")))
+    spec.pop("suspend", None)
+    spec["runPolicy"] = {name: value for name, value in mapping(spec.get("runPolicy")).items() if name != "suspend"}
+    others = {name: value for name, value in body.items() if name not in ("metadata", "spec", "status")}
+    noted = [_users(metadata.get(part)) for part in ("labels", "annotations")]
+    state, left = hashlib.sha256(), [metadata.get("uid"), *noted, spec, others]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            state.update(b"{%d" % len(value))
+            for name in sorted(value, key=str):
+                left += (value[name], str(name))
+        elif isinstance(value, list | tuple):
+            state.update(b"[%d" % len(value))
+            left.extend(value)
+        else:
+            state.update(f"{type(value).__name__}:{value}\n".encode(errors="replace"))
+    return state.hexdigest()
+
+
+def _users(part: object) -> dict[str, Any]:
+    """Return labels or annotations without ours and Kueue's."""
+    ours = (*ADVICE_KEYS, APPLIED)
+    return {name: text for name, text in mapping(part).items() if name not in ours and not name.startswith(KUEUE)}
+
+
+def _is_small(status: Document) -> bool:
+    level: list[Any] = [status]
+    parts = 0
+    for _ in range(MAX_STATUS_DEPTH):
+        parts += len(level)
+        if not level or parts > MAX_STATUS_PARTS:
+            break
+        below: list[Any] = []
+        for value in level:
+            below.extend(value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ())
+        level = below
+    return not level and parts <= MAX_STATUS_PARTS

@@ -1,0 +1,66 @@
+"""The cache of the operator: a table for each kind of object that it watches."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tilecast import nodes
+from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
+from tilecast.jobs import JOB_KINDS, Priorities, PriorityClass
+from tilecast_operator.kube.cache import CacheTable, ObjectCache
+from tilecast_operator.kube.journal import Journal
+from tilecast_operator.kube.kinds import Document
+from tilecast_operator.kube.quarantine import Quarantine
+from tilecast_operator.objects import view
+from tilecast_operator.objects.quarantine import quarantine_in
+from tilecast_operator.objects.view import View
+
+
+class Cache(ObjectCache):
+    """All objects that are watched, in a table for each kind. Belongs to one event loop.
+
+    Args:
+        journal: where an object is noted while it is read.
+        quarantine: says what may be read of each object.
+    """
+
+    def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
+        journal, quarantine = journal or Journal("", ()), quarantine or quarantine_in("", (), time.time)
+        sift = quarantine.readable_part
+        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node, sift)
+        self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice, sift)
+        """A value of None is a slice of no use here, which is counted all the same."""
+        self.pools: CacheTable[View] = CacheTable(View.of, sift)
+        self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of, sift)
+        self.queue_advices: CacheTable[View] = CacheTable(View.of, sift)
+        self.training_jobs: CacheTable[View] = CacheTable(View.of, sift)
+        self.jobs: CacheTable[Document] = CacheTable(view.job_document, sift)
+        self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.of, sift)
+        self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
+        self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
+        self.flavors: CacheTable[Document] = CacheTable(view.kueue_document, sift)
+        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
+        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
+        tables: dict[str, CacheTable[Any]] = {
+            "Node": self.nodes,
+            "ResourceSlice": self.slices,
+            gpu_pool.KIND: self.pools,
+            pool_learning.KIND: self.learnings,
+            queue_advice.KIND: self.queue_advices,
+            training_job.KIND: self.training_jobs,
+            "Namespace": self.namespaces,
+            "LocalQueue": self.local_queues,
+            "ClusterQueue": self.cluster_queues,
+            "ResourceFlavor": self.flavors,
+            "WorkloadPriorityClass": self.workload_priorities,
+            "PriorityClass": self.pod_priorities,
+            **dict.fromkeys(JOB_KINDS, self.jobs),
+        }
+        super().__init__(tables, journal, quarantine)
+
+    @property
+    def priorities(self) -> Priorities:
+        """All priority classes."""
+        tables = (self.workload_priorities, self.pod_priorities)
+        return Priorities(*({key.name: item for key, item in table.items()} for table in tables))
