@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from tilecast import jobs
+from tilecast import jobs, untrusted
 from tilecast.api import calibration, documents, gpu_pool, pool_learning, stored_model, training_job
 from tilecast.jobs.keys import CONSTRAINTS, TRAINING
 from tilecast.spec import SpecError
@@ -74,7 +74,7 @@ def _watched(api_version: str, kind: str, spec: str) -> Callable[[str], object]:
         yield event
 
     async def events() -> list[Any]:
-        handed_on = kopf_internals.watch_forever(watch, object(), kopf_internals.FAILURES, 60.0)
+        handed_on = kopf_internals.watch_forever(watch, object(), kopf_internals.FAILURES, 60.0, untrusted.cut)
         return [one async for one in handed_on(resource=None)]
 
     def read(text: str) -> object:

@@ -27,6 +27,7 @@ from tilecast.jobs.quantities import pod_gpus
 from tilecast_operator.controllers import pools as pools_module
 from tilecast_operator.kube import lists
 from tilecast_operator.kube.client import ApiError
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.server_clock import ServerClock
 from tilecast_operator.objects.documents import ADVICE_KEYS, POOL
 
@@ -654,3 +655,17 @@ async def test_tampered_annotations_are_repaired(started: bool, restart: bool) -
         async with operator(store, advise) as again:
             await settled(again)
     assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"] == intact
+
+
+async def test_nothing_is_remembered_of_a_job_that_is_gone() -> None:
+    store = Store()
+    key, kept = Key("TrainingJob", "default", "a"), Key("TrainingJob", "default", "b")
+    store.put(f"{JOBS}/a", job("a"))
+    store.put(f"{JOBS}/b", job("b"))
+    async with operator(store) as running:
+        await settled(running)
+        assert key in running.runtime.records and kept in running.runtime.records
+        running.cache.lose(store.objects.pop(f"{JOBS}/a"))
+        running.runtime.add(key)
+        await settled(running)
+        assert key not in running.runtime.records and kept in running.runtime.records

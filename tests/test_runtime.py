@@ -14,6 +14,7 @@ from tilecast_operator.controllers import runtime
 from tilecast_operator.controllers.runtime import Runtime, TryAgainError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.queue import BACKGROUND_AT_ONCE, KeyQueue
+from tilecast_operator.kube.records import RecordPart, Records
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
@@ -219,3 +220,20 @@ def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
         assert owed == set()
 
     asyncio.run(run())
+
+
+def test_a_record_ends_with_its_object() -> None:
+    records, ended = Records(), list[tuple[str, list[int]]]()
+    counts = records.part(list[int], lambda key, value: ended.append((key.name, value)))
+    names: RecordPart[str] = records.part()
+    for key in (ONE, OTHER):
+        counts.of(key).append(1)
+        counts.of(key).append(2)
+        names[key] = key.name
+    records.drop(ONE)
+    records.drop(ONE)
+    assert ONE not in records and ended == [("a", [1, 2])]
+    assert counts == {OTHER: [1, 2]} and names == {OTHER: "b"}
+
+
+ONE, OTHER = Key("TrainingJob", "default", "a"), Key("TrainingJob", "default", "b")

@@ -95,7 +95,8 @@ class Assembly:
         )
         selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics, journal)
-        answers = AnswerTimes(metrics.answers, metrics.oldest, clock)
+        cache.when_gone(runtime.records.drop)
+        answers = AnswerTimes(runtime.records, metrics.answers, metrics.oldest, clock)
         context = SharedContext(settings, client, cache, leadership, writer, runtime, metrics, answers, clock, journal)
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
@@ -116,7 +117,7 @@ class Assembly:
         )
         self.relay = Relay(leadership, self.election, settings.tls_certificate)
         self.requests = requests = Requests(cache, runtime.add)
-        self.planned = planned = PlannedJobs(is_on=settings.queue)
+        self.planned = planned = PlannedJobs(runtime.records, is_on=settings.queue)
         discovery, contention = ServedApis(client), Contention(context)
         advice = JobAdvice(context, advisor, pools, requests, learning, planned, contention)
         self.kueue = kueue_check = KueueCheck(context, discovery)

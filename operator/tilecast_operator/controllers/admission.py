@@ -31,6 +31,7 @@ from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lease import NotLeaderError
+from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.kinds import path_of
 from tilecast_operator.report.advice import gain
 from tilecast_operator.report.job_status import Aspect
@@ -109,11 +110,11 @@ class Admission:
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
         """Tasks by key and UID of the job: a decision about one job says nothing about the next job of its name."""
         context.leadership.listen(self._lead)
-        self._texts: dict[Key, str] = {}
+        self._texts: RecordPart[str] = context.records.part()
         """Why each job was released, in a sentence."""
         outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
         self._outage = WebhookOutage()
-        self.held = HeldTimes(context.metrics, context.clock, outcomes)
+        self.held = HeldTimes(context.records, context.metrics, context.clock, outcomes)
 
     async def stop(self) -> None:
         """Stop all tasks; the next operator that starts releases the jobs that wait then."""
@@ -136,11 +137,6 @@ class Admission:
     def holds(self, key: Key, uid: str) -> bool:
         """Return whether a decision about a job is under way."""
         return (key, uid) in self._tasks
-
-    def forget(self, key: Key) -> None:
-        """Forget a job that is gone."""
-        self._texts.pop(key, None)
-        self.held.forget(key)
 
     def applied(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
         """Return the condition Applied of a TrainingJob whose target is this job."""
@@ -174,6 +170,8 @@ class Admission:
         if (seen := self._context.cache.jobs.get(key)) is not None:
             self.consider(key, seen)
             self._context.runtime.add(key)
+        else:
+            self._context.records.drop(key)
 
     def _same(self, key: Key, uid: str) -> Document | None:
         """Return the job as it is now; None if it is gone, or replaced by another job of its name."""

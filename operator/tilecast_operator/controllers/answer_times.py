@@ -9,6 +9,7 @@ from collections.abc import Callable
 from prometheus_client import Gauge, Histogram
 
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.records import RecordPart, Records
 from tilecast_operator.kube.times import seconds
 
 ROUNDING_S = 1.0
@@ -19,6 +20,7 @@ class AnswerTimes:
     """Open questions, and since when they are open. Belongs to one event loop.
 
     Args:
+        records: Records of the jobs; a question ends with its job's record.
         durations: Histogram of the seconds that each answer takes, by kind.
         oldest: Gauge of how long the oldest question of each kind has been open.
         clock: Clock of the API server, in Unix time.
@@ -27,6 +29,7 @@ class AnswerTimes:
 
     def __init__(
         self,
+        records: Records,
         durations: Histogram,
         oldest: Gauge,
         clock: Callable[[], float],
@@ -36,7 +39,7 @@ class AnswerTimes:
         self._oldest = oldest
         self._clock = clock
         self._timer = timer
-        self._since: dict[Key, float] = {}
+        self._since: RecordPart[float] = records.part(dropped=self._ended)
         self._open: Counter[tuple[str, str]] = Counter()
         """Number of open questions by kind and namespace."""
 
@@ -77,7 +80,7 @@ class AnswerTimes:
         if since is not None:
             self._durations.labels(key.kind).observe(self._timer() - since)
 
-    def forget(self, key: Key) -> None:
+    def withdraw(self, key: Key) -> None:
         """Withdraw a question."""
         self._close(key)
 
@@ -85,8 +88,12 @@ class AnswerTimes:
         """Return since when a question is open, and close it; None if it is not open."""
         since = self._since.pop(key, None)
         if since is not None:
-            group = key.kind, key.namespace
-            self._open[group] -= 1
-            if not self._open[group]:
-                del self._open[group]
+            self._ended(key, since)
         return since
+
+    def _ended(self, key: Key, _: float) -> None:
+        """Count a question that is no longer open."""
+        group = key.kind, key.namespace
+        self._open[group] -= 1
+        if not self._open[group]:
+            del self._open[group]

@@ -19,6 +19,7 @@ from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.free_gpus import Free, Usage
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.report.job_status import Aspect, Fit
 
 CAPACITY = Key("Capacity")
@@ -66,7 +67,7 @@ class Capacity:
         """Number of nodes by pool."""
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, Free] = {}
-        self._shown: dict[Key, _Shown] = {}
+        self._shown: RecordPart[_Shown] = context.records.part()
         self._listeners: list[Callable[[], None]] = []
         context.runtime.register(CAPACITY.kind, self._reconcile)
         context.cache.cluster_queues.listen(self._quota_changed)
@@ -93,7 +94,7 @@ class Capacity:
     def fit(self, job: Key, place: Destination | None) -> Fit:
         """Return whether a job's recommendation could start now; when that changes, the job is reconciled again."""
         if place is None:
-            self.forget(job)
+            self.hide(job)
             return NOTHING_TO_FIT
         fit, before = self._fit(place), self._shown.get(job)
         if before is None or before.place != place:
@@ -103,8 +104,8 @@ class Capacity:
         self._shown[job] = _Shown(place, fit, since_s)
         return fit
 
-    def forget(self, job: Key) -> None:
-        """Forget a job."""
+    def hide(self, job: Key) -> None:
+        """Record that a job shows no capacity condition."""
         self._shown.pop(job, None)
 
     def _quota_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.records import RecordPart
 
 log = logging.getLogger("tilecast")
 
@@ -103,10 +104,10 @@ class Contention:
     def __init__(self, context: SharedContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._clock = clock
-        self._claims: dict[Key, Claim] = {}
+        self._claims: RecordPart[Claim] = context.records.part()
         self._named_at: dict[str, float] = {}
         """When the log last named each other operator."""
-        self._lost: dict[Key, Lost] = {}
+        self._lost: RecordPart[Lost] = context.records.part()
         context.metrics.contended.set_function(self.count)
         context.leadership.listen(self._lead)
 
@@ -148,11 +149,6 @@ class Contention:
             return False
         self._context.runtime.add(key, lost.until_s - now_s)
         return True
-
-    def forget(self, key: Key) -> None:
-        """Forget an object that is gone."""
-        self._claims.pop(key, None)
-        self._lost.pop(key, None)
 
     async def yields(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
         """Return whether an object is left to another operator for now; its key is reconciled again afterwards.

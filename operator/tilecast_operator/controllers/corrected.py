@@ -7,16 +7,17 @@ import statistics
 from functools import partial
 
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.records import RecordPart, Records
 from tilecast_operator.metrics import OWN_RUNS, Metrics
 
 
 class CorrectedJobs:
     """Effect of runs on the advice of TrainingJobs, as metrics show it. Belongs to one event loop."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._runs: dict[Key, str] = {}
+    def __init__(self, records: Records, metrics: Metrics) -> None:
+        self._runs: RecordPart[str] = records.part()
         """Origin of the runs that correct a job: one of `OWN_RUNS`."""
-        self._ratios: dict[Key, float] = {}
+        self._ratios: RecordPart[float] = records.part()
         """Factor by which the runs change the step of a job's first offer."""
         for run in OWN_RUNS:
             metrics.own_runs_jobs.labels(run).set_function(partial(self._count, run))
@@ -35,11 +36,6 @@ class CorrectedJobs:
             self._ratios.pop(key, None)
         else:
             self._ratios[key] = ratio
-
-    def release(self, key: Key) -> None:
-        """Forget a job."""
-        self._runs.pop(key, None)
-        self._ratios.pop(key, None)
 
     def _of(self, run: str) -> list[float]:
         return [ratio for key, ratio in self._ratios.items() if self._runs.get(key) == run]

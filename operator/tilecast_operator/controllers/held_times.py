@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from tilecast_operator.controllers.job_advice import about
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.records import RecordPart, Records
 from tilecast_operator.kube.times import seconds
 from tilecast_operator.metrics import Metrics
 
@@ -15,15 +16,16 @@ class HeldTimes:
     """Jobs that are held now. Belongs to one event loop.
 
     Args:
+        records: Records of the jobs.
         metrics: Metrics that count waits and outcomes.
         clock: Clock of the API server, in Unix time.
         outcomes: All possible outcomes of a job; each is counted from zero.
     """
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
+    def __init__(self, records: Records, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._since: dict[Key, float] = {}
+        self._since: RecordPart[float] = records.part()
         metrics.held.set_function(lambda: len(self._since))
         metrics.oldest_held.set_function(self._oldest_s)
         for outcome in outcomes:
@@ -58,10 +60,6 @@ class HeldTimes:
     def count(self, outcome: str) -> None:
         """Count an outcome of a job."""
         self._metrics.placements.labels(outcome).inc()
-
-    def forget(self, key: Key) -> None:
-        """Forget a job that is gone."""
-        self._since.pop(key, None)
 
     def _oldest_s(self) -> float:
         return max(0.0, self._clock() - min(self._since.values())) if self._since else 0.0

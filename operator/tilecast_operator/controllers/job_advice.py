@@ -187,11 +187,6 @@ class JobAdvice:
         advice = question.own.with_notes(candidates.settled(answer, choice))
         return self.planned.preferred(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
-    def forget(self, key: Key) -> None:
-        """Forget a job."""
-        self._learning.release(key)
-        self._contention.forget(key)
-
     async def yields(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> bool:
         """Return whether a job is left to another release for now.
 

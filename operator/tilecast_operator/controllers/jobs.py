@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tilecast import jobs, untrusted
@@ -28,6 +28,7 @@ from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
 from tilecast_operator.objects.kinds import path_of
 from tilecast_operator.objects.view import FOREIGN, own_annotations
@@ -41,6 +42,22 @@ LOOK_LEAST_S = 0.1
 log = logging.getLogger("tilecast")
 
 NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+@dataclass(slots=True)
+class _JobState:
+    """What is remembered of a job beside what it says."""
+
+    is_owed: bool = False
+    """Whether it has not been answered since it was seen unfinished; it is answered even if it ends meanwhile."""
+    posted: Note | None = None
+    """Event that was written last."""
+    left_out: str = ""
+    """Why the plan of the whole queue leaves out the job, as its Event says, without numbers."""
+    looks: int = 0
+    """Number of looks whether Kueue has admitted it since it was released."""
+    intact: Mapping[str, str] | None = None
+    """Our annotations as they were before somebody else changed them."""
 
 
 class Jobs:
@@ -62,18 +79,9 @@ class Jobs:
         self._requests = requests
         self._advice = advice
         self._admission = admission
-        self._owed: set[Key] = set()
-        """Jobs that have not been answered since they were seen unfinished; they are answered even if they end
-        meanwhile."""
-        self._queueless: set[Key] = set()
+        self._states = context.records.part(_JobState)
+        self._queueless: RecordPart[bool] = context.records.part()
         """Jobs whose queue is not known yet."""
-        self._posted: dict[Key, Note] = {}
-        self._left_out: dict[Key, str] = {}
-        """Why the plan of the whole queue leaves out a job, as its Event says, without numbers."""
-        self._looks: Counter[Key] = Counter()
-        """Number of looks whether Kueue has admitted a job that was released."""
-        self._intact: dict[Key, dict[str, str]] = {}
-        """Our annotations as they were before somebody else changed them, by job."""
         context.cache.jobs.is_kept = self._is_kept
         context.cache.jobs.listen(self._changed)
         context.cache.namespaces.listen(self._namespace_changed)
@@ -81,7 +89,7 @@ class Jobs:
             table.listen(self._queue_changed)
         pools.listen(self._pools_changed)
         for kind in JOB_KINDS:
-            context.runtime.register(kind, self._reconcile, context.cache.jobs.forget)
+            context.runtime.register(kind, self._reconcile, context.cache.jobs)
             context.answers.expect(kind)
 
     def _is_kept(self, key: Key, document: Document) -> bool:
@@ -91,26 +99,16 @@ class Jobs:
         ask for advice by a label.
         """
         job = about(document)
-        return _is_queued(job) or job.is_held or key in self._requests or key in self._owed or _may_ask(job)
+        return _is_queued(job) or job.is_held or key in self._requests or self._is_owed(key) or _may_ask(job)
 
     def _changed(self, key: Key, before: Stored[Document] | None, now: Stored[Document] | None) -> None:
         if now is None:
-            self._context.runtime.forget(key)
-            self._context.answers.forget(key)
-            self._posted.pop(key, None)
-            self._left_out.pop(key, None)
-            self._owed.discard(key)
-            self._queueless.discard(key)
-            self._settle(key)
-            self._intact.pop(key, None)
-            self._admission.forget(key)
-            self._advice.forget(key)
             self._requests.notify(key)
             return
         if not about(now.value).is_finished:
-            self._owed.add(key)
+            self._states.of(key).is_owed = True
         if before is not None and FOREIGN in now.value and FOREIGN not in before.value:
-            self._intact[key] = own_annotations(before.value["metadata"].get("annotations") or {})
+            self._states.of(key).intact = own_annotations(before.value["metadata"].get("annotations") or {})
         self._admission.held.see(key, before, now)
         self._admission.consider(key, now)
         self._context.runtime.add(key)
@@ -148,8 +146,8 @@ class Jobs:
         if seen is None or self._admission.holds(key, seen.uid) or not self._advice.is_ready:
             return
         if await self._advise(key, seen):
-            self._context.answers.forget(key)
-            self._owed.discard(key)
+            self._context.answers.withdraw(key)
+            self._states.of(key).is_owed = False
             if key not in self._queueless:
                 await self._say_left_out(key)
             if not self._is_kept(key, seen.value):
@@ -162,13 +160,13 @@ class Jobs:
         """
         text, seen = self._advice.planned.left_out(key), self._context.cache.jobs.get(key)
         reason = NUMBER.sub("", text)
-        if seen is None or text in ("", UNREADABLE) or reason == self._left_out.get(key):
+        if seen is None or text in ("", UNREADABLE) or reason == self._states.of(key).left_out:
             return
         job = about(seen.value)
         if HASH in job.annotations:
             note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
             if await self._written(key, job, note):
-                self._left_out[key] = reason
+                self._states.of(key).left_out = reason
 
     async def _advise(self, key: Key, seen: Stored[Document]) -> bool:
         """Write what differs; return whether nothing is owed to the job for now."""
@@ -177,7 +175,7 @@ class Jobs:
         job = await self._advice.read(seen.value)
         own, advice_request = own_annotations(job.annotations), self._advice.advice_request(key, job)
         if _is_queued(job):
-            return await self._follow(key, job, self._intact.pop(key, own))
+            return await self._follow(key, job, own if (intact := self._take_intact(key)) is None else intact)
         if is_preempted(job) and self._context.settings.place:
             await self._look_again(key, job, await self._kueue.workloads(key.namespace, job.uid) or ())
             return True
@@ -189,7 +187,7 @@ class Jobs:
             ours = {name: text for name, text in own.items() if name not in seen.value[FOREIGN]}
             await self._repair(key, job, ours, advice_request)
             return True
-        if (job.is_finished and key not in self._owed) or job.is_owned or (is_settled and own):
+        if (job.is_finished and not self._is_owed(key)) or job.is_owned or (is_settled and own):
             return True
         if isinstance(advice_request, Declined):
             await self._post(key, job, note_on_job(advice_request, job.annotations.get(jobs.APPLIED)))
@@ -206,12 +204,12 @@ class Jobs:
         if isinstance(answer, Declined) and answer.reason == "QueueNotFound":
             # After a start of the operator a job may be seen before its queue, and a missing queue may be created.
             is_first = key not in self._queueless
-            self._queueless.add(key)
+            self._queueless[key] = True
             self._context.runtime.add(key, OWNER_S if is_first else self._context.settings.config_map_poll_s)
             if is_first:
                 return False
         else:
-            self._queueless.discard(key)
+            self._queueless.pop(key, None)
         if await self._advice.yields(key, seen.value, advice_request, answer):
             return True
         await self._show(key, job, answer, own, is_placed=advice_request.mode == "Initial")
@@ -219,6 +217,16 @@ class Jobs:
         if is_passing(answer):
             raise TryAgainError(message(answer))
         return True
+
+    def _is_owed(self, key: Key) -> bool:
+        state = self._states.get(key)
+        return state is not None and state.is_owed
+
+    def _take_intact(self, key: Key) -> Mapping[str, str] | None:
+        """Return our annotations as they were before somebody else changed them, once; None if that is not known."""
+        state = self._states.of(key)
+        intact, state.intact = state.intact, None
+        return intact
 
     async def _repair(
         self, key: Key, job: Job, ours: Mapping[str, str], advice_request: AdviceRequest | Declined | None
@@ -234,7 +242,7 @@ class Jobs:
             ours: Our annotations that nobody has changed.
             advice_request: What is asked about the job.
         """
-        intact = self._intact.pop(key, None)
+        intact = self._take_intact(key)
         if intact is None and isinstance(advice_request, AdviceRequest) and ours:
             answer, _ = await self._advice.answer(job, advice_request, is_placed=advice_request.mode == "Initial")
             advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
@@ -256,7 +264,7 @@ class Jobs:
         workloads = await self._kueue.workloads(key.namespace, job.uid) or ()
         decided = patches.verdict(job, workloads, _chosen(own))
         if decided is None:
-            self._context.answers.forget(key)  # it was answered when it was released
+            self._context.answers.withdraw(key)  # it was answered when it was released
             await self._look_again(key, job, workloads)
             return False
         self._settle(key)
@@ -273,14 +281,15 @@ class Jobs:
         if left_s is None:
             self._settle(key)
             return
-        look_s = min(LOOK_FIRST_S * 2.0 ** min(self._looks[key], 16), LOOK_MOST_S)
+        state = self._states.of(key)
+        look_s = min(LOOK_FIRST_S * 2.0 ** min(state.looks, 16), LOOK_MOST_S)
         self._context.runtime.add(key, min(look_s, max(left_s, LOOK_LEAST_S)))
-        self._looks[key] += 1
+        state.looks += 1
 
     def _settle(self, key: Key) -> None:
         """Record that Kueue has nothing to decide about a job."""
-        self._looks.pop(key, None)
-        self._requeues.forget(key)
+        self._states.of(key).looks = 0
+        self._requeues.settle(key)
 
     async def _show(self, key: Key, job: Job, answer: Answer, own: Mapping[str, str], *, is_placed: bool) -> None:
         """Write the annotations and the Event of an answer.
@@ -314,11 +323,11 @@ class Jobs:
 
         An Event that cannot be written does not hold up anything.
         """
-        before = self._posted.get(key)
+        before = self._states.of(key).posted
         if before is not None and before.state == note.state:
             return
         if await self._written(key, job, note, is_change=is_change or before is not None):
-            self._posted[key] = note
+            self._states.of(key).posted = note
 
     async def _written(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> bool:
         """Write an Event; return whether it exists now."""

@@ -21,6 +21,7 @@ from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import Note, applied_fields
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lists import ListCheck
+from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.kinds import KINDS, path_of
 from tilecast_operator.objects.view import Learning as LearningView
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
@@ -48,10 +49,10 @@ class PoolLearnings:
         self.calibrator = Calibrator(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
         """Runs in doubt that Events have reported, each with the reason."""
-        self._own: dict[Key, ObservedRun] = {}
+        self._own: RecordPart[ObservedRun] = context.records.part()
         """Run of every job that exists."""
-        self.run_requesters = RunRequesters()
-        self.corrected = CorrectedJobs(context.metrics)
+        self.run_requesters = RunRequesters(context.records)
+        self.corrected = CorrectedJobs(context.records, context.metrics)
         context.cache.learnings.listen(self._learning_changed)
         context.cache.namespaces.listen(self._namespace_changed)
         context.runtime.register(pool_learning.KIND, self.write)
@@ -105,12 +106,6 @@ class PoolLearnings:
         newest = {setting(item): item for item in reversed(runs)} | {setting(item): item for item in own}
         others = (item for item in newest.values() if item not in own)
         return [*own, *sorted(others, key=lambda one: (one.time, one.uid), reverse=True)]
-
-    def release(self, key: Key) -> None:
-        """Forget a job that asked for runs."""
-        self._own.pop(key, None)
-        self.run_requesters.release(key)
-        self.corrected.release(key)
 
     def _notify(self, item: ObservedRun) -> None:
         """Reconcile the jobs that asked for a run's workload, or for the template of its job's name.

@@ -19,6 +19,7 @@ from tilecast_operator.controllers.targets import Target
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.view import View
 from tilecast_operator.observed import queries, reports
@@ -43,9 +44,9 @@ class Observations:
         self._pools = pools
         self._scores = scores
         self._reviews = reviews
-        self._trainers: dict[Key, list[tuple[str, str]]] = {}
+        self._trainers: RecordPart[list[tuple[str, str]]] = context.records.part()
         """Metrics that the TrainJob of each job reported last."""
-        self._unwritten: set[Key] = set()
+        self._unwritten: RecordPart[bool] = context.records.part()
         """Jobs with reports that their status does not contain yet."""
 
     async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
@@ -128,7 +129,7 @@ class Observations:
     def written(self, key: Key, score: Score | None) -> None:
         """Record that the status of a job contains this score."""
         if self._scores.get(key) is score:
-            self._unwritten.discard(key)
+            self._unwritten.pop(key, None)
 
     async def flush(self) -> None:
         """Wait until the statuses contain every report that was accepted, for `FLUSH_S` at most."""
@@ -140,12 +141,6 @@ class Observations:
                     await asyncio.sleep(FLUSH_POLL_S)
         except TimeoutError:
             log.warning("%s jobs have reports that could not be written", len(self._unwritten))
-
-    def forget(self, key: Key) -> None:
-        """Forget a job."""
-        self._unwritten.discard(key)
-        self._trainers.pop(key, None)
-        self._scores.forget(key)
 
     async def _take_trainer(self, key: Key, status: Document) -> None:
         """Take the step that the status of a job's TrainJob reports, once for as long as it reports the same."""
@@ -170,5 +165,5 @@ class Observations:
         """
         pools = self._pools.report_of(key.namespace)
         score = await self._scores.take(key, self._context.cache.training_jobs.get(key), pools, report)
-        self._unwritten.add(key)
+        self._unwritten[key] = True
         self._context.runtime.add(key, self._context.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))

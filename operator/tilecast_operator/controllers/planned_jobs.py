@@ -11,18 +11,20 @@ from tilecast.advice import Advice
 from tilecast.api.status import QueuePosition, TrainingJobStatus
 from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.records import RecordPart, Records
 
 
 class PlannedJobs:
     """Newest plan of the queue. Belongs to one event loop.
 
     Args:
+        records: Records of the jobs; a job's position is forgotten with its record.
         is_on: Whether the queue is planned at all.
     """
 
-    def __init__(self, *, is_on: bool) -> None:
+    def __init__(self, records: Records, *, is_on: bool) -> None:
         self.is_on = is_on
-        self._positions: dict[Key, QueuePosition] = {}
+        self._positions: RecordPart[QueuePosition] = records.part()
         self._is_made = False
         self.on_write: Callable[[], None] = lambda: None
         """Called when a TrainingJob's status was written: the job may have started, and no watch reports our own
@@ -40,15 +42,13 @@ class PlannedJobs:
 
     def renew(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
         """Take over a plan; return the jobs for which it changes something."""
-        before, self._positions = self._positions, dict(positions)
+        before = dict(self._positions)
+        self._positions.clear()
+        self._positions.update(positions)
         self._is_made = True
         self._renewed.set()
         self._renewed = asyncio.Event()
         return {key for key in before.keys() | positions.keys() if before.get(key) != positions.get(key)}
-
-    def forget(self, key: Key) -> None:
-        """Forget a job that is gone; another job of its name is a different job."""
-        self._positions.pop(key, None)
 
     async def wait(self, key: Key, limit_s: float) -> None:
         """Wait until the plan contains a job, for `limit_s` at most."""

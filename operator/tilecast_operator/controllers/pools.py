@@ -90,7 +90,7 @@ class Pools:
         context.leadership.listen(self._lead)
         context.runtime.register(NODES.kind, self._refresh)
         context.runtime.register(CALIBRATION.kind, self._calibrate)
-        context.runtime.register(gpu_pool.KIND, self._describe, self._gone)
+        context.runtime.register(gpu_pool.KIND, self._describe, gone=self._gone)
 
     def listen(self, listener: Callable[[PoolsChange], None]) -> None:
         """Call `listener` whenever advice may change."""
@@ -120,7 +120,6 @@ class Pools:
 
     def _pool_changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         if now is None:
-            self._context.runtime.forget(key)
             self.changed()
             return
         if before is None:

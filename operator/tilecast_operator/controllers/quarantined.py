@@ -43,7 +43,9 @@ class Quarantined:
         quarantine = self._context.cache.quarantine
         for key in quarantine.due():
             await self._read_again(key)
-        for key, uid, text in quarantine.held():
+        held = list(quarantine.held())
+        self._posted = {key: self._posted[key] for key, _, _ in held if key in self._posted}
+        for key, uid, text in held:
             if self._posted.get(key) != text:
                 try:
                     await self._context.writer.post(key, uid, Note("Warning", INPUT_QUARANTINED, text))

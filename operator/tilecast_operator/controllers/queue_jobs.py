@@ -26,6 +26,7 @@ from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.kube.times import seconds
 from tilecast_operator.objects.view import View
 from tilecast_operator.question import Question
@@ -53,10 +54,10 @@ class QueueJobs:
         self._pools = pools
         self._advice = advice
         self._learning = learning
-        self._rows: dict[Key, tuple[Hashable, QueueRow | Unplanned | None]] = {}
+        self._rows: RecordPart[tuple[Hashable, QueueRow | Unplanned | None]] = context.records.part()
         """Row that was read of each job, with the state of the job that it was read from."""
         self._options: AnswerMemo[tuple[JobOption, ...]] = AnswerMemo(context.settings.advice_cache)
-        self._since: dict[Key, float] = {}
+        self._since: RecordPart[float] = context.records.part()
         """When a job was first seen to run, if the job does not say when it started."""
 
     def clear(self) -> None:
@@ -64,14 +65,9 @@ class QueueJobs:
         self._rows.clear()
         self._options.clear()
 
-    def forget(self, key: Key) -> None:
-        """Forget what was read of a job, so that it is read again."""
+    def read_again(self, key: Key) -> None:
+        """Read a job again for the next plan."""
         self._rows.pop(key, None)
-
-    def release(self, key: Key) -> None:
-        """Forget a job that is gone."""
-        self.forget(key)
-        self._since.pop(key, None)
 
     async def read(self) -> tuple[list[QueueRow], list[Unplanned]]:
         """Return every job that waits or runs, and why the other jobs that ask for advice are left out."""

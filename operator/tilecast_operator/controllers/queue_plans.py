@@ -82,7 +82,7 @@ class QueuePlans:
         capacity.listen(self._due)
         context.leadership.listen(lambda is_leading: self._due())
         context.runtime.register(QUEUE.kind, self._reconcile)
-        context.runtime.register(queue_advice.KIND, self._write, self._gone)
+        context.runtime.register(queue_advice.KIND, self._write, gone=self._gone)
 
     def _due(self) -> None:
         settings = self._context.settings
@@ -93,16 +93,10 @@ class QueuePlans:
         for seen in (before, now):
             target = None if seen is None else target_of(key.namespace, seen.value.document)
             if target is not None:
-                self._jobs.forget(target)
-        self._changed(key, before, now)
+                self._jobs.read_again(target)
+        self._due()
 
     def _job_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
-        self._changed(key, before, now)
-
-    def _changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
-        if now is None or (before is not None and before.uid != now.uid):
-            self._jobs.release(key)
-            self._planned.forget(key)
         self._due()
 
     def _meaning_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:

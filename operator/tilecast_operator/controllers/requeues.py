@@ -24,6 +24,7 @@ from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.kube.times import seconds
 from tilecast_operator.objects.kinds import path_of
 
@@ -74,11 +75,11 @@ class Requeues:
         self._advice = advice
         self._admission = admission
         self._kueue = kueue_check
-        self._due_s: dict[Key, float] = {}
+        self._due_s: RecordPart[float] = context.records.part()
         """When each job may go elsewhere, by the monotonic clock."""
 
-    def forget(self, key: Key) -> None:
-        """Forget a job that is gone, or no longer waits."""
+    def settle(self, key: Key) -> None:
+        """Record that a job no longer waits."""
         self._due_s.pop(key, None)
 
     async def consider(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
@@ -94,14 +95,14 @@ class Requeues:
         """
         limit_s = self._context.settings.requeue_s
         if not limit_s or not is_waiting(job) or not workloads or any(map(patches.is_reserved, workloads)):
-            self.forget(key)
+            self.settle(key)
             return limit_s or float("inf")
         left_s = self._due_s.setdefault(key, time.monotonic() + limit_s + self._planned_s(key)) - time.monotonic()
         if left_s > 0:
             return left_s
         try:
             if await self._release(key, job.uid):
-                self.forget(key)
+                self.settle(key)
                 return None
         except ChangedError:
             pass  # the next try sees the job as it is by then

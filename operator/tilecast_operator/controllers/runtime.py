@@ -16,11 +16,13 @@ from typing import Any
 
 from tilecast_operator.answer import INPUT_QUARANTINED, Declined
 from tilecast_operator.controllers.answer_times import AnswerTimes
+from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, retry_s
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import Leadership, NotLeaderError
 from tilecast_operator.kube.queue import KeyQueue
+from tilecast_operator.kube.records import RecordPart, Records
 from tilecast_operator.kube.times import stamp
 from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
@@ -52,6 +54,11 @@ class SharedContext:
     clock: Callable[[], float]
     journal: Journal
 
+    @property
+    def records(self) -> Records:
+        """Records of all objects."""
+        return self.runtime.records
+
     def set_aside(self, key: Key) -> Declined | None:
         """Return the answer about an object that is quarantined; None if it is not."""
         text = self.cache.quarantine.reason(key)
@@ -76,8 +83,12 @@ class Runtime:
         self._metrics = metrics
         self._reconcile: dict[str, Callable[[Key], Coroutine[Any, Any, None]]] = {}
         self._gone: dict[str, Callable[[Key], None]] = {}
-        self._failures: dict[Key, int] = {}
-        self._unwritten: set[Key] = set()
+        self._tables: dict[str, CacheTable[Any] | None] = {}
+        self.records = Records()
+        """Whatever controllers remember of an object, until it is gone."""
+        self._failures: RecordPart[int] = self.records.part()
+        """Number of failures in a row of each key that failed the last time."""
+        self._unwritten: RecordPart[bool] = self.records.part()
         """Keys whose answers another replica has to write; they are reconciled again when this one leads."""
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -85,10 +96,19 @@ class Runtime:
         self,
         kind: str,
         reconcile: Callable[[Key], Coroutine[Any, Any, None]],
-        gone: Callable[[Key], None] = lambda key: None,
+        table: CacheTable[Any] | None = None,
+        gone: Callable[[Key], None] | None = None,
     ) -> None:
-        """Have `reconcile` handle keys of a kind; `gone` is called where the API server has no such object."""
-        self._reconcile[kind], self._gone[kind] = reconcile, gone
+        """Have `reconcile` handle keys of a kind.
+
+        Args:
+            kind: The kind.
+            reconcile: Handles a key.
+            table: Table of the objects; the record of a key that is not there is dropped.
+            gone: Called with a key for which the API server has no object; by default the table forgets it.
+        """
+        self._reconcile[kind], self._tables[kind] = reconcile, table
+        self._gone[kind] = gone or (lambda key: None if table is None else table.forget(key))
         self._metrics.queue.labels(kind).set_function(lambda: self.backlog(kind))
 
     def backlog(self, kind: str) -> int:
@@ -109,11 +129,13 @@ class Runtime:
 
         The replica that led may have ended between two writes.
         """
-        unwritten, self._unwritten = self._unwritten, set()
-        for key in sorted(unwritten):
+        unwritten = sorted(self._unwritten)
+        self._unwritten.clear()
+        for key in unwritten:
             self.queue.add(key)
+        already = set(unwritten)
         for key in others:
-            if key not in unwritten:
+            if key not in already:
                 self.add(key, random.uniform(0.1, TAKE_OVER_S), in_background=True)  # noqa: S311
 
     def start(self, workers: int) -> None:
@@ -146,11 +168,6 @@ class Runtime:
         """
         return self._failures.get(key, 0) < CONDITIONAL_TRIES
 
-    def forget(self, key: Key) -> None:
-        """Forget an object that is gone."""
-        self._failures.pop(key, None)
-        self._unwritten.discard(key)
-
     async def _work(self) -> None:
         """Reconcile keys one after the other, for ever."""
         while True:
@@ -158,9 +175,12 @@ class Runtime:
             try:
                 await self._journal.steps(key, self._reconcile[key.kind](key))
                 self._failures.pop(key, None)
-                self._unwritten.discard(key)
+                self._unwritten.pop(key, None)
+                table = self._tables[key.kind]
+                if table is not None and table.get(key) is None:
+                    self.records.drop(key)  # the object went while its key was worked on
             except NotLeaderError:
-                self._unwritten.add(key)
+                self._unwritten[key] = True
             except (ApiError, *UNREACHABLE, TryAgainError) as error:
                 self._retry(key, error)
             except Exception:
@@ -179,7 +199,7 @@ class Runtime:
         """
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
-            self.forget(key)
+            self.records.drop(key)
             self._gone[key.kind](key)
             return
         attempt = self._failures[key] = self._failures.get(key, 0) + 1

@@ -5,6 +5,7 @@ A score is such a forecast together with the measured steps.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from tilecast.advice.measured import RunForecast
@@ -28,6 +29,17 @@ Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 """Pool, GPUs and plan that a report says it comes from; None where it does not say."""
 
 
+@dataclass(slots=True)
+class _Measured:
+    """What is known of the measured steps of a job."""
+
+    score: Score | None = None
+    origin: Origin | None = None
+    """Where the last report came from for which a forecast was made."""
+    refused: tuple[str, str] | None = None
+    """Annotation that does not count, and why."""
+
+
 class Scores:
     """Forecasts and measured steps of jobs that run, passed on to learning. Belongs to one event loop."""
 
@@ -35,56 +47,51 @@ class Scores:
         self._context = context
         self._advisor = advisor
         self._learning = learning
-        self._scores: dict[Key, Score] = {}
-        self._origins: dict[Key, Origin] = {}
-        self._refused: dict[Key, tuple[str, str]] = {}
-        """Annotations that do not count, and why."""
+        self._measured = context.records.part(_Measured)
 
     def get(self, key: Key) -> Score | None:
         """Return the score of a job; None if no step of it was measured."""
-        return self._scores.get(key)
+        known = self._measured.get(key)
+        return None if known is None else known.score
 
     def recall(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
         """Record the score that a job's status keeps; return whether that is news.
 
         The leader, who writes the status, takes it only if it has more samples than its own score.
         """
-        score, known = Score.of(stored(seen.value.status_json)), self._scores.get(key)
+        score, known = Score.of(stored(seen.value.status_json)), self.get(key)
         if score is None or score == known:
             return False
         if is_leader and known is not None and known.window.samples >= score.window.samples:
             return False
-        self._scores[key] = score
+        self._measured.of(key).score = score
         self._learning.recall(key, seen.uid, score)
         return True
 
-    def forget(self, key: Key) -> None:
-        """Forget the score of a job; its run is kept."""
-        for known in (self._scores, self._origins, self._refused):
-            known.pop(key, None)
-
     def withdraw(self, key: Key, uid: str) -> None:
         """Forget a step that came from an annotation which is no longer there."""
-        known = self._scores.get(key)
+        known = self.get(key)
         if known is not None and known.window.latest.source == "annotation":
-            self.forget(key)
+            del self._measured[key]
             self._learning.drop(key, uid)
 
     def refusal(self, key: Key) -> str | None:
         """Return why the annotation of a job was refused; None if it was not."""
-        return self._refused[key][1] if key in self._refused else None
+        known = self._measured.get(key)
+        return None if known is None or known.refused is None else known.refused[1]
 
     async def annotated(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
         """Take what the annotation of a job says, once; return whether a report was taken."""
-        known = self._scores.get(key)
+        known = self.get(key)
         is_taken = known is not None and known.window.latest.annotation == text[:32]
-        if is_taken or self._refused.get(key, ("", ""))[0] == text:
+        part = self._measured.get(key)
+        if is_taken or (part is not None and part.refused is not None and part.refused[0] == text):
             return False
         try:
             await self.take(key, seen, pools, reports.from_annotation(text))
         except Refused as refused:
             self._context.metrics.observations.labels("annotation", refused.outcome).inc()
-            self._refused[key] = (text, str(refused))
+            self._measured.of(key).refused = (text, str(refused))
             return False
         return True
 
@@ -100,18 +107,18 @@ class Scores:
         best = status.recommendation
         if best is None or pools is None:
             raise Refused("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
-        known = self._scores.get(key)
+        known = self.get(key)
         frozen = known.forecast if known else status.forecast
         forecast = await self._forecast(key, seen.value, pools, report, best, frozen)
         reports.plausible(report.seconds, forecast.raw_seconds)
         now = self._context.cache.training_jobs.get(key)
         if now is None or now.uid != seen.uid:
             raise Refused("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
-        known = self._scores.get(key)  # others may have reported during the forecast
+        known = self.get(key)  # others may have reported during the forecast
         same = known is not None and known.forecast.place == forecast.place
         window = reports.added(known.window if known and same else None, report, self._context.now())
-        score = self._scores[key] = Score(forecast, window)
-        self._refused.pop(key, None)
+        measured, score = self._measured.of(key), Score(forecast, window)
+        measured.score, measured.refused = score, None
         self._learning.take(key, seen.uid, score)
         self._context.metrics.observations.labels(report.source, "accepted").inc()
         self._context.metrics.count_observation(score, report.seconds, report.steps, _baseline(status))
@@ -133,7 +140,8 @@ class Scores:
         """
         known = ScoredForecast.of(frozen)
         origin = (_pool_of(report, pools, best), report.gpus, report.plan)
-        if known is not None and (origin == (None, None, None) or origin == self._origins.get(key)):
+        part = self._measured.get(key)
+        if known is not None and (origin == (None, None, None) or (part is not None and origin == part.origin)):
             return known
         standing = best.incumbent()
         name, gpus = origin[0] or best.pool, report.gpus or best.gpus
@@ -153,7 +161,7 @@ class Scores:
             )
         except SpecError as error:
             raise Refused("no_advice", 409, f"what runs cannot be forecast: {error}") from None
-        self._origins[key] = origin
+        self._measured.of(key).origin = origin
         since = frozen.frozen_at if frozen is not None else self._context.now()
         forecast = _of(ran, since, ran.plan == standing.plan and name == best.pool)
         return known if known is not None and known.place == forecast.place else forecast

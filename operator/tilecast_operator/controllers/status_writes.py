@@ -26,10 +26,6 @@ class StatusWrites:
         self._planned = planned
         self._contention = contention
 
-    def forget(self, key: Key) -> None:
-        """Forget a job that is gone."""
-        self._contention.forget(key)
-
     async def write(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
         """Write what differs, unless the job is left to another operator; return whether the status was written.
 

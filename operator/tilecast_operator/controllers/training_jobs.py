@@ -31,6 +31,7 @@ from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
+from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.view import View, status_digest
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.question import Question
@@ -68,19 +69,18 @@ class TrainingJobs:
         self._learning = learning
         self._writes = StatusWrites(context, learning, planned, contention)
         self._notices = BudgetNotices(context, advisor)
-        self._touched: set[Key] = set()
+        self._touched: RecordPart[bool] = context.records.part()
         """Jobs whose status somebody else wrote; they are compared in full."""
         context.cache.training_jobs.listen(self._changed)
         pools.listen(self._pools_changed)
-        context.runtime.register(training_job.KIND, self._reconcile, self._gone)
+        context.runtime.register(training_job.KIND, self._reconcile, context.cache.training_jobs)
         context.answers.expect(training_job.KIND)
 
     def _changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         if now is None:
-            self._forget(key)
             return
         if before is not None and before.value.digest != now.value.digest:
-            self._touched.add(key)
+            self._touched[key] = True
         if before is None or before.value.generation != now.value.generation:
             self._context.answers.ask(key, now.value.created if now.value.generation == 1 else "")
         if before is None or key in self._touched:
@@ -91,16 +91,6 @@ class TrainingJobs:
         if self._scores.recall(key, seen, is_leader=self._context.leadership.is_leader):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def _forget(self, key: Key) -> None:
-        """Forget everything about a job that is gone."""
-        self._context.runtime.forget(key)
-        self._context.answers.forget(key)
-        self._touched.discard(key)
-        self._writes.forget(key)
-        self._capacity.forget(key)
-        self._learning.release(key)
-        self._observations.forget(key)
-
     def _pools_changed(self, change: PoolsChange) -> None:
         """Reconcile the jobs whose pools changed, those with an answer in the background.
 
@@ -109,11 +99,6 @@ class TrainingJobs:
         for key, view in list(self._context.cache.training_jobs.items()):
             if change.concerns(key.namespace) and not (change.is_learnt and self._scores.get(key)):
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
-
-    def _gone(self, key: Key) -> None:
-        """Forget a job that the API server does not have, whatever the watch says."""
-        self._context.cache.training_jobs.forget(key)
-        self._forget(key)
 
     async def _reconcile(self, key: Key) -> None:
         """Write what differs.
@@ -138,7 +123,7 @@ class TrainingJobs:
         has_started = started(view, before, target) is not None or score is not None
         keeps_forecast = has_started and before.recommendation is not None
         if keeps_forecast or before.observed_generation == view.generation:
-            self._context.answers.forget(key)
+            self._context.answers.withdraw(key)
         if keeps_forecast:
             gpus, now = self._products(), self._context.now()
             current = await self._alternatives(key, document, before, score, target)
@@ -173,7 +158,7 @@ class TrainingJobs:
         had_pool = before.summary is not None and bool(before.summary.pool)
         if await self._writes.write(key, seen, want, before):
             self._context.metrics.count_advice(answer, changed=had_pool and want.note is not None)
-        self._touched.discard(key)
+        self._touched.pop(key, None)
         if is_passing(answer):
             raise TryAgainError(message(answer))
         self._context.answers.answer(key)
@@ -182,7 +167,7 @@ class TrainingJobs:
         """Return whether a job is quarantined, and say why in its status; one that runs keeps its forecast."""
         if (why := self._context.set_aside(key)) is None:
             return False
-        self._context.answers.forget(key)
+        self._context.answers.withdraw(key)
         before, fit, now = job_status.stored(seen.value.status_json), self._capacity.fit(key, None), self._context.now()
         if before.forecast is None:
             want = desired(seen.value, before, why, mode_of(seen.value.document) == "Off", fit, now)
@@ -243,7 +228,7 @@ class TrainingJobs:
         report, is_over = self._pools.report, target is not None and (target.is_finished or target.is_gone)
         known = next((item for item in before.conditions if item.type == better_placement.KIND), None)
         if is_over or score is None or status.alternatives_hash is None or report is None:
-            self._capacity.forget(key)
+            self._capacity.hide(key)
             without = better_placement.JOB_ENDED if is_over else better_placement.UNKNOWN
             aspect = None if known is None else without
         else:

@@ -58,6 +58,8 @@ class CacheTable(Generic[ValueT]):
         """Objects for which that is still unknown."""
         self.last_new_s = time.monotonic()
         """When the last new object came, by the monotonic clock."""
+        self.gone: Callable[[Key], None] = lambda key: None
+        """Called with the key of an object that is gone, before the listeners are."""
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -145,6 +147,7 @@ class CacheTable(Generic[ValueT]):
 
     def _drop(self, key: Key, known: Stored[ValueT]) -> None:
         del self._objects[key]
+        self.gone(key)
         self._tell(key, known, None)
 
     def _tell(self, key: Key, before: Stored[ValueT] | None, now: Stored[ValueT] | None) -> None:
@@ -175,6 +178,11 @@ class ObjectCache:
         """Record that an object is gone."""
         self.quarantine.lose(Key.of(body))
         self._tables[str(body["kind"])].lose(body)
+
+    def when_gone(self, gone: Callable[[Key], None]) -> None:
+        """Call this function with the key of every object that is gone, before any listener."""
+        for table in self._tables.values():
+            table.gone = gone
 
     def table(self, key: Key) -> CacheTable[Any]:
         """Return the table that an object is in."""

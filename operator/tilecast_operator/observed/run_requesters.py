@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from tilecast_operator.kube.kinds import Key
+from tilecast_operator.kube.records import RecordPart, Records
 
 _Name: TypeAlias = tuple[str, str, str]
 """Namespace, workload, and template of a job's name; one of the last two is empty."""
@@ -14,8 +15,8 @@ _Name: TypeAlias = tuple[str, str, str]
 class RunRequesters:
     """Jobs by the workloads and the templates of names whose runs they requested. Belongs to one event loop."""
 
-    def __init__(self) -> None:
-        self._names: dict[Key, frozenset[_Name]] = {}
+    def __init__(self, records: Records) -> None:
+        self._names: RecordPart[frozenset[_Name]] = records.part(dropped=self._withdraw)
         self._keys: dict[_Name, set[Key]] = {}
 
     def __len__(self) -> int:
@@ -27,14 +28,14 @@ class RunRequesters:
             (*((namespace, one, "") for one in workloads), *((namespace, "", one) for one in templates)),
         )
         if self._names.get(key) != names:
-            self.release(key)
+            self._withdraw(key, self._names.pop(key, frozenset()))
             self._names[key] = names
             for name in names:
                 self._keys.setdefault(name, set()).add(key)
 
-    def release(self, key: Key) -> None:
-        """Remove a job."""
-        for name in self._names.pop(key, ()):
+    def _withdraw(self, key: Key, names: frozenset[_Name]) -> None:
+        """Remove a job from the index."""
+        for name in names:
             self._keys[name].discard(key)
             if not self._keys[name]:
                 del self._keys[name]
