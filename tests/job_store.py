@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from operator_store import QUICK, Store, patched
+from operator_store import QUICK, TIMINGS, Store, patched
 from tilecast import nodes
 from tilecast.advice import Advice, Request, advise
 from tilecast.api import documents
@@ -22,6 +22,7 @@ from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
+from tilecast_operator.timings import Timings
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PLACING = replace(QUICK, jobs=True, place=True)
@@ -162,9 +163,10 @@ async def serving(
     store: JobStore,
     settings: Settings = PLACING,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = advise,
+    timings: Timings = TIMINGS,
 ) -> AsyncIterator[Assembly]:
     """Run an operator that knows the pools of the example cluster."""
-    running = Assembly(settings, store, Metrics(), advisor)
+    running = Assembly(settings, store, Metrics(), advisor, timings=timings)
     everyone, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
     assert not own and not slices
     store.node_count = len(everyone)

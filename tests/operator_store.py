@@ -15,14 +15,14 @@ from advice_values import advice, offer
 from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.kube import lists
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS
 from tilecast_operator.settings import Settings
+from tilecast_operator.timings import Timings
 
-lists.LISTING_PAUSE_S = 1.0
-"""Seconds after which a first list counts as complete although the counts of objects differ.
+TIMINGS = Timings(first_list_s=1.0)
+"""Timings after which a first list soon counts as complete although the counts of objects differ.
 
 They may differ here: operators that share a store see each other's writes only where a test shows them.
 """
@@ -204,11 +204,12 @@ async def operator(
     store: Store,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = on_first_pool,
     nodes: Sequence[Any] = (node(),),
+    timings: Timings = TIMINGS,
     **settings: Any,
 ) -> AsyncIterator[Assembly]:
     """Run an operator that has seen everything in the store, as kopf would show it."""
     clock = store.clock or ((lambda: store.clock_s) if store.clock_s else time.time)
-    running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock)
+    running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock, timings=timings)
     store.node_count = len(nodes)
     for item in nodes:
         running.cache.see(item)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from prometheus_client import generate_latest
 
-from operator_store import JOBS, Store, job, operator, settled
+from operator_store import JOBS, TIMINGS, Store, job, operator, settled
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import contention
 from tilecast_operator.controllers.contention import FIRST_PAUSE_S, MOST_PAUSE_S, Claim, contested
@@ -102,14 +103,11 @@ def test_an_operator_leaves_a_job_to_another_and_says_so(
     assert named in line and "ours" in line
 
 
-def test_an_operator_waits_after_annotations_that_another_has_replaced_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(contention, "FIRST_WAIT_S", 1000.0)
-    monkeypatch.setattr(contention, "MOST_WAIT_S", 1000.0)
+def test_an_operator_waits_after_annotations_that_another_has_replaced_at_once() -> None:
+    timings = replace(TIMINGS, conflict_first_s=1000.0, conflict_most_s=1000.0)
 
     async def scene(store: Store) -> None:
-        async with operator(store, instance="ours") as running:
+        async with operator(store, timings=timings, instance="ours") as running:
 
             def annotate(path: str) -> None:
                 """Replace the annotations between our write of them and that of the status."""

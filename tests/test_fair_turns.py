@@ -17,12 +17,11 @@ import pytest
 
 from advice_values import advice, offer
 from job_store import PLACING, JobStore, serving, until
-from operator_store import job
+from operator_store import TIMINGS, job
 from tilecast.advice import Advice, Request, advise
 from tilecast.api import training_job
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.controllers import admission, budget_notices
 from tilecast_operator.searches import Searches
 
 SWEEP = 300
@@ -63,7 +62,6 @@ class Sweep:
             return await run(searches, request, *arguments)
 
         monkeypatch.setattr(Searches, "run", seen)
-        monkeypatch.setattr(admission, "DECIDE_S", 60.0)  # only the order counts, however busy this machine is
 
     def search(self, request: Request, pools: Sequence[Pool]) -> Advice:
         batch = request.workload.global_batch
@@ -80,7 +78,8 @@ class Sweep:
     async def running(self) -> AsyncIterator[Assembly]:
         """Run the operator, and yield it once the sweep has stopped."""
         try:
-            async with serving(self.store, PLACING, self.search) as running:
+            timings = replace(TIMINGS, decide_s=60.0)  # only the order counts, however busy this machine is
+            async with serving(self.store, PLACING, self.search, timings) as running:
                 for number in range(SWEEP):
                     running.cache.see(put(self.store, "sweep", f"s{number}", 8 * (1 + number)))
                 await until(lambda: len(self.order) == AFTER, "the sweep")
@@ -189,8 +188,6 @@ async def test_writes_of_one_namespace_hold_up_no_other(monkeypatch: pytest.Monk
 
 
 async def test_a_job_is_told_once_that_it_waits_behind_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget_notices, "TELL_AFTER_S", 0.1)
-    monkeypatch.setattr(budget_notices, "AGAIN_S", 0.1)
     store, messages = JobStore(), dict[str, str]()
     statuses = Counter[str]()
     apply: Callable[..., Any] = store.apply
@@ -212,7 +209,8 @@ async def test_a_job_is_told_once_that_it_waits_behind_those_of_others(monkeypat
         return advice(request=request, offers=(offer(pool=pools[0]),), inputs_hash=str(request.workload.global_batch))
 
     monkeypatch.setattr(store, "apply", watched)
-    async with serving(store, replace(PLACING, search_budget_s=0.1), search) as running:
+    timings = replace(TIMINGS, tell_after_s=0.1, tell_again_s=0.1)
+    async with serving(store, replace(PLACING, search_budget_s=0.1), search, timings) as running:
         for number in range(60):
             running.cache.see(put(store, "sweep", f"s{number}", 8 * (1 + number)))
         await until(lambda: running.advisor.over_budget(), "the sweep to be over its budget")

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from prometheus_client import generate_latest
 
-from job_store import JOBS, PLACING, JobStore, serving, until
+import job_store
+from job_store import JOBS, PLACING, JobStore, until
+from operator_store import TIMINGS
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import APPLIED
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.controllers import admission, patches
+from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES
 
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold jobs for longer, because a search may take long on a busy machine."""
-    monkeypatch.setattr(admission, "DECIDE_S", 60.0)
+serving = partial(job_store.serving, timings=replace(TIMINGS, decide_s=60.0))
+"""Jobs are held for longer, because a search may take long on a busy machine."""
 
 
 def shown(running: Assembly, name: str, **labels: str) -> float | None:

@@ -131,13 +131,12 @@ def scripted(*rounds: Sequence[Any]) -> kopf_internals.Watch:
     return watch
 
 
-async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kopf_internals, "REREAD_FIRST_S", 0.0)
+async def test_a_watch_that_ends_in_an_error_is_begun_anew() -> None:
     gone = APIClientError("gone", status=410, headers={})
     failures = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON")]
     rounds = [[raw_event(None, "a"), LISTED, failure] for failure in failures]
     watch = kopf_internals.watch_forever(
-        scripted(*rounds, [OSError()]), LISTED, kopf_internals.FAILURES, 3600.0, untrusted.cut
+        scripted(*rounds, [OSError()]), LISTED, kopf_internals.FAILURES, 3600.0, untrusted.cut, reread_first_s=0.0
     )
     for _ in failures:
         assert await followed(watch) == [(None, "a")]
@@ -203,9 +202,7 @@ async def test_a_list_tells_what_is_gone() -> None:
     assert await followed(watch) == [("DELETED", "a")]
 
 
-async def test_a_changed_crd_is_told_again_once_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kopf_internals, "REPEATS_S", (0.02, 0.2))
-
+async def test_a_changed_crd_is_told_again_once_it_is_served() -> None:
     def crd(kind: str | None) -> dict[str, Any]:
         meta = {"name": "gpupools.tilecast.dev", "uid": "x"}
         return {"type": kind, "object": {"kind": "CustomResourceDefinition", "metadata": meta, "spec": {}}}
@@ -216,7 +213,7 @@ async def test_a_changed_crd_is_told_again_once_it_is_served(monkeypatch: pytest
         await asyncio.sleep(0.1)
         yield raw_event("ADDED", "b")
 
-    enduring = kopf_internals.watch_forever(watch, LISTED, (), 3600.0, untrusted.cut)
+    enduring = kopf_internals.watch_forever(watch, LISTED, (), 3600.0, untrusted.cut, repeats_s=(0.02, 0.2))
     name = "gpupools.tilecast.dev"
     assert await followed(enduring) == [(None, name), ("ADDED", name), ("ADDED", "a"), ("ADDED", name), ("ADDED", "b")]
 

@@ -295,7 +295,7 @@ async def test_an_annotation_is_one_report_and_a_wrong_one_is_answered() -> None
         assert status(store)["error"]["rawRatio"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
 
 
-async def test_the_server_answers_puts_with_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_answers_puts_with_the_outcome() -> None:
     taken: list[tuple[str, str, str, bytes]] = []
     ended = asyncio.Event()
 
@@ -308,7 +308,7 @@ async def test_the_server_answers_puts_with_the_outcome(monkeypatch: pytest.Monk
         if name == "bad":
             raise Refused("invalid", 422, "no")
 
-    address, metrics = server.Address("127.0.0.1", 0), Metrics()
+    address, metrics = server.Address("127.0.0.1", 0, limits=server.Limits(body_s=1.0)), Metrics()
     runner = await server.start(address, metrics.registry, lambda: None, lambda: None, lambda *_: nullcontext(), take)
     port = runner.port
     try:
@@ -320,7 +320,6 @@ async def test_the_server_answers_puts_with_the_outcome(monkeypatch: pytest.Monk
                 assert (answer.status, await answer.json()) == (422, {"outcome": "invalid", "message": "no"})
             async with session.put(f"{url}/large", data=b" " * 20_000) as answer:
                 assert answer.status == 413
-            monkeypatch.setattr(server, "BODY_S", 0.05)
             async with session.put(f"{url}/slow", data=slowly()) as answer:
                 assert answer.status == 408
         ended.set()

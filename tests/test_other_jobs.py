@@ -14,12 +14,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from job_store import H100, JOBS, PLACING, WORKLOADS, JobStore, serving, until
+from operator_store import TIMINGS
 from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, APPLIED, MODEL, NEXT_QUEUE, QUEUE
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.controllers import admission, placement
-from tilecast_operator.controllers import jobs as jobs_controller
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.documents import ADVICE_KEYS, HASH, POOL
@@ -52,10 +51,10 @@ async def test_a_workload_that_comes_late_is_waited_for() -> None:
         assert store.now()["spec"]["suspend"] is True, "Kueue resumes it"
 
 
-async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "WORKLOAD_S", 0.1)
+async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed() -> None:
     store = JobStore()
-    async with serving(store, replace(PLACING, kueue_admission_gate="present")) as running:
+    settings, timings = replace(PLACING, kueue_admission_gate="present"), replace(TIMINGS, workload_s=0.1)
+    async with serving(store, settings, timings=timings) as running:
         running.cache.see(store.job("job-gated"))
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Queued" and ADMISSION_GATES not in store.annotations()
@@ -85,10 +84,9 @@ async def test_a_queued_job_is_said_to_be_placed_once_kueue_has_admitted_it(name
         assert reason == "Placed" and text.startswith("placed on h100-sxm") and POOL in store.annotations()
 
 
-async def test_a_job_that_kueue_gives_up_is_not_said_to_be_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_controller, "LOOK_FIRST_S", 0.02)
+async def test_a_job_that_kueue_gives_up_is_not_said_to_be_placed() -> None:
     store = JobStore()
-    async with serving(store) as running:
+    async with serving(store, timings=replace(TIMINGS, look_first_s=0.02)) as running:
         assert await let_go(store, running, "job-gated") == "Queued"
         store.decide("Finished", message="the selectors contradict")
         await until(lambda: store.annotations()[APPLIED] == "FailedToStart", "it to be told")
@@ -210,8 +208,7 @@ async def test_without_kueue_a_gated_job_waits_for_no_workload() -> None:
         assert store.annotations()[APPLIED] == "Placed" and ADMISSION_GATES not in store.annotations()
 
 
-async def test_a_search_that_does_not_end_holds_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "DECIDE_S", 0.2)
+async def test_a_search_that_does_not_end_holds_no_job() -> None:
     store, ended = JobStore(), threading.Event()
 
     def slow(asked: Request, pools: Sequence[Pool]) -> Advice:
@@ -219,7 +216,7 @@ async def test_a_search_that_does_not_end_holds_no_job(monkeypatch: pytest.Monke
             ended.wait(10)
         return advise(asked, pools)
 
-    async with serving(store, advisor=slow) as running:
+    async with serving(store, advisor=slow, timings=replace(TIMINGS, decide_s=0.2)) as running:
         running.cache.see(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "TooLate" and store.now()["spec"]["suspend"] is False

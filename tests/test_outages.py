@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from job_store import PLACING, JobStore, serving, until
+from operator_store import TIMINGS
 from tilecast.jobs import APPLIED
-from tilecast_operator.controllers import admission, placement
 from tilecast_operator.kube.client import ApiError, is_webhook_down
 
 DOWN = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: connection refused'
@@ -39,15 +40,16 @@ def test_only_a_webhook_that_does_not_answer_is_waited_for() -> None:
     assert not is_webhook_down(TimeoutError())
 
 
+SOON = replace(TIMINGS, release_most_s=0.3, decide_s=60.0)
+
+
 @pytest.mark.parametrize("name", ["job", "job-kueue", "job-gated"])
 async def test_jobs_are_placed_once_kueue_answers_again_with_one_warning(
-    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(admission, "MOST_WAIT_S", 0.3)
-    monkeypatch.setattr(admission, "DECIDE_S", 60.0)
     store = JobStore()
     come_back = kueue_away(store)
-    async with serving(store, PLACING) as running:
+    async with serving(store, PLACING, timings=SOON) as running:
         for new_name in NAMES:
             document = store.job(name, new_name)
             store.workload(document)
@@ -63,16 +65,11 @@ async def test_jobs_are_placed_once_kueue_answers_again_with_one_warning(
     assert len([record for record in warnings if "webhook" in record.getMessage()]) == 1, warnings
 
 
-async def test_a_job_that_kueue_has_yet_to_see_waits_to_hear_of_the_gate(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admission, "MOST_WAIT_S", 0.3)
-    monkeypatch.setattr(admission, "DECIDE_S", 60.0)
-    monkeypatch.setattr(placement, "WORKLOAD_S", 0.1)
+async def test_a_job_that_kueue_has_yet_to_see_waits_to_hear_of_the_gate(caplog: pytest.LogCaptureFixture) -> None:
     store = JobStore()
     come_back = kueue_away(store)
     store.workload(store.job(new_name="other"))
-    async with serving(store, PLACING) as running:
+    async with serving(store, PLACING, timings=replace(SOON, workload_s=0.1)) as running:
         running.cache.see(store.job("job-gated"))
         await until(lambda: "until a webhook answers" in caplog.text, "a warning")
         come_back()
@@ -80,11 +77,10 @@ async def test_a_job_that_kueue_has_yet_to_see_waits_to_hear_of_the_gate(
         assert store.annotations()[APPLIED] == "Queued"
 
 
-async def test_a_webhook_that_stays_away_too_long_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "WEBHOOK_S", 0.2)
+async def test_a_webhook_that_stays_away_too_long_is_waited_for_no_more() -> None:
     store = JobStore()
     store.refuse = [ApiError(500, DOWN)] * 3
-    async with serving(store) as running:
+    async with serving(store, timings=replace(TIMINGS, webhook_s=0.2)) as running:
         running.cache.see(store.job())
         await until(lambda: APPLIED in store.annotations(), "the job to be let go")
         assert store.annotations()[APPLIED] == "Refused" and store.now()["spec"]["suspend"] is False

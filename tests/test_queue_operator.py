@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 
 from job_store import EXAMPLES, H100, PLACING, JobStore, serving, training_job, until
 from job_store import JOBS as BATCH
-from operator_store import JOBS, QUEUE_ADVICES, QUICK, Store, node, operator, settled
+from operator_store import JOBS, QUEUE_ADVICES, QUICK, TIMINGS, Store, node, operator, settled
 from tilecast import nodes
 from tilecast.advice import advise
 from tilecast.api.status import QueuePosition
@@ -25,7 +25,6 @@ from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueuePr
 from tilecast.planner.totals import report as totals
 from tilecast_operator import queue_rows
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.controllers import admission
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, capacities, holdings
@@ -247,19 +246,15 @@ def held(store: JobStore, name: str, steps: int = 2000) -> None:
     store.job("job", name, training=training)
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the plan however long it takes on a busy machine."""
-    monkeypatch.setattr(admission, "PLAN_S", 60.0)
-    monkeypatch.setattr(admission, "DECIDE_S", 120.0)
+PATIENT = replace(TIMINGS, plan_s=60.0, decide_s=120.0)
+"""Timings that wait for the plan however long it takes on a busy machine."""
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_job_that_waits_for_us_is_placed_where_the_plan_says() -> None:
     store, names = JobStore(), [f"j{number}" for number in range(12)]
     for name in names:
         held(store, name)
-    async with serving(store, PLANNING) as running:
+    async with serving(store, PLANNING, timings=PATIENT) as running:
         for name in names:
             running.cache.see(store.now(name))
         await until_all_placed(store, names)
@@ -277,11 +272,11 @@ async def until_all_placed(store: JobStore, names: Sequence[str], limit_s: float
     assert {store.annotations(name)[APPLIED] for name in names} == {"Placed"}
 
 
-async def test_a_job_is_not_held_for_want_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "PLAN_S", 0.05)
+async def test_a_job_is_not_held_for_want_of_a_plan() -> None:
     store = JobStore()
     held(store, "a")
-    async with serving(store, replace(PLANNING, queue_interval_s=1e6)) as running:
+    timings = replace(TIMINGS, plan_s=0.05)
+    async with serving(store, replace(PLANNING, queue_interval_s=1e6), timings=timings) as running:
         await settled(running)
         running.cache.see(store.now("a"))
         await until_all_placed(store, ["a"])
@@ -422,10 +417,9 @@ def queued(store: JobStore, name: str, steps: int = 2000) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("patient")
 async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() -> None:
     store, names = JobStore(), [f"j{number:02}" for number in range(32)]
-    async with serving(store, replace(PLANNING, read_kueue=True)) as running:
+    async with serving(store, replace(PLANNING, read_kueue=True), timings=PATIENT) as running:
         kueue(running)
         for name in names:
             running.cache.see(queued(store, name))

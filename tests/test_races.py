@@ -270,8 +270,7 @@ def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
 
 
 @pytest.mark.parametrize("page", [{"metadata": {}, "items": [{"spec": None}, {"metadata": None}]}, {}, {"items": 7}])
-async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
-    monkeypatch.setattr(watch, "RETRY_S", 0.0)
+async def test_pods_of_a_strange_shape_end_nothing(page: dict[str, Any]) -> None:
     calls: list[object] = []
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     for item in page["items"] if isinstance(page.get("items"), list) else []:
@@ -288,7 +287,7 @@ async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPat
         def lines(self, path: str, query: Any, idle_s: float) -> Any:
             raise AssertionError
 
-    task = asyncio.create_task(PodInformer(Reader(), calls.append).run())
+    task = asyncio.create_task(PodInformer(Reader(), calls.append, pace=watch.WatchPace(retry_most_s=0.0)).run())
     async with asyncio.timeout(5):
         while len(calls) < 3:
             await asyncio.sleep(0)

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from advice_values import offer, request
-from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operator, ready, settled
+from operator_store import JOBS, POOLS, TIMINGS, Store, job, node, on_first_pool, operator, ready, settled
 from tilecast.advice import Advice, Request, advise
 from tilecast.advice.incumbent import MARGIN, Incumbent, hold
 from tilecast.api.gpu_pool import DISCOVERED
@@ -24,8 +24,6 @@ from tilecast.api.status import Recommendation
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
 from tilecast.jobs.quantities import pod_gpus
-from tilecast_operator.controllers import pools as pools_module
-from tilecast_operator.kube import lists
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.server_clock import ServerClock
@@ -115,8 +113,7 @@ async def test_pools_are_written_down_described_and_left_alone() -> None:
     assert store.writes == [], "neither a restart nor a second operator writes"
 
 
-async def test_pools_come_back_with_their_crd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools_module, "UNSERVED_S", 0.02)
+async def test_pools_come_back_with_their_crd() -> None:
     store, is_served = Store(), True
 
     def unserved(path: str) -> None:
@@ -124,7 +121,7 @@ async def test_pools_come_back_with_their_crd(monkeypatch: pytest.MonkeyPatch) -
             raise ApiError(404, "the server could not find the requested resource")
 
     store.before_write = unserved
-    async with operator(store, discovery=True) as running:
+    async with operator(store, discovery=True, timings=replace(TIMINGS, unserved_s=0.02)) as running:
         await settled(running)
         (name,) = pools_of(store)
         path = f"{POOLS}/{name}"
@@ -304,11 +301,11 @@ async def test_nothing_is_written_down_from_half_a_list() -> None:
     assert ("apply", f"{POOLS}/h100-sxm") in store.writes
 
 
-async def test_nodes_that_nobody_counts_are_all_there_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "UNCOUNTED_PAUSE_S", 0.2)
+async def test_nodes_that_nobody_counts_are_all_there_after_a_pause() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store, node_selector="gpu=true") as running:
+    timings = replace(TIMINGS, first_list_uncounted_s=0.2)
+    async with operator(store, timings=timings, node_selector="gpu=true") as running:
         await asyncio.sleep(0.1)
         assert running.unready() is not None
         await settled(running)

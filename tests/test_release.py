@@ -79,14 +79,9 @@ class HeldJobs:
 
     async def release(self, policy: str = "", *, is_dry: bool = False, selector: str = "") -> release.Release:
         selected = LabelSelector.read(selector, "selector")
-        work = release.Release(self, self.lines.append, is_dry=is_dry, selector=selected)  # type: ignore[arg-type]
+        work = release.Release(self, self.lines.append, is_dry=is_dry, selector=selected, pause_s=0.0)  # type: ignore[arg-type]
         await work.run(policy)
         return work
-
-
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "PAUSE_S", 0.0)
 
 
 async def test_every_job_that_is_held_is_let_go_once() -> None:

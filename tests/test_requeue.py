@@ -6,18 +6,19 @@ import asyncio
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
+import job_store
 from existing_jobs import ONE_OF_EACH
-from job_store import H100, JOBS, PLACING, WORKLOADS, JobStore, serving, training_job, until
-from operator_store import patched, ready
+from job_store import H100, JOBS, PLACING, WORKLOADS, JobStore, training_job, until
+from operator_store import TIMINGS, patched, ready
 from test_place import example
 from tilecast.jobs import APPLIED, CHOSEN_LABELS, JOB_KINDS, Placement, changes, read, unplaced
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.controllers import admission, patches, requeues
-from tilecast_operator.controllers import jobs as jobs_controller
+from tilecast_operator.controllers import patches
 from tilecast_operator.kube.client import ApiError
 
 PRODUCT, ARCH = "nvidia.com/gpu.product", "kubernetes.io/arch"
@@ -26,12 +27,8 @@ SETTINGS = replace(PLACING, read_kueue=True, requeue_s=0.2)
 REQUIRED = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
 
 
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK_FIRST_S", "LOOK_MOST_S", "LOOK_LEAST_S"):
-        monkeypatch.setattr(jobs_controller, name, 0.02)
-    monkeypatch.setattr(requeues, "NEXT_TRY_S", 0.02)
-    monkeypatch.setattr(admission, "DECIDE_S", 60.0)
+LOOKS = {"look_first_s": 0.02, "look_most_s": 0.02, "look_least_s": 0.02}
+serving = partial(job_store.serving, timings=replace(TIMINGS, **LOOKS, requeue_again_s=0.02, decide_s=60.0))
 
 
 def kueue(running: Assembly, quotas: Mapping[str, int], more: Mapping[str, str] | None = None) -> None:

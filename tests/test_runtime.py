@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tilecast_operator.controllers import runtime
 from tilecast_operator.controllers.runtime import Runtime, TryAgainError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.queue import BACKGROUND_AT_ONCE, KeyQueue
@@ -154,9 +153,9 @@ async def test_keys_that_wait_for_nothing_let_others_have_their_turn(in_backgrou
     assert turns >= 1000 / 8
 
 
-async def test_what_fails_in_the_background_is_tried_again_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "retry_s", lambda *_: 0.01)
-    worked, most, tried = Runtime(Settings(), Metrics()), [0, 0], Counter[Key]()
+async def test_what_fails_in_the_background_is_tried_again_there() -> None:
+    quick = Settings(retry_first_s=0.01, retry_most_s=0.01)
+    worked, most, tried = Runtime(quick, Metrics()), [0, 0], Counter[Key]()
 
     async def reconcile(key: Key) -> None:
         tried[key] += 1

@@ -28,9 +28,11 @@ from tilecast_operator.report_guard import ReportGuard
 TRUE = "true"
 
 
-def guard(rate: float = 10.0, refused: list[str] | None = None, ticks: list[float] | None = None) -> ReportGuard:
+def guard(
+    rate: float = 10.0, refused: list[str] | None = None, ticks: list[float] | None = None, max_clients: int = 4096
+) -> ReportGuard:
     now = ticks if ticks is not None else [0.0]
-    return ReportGuard(rate, lambda: NOW_S, ([] if refused is None else refused).append, lambda: now[0])
+    return ReportGuard(rate, lambda: NOW_S, ([] if refused is None else refused).append, lambda: now[0], max_clients)
 
 
 async def ignore(*_: object) -> None:
@@ -55,9 +57,8 @@ async def test_one_port_answers_both_families() -> None:
                 assert answer.status == 200
 
 
-async def test_a_connection_without_a_request_is_closed_and_one_with_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S", 0.3)
-    async with served(server.Address("127.0.0.1", 0)) as running:
+async def test_a_connection_without_a_request_is_closed_and_one_with_is_not() -> None:
+    async with served(server.Address("127.0.0.1", 0, limits=server.Limits(request_s=0.3))) as running:
         silent = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(50)]
         silent[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n")
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -72,13 +73,10 @@ async def test_a_connection_without_a_request_is_closed_and_one_with_is_not(monk
             open_writer.close()
 
 
-async def test_connections_are_bounded_and_those_that_do_nothing_shut_nobody_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
-    monkeypatch.setattr(server, "CLOSED_AT_ONCE", 2)
+async def test_connections_are_bounded_and_those_that_do_nothing_shut_nobody_out() -> None:
+    limits = server.Limits(connections=4, closed_at_once=2)
     ask = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
-    async with served(server.Address("127.0.0.1", 0)) as running, asyncio.timeout(20):
+    async with served(server.Address("127.0.0.1", 0, limits=limits)) as running, asyncio.timeout(20):
         held = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(4)]
         for reader, writer in held[::-1]:
             writer.write(ask)
@@ -95,15 +93,15 @@ async def test_connections_are_bounded_and_those_that_do_nothing_shut_nobody_out
             open_writer.close()
 
 
-async def test_no_connection_whose_request_is_under_way_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+async def test_no_connection_whose_request_is_under_way_is_closed() -> None:
+    address = server.Address("127.0.0.1", 0, limits=server.Limits(connections=2))
     answer = asyncio.Event()
 
     async def slowly(*_: object) -> None:
         await answer.wait()
 
     put = b"PUT /observations/team/a HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
-    async with served(server.Address("127.0.0.1", 0), lambda *_: nullcontext(), slowly) as running, asyncio.timeout(20):
+    async with served(address, lambda *_: nullcontext(), slowly) as running, asyncio.timeout(20):
         busy = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(2)]
         for _, writer in busy:
             writer.write(put)
@@ -126,9 +124,8 @@ def certificate(folder: Path, name: str) -> None:
     )  # fmt: skip
 
 
-async def test_a_renewed_certificate_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "RENEW_S", 0.05)
-    monkeypatch.setattr(server, "SERVED_AFTER_S", 0.5)
+async def test_a_renewed_certificate_is_served(tmp_path: Path) -> None:
+    limits = server.Limits(renew_s=0.05, served_after_s=0.5)
     files = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
     with pytest.raises(SpecError, match="TILECAST_TLS_CERTIFICATE: the certificate cannot be read"):
         async with served(server.Address("127.0.0.1", 0, *files)):
@@ -143,7 +140,7 @@ async def test_a_renewed_certificate_is_served(tmp_path: Path, monkeypatch: pyte
         writer.close()
         return shown_value
 
-    async with served(server.Address("127.0.0.1", 0, *files)) as running:
+    async with served(server.Address("127.0.0.1", 0, *files, limits)) as running:
         first = await shown(running.port)
         (tmp_path / "tls.key").write_text("half of a key")
         await asyncio.sleep(0.2)
@@ -205,7 +202,7 @@ def test_a_client_that_floods_is_limited_alone() -> None:
     ticks[0] += 1e6
     for number in range(10_000):
         assert reports(f"10.1.{number // 250}.{number % 250}", 1) == 1
-    assert len(limits._left) <= report_guard.MAX_CLIENTS, "what is kept of clients is bounded"
+    assert len(limits._left) <= 4096, "what is kept of clients is bounded"
 
 
 def test_reports_of_one_client_at_a_time_are_bounded() -> None:
@@ -251,7 +248,7 @@ class Reviewer(Store):
 
 async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> None:
     store = Reviewer()
-    reviews = TokenReviews(store)
+    reviews = TokenReviews(store, holds_s=60.0)
     await reviews.of(TRUE)
     for number in range(5000):
         await reviews.of(f"forged-{number}")
@@ -261,12 +258,10 @@ async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> 
     assert store.asked == 5001
 
 
-async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before() -> None:
     """Hundreds of clients send tokens that could be ours, while one client's token is due for another review."""
-    monkeypatch.setattr(token_reviews, "REVIEW_HOLDS_S", 0.0)
-    monkeypatch.setattr(report_guard, "MAX_CLIENTS", 64)
     store, forged_answers, answers = Reviewer(), Counter[int | None](), list[int | None]()
-    reviews, guarding = TokenReviews(store), guard(rate=2.0)
+    reviews, guarding = TokenReviews(store, holds_s=0.0), guard(rate=2.0, max_clients=64)
 
     async def take(namespace: str, name: str, sent: str, body: bytes) -> None:
         if not (await reviews.of(sent))["status"]["authenticated"]:

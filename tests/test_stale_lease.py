@@ -15,13 +15,13 @@ from lease_store import PATH, PLACE
 from test_release import HeldJobs
 from tilecast.jobs import APPLIED
 from tilecast_operator import release
-from tilecast_operator.kube import stale_lease
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.lease import Election, Leadership
 from tilecast_operator.kube.stale_lease import LeaderLivesError, StaleLease
 from tilecast_operator.objects.documents import LEASE_ADDRESS
 
 AFTER_S = 0.2
+QUICK = {"look_s": 0.01, "fresh_s": 0.0, "margin_s": 0.0}
 
 
 class LeasedJobs(HeldJobs):
@@ -49,18 +49,11 @@ class LeasedJobs(HeldJobs):
         return self.lease
 
     async def release_if_stale(self) -> release.Release:
-        lease = StaleLease(self, PLACE)  # type: ignore[arg-type]
-        work = release.Release(self, self.lines.append, lease=lease)  # type: ignore[arg-type]
+        lease = StaleLease(self, PLACE, **QUICK)  # type: ignore[arg-type]
+        work = release.Release(self, self.lines.append, lease=lease, pause_s=0.0)  # type: ignore[arg-type]
         await lease.wait(AFTER_S)
         await work.run()
         return work
-
-
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "PAUSE_S", 0.0)
-    for name, seconds in (("LOOK_S", 0.01), ("FRESH_S", 0.0), ("MARGIN_S", 0.0)):
-        monkeypatch.setattr(stale_lease, name, seconds)
 
 
 @pytest.mark.parametrize("ahead", [timedelta(days=-1), timedelta(), timedelta(days=1)])
@@ -116,9 +109,9 @@ async def test_a_leader_that_comes_back_ends_it_before_the_next_job() -> None:
     cluster.add("job", "a")
     cluster.add("job", "b")
     cluster.renew(datetime.now(UTC))
-    lease = StaleLease(cluster, PLACE)  # type: ignore[arg-type]
+    lease = StaleLease(cluster, PLACE, **QUICK)  # type: ignore[arg-type]
     await lease.wait(AFTER_S)
-    work = release.Release(cluster, cluster.lines.append, lease=lease)  # type: ignore[arg-type]
+    work = release.Release(cluster, cluster.lines.append, lease=lease, pause_s=0.0)  # type: ignore[arg-type]
     cluster.on_look = lambda: cluster.renew(datetime.now(UTC)) if cluster.patches else None
     with pytest.raises(LeaderLivesError):
         await work.run()
@@ -153,7 +146,7 @@ async def test_the_leader_of_an_election_is_seen_to_live() -> None:
     task = asyncio.create_task(election.run())
     while not leadership.is_leader:
         await asyncio.sleep(0.01)
-    lease = StaleLease(cluster, PLACE)  # type: ignore[arg-type]
+    lease = StaleLease(cluster, PLACE, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(LeaderLivesError):
         await lease.wait(30.0)
     task.cancel()

@@ -16,14 +16,12 @@ from prometheus_client import generate_latest
 
 from job_store import EXAMPLES, H100, JOBS, PLACING, JobStore, serving, training_job, until
 from operator_store import JOBS as TRAINING_JOBS
-from operator_store import node, operator, settled
+from operator_store import TIMINGS, node, operator, settled
 from tilecast.advice import Advice, Request, advise
 from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, MODE
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.controllers import admission
-from tilecast_operator.controllers import jobs as jobs_controller
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.documents import HASH
@@ -68,10 +66,9 @@ async def test_a_target_that_is_not_there_is_told_apart_from_a_kind_that_is_not(
         assert "this cluster has no Job of batch/v1; install its controller" in target.applied.message
 
 
-async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "POLL_S", 0.01)
+async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it() -> None:
     store = JobStore()
-    async with serving(store) as running:
+    async with serving(store, timings=replace(TIMINGS, poll_s=0.01)) as running:
         job = store.job("job-gated", mode=None, model=None, training=None)
         job["metadata"]["labels"].pop("tilecast.dev/enabled")
         running.cache.see(job := store.put(f"{JOBS}/a", job))
@@ -81,7 +78,7 @@ async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it(monk
         running.cache.see(training_job("x", mode="Initial"))
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Queued"
-        monkeypatch.setattr(admission, "OWNER_S", 0.05)
+    async with serving(store, timings=replace(TIMINGS, poll_s=0.01, owner_s=0.05)) as running:
         other = store.job("job-gated", "b", mode=None, model=None, training=None)
         other["metadata"]["labels"].pop("tilecast.dev/enabled")
         running.cache.see(store.put(f"{JOBS}/b", other))
@@ -175,8 +172,7 @@ async def test_a_job_that_has_run_is_not_placed_nor_resumed(status: dict[str, in
         assert store.now("ran")["spec"] == before["spec"]
 
 
-async def test_a_decision_that_comes_late_is_not_begun_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "DECIDE_S", 0.05)
+async def test_a_decision_that_comes_late_is_not_begun_to_be_written() -> None:
     store = JobStore()
 
     def slow(asked: Request, pools: Sequence[Pool]) -> Advice:
@@ -184,7 +180,7 @@ async def test_a_decision_that_comes_late_is_not_begun_to_be_written(monkeypatch
             time.sleep(0.3)
         return advise(asked, pools)
 
-    async with serving(store, advisor=slow) as running:
+    async with serving(store, advisor=slow, timings=replace(TIMINGS, decide_s=0.05)) as running:
         running.cache.see(job := store.job("job-gated"))
         store.workload(job)
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
@@ -344,7 +340,7 @@ async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> No
         assert HASH not in store.annotations() and len(running.cache.jobs) == 1
 
 
-async def test_a_job_is_advised_as_soon_as_its_queue_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_is_advised_as_soon_as_its_queue_is_there() -> None:
     store = JobStore()
     async with serving(store, replace(PLACING, read_kueue=True, config_map_poll_s=3600.0)) as running:
         running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
@@ -391,12 +387,8 @@ async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing(monkeypatc
 
 
 @pytest.mark.parametrize(("kind", "changed"), [("job-kueue", {}), ("job-gated", {}), ("job-kueue", {"model": None})])
-async def test_why_a_job_was_let_go_is_said_in_one_event(
-    kind: str, changed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (admission, jobs_controller):
-        monkeypatch.setattr(module, "OWNER_S", 0.05)
-    store = JobStore()
+async def test_why_a_job_was_let_go_is_said_in_one_event(kind: str, changed: dict[str, str | None]) -> None:
+    store, timings = JobStore(), replace(TIMINGS, owner_s=0.05)
     settings = replace(PLACING, read_kueue=True, config_map_poll_s=0.1)
 
     def about_it() -> list[tuple[str, str]]:
@@ -406,7 +398,7 @@ async def test_why_a_job_was_let_go_is_said_in_one_event(
     document = store.job(kind, **changed)
     store.workload(document)
     for _ in range(2):  # the second operator finds the job released
-        async with serving(store, settings) as running:
+        async with serving(store, settings, timings=timings) as running:
             running.cache.see(store.now())
             await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
             running.cache.see(store.job(new_name="b", mode=None))

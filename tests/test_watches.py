@@ -116,7 +116,7 @@ def machine(name: str, version: int, beat: str = "2026-01-01T00:00:00Z", **label
     }  # fmt: skip
 
 
-async def test_heartbeats_of_nodes_are_compared_and_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_of_nodes_are_compared_and_not_parsed() -> None:
     later = "2026-01-01T00:00:%02dZ"
     beats = [machine("a", 20 + beat, later % beat) for beat in range(40)]
     # A label is never taken for a time.
@@ -155,9 +155,8 @@ async def test_heartbeats_of_nodes_are_compared_and_not_parsed(monkeypatch: pyte
         parsed.append(body["metadata"]["resourceVersion"])
         cache.see(body)
 
-    monkeypatch.setattr(watch, "PACE_S", 0.0)
-    monkeypatch.setattr(watch, "RETRY_FIRST_S", 0.0)
-    nodes = watch.NodeInformer(api, see, cache.lose, "", lambda: counted.append(None), 3600.0)
+    pace = watch.WatchPace(between_s=0.0, retry_first_s=0.0)
+    nodes = watch.NodeInformer(api, see, cache.lose, "", lambda: counted.append(None), pace)
     await run_until(nodes.run(), lambda: len(versions) >= 4 and len(cache.nodes) <= 1, runner, api)
     assert parsed[:2] == ["1", "2"] and parsed[2:7] == ["20", "70", "71", "80", "90"], "of forty beats the first alone"
     assert versions[:2] == ["10", "91"], "a beat that is not parsed moves the watch on all the same"

@@ -31,12 +31,16 @@ ARGUMENTS = (
 )
 COMMAND = ("-m", "kopf", *ARGUMENTS)
 _CHANGED = """import runpy, sys, time
-from tilecast_operator.controllers import admission
+from dataclasses import replace
+from functools import partial
+from tilecast_operator import assembly
+from tilecast_operator.timings import Timings
 true_time, skew_s, patience = time.time, float(sys.argv.pop(1)), float(sys.argv.pop(1))
 if skew_s:
     time.time = lambda: true_time() + skew_s
-admission.DECIDE_S *= patience
-admission.PLAN_S *= patience
+usual = Timings()
+longer = replace(usual, decide_s=usual.decide_s * patience, plan_s=usual.plan_s * patience)
+assembly.Assembly = partial(assembly.Assembly, timings=longer)
 runpy.run_module("kopf", run_name="__main__", alter_sys=True)
 """
 

@@ -53,10 +53,13 @@ from tilecast_operator.search_process import SearchLimits
 from tilecast_operator.searches import Advise, Searches
 from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import Settings
+from tilecast_operator.timings import Timings
 
 WORKERS = 512
 """Keys that are worked on at once: so many that a job waits for its own search only, which jobs with equal questions
 share. One namespace has half of them at most."""
+
+DEFAULT_TIMINGS = Timings()
 
 
 class Assembly:
@@ -69,6 +72,7 @@ class Assembly:
         search: the search, `advise`.
         clock: Unix time, in seconds.
         read: turns a spec into a request.
+        timings: waits of the controllers.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Assembly:
         search: Advise = advise,
         clock: Callable[[], float] = time.time,
         read: ReadRequest = training_job.request,
+        timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self.leadership = leadership = Leadership(is_alone=not settings.lease)
         self.election = _election(settings, client, leadership) if settings.lease else None
@@ -97,7 +102,9 @@ class Assembly:
         runtime = Runtime(settings, metrics, journal)
         cache.when_gone(runtime.records.drop)
         answers = AnswerTimes(runtime.records, metrics.answers, metrics.oldest, clock)
-        context = SharedContext(settings, client, cache, leadership, writer, runtime, metrics, answers, clock, journal)
+        context = SharedContext(
+            settings, timings, client, cache, leadership, writer, runtime, metrics, answers, clock, journal
+        )
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
             NamespaceShard(context, selector)
@@ -106,12 +113,14 @@ class Assembly:
             client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock),
             journal, read,
         )  # fmt: skip
-        self.lists = _lists(settings, client, cache)
+        self.lists = _lists(settings, timings, client, cache)
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
         self.pools = pools = Pools(context, advisor, capacity, self.lists, learning)
         scores = Scores(context, advisor, learning)
-        self.observations = observations = Observations(context, pools, scores, TokenReviews(client))
+        self.observations = observations = Observations(
+            context, pools, scores, TokenReviews(client, timings.review_holds_s)
+        )
         self.guard = ReportGuard(
             settings.reports_per_client, clock, lambda outcome: metrics.observations.labels("put", outcome).inc()
         )
@@ -203,7 +212,7 @@ def _searches(settings: Settings, search: Advise, metrics: Metrics) -> Searches:
     return searches
 
 
-def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:
+def _lists(settings: Settings, timings: Timings, client: Api, cache: Cache) -> ListCheck:
     tables: dict[str, CacheTable[Any]] = {
         "Node": cache.nodes,
         gpu_pool.KIND: cache.pools,
@@ -215,4 +224,5 @@ def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:
         tables[pool_learning.KIND] = cache.learnings
     first = ("Node", gpu_pool.KIND, "ResourceSlice", pool_learning.KIND)
     chosen = (("Node", settings.node_selector), (training_job.KIND, settings.namespace_selector))
-    return ListCheck(client, tables, first, tuple(kind for kind, selector in chosen if selector), KINDS)
+    uncounted = tuple(kind for kind, selector in chosen if selector)
+    return ListCheck(client, tables, first, uncounted, KINDS, timings.first_list_s, timings.first_list_uncounted_s)

@@ -26,7 +26,7 @@ from tilecast.spec import SpecError
 from tilecast_operator import prometheus, recursion, server
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube import credentials, kopf_internals
-from tilecast_operator.kube.watch import NodeInformer
+from tilecast_operator.kube.watch import NodeInformer, WatchPace
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.client import client
 from tilecast_operator.objects.documents import COMPONENT
@@ -75,10 +75,11 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     )
     operator.start()
     cache, add = operator.cache, operator.runtime.add_task
-    nodes = NodeInformer(memo.api, cache.see, cache.lose, OWN.node_selector, partial(_answered, "nodes"), OWN.relist_s)
+    pace = WatchPace(OWN.relist_s)
+    nodes = NodeInformer(memo.api, cache.see, cache.lose, OWN.node_selector, partial(_answered, "nodes"), pace)
     add(nodes.run(), "nodes")
     if OWN.read_pods:
-        add(PodInformer(memo.api, operator.see_pods, partial(_answered, "pods"), OWN.relist_s).run(), "pods")
+        add(PodInformer(memo.api, operator.see_pods, partial(_answered, "pods"), pace).run(), "pods")
     if OWN.prometheus_url:
         add(prometheus.poll(OWN, operator.observations), "prometheus")
 

@@ -47,8 +47,6 @@ PAGE = 500
 TRIES = 5
 """Tries of a patch, which fails when somebody else edits the job at the same time."""
 PASSES = 4
-PAUSE_S = 3.0
-"""Seconds between passes: jobs created just before the policy was deleted may be seen only now."""
 _ADMISSION = "/apis/admissionregistration.k8s.io"
 
 Printer = Callable[[str], object]
@@ -63,6 +61,7 @@ class Release:
         is_dry: whether to say only what would be done.
         selector: selector of the namespaces whose jobs are released; None for all.
         lease: the Lease that must stay unrenewed; None if it does not matter whether the operator lives.
+        pause_s: seconds between two passes.
     """
 
     def __init__(
@@ -73,7 +72,9 @@ class Release:
         is_dry: bool = False,
         selector: LabelSelector | None = None,
         lease: StaleLease | None = None,
+        pause_s: float = 3.0,
     ) -> None:
+        self._pause_s = pause_s
         self._api = api
         self._say = say
         self._is_dry = is_dry
@@ -102,7 +103,7 @@ class Release:
             freed = sum([await self._free_kind(kind) for kind in JOB_KINDS])
             if self._is_dry or not (freed or (policy and number == 0)):
                 return
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _select(self) -> bool:
         """Find out which namespaces are selected; return whether that is known."""

@@ -19,7 +19,6 @@ BURST_S = 10.0
 """A client that was quiet may send at once what it may otherwise send in this time, in seconds."""
 MAX_IN_FLIGHT = 8
 """Reports of one client at a time: fewer than TokenReviews at a time, so that no client takes them all."""
-MAX_CLIENTS = 4096
 MAX_TOKEN = 8192
 SKEW_S = 60.0
 ACCOUNT = "system:serviceaccount:"
@@ -33,6 +32,7 @@ class ReportGuard:
         clock: Unix time of the API server, in seconds.
         refused: called with the outcome of each refusal.
         timer: monotonic time, in seconds.
+        max_clients: most clients that are remembered.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class ReportGuard:
         clock: Callable[[], float],
         refused: Callable[[str], None],
         timer: Callable[[], float] = time.monotonic,
+        max_clients: int = 4096,
     ) -> None:
+        self._max_clients = max_clients
         self._rate = rate
         self._most = max(1.0, rate * BURST_S)
         self._clock = clock
@@ -84,7 +86,7 @@ class ReportGuard:
         left = min(self._most, left + (now_s - since_s) * self._rate)
         is_late = left < 1.0
         self._left[client] = (left if is_late else left - 1.0, now_s)
-        if len(self._left) > MAX_CLIENTS:
+        if len(self._left) > self._max_clients:
             self._left.popitem(last=False)
         if is_late:
             raise _too_many(math.ceil((1.0 - left) / self._rate))

@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -18,22 +18,8 @@ from prometheus_client.exposition import choose_encoder
 from tilecast.spec import SpecError
 from tilecast_operator.observed.reports import MAX_BODY_BYTES, Refused
 
-BODY_S = 10.0
-"""Longest time that a report may take to arrive, in seconds: a client that sends a byte a minute cannot hold a
-connection."""
-REQUEST_S = 10.0
-"""Time in which a TLS handshake, or the first whole request of a connection, must be complete, in seconds."""
 IDLE_S = 75.0
 """Seconds that a connection is kept between requests."""
-MAX_CONNECTIONS = 1024
-CLOSED_AT_ONCE = 64
-"""Connections without a request under way that are closed when there are too many, least recently used first. So a
-client that opens many connections shuts out no probe and no other client."""
-RENEW_S = 30.0
-"""Seconds between two looks at the certificate."""
-SERVED_AFTER_S = 120.0
-"""Seconds that a renewed certificate is in its file before it is served. By then it has reached every replica, so that
-each trusts it before it meets it."""
 ANY = "::"
 """The host that means every address of both families."""
 
@@ -52,13 +38,34 @@ HandOn = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of what clients may take of the server."""
+
+    body_s: float = 10.0
+    """Longest time that a report may take to arrive, in seconds: a client that sends a byte a minute cannot hold a
+    connection."""
+    request_s: float = 10.0
+    """Time in which a TLS handshake, or the first whole request of a connection, must be complete, in seconds."""
+    connections: int = 1024
+    closed_at_once: int = 64
+    """Connections without a request under way that are closed when there are too many, least recently used first. So a
+    client that opens many connections shuts out no probe and no other client."""
+    renew_s: float = 30.0
+    """Seconds between two looks at the certificate."""
+    served_after_s: float = 120.0
+    """Seconds that a renewed certificate is in its file before it is served. By then it has reached every replica, so
+    that each trusts it before it meets it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
-    """Address to listen on: host and port, and for TLS the files of certificate and key."""
+    """Address to listen on: host and port, for TLS the files of certificate and key, and bounds for clients."""
 
     host: str
     port: int
     certificate: str = ""
     key: str = ""
+    limits: Limits = field(default_factory=Limits)
 
 
 class HttpServer:
@@ -66,7 +73,7 @@ class HttpServer:
 
     def __init__(self, runner: web.AppRunner, address: Address) -> None:
         self._runner = runner
-        self._address = address
+        self._address, self._limits = address, address.limits
         self._unused: set[asyncio.BaseProtocol] = set()
         """Connections without a whole request so far."""
         self._idle: dict[web.RequestHandler, None] = {}
@@ -106,7 +113,7 @@ class HttpServer:
             self._connect,
             sock=_listening(self._address.host, self._address.port),
             ssl=tls,
-            ssl_handshake_timeout=REQUEST_S if tls else None,
+            ssl_handshake_timeout=self._limits.request_s if tls else None,
         )
 
     async def cleanup(self) -> None:
@@ -119,21 +126,21 @@ class HttpServer:
 
     def _connect(self) -> asyncio.BaseProtocol:
         serve = self._runner.server
-        if serve is None or (len(serve.connections) >= MAX_CONNECTIONS and not self._make_room()):
+        if serve is None or (len(serve.connections) >= self._limits.connections and not self._make_room()):
             return _Refusing()
         connection = serve()
         self._unused.add(connection)
         self._idle[connection] = None
-        if len(self._idle) > 2 * MAX_CONNECTIONS:
+        if len(self._idle) > 2 * self._limits.connections:
             opened = set(serve.connections)
             self._idle = {one: None for one in self._idle if one in opened or one is connection}
-        asyncio.get_running_loop().call_later(REQUEST_S, self._close_unused, connection)
+        asyncio.get_running_loop().call_later(self._limits.request_s, self._close_unused, connection)
         return connection
 
     def _make_room(self) -> bool:
         """Close some connections without a request under way; return whether there were any to close."""
         closed = 0
-        while self._idle and closed < CLOSED_AT_ONCE:
+        while self._idle and closed < self._limits.closed_at_once:
             connection = next(iter(self._idle))
             del self._idle[connection]
             if connection.transport is not None:
@@ -162,12 +169,12 @@ class HttpServer:
         files = Path(self._address.certificate), Path(self._address.key)
         newest, since_s = loaded, time.monotonic()
         while True:
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(self._limits.renew_s)
             with suppress(OSError, SpecError):
                 times = files[0].stat().st_mtime_ns, files[1].stat().st_mtime_ns
                 if times != newest:
                     newest, since_s = times, time.monotonic()
-                if times != loaded and time.monotonic() - since_s >= SERVED_AFTER_S:
+                if times != loaded and time.monotonic() - since_s >= self._limits.served_after_s:
                     loaded = self._load(tls)
 
 
@@ -210,7 +217,7 @@ async def start(
         try:
             with admit(client(request), job["namespace"], token):
                 try:
-                    async with asyncio.timeout(BODY_S):
+                    async with asyncio.timeout(address.limits.body_s):
                         body = await request.read()
                 except TimeoutError:
                     raise web.HTTPRequestTimeout from None

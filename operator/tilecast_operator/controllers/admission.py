@@ -1,8 +1,9 @@
 """Admission: places jobs in mode Initial that wait for Tilecast, and releases them.
 
 A held job is one that waits for Tilecast (`Job.is_held`). A task of its own handles each held job. It releases the job
-within `DECIDE_S` and the time of a few writes, whether the job was advised or not. Only the job itself says whether it
-was released: after a restart, beside a second operator or after an edit, the operator finds the same gate, or none.
+within `Timings.decide_s` and the time of a few writes, whether the job was advised or not. Only the job itself says
+whether it was released: after a restart, beside a second operator or after an edit, the operator finds the same gate,
+or none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tilecast_operator.controllers.held_times import HeldTimes
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
 from tilecast_operator.controllers.outages import WebhookOutage
-from tilecast_operator.controllers.placement import POLL_S, ChangedError, Placer
+from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
@@ -38,19 +39,6 @@ from tilecast_operator.report.job_status import Aspect
 
 log = logging.getLogger("tilecast")
 
-DECIDE_S = 5.0
-"""Longest time from first seeing a job until its place is decided, in seconds. Ten seconds are promised in total; the
-last writes take the rest."""
-PLAN_S = 3.0
-"""Longest wait for the plan of the whole queue to include a job, in seconds; then the job's own advice decides."""
-OWNER_S = 3.0
-"""Longest wait for what may be seen later than a held job, in seconds. That is the TrainingJob that names a job which
-asks for no advice itself, or the job's queue."""
-MOST_WAIT_S = 5.0
-"""Longest wait between two tries to place or release a job, in seconds."""
-WEBHOOK_S = 300.0
-"""Longest time for which placing a job is retried while an admission webhook does not answer, such as that of a Kueue
-that is starting, in seconds. No job can be released meanwhile either."""
 
 OUTCOMES: Mapping[str, str] = {
     patches.PLACED: "the node choice was written into the job before it started",
@@ -201,10 +189,10 @@ class Admission:
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
         """Decide about a job and write its node choice, if it has one.
 
-        Starts again when the job changes meanwhile and, for up to `WEBHOOK_S`, when a webhook does not answer.
+        Starts again when the job changes meanwhile and, for up to `Timings.webhook_s`, when a webhook does not answer.
         """
-        now_s = asyncio.get_running_loop().time
-        late_s, patient_s, wait_s = now_s() + DECIDE_S, now_s() + WEBHOOK_S, POLL_S
+        timings, now_s = self._context.timings, asyncio.get_running_loop().time
+        late_s, patient_s, wait_s = now_s() + timings.decide_s, now_s() + timings.webhook_s, timings.poll_s
         while True:
             document = self._same(key, uid)
             if document is None:
@@ -218,8 +206,8 @@ class Admission:
                     raise
                 self._outage.failed(error)
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, MOST_WAIT_S)
-                late_s = now_s() + DECIDE_S
+                wait_s = min(2 * wait_s, timings.release_most_s)
+                late_s = now_s() + timings.decide_s
                 await self._renew(key)
 
     async def _place(self, key: Key, document: Document, late_s: float) -> _Decision:
@@ -247,10 +235,10 @@ class Admission:
             return _Decision(refusal.reason, text=refusal.message)
         job = await self._advice.read(document)
         advice_request = self._advice.advice_request(key, job)
-        waited_s = 0.0
-        while advice_request is None and waited_s < OWNER_S:
-            await asyncio.sleep(POLL_S)
-            waited_s += POLL_S
+        timings, waited_s = self._context.timings, 0.0
+        while advice_request is None and waited_s < timings.owner_s:
+            await asyncio.sleep(timings.poll_s)
+            waited_s += timings.poll_s
             advice_request = self._advice.advice_request(key, job)
         if advice_request is None:
             return _Decision("NotAsked")
@@ -265,13 +253,13 @@ class Admission:
         if job.is_finished or job.has_started:
             return _Decision("AlreadyStarted")
         while not self._advice.is_ready:
-            await asyncio.sleep(POLL_S)
-        await self._advice.planned.wait(key, PLAN_S)
+            await asyncio.sleep(timings.poll_s)
+        await self._advice.planned.wait(key, timings.plan_s)
         answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
-        while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < OWNER_S:
+        while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < timings.owner_s:
             # After a start of the operator a job may be seen before its queue.
-            await asyncio.sleep(POLL_S)
-            waited_s += POLL_S
+            await asyncio.sleep(timings.poll_s)
+            waited_s += timings.poll_s
             answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
         if isinstance(answer, Declined) or answer.best is None or choice is None:
             return _Decision(reason(answer), text=message(answer))
@@ -283,7 +271,8 @@ class Admission:
 
     async def _release(self, key: Key, uid: str, decision: _Decision) -> None:
         """Remove our hold from a job, however many tries it takes; then say what became of the job."""
-        wait_s = POLL_S
+        timings = self._context.timings
+        wait_s = timings.poll_s
         while True:
             document = self._same(key, uid)
             if document is None:
@@ -306,7 +295,7 @@ class Admission:
                 else:
                     log.warning("%s: not let go yet: %r", key, error)
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, MOST_WAIT_S)
+                wait_s = min(2 * wait_s, timings.release_most_s)
                 await self._renew(key)
 
     async def _tell(self, key: Key, job: Job, decision: _Decision) -> None:

@@ -20,11 +20,6 @@ from tilecast_operator.question import Question
 from tilecast_operator.report import job_status
 from tilecast_operator.report.job_status import Aspect
 
-TELL_AFTER_S = 10.0
-"""Seconds that a job waits before it gets a notice."""
-AGAIN_S, AGAIN_MOST_S = 2.0, 60.0
-"""Shortest wait for an answer before a notice, in seconds, since the answer to a job that has waited for long may be at
-hand; the wait doubles with each look, so that ten thousand jobs that wait cost little."""
 QUEUED: Final = "Queued"
 
 
@@ -44,15 +39,16 @@ class BudgetNotices:
         """
         if known is not None:
             return known, seen
-        again_s = AGAIN_S
+        timings = self._context.timings
+        again_s = timings.tell_again_s
         while not seen.value.status:
-            left_s = max(TELL_AFTER_S - self._context.answers.waited_s(key), again_s)
+            left_s = max(timings.tell_after_s - self._context.answers.waited_s(key), again_s)
             try:
                 async with asyncio.timeout(left_s):
                     return await self._advisor.answer(question), seen
             except TimeoutError:
                 seen = await self._tell(key, seen)
-                again_s = min(2 * again_s, AGAIN_MOST_S)
+                again_s = min(2 * again_s, timings.tell_again_most_s)
         return await self._advisor.answer(question), seen
 
     async def _tell(self, key: Key, seen: Stored[View]) -> Stored[View]:

@@ -30,8 +30,6 @@ CALM_FACTOR = 4.0
 """Multiple of the last pause after which an answer that still stands is no longer contended."""
 TELL_S = 600.0
 """Shortest time between two log entries that name the same other operator, in seconds."""
-FIRST_WAIT_S, MOST_WAIT_S = 0.5, 32.0
-"""Bounds of the wait after a write that failed with a conflict, in seconds; it doubles with each one in a row."""
 EARLIER = "an operator of an earlier release"
 """Name of an operator that did not sign its status."""
 UNSIGNED = "another release"
@@ -136,7 +134,8 @@ class Contention:
         """
         before = self._lost.get(key)
         count = before.count + 1 if before is not None and before.generation == generation else 1
-        wait_s = min(FIRST_WAIT_S * 2.0 ** min(count - 1, 16), MOST_WAIT_S)
+        timings = self._context.timings
+        wait_s = min(timings.conflict_first_s * 2.0 ** min(count - 1, 16), timings.conflict_most_s)
         self._lost[key] = Lost(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
     def waits(self, key: Key, generation: int) -> bool:

@@ -16,7 +16,7 @@ from tilecast.api.fields import mapping
 from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.admission import OUTCOMES, OWNER_S, Admission
+from tilecast_operator.controllers.admission import OUTCOMES, Admission
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, relevant
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.pools import Pools, PoolsChange
@@ -33,11 +33,6 @@ from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
 from tilecast_operator.objects.kinds import path_of
 from tilecast_operator.objects.view import FOREIGN, own_annotations
 from tilecast_operator.report.advice import advice_annotations, note_on_job
-
-LOOK_FIRST_S, LOOK_MOST_S = 1.0, 300.0
-"""Bounds of the time between two looks whether Kueue has admitted a job, in seconds. The job's own events report an
-admission, but not that Kueue has given the job up."""
-LOOK_LEAST_S = 0.1
 
 log = logging.getLogger("tilecast")
 
@@ -205,7 +200,9 @@ class Jobs:
             # After a start of the operator a job may be seen before its queue, and a missing queue may be created.
             is_first = key not in self._queueless
             self._queueless[key] = True
-            self._context.runtime.add(key, OWNER_S if is_first else self._context.settings.config_map_poll_s)
+            self._context.runtime.add(
+                key, self._context.timings.owner_s if is_first else self._context.settings.config_map_poll_s
+            )
             if is_first:
                 return False
         else:
@@ -282,8 +279,9 @@ class Jobs:
             self._settle(key)
             return
         state = self._states.of(key)
-        look_s = min(LOOK_FIRST_S * 2.0 ** min(state.looks, 16), LOOK_MOST_S)
-        self._context.runtime.add(key, min(look_s, max(left_s, LOOK_LEAST_S)))
+        timings = self._context.timings
+        look_s = min(timings.look_first_s * 2.0 ** min(state.looks, 16), timings.look_most_s)
+        self._context.runtime.add(key, min(look_s, max(left_s, timings.look_least_s)))
         state.looks += 1
 
     def _settle(self, key: Key) -> None:

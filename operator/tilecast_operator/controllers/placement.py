@@ -30,11 +30,6 @@ from tilecast_operator.report.advice import advice_annotations
 
 log = logging.getLogger("tilecast")
 
-WORKLOAD_S = 2.0
-"""Longest wait for the Workload of a job, in seconds. Kueue makes a later Workload of the job as placed."""
-POLL_S = 0.2
-"""Seconds between looks at what another controller has yet to create, and before the first retry of a release."""
-
 
 class ChangedError(Exception):
     """The job is no longer the one that was decided about."""
@@ -157,13 +152,13 @@ class Placer:
         ]
 
     async def _workloads(self, key: Key, job: Job) -> list[Document] | None:
-        """Return the Workloads of a job, and wait up to `WORKLOAD_S` for them; None where there is no Kueue."""
+        """Return the Workloads of a job, and wait up to `Timings.workload_s` for them; None where there is no Kueue."""
         waited_s = 0.0
         while not (workloads := await self._kueue.workloads(key.namespace, job.uid)):
-            if workloads is None or waited_s >= WORKLOAD_S:
+            if workloads is None or waited_s >= self._context.timings.workload_s:
                 break
-            await asyncio.sleep(POLL_S)
-            waited_s += POLL_S
+            await asyncio.sleep(self._context.timings.poll_s)
+            waited_s += self._context.timings.poll_s
         return workloads
 
     async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:

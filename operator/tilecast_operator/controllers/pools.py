@@ -38,8 +38,6 @@ NODES = Key("Node")
 
 LEAST_WAIT_S = 0.01
 """Shortest wait until it is checked again whether everything is listed, in seconds."""
-UNSERVED_S = 5.0
-"""Seconds until an object whose CRD was not served is written again."""
 UNKNOWN = "UnknownAccelerator"
 
 
@@ -135,7 +133,7 @@ class Pools:
         """
         self._context.cache.pools.forget(key)
         if key.name in self._entries and self._context.settings.discovery:
-            self._context.runtime.add(key, UNSERVED_S)
+            self._context.runtime.add(key, self._context.timings.unserved_s)
 
     async def _refresh(self, _: Key) -> None:
         """Read the pools again; if they changed, every job is reconciled.

@@ -14,7 +14,7 @@ from tilecast.api.status import QueuePosition
 from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import UNSERVED_S, Pools, PoolsChange
+from tilecast_operator.controllers.pools import Pools, PoolsChange
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.requests import Requests, target_of
 from tilecast_operator.controllers.runtime import SharedContext
@@ -205,4 +205,4 @@ class QueuePlans:
     def _gone(self, key: Key) -> None:
         """Forget a QueueAdvice that is gone, and try again later: its CRD may not be served yet."""
         self._context.cache.queue_advices.forget(key)
-        self._context.runtime.add(key, UNSERVED_S)
+        self._context.runtime.add(key, self._context.timings.unserved_s)

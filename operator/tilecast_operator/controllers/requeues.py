@@ -30,8 +30,6 @@ from tilecast_operator.objects.kinds import path_of
 
 log = logging.getLogger("tilecast")
 
-NEXT_TRY_S = 60.0
-"""Seconds until the next look whether there is another flavor for a job, or whether the job can be changed."""
 REFUSALS = (400, 403, 422)
 """HTTP statuses of a change that the API server refuses, as for a kind whose jobs are fixed once they have run."""
 
@@ -110,7 +108,7 @@ class Requeues:
             if error.status not in REFUSALS:
                 raise
             log.warning("%s: may not run on other flavors: %s", key, error)
-        return NEXT_TRY_S
+        return self._context.timings.requeue_again_s
 
     async def widen(self, key: Key, job: Job) -> None:
         """Let Kueue admit the Workloads of a requeued job to every flavor of its ranking.

@@ -28,6 +28,7 @@ from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.tables import Cache
 from tilecast_operator.settings import Settings
+from tilecast_operator.timings import Timings
 
 CONDITIONAL_TRIES = 6
 """Number of tries in which a write requires the object to be as it was seen. That keeps two operators from overwriting
@@ -44,6 +45,7 @@ class SharedContext:
     """Objects that all controllers share."""
 
     settings: Settings
+    timings: Timings
     client: Api
     cache: Cache
     leadership: Leadership

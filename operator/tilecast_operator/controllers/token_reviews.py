@@ -14,8 +14,6 @@ from tilecast_operator.observed.reports import AUDIENCE, Refused
 
 log = logging.getLogger("tilecast")
 
-REVIEW_HOLDS_S = 60.0
-"""Seconds for which the answer to a TokenReview is used again."""
 MAX_REVIEWS = 4096
 """Most answers that are kept, separately for valid and other tokens: forged tokens displace no valid ones."""
 BUSY_S = 1
@@ -28,9 +26,15 @@ due for review again."""
 
 
 class TokenReviews:
-    """Reviews of tokens by the API server, one a minute for each token."""
+    """Reviews of tokens by the API server.
 
-    def __init__(self, client: Api) -> None:
+    Args:
+        client: Client of the API server.
+        holds_s: Time for which an answer is used again, in seconds.
+    """
+
+    def __init__(self, client: Api, holds_s: float) -> None:
+        self._holds_s = holds_s
         self._client = client
         self._reviews: dict[bool, OrderedDict[bytes, tuple[float, Document]]] = {
             True: OrderedDict(),
@@ -50,7 +54,7 @@ class TokenReviews:
         digest, now_s = hashlib.sha256(token.encode()).digest(), time.monotonic()
         for reviews in self._reviews.values():
             known = reviews.get(digest)
-            if known is not None and now_s - known[0] < REVIEW_HOLDS_S:
+            if known is not None and now_s - known[0] < self._holds_s:
                 return known[1]
         if self._reviewing >= (MAX_REVIEWING if digest in self._reviews[True] else MAX_UNKNOWN):
             raise Refused("unavailable", 503, "too many tokens are being reviewed; report again later", BUSY_S)

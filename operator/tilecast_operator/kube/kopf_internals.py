@@ -37,9 +37,6 @@ Request: TypeAlias = Callable[..., Awaitable[Any]]
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MOST_S = 10.0
-REPEATS_S = (2.0, 10.0, 60.0)
-REREAD_FIRST_S = 1.0
-"""Wait before objects are listed anew after an error, in seconds; doubled for as long as no list succeeds."""
 
 log = logging.getLogger("tilecast")
 
@@ -60,6 +57,8 @@ def watch_forever(
     failures: tuple[type[Exception], ...],
     relist_s: float,
     cut: Callable[[Event], object],
+    reread_first_s: float = 1.0,
+    repeats_s: Sequence[float] = (2.0, 10.0, 60.0),
 ) -> Watch:
     """Return a watch that logs failures instead of raising them; its caller begins it again whenever it ends.
 
@@ -69,6 +68,9 @@ def watch_forever(
         failures: errors that end one watch and not the process.
         relist_s: how long a list is trusted, in seconds; a later event ends the watch.
         cut: cuts, in place, what is nested deeper in an event than anything that is read.
+        reread_first_s: wait before objects are listed anew after an error, in seconds; it doubles for as long as no
+            list succeeds.
+        repeats_s: when each change of a CRD is reported again, in seconds after it.
     """
     everything: dict[object, dict[str, dict[str, Any]]] = {}
     failed: Counter[object] = Counter()
@@ -81,7 +83,7 @@ def watch_forever(
         try:
             async with (
                 aclosing(watch(**kwargs)) as single,  # type: ignore[type-var]
-                aclosing(repeat_crd_events(single, REPEATS_S)) as events,
+                aclosing(repeat_crd_events(single, repeats_s)) as events,
             ):
                 async for event in events:
                     if event is listed and there is not None:
@@ -98,7 +100,7 @@ def watch_forever(
                         return
         except failures as error:
             log.warning("%s: %s; reading them anew", kwargs.get("resource"), error or type(error).__name__)
-            await asyncio.sleep(min(REREAD_FIRST_S * 2 ** min(failed[place], 16), BACKOFF_MOST_S))
+            await asyncio.sleep(min(reread_first_s * 2 ** min(failed[place], 16), BACKOFF_MOST_S))
             failed[place] += 1
 
     return endure

@@ -14,12 +14,6 @@ from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
 from tilecast_operator.kube.kinds import Document, Kinds
 
-LISTING_PAUSE_S = 30.0
-"""Seconds without a new object after which a first list is taken to be over, whatever the API server counts."""
-UNCOUNTED_PAUSE_S = 10.0
-"""Seconds without a new object after which a first list is taken to be over if the API server gives no count, as for
-nodes that a selector chooses."""
-
 
 class ListCheck:
     """Counts the objects of some kinds on the API server and in the cache.
@@ -30,6 +24,9 @@ class ListCheck:
         first: kinds without which nothing can be done.
         uncounted: kinds that a selector chooses, so that their number says nothing.
         kinds: where the kinds are served.
+        pause_s: seconds without a new object after which a first list is taken to be over, whatever the API server
+            counts.
+        uncounted_pause_s: the same if the API server gives no count, as for nodes that a selector chooses.
     """
 
     def __init__(
@@ -39,7 +36,10 @@ class ListCheck:
         first: tuple[str, ...],
         uncounted: tuple[str, ...],
         kinds: Kinds,
+        pause_s: float,
+        uncounted_pause_s: float,
     ) -> None:
+        self._pause_s, self._uncounted_pause_s = pause_s, uncounted_pause_s
         self._client = client
         self._kinds = kinds
         self._tables = tables
@@ -65,7 +65,7 @@ class ListCheck:
         there = {kind: await self._count(kind) for kind in self._first}
         is_short = any(count is not None and count != seen[kind] for kind, count in there.items())
         paused_s = time.monotonic() - max(table.last_new_s for table in self._tables.values())
-        pause_s = LISTING_PAUSE_S if is_short else UNCOUNTED_PAUSE_S
+        pause_s = self._pause_s if is_short else self._uncounted_pause_s
         is_counted = None not in there.values()
         self._is_complete = (is_counted and not is_short) or paused_s > pause_s
         return self._is_complete

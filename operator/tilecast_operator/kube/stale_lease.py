@@ -12,13 +12,6 @@ from typing import NamedTuple
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
 from tilecast_operator.kube.documents import LeaseSpec
 
-LOOK_S = 2.0
-"""Seconds between two looks at a Lease."""
-FRESH_S = 1.0
-"""Seconds that a look is trusted while the caller relies on it."""
-MARGIN_S = 5.0
-"""Seconds beyond the duration of a Lease in which its holder has ended or lost the right to write."""
-
 
 class LeaderLivesError(Exception):
     """Somebody leads: the Lease has changed."""
@@ -36,9 +29,15 @@ class StaleLease:
     Args:
         client: client of the API server.
         place: `namespace/name` of the Lease.
+        look_s: seconds between two looks at the Lease.
+        fresh_s: seconds that a look is trusted while the caller relies on it.
+        margin_s: seconds beyond the duration of the Lease in which its holder has ended or lost the right to write.
     """
 
-    def __init__(self, client: Api, place: str) -> None:
+    def __init__(
+        self, client: Api, place: str, *, look_s: float = 2.0, fresh_s: float = 1.0, margin_s: float = 5.0
+    ) -> None:
+        self._look_s, self._fresh_s, self._margin_s = look_s, fresh_s, margin_s
         namespace, _, name = place.partition("/")
         self._client = client
         self._place = place
@@ -55,9 +54,9 @@ class StaleLease:
         """
         first = await self._look()
         self._version = first.version
-        ends_s = time.monotonic() + max(older_than_s, first.duration_s + MARGIN_S)
+        ends_s = time.monotonic() + max(older_than_s, first.duration_s + self._margin_s)
         while (left_s := ends_s - time.monotonic()) > 0:
-            await asyncio.sleep(min(LOOK_S, left_s))
+            await asyncio.sleep(min(self._look_s, left_s))
             try:
                 await self._check()
             except (ApiError, *UNREACHABLE):
@@ -66,7 +65,7 @@ class StaleLease:
 
     async def require(self) -> None:
         """Raise LeaderLivesError if the Lease has changed meanwhile."""
-        if time.monotonic() - self._looked_s > FRESH_S:
+        if time.monotonic() - self._looked_s > self._fresh_s:
             await self._check()
 
     async def _check(self) -> None:

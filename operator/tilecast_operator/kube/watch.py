@@ -13,6 +13,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from tilecast_operator.kube.client import Api, ApiError, retry_s
 from tilecast_operator.kube.kinds import Document
@@ -21,11 +22,22 @@ log = logging.getLogger("tilecast")
 
 PAGE = 200
 WATCH_S = 300
-RETRY_FIRST_S = 0.5
-RETRY_S = 5.0
-"""Longest wait between tries, in seconds."""
-PACE_S = 0.5
-"""Seconds between requests that ended normally, so that a proxy that ends each at once is not flooded."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPace:
+    """How fast requests follow each other, in seconds."""
+
+    relist_s: float = 3600.0
+    """How long a list is trusted."""
+    between_s: float = 0.5
+    """Wait after a request that ended normally, so that a proxy that ends each at once is not flooded."""
+    retry_first_s: float = 0.5
+    retry_most_s: float = 5.0
+    """Bounds of the wait after an error."""
+
+
+PACE = WatchPace()
 
 
 class Informer(ABC):
@@ -36,36 +48,38 @@ class Informer(ABC):
         path: path of the list.
         query: parameters that select objects of the list.
         answered: called whenever the API server answered a list or a watch.
-        relist_s: how long a list is trusted, in seconds.
+        pace: how fast requests follow each other.
     """
 
     def __init__(
-        self, api: Api, path: str, query: Mapping[str, str], answered: Callable[[], None], relist_s: float
+        self, api: Api, path: str, query: Mapping[str, str], answered: Callable[[], None], pace: WatchPace
     ) -> None:
         self._api = api
         self._path = path
         self._query = query
         self._answered = answered
-        self._relist_s = relist_s
+        self._pace = pace
 
     async def run(self) -> None:
-        """List, watch, and list again after `relist_s` or an error."""
+        """List, watch, and list again after a while or an error."""
         await self._api.logged_in()
         attempt = 0
         while True:
             try:
-                ends_s = time.monotonic() + self._relist_s
+                ends_s = time.monotonic() + self._pace.relist_s
                 version = await self._list()
                 attempt = 0
                 while time.monotonic() < ends_s:
                     version = await self._watch(version)
-                    await asyncio.sleep(PACE_S)
+                    await asyncio.sleep(self._pace.between_s)
             except Exception as error:
                 is_expired = isinstance(error, ApiError) and error.status == 410
                 attempt += 1
                 if not is_expired:
                     self._failed(str(error) or type(error).__name__)
-                await asyncio.sleep(PACE_S if is_expired else retry_s(attempt, error, RETRY_FIRST_S, RETRY_S))
+                pace = self._pace
+                again_s = retry_s(attempt, error, pace.retry_first_s, pace.retry_most_s)
+                await asyncio.sleep(pace.between_s if is_expired else again_s)
 
     async def _list(self) -> str:
         self._begin()
@@ -137,7 +151,7 @@ class NodeInformer(Informer):
         lose: takes a node that is gone.
         selector: label selector of the nodes; empty for all.
         answered: called whenever the API server answered a list or a watch.
-        relist_s: how long a list is trusted, in seconds.
+        pace: how fast requests follow each other.
     """
 
     def __init__(
@@ -147,10 +161,10 @@ class NodeInformer(Informer):
         lose: Callable[[Document], None],
         selector: str,
         answered: Callable[[], None],
-        relist_s: float,
+        pace: WatchPace = PACE,
     ) -> None:
         query = {"labelSelector": selector} if selector else {}
-        super().__init__(api, "/api/v1/nodes", query, answered, relist_s)
+        super().__init__(api, "/api/v1/nodes", query, answered, pace)
         self._show, self._lose = see, lose
         self._there: dict[str, Document] = {}
         """Kind and names of each node, by uid."""

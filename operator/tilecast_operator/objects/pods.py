@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tilecast.jobs.quantities import pod_gpus
 from tilecast_operator.kube.client import Api
 from tilecast_operator.kube.kinds import Document
-from tilecast_operator.kube.watch import Informer
+from tilecast_operator.kube.watch import PACE, Informer, WatchPace
 
 log = logging.getLogger("tilecast")
 
@@ -22,10 +22,10 @@ class PodInformer(Informer):
         api: Api,
         changed: Callable[[Mapping[str, int] | None], None],
         answered: Callable[[], None] = lambda: None,
-        relist_s: float = 3600.0,
+        pace: WatchPace = PACE,
     ) -> None:
         query = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
-        super().__init__(api, "/api/v1/pods", query, answered, relist_s)
+        super().__init__(api, "/api/v1/pods", query, answered, pace)
         self._changed = changed
         self._held: dict[str, tuple[str, int]] = {}
         """Node and GPUs of each pod with GPUs, by uid."""
