@@ -13,7 +13,10 @@ from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.contention import Contention
+from tilecast_operator.controllers.destinations import Destinations
+from tilecast_operator.controllers.evidence import EvidenceReader
 from tilecast_operator.controllers.job_advice import JobAdvice
+from tilecast_operator.controllers.job_answers import JobAnswers
 from tilecast_operator.controllers.jobs import Jobs
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.learning import PoolLearnings
@@ -29,6 +32,7 @@ from tilecast_operator.controllers.requeues import Requeues
 from tilecast_operator.controllers.runtime import Runtime, SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.shards import NamespaceShard
+from tilecast_operator.controllers.status_writes import StatusWrites
 from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.controllers.training_jobs import TrainingJobs
@@ -136,7 +140,14 @@ class Assembly:
         if settings.queue:
             queue_jobs = QueueJobs(context, advisor, pools, advice, learning)
             QueuePlans(context, pools, capacity, requests, queue_jobs, planned)
-        TrainingJobs(context, advisor, pools, capacity, observations, scores, targets, learning, planned, contention)
+        job_answers = JobAnswers(context, advisor, pools, learning)
+        TrainingJobs(
+            context,
+            job_answers,
+            EvidenceReader(targets, observations, scores),
+            Destinations(context, job_answers, pools, capacity),
+            StatusWrites(context, learning, planned, contention),
+        )
         if settings.jobs:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
             Jobs(context, pools, requests, advice, admission, kueue_check, requeues)

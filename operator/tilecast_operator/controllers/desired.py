@@ -1,20 +1,21 @@
-"""Pure functions that return what a TrainingJob should say, given what it says now and an answer."""
+"""Pure functions that return what a TrainingJob should say, from everything that decides it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilecast.advice import Advice
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.controllers.capacity import NOTHING_TO_FIT
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.times import seconds, stamp
 from tilecast_operator.objects.documents import OBSERVED, STARTED
 from tilecast_operator.objects.view import View, annotations_digest
 from tilecast_operator.observed.calibrator import Score
-from tilecast_operator.report import job_status
+from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.advice import advice_annotations, note, recommendation_annotations
 from tilecast_operator.report.job_status import Aspect, Fit
 
@@ -29,26 +30,75 @@ class Desired:
     annotations: Mapping[str, str] | None
     """All annotations of ours; None leaves them as they are."""
     note: Note | None = None
+    news: Note | None = None
+    """Event about a better place to run, which is written before the rest."""
 
 
-def desired(
-    view: View, before: TrainingJobStatus, answer: Answer, is_off: bool, fit: Fit, now: str,
-    target: Target | None = None, refusal: str | None = None,
-) -> Desired:  # fmt: skip
-    """Return what a job with status `before` should say for an answer.
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Target and measured steps of a job."""
 
-    In mode Off that is its status only: there is no Event, and our annotations are removed.
+    target: Target | None = None
+    """The job of another kind that it names."""
+    score: Score | None = None
+    """Its measured steps and the forecast that they are compared with."""
+    refusal: str | None = None
+    """Why reports of its step do not count, if they do not."""
 
-    Args:
-        view: The job.
-        before: The status that it has.
-        answer: The answer to it.
-        is_off: Whether it is in mode Off.
-        fit: Whether the recommendation could start now.
-        now: The current time as Kubernetes writes it.
-        target: The job of another kind that it names.
-        refusal: Why reports of its step do not count, if they do not.
+
+NOTHING_KNOWN = Evidence()
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """Everything that decides what a TrainingJob should say."""
+
+    view: View
+    before: TrainingJobStatus
+    """The status that it has."""
+    is_off: bool
+    """Whether it is in mode Off."""
+    now: float
+    """The current time, in Unix time."""
+    evidence: Evidence = NOTHING_KNOWN
+    """Its target and its measured steps."""
+    fit: Fit = NOTHING_TO_FIT
+    """Whether the recommendation could start now."""
+    answer: Answer | None = None
+    """The answer to it; None if it keeps its recommendation."""
+    current: TrainingJobStatus | None = None
+    """The status that it keeps, with alternatives as they are now; None for the status that it has."""
+    products: Mapping[str, str] = field(default_factory=dict)
+    """The GPU of each pool, by name of the pool."""
+    better: Aspect | None = None
+    """Whether it would do better elsewhere; None to say nothing of that."""
+    is_set_aside: bool = False
+    """Whether it is quarantined."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the job runs, as far as it says."""
+        return self.evidence.score is not None or started(self.view, self.before, self.evidence.target) is not None
+
+    @property
+    def keeps_forecast(self) -> bool:
+        """Whether the job runs and keeps the forecast for its recommendation."""
+        return self.has_started and self.before.recommendation is not None
+
+
+def decide(facts: JobFacts) -> Desired:
+    """Return what a TrainingJob should say."""
+    return _kept(facts) if facts.answer is None else _answered(facts, facts.answer)
+
+
+def _answered(facts: JobFacts, answer: Answer) -> Desired:
+    """Return what a job should say for an answer.
+
+    In mode Off that is its status only: there is no Event, and our annotations are removed. A job that is quarantined
+    keeps its annotations, and its status says why.
     """
+    view, before, is_off, fit, now = facts.view, facts.before, facts.is_off, facts.fit, stamp(facts.now)
+    target, refusal = facts.evidence.target, facts.evidence.refusal
     applied = None if target is None else target.applied
     conditions = job_status.conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
     status = job_status.fitted(job_status.status(answer, view.generation, conditions), fit)
@@ -61,40 +111,22 @@ def desired(
         status = status.model_copy(update={"summary": summary})
     if isinstance(answer, Advice) and answer.best is not None and (since := started(view, before, target)) is not None:
         status = job_status.started(status, since or now)
-    if is_off:
-        return Desired(status, {})
+    if facts.is_set_aside or is_off:
+        return Desired(status, None if facts.is_set_aside else {})
     annotations = {} if isinstance(answer, Declined) else advice_annotations(answer)
     return Desired(status, annotations, note(answer, before.summary or Summary(), summary))
 
 
-def amended(
-    view: View,
-    before: TrainingJobStatus,
-    is_off: bool,
-    fit: Fit,
-    now: str,
-    products: Mapping[str, str],
-    score: Score | None = None,
-    refusal: str | None = None,
-    target: Target | None = None,
-) -> Desired:
-    """Return what a job that keeps its forecast should say.
+def _kept(facts: JobFacts) -> Desired:
+    """Return what a job that keeps its recommendation should say.
 
     Its status stays the same, except for the capacity that is free now, whether it has started, what became of its
-    target, and how its measured steps compare with the forecast or why reports of them do not count. Annotations of
-    ours that somebody else wrote are corrected.
-
-    Args:
-        view: The job.
-        before: The status that it has.
-        is_off: Whether it is in mode Off.
-        fit: Whether the recommendation could start now.
-        now: The current time as Kubernetes writes it.
-        products: The GPU of each pool, by name of the pool.
-        score: The measured steps and the forecast that they are compared with.
-        refusal: Why reports of its step do not count, if they do not.
-        target: The job of another kind that it names.
+    target, how its measured steps compare with the forecast or why reports of them do not count, and whether it would
+    do better elsewhere. Annotations of ours that somebody else wrote are corrected.
     """
+    view, is_off, fit, now = facts.view, facts.is_off, facts.fit, stamp(facts.now)
+    before = facts.before if facts.current is None else facts.current
+    target, score, refusal = facts.evidence.target, facts.evidence.score, facts.evidence.refusal
     since = started(view, before, target)
     aspects = {"CapacityAvailable": fit.aspect}
     if target is not None and not target.is_gone:
@@ -112,13 +144,23 @@ def amended(
         if refusal is not None:
             aspects["ObservationsAvailable"] = Aspect("False", "Refused", refusal)
     status = job_status.amended(status, view.generation, now, aspects)
-    best = before.recommendation
-    if is_off or best is None:
-        return Desired(status, {} if is_off else None)
-    product = products.get(best.pool)
-    if view.annotations_digest != UNANNOTATED and not (best.node_type or product):
-        return Desired(status, None)  # what they were is not known
-    return Desired(status, recommendation_annotations(best, before.inputs_hash or "", product))
+    news = None
+    if facts.better is not None:
+        status = job_status.amended(status, view.generation, now, {better_placement.KIND: facts.better})
+        is_news = better_placement.is_news(better_placement.shown(facts.before), facts.better, facts.now)
+        news = Note("Normal", facts.better.reason, facts.better.message) if is_news and not is_off else None
+    return Desired(status, _kept_annotations(facts, before), news=news)
+
+
+def _kept_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str, str] | None:
+    """Return the annotations of a job that keeps its recommendation; None leaves them as they are."""
+    best = status.recommendation
+    if facts.is_off or best is None:
+        return {} if facts.is_off else None
+    product = facts.products.get(best.pool)
+    if facts.view.annotations_digest != UNANNOTATED and not (best.node_type or product):
+        return None  # what they were is not known
+    return recommendation_annotations(best, status.inputs_hash or "", product)
 
 
 def started(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:

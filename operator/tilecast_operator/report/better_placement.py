@@ -95,6 +95,11 @@ class BetterPlace:
     """Whether more steps than that remain, as far as known."""
 
 
+def shown(status: TrainingJobStatus) -> Condition | None:
+    """Return the condition as a status has it; None if it has none."""
+    return next((item for item in status.conditions if item.type == KIND), None)
+
+
 def least_gain(known: Condition | None) -> float:
     """Return the share that a place has to save for the condition to become, or stay, true."""
     return LEAST_AFTER if known is not None and known.status == "True" else LEAST
