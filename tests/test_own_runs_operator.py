@@ -101,9 +101,9 @@ async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
 async def test_a_run_has_only_those_looked_at_whose_forecast_it_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     looked, question = list[str](), Advisor.question
 
-    async def noting(self: Advisor, namespace: str, asked: dict[str, Any]) -> Any:
+    async def noting(self: Advisor, namespace: str, asked: dict[str, Any], **options: Any) -> Any:
         looked.append(asked["metadata"]["name"])
-        return await question(self, namespace, asked)
+        return await question(self, namespace, asked, **options)
 
     monkeypatch.setattr(Advisor, "question", noting)
     store, names = SharedStore(), {f"j{number}": 16 + 8 * number for number in range(10)}

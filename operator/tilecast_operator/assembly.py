@@ -132,15 +132,15 @@ class Assembly:
         self.requests = requests = Requests(cache, runtime.add)
         self.planned = planned = PlannedJobs(runtime.records, is_on=settings.queue)
         discovery, contention = ServedApis(client), Contention(context)
-        advice = JobAdvice(context, advisor, pools, requests, learning, planned, contention)
+        job_answers = JobAnswers(context, advisor, pools, learning)
+        advice = JobAdvice(context, job_answers, requests, planned, contention)
         self.kueue = kueue_check = KueueCheck(context, discovery)
         placer = Placer(context, discovery, advice, kueue_check)
         self.admission = admission = Admission(context, placer, requests, advice)
         self.targets = targets = Targets(context, discovery, requests, advice, admission)
         if settings.queue:
-            queue_jobs = QueueJobs(context, advisor, pools, advice, learning)
-            QueuePlans(context, pools, capacity, requests, queue_jobs, planned)
-        job_answers = JobAnswers(context, advisor, pools, learning)
+            queue_jobs = QueueJobs(context, job_answers, advice)
+            QueuePlans(context, capacity, requests, queue_jobs, planned)
         TrainingJobs(
             context,
             job_answers,
@@ -150,7 +150,7 @@ class Assembly:
         )
         if settings.jobs:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
-            Jobs(context, pools, requests, advice, admission, kueue_check, requeues)
+            Jobs(context, requests, advice, admission, requeues)
         self.quarantined = Quarantined(context)
         leadership.listen(self._lead)
 

@@ -47,7 +47,7 @@ class Destinations:
             digest = "" if isinstance(answer, Declined) else answer.inputs_hash
         else:
             try:
-                question = await self._answers.question(key, document, before.alternatives_hash)
+                question = await self._answers.question([key], document, before.alternatives_hash)
             except (ApiError, OSError) as error:  # the measured steps are written all the same
                 log.warning("%s: alternatives stay as they are: %s", key, error)
                 return before

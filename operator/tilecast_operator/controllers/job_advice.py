@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tilecast import jobs
 from tilecast.advice import Request
@@ -14,12 +13,11 @@ from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
-from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, no_pools
 from tilecast_operator.controllers.contention import UNSIGNED, Contention
-from tilecast_operator.controllers.learning import PoolLearnings
+from tilecast_operator.controllers.job_answers import JobAnswers
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import Pools
+from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.requests import Requests, mode_of
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
@@ -65,18 +63,14 @@ class JobAdvice:
     def __init__(
         self,
         context: SharedContext,
-        advisor: Advisor,
-        pools: Pools,
+        answers: JobAnswers,
         requests: Requests,
-        learning: PoolLearnings,
         planned: PlannedJobs,
         contention: Contention,
     ) -> None:
         self._context = context
         self._contention = contention
-        self._learning = learning
-        self._advisor = advisor
-        self._pools = pools
+        self._answers = answers
         self._requests = requests
         self.planned = planned
         """Place of each job in the plan of the whole queue."""
@@ -85,7 +79,11 @@ class JobAdvice:
     @property
     def is_ready(self) -> bool:
         """Whether the pools are known."""
-        return self._pools.report is not None
+        return self._answers.is_ready
+
+    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
+        """Call `listener` whenever answers may change."""
+        self._answers.listen(listener)
 
     async def read(self, document: Document) -> Job:
         """Return the job with what its runtime adds, and with the GPUs that its ResourceClaims request.
@@ -139,12 +137,11 @@ class JobAdvice:
             **({training_job.KIND: advice_request.requested_by} if advice_request.requested_by else {}),
         }
         keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
-        question = await self._advisor.question(job.namespace, advice_request.question, is_held=job.is_held)
-        question = await self._advisor.measured(question, partial(self._learning.runs_of, job.namespace, keys))
+        question = await self._answers.question(keys, advice_request.question, is_held=job.is_held)
         if isinstance(question.request, Declined):
             refusal = question.request
             return refusal if advice_request.requested_by else replace(refusal, message=jobs.in_words(refusal.message))
-        report = self._pools.report_of(job.namespace)
+        report = self._answers.report_of(job.namespace)
         if report is None or not report.pools:
             return no_pools(report)
         try:
@@ -153,7 +150,7 @@ class JobAdvice:
             return Declined("QueueNotFound", str(error))
         try:
             jobs.require_gpus(job)
-            pools, labels = self._advisor.pools(question), self._labels(job, report)
+            pools, labels = self._answers.pools(question), self._labels(job, report)
             devices = report.devices if self._context.settings.read_resource_slices else None
             choice = candidates.candidates(job, pools, labels, queue, devices, is_placed=is_placed)
             request = candidates.request(question.request, job, choice, is_placed=is_placed)
@@ -176,12 +173,7 @@ class JobAdvice:
             return open_question, None
         question, request, choice = open_question.question, open_question.request, open_question.choice
         usable = [item.pool for item in choice.usable]
-        version = self._advisor.versions.of(job.namespace)
-        asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
-        key, everything = (
-            hashlib.sha256(text.encode()).digest() for text in (asks, repr((asks, version, repr(usable))))
-        )
-        answer = await self._advisor.search(everything, key, request, choice.pools, question.claim)
+        answer = await self._answers.search(question, request, choice.pools, usable, job.namespace)
         if isinstance(answer, Declined):
             return answer, None
         advice = question.own.with_notes(candidates.settled(answer, choice))

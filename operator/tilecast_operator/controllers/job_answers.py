@@ -1,12 +1,16 @@
-"""Questions of TrainingJobs, with what their earlier runs say, and the answers to them."""
+"""Questions about jobs of all kinds, with what their earlier runs say, and the answers to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
-from tilecast.advice import Advice
+from tilecast.advice import Advice, Request
 from tilecast.api.status import TrainingJobStatus
+from tilecast.hardware import Pool
+from tilecast.nodes import FoundPool, NodesReport
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer
 from tilecast_operator.controllers.budget_notices import BudgetNotices
@@ -18,9 +22,11 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.view import View
 from tilecast_operator.question import Question
 
+ResultT = TypeVar("ResultT")
+
 
 class JobAnswers:
-    """Answers TrainingJobs. Belongs to one event loop."""
+    """Answers questions about jobs. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, pools: Pools, learning: PoolLearnings) -> None:
         self._advisor = advisor
@@ -34,6 +40,11 @@ class JobAnswers:
         return self._pools.report is not None
 
     @property
+    def entries(self) -> Sequence[FoundPool]:
+        """The pools of the cluster; empty while they are not known."""
+        return () if self._pools.report is None else self._pools.report.entries
+
+    @property
     def products(self) -> dict[str, str]:
         """The GPU of each pool, by name of the pool."""
         return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
@@ -42,13 +53,55 @@ class JobAnswers:
         """Call `listener` whenever answers may change."""
         self._pools.listen(listener)
 
-    async def question(self, key: Key, document: Document, unless: str | None = None) -> Question:
-        """Return what a job asks, with what its earlier runs say.
+    def report_of(self, namespace: str) -> NodesReport | None:
+        """Return the pools as jobs of a namespace have them; None while they are not known."""
+        return self._pools.report_of(namespace)
 
-        Runs whose digest is `unless` are not priced.
+    def is_common(self, namespace: str) -> bool:
+        """Return whether jobs of a namespace have the pools that jobs of namespaces without runs have."""
+        return self._pools.report_of(namespace) is self._pools.report
+
+    def pools(self, question: Question) -> Sequence[Pool]:
+        """Return the pools that a question is about."""
+        return self._advisor.pools(question)
+
+    async def question(
+        self, keys: Sequence[Key], document: Document, unless: str | None = None, *, is_held: bool = False
+    ) -> Question:
+        """Return what is asked about a job, with what its earlier runs say.
+
+        Args:
+            keys: Objects that ask, all of one namespace.
+            document: TrainingJob document of the question.
+            unless: Digest of runs that are not priced.
+            is_held: Whether the start of the job waits for the answer.
         """
-        question = await self._advisor.question(key.namespace, document)
-        return await self._advisor.measured(question, partial(self._learning.runs_of, key.namespace, [key]), unless)
+        namespace = keys[0].namespace
+        question = await self._advisor.question(namespace, document, is_held=is_held)
+        return await self._advisor.measured(question, partial(self._learning.runs_of, namespace, keys), unless)
+
+    async def search(
+        self, question: Question, request: Request, pools: Sequence[Pool], usable: Sequence[Pool], namespace: str
+    ) -> Answer:
+        """Return the answer to a question whose request, and whose pools, a job of another kind limits.
+
+        Args:
+            question: The question.
+            request: Its request, as the job limits it.
+            pools: The pools to search.
+            usable: Those of them that the job may use.
+            namespace: Namespace of the job.
+        """
+        version = self._advisor.versions.of(namespace)
+        asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
+        key, everything = (
+            hashlib.sha256(text.encode()).digest() for text in (asks, repr((asks, version, repr(usable))))
+        )
+        return await self._advisor.search(everything, key, request, pools, question.claim)
+
+    async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Call a function in a thread of the searches."""
+        return await self._advisor.run(function, *arguments)
 
     async def is_answered(self, question: Question, before: TrainingJobStatus) -> bool:
         """Return whether a status contains the answer to a question, by the digest of its inputs."""

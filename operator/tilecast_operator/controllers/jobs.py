@@ -18,8 +18,7 @@ from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, 
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES, Admission
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, relevant
-from tilecast_operator.controllers.kueue_features import KueueCheck
-from tilecast_operator.controllers.pools import Pools, PoolsChange
+from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
@@ -61,16 +60,13 @@ class Jobs:
     def __init__(
         self,
         context: SharedContext,
-        pools: Pools,
         requests: Requests,
         advice: JobAdvice,
         admission: Admission,
-        kueue_check: KueueCheck,
         requeues: Requeues,
     ) -> None:
         self._context = context
         self._requeues = requeues
-        self._kueue = kueue_check
         self._requests = requests
         self._advice = advice
         self._admission = admission
@@ -82,7 +78,7 @@ class Jobs:
         context.cache.namespaces.listen(self._namespace_changed)
         for table in (context.cache.local_queues, context.cache.cluster_queues, context.cache.flavors):
             table.listen(self._queue_changed)
-        pools.listen(self._pools_changed)
+        advice.listen(self._pools_changed)
         for kind in JOB_KINDS:
             context.runtime.register(kind, self._reconcile, context.cache.jobs)
             context.answers.expect(kind)
@@ -172,7 +168,7 @@ class Jobs:
         if _is_queued(job):
             return await self._follow(key, job, own if (intact := self._take_intact(key)) is None else intact)
         if is_preempted(job) and self._context.settings.place:
-            await self._look_again(key, job, await self._kueue.workloads(key.namespace, job.uid) or ())
+            await self._look_again(key, job, await self._requeues.workloads(key, job.uid))
             return True
         self._settle(key)
         if is_requeued(job) and self._context.settings.place:
@@ -258,7 +254,7 @@ class Jobs:
         """
         if not self._context.settings.place:  # the operator may not read Workloads either
             return True
-        workloads = await self._kueue.workloads(key.namespace, job.uid) or ()
+        workloads = await self._requeues.workloads(key, job.uid)
         decided = patches.verdict(job, workloads, _chosen(own))
         if decided is None:
             self._context.answers.withdraw(key)  # it was answered when it was released

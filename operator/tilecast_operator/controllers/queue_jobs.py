@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
 
 from tilecast import jobs
 from tilecast.advice import Request
 from tilecast.api.fields import mapping
 from tilecast.hardware import Pool
+from tilecast.nodes import FoundPool
 from tilecast.planner.options import job_options
 from tilecast.planner.problem import JobOption, Unplanned
 from tilecast.spec import SpecError
-from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, message
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice, JobQuestion
-from tilecast_operator.controllers.learning import PoolLearnings
-from tilecast_operator.controllers.pools import Pools
+from tilecast_operator.controllers.job_answers import JobAnswers
+from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.requests import mode_of, target_of
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
@@ -46,19 +45,29 @@ log = logging.getLogger("tilecast")
 class QueueJobs:
     """Jobs of the queue. Belongs to one event loop."""
 
-    def __init__(
-        self, context: SharedContext, advisor: Advisor, pools: Pools, advice: JobAdvice, learning: PoolLearnings
-    ) -> None:
+    def __init__(self, context: SharedContext, answers: JobAnswers, advice: JobAdvice) -> None:
         self._context = context
-        self._advisor = advisor
-        self._pools = pools
+        self._answers = answers
         self._advice = advice
-        self._learning = learning
         self._rows: RecordPart[tuple[Hashable, QueueRow | Unplanned | None]] = context.records.part()
         """Row that was read of each job, with the state of the job that it was read from."""
         self._options: AnswerMemo[tuple[JobOption, ...]] = AnswerMemo(context.settings.advice_cache)
         self._since: RecordPart[float] = context.records.part()
         """When a job was first seen to run, if the job does not say when it started."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the pools are known."""
+        return self._answers.is_ready
+
+    @property
+    def entries(self) -> Sequence[FoundPool]:
+        """The pools of the cluster; empty while they are not known."""
+        return self._answers.entries
+
+    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
+        """Call `listener` whenever the pools have changed."""
+        self._answers.listen(listener)
 
     def clear(self) -> None:
         """Forget everything that was read, because pools, quotas or namespaces have changed."""
@@ -114,13 +123,12 @@ class QueueJobs:
         document, before = view.document, job_status.stored(view.status_json)
         if mode_of(document) == "Off" or target_of(key.namespace, document) is not None:
             return None
-        question = await self._advisor.question(key.namespace, document)
-        question = await self._advisor.measured(question, partial(self._learning.runs_of, key.namespace, [key]))
+        question = await self._answers.question([key], document)
         if isinstance(question.request, Declined):
             return Unplanned(name_of(key), question.request.message[:MOST_TEXT], "")
-        options = await self._priced(question, question.request, self._advisor.pools(question))
+        options = await self._priced(question, question.request, self._answers.pools(question))
         if not options:
-            return _nowhere(key, await self._advisor.answer(question))
+            return _nowhere(key, await self._answers.to(question))
         forecast, best = before.forecast, before.recommendation
         place = None
         if forecast is not None and best is not None:
@@ -206,11 +214,11 @@ class QueueJobs:
         Raises:
             SpecError: It is not known how long the job runs.
         """
-        is_common = self._pools.report_of(question.namespace) is self._pools.report
+        is_common = self._answers.is_common(question.namespace)
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
         namespace = "" if is_common else question.namespace
         key = (question.key, namespace, question.own.own, repr(request.constraints), shapes)
-        return await self._options.get(key, lambda: self._advisor.run(job_options, request, pools))
+        return await self._options.get(key, lambda: self._answers.run(job_options, request, pools))
 
 
 _PLACED = (patches.PLACED, patches.QUEUED)

@@ -14,7 +14,7 @@ from tilecast.api.status import QueuePosition
 from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import Pools, PoolsChange
+from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.requests import Requests, target_of
 from tilecast_operator.controllers.runtime import SharedContext
@@ -50,14 +50,12 @@ class QueuePlans:
     def __init__(
         self,
         context: SharedContext,
-        pools: Pools,
         capacity: Capacity,
         requests: Requests,
         queue_jobs: QueueJobs,
         planned_jobs: PlannedJobs,
     ) -> None:
         self._context = context
-        self._pools = pools
         self._capacity = capacity
         self._requests = requests
         self._jobs = queue_jobs
@@ -78,7 +76,7 @@ class QueuePlans:
         for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
             table.listen(self._quota_changed)
         cache.queue_advices.listen(self._advice_changed)
-        pools.listen(self._pools_changed)
+        queue_jobs.listen(self._pools_changed)
         capacity.listen(self._due)
         context.leadership.listen(lambda is_leading: self._due())
         context.runtime.register(QUEUE.kind, self._reconcile)
@@ -120,7 +118,7 @@ class QueuePlans:
     async def _reconcile(self, _: Key) -> None:
         """Plan the queue again, if anything that decides the plan has changed."""
         settings = self._context.settings
-        if self._pools.report is None or not self._context.leadership.is_leader:
+        if not self._jobs.is_ready or not self._context.leadership.is_leader:
             return  # it is due again once the nodes are read, or this replica leads
         if self._last_s + settings.queue_interval_s > time.monotonic():
             self._due()
@@ -158,7 +156,7 @@ class QueuePlans:
         has just ended is counted twice for a moment.
         """
         rows, refused = await self._jobs.read()
-        entries = () if self._pools.report is None else self._pools.report.entries
+        entries = self._jobs.entries
         free = {item.pool.name: known for item in entries if (known := self._capacity.free(item.pool.name)) is not None}
         queues = {key.name: kueue.quotas(item) for key, item in self._context.cache.cluster_queues.items()}
         now, before = holdings(entries, free, queues, rows), self._held

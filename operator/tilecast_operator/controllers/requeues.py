@@ -80,6 +80,10 @@ class Requeues:
         """Record that a job no longer waits."""
         self._due_s.pop(key, None)
 
+    async def workloads(self, key: Key, uid: str) -> Sequence[Document]:
+        """Return the Workloads that Kueue made of a job; raises as `KueueCheck.workloads` does."""
+        return await self._kueue.workloads(key.namespace, uid) or ()
+
     async def consider(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
         """Requeue a job to the other flavors of its ranking, if it has waited for too long.
 
@@ -132,7 +136,7 @@ class Requeues:
         job = await self._advice.read({**document, "kind": key.kind})
         if job.uid != uid or not is_waiting(job) or job.annotations.get(jobs.APPLIED) == patches.REQUEUED:
             return False
-        if any(map(patches.is_reserved, await self._kueue.workloads(key.namespace, uid) or ())):
+        if any(map(patches.is_reserved, await self.workloads(key, uid))):
             return False
         open_job, chosen = jobs.unplaced(job), job.workers[0].node_selector if job.workers else {}
         flavors = await self._ranking(key, open_job)

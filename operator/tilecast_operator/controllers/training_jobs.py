@@ -137,7 +137,7 @@ class TrainingJobs:
     ) -> tuple[JobFacts, Stored[View]] | None:
         """Return the facts about a job that has no forecast to keep; None while its search is interrupted."""
         view, before, target = seen.value, facts.before, facts.evidence.target
-        question = await self._answers.question(key, document)
+        question = await self._answers.question([key], document)
         if question.has_config_map:
             # ConfigMaps are read by name and not watched, so that the operator need not list any.
             self._context.runtime.add(key, self._context.settings.config_map_poll_s)
