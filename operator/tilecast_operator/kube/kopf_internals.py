@@ -6,7 +6,7 @@ Some things cannot be had through kopf's public names:
   reports an object that was deleted while nobody watched, and it trusts the server to lose no event. `watch_forever`
   replaces it: objects are listed anew, and whatever is missing from a list is gone.
 - kopf's set of toggles wakes the task of every object for every object of the first list, which takes minutes for
-  thousands of nodes (`docs/operations.md`). `Toggles` replaces it.
+  thousands of nodes (`docs/kopf.md`). `Toggles` replaces it.
 - kopf does not report when it begins a watch anew, which is the only sign of life of a cluster where nothing happens.
   `with_answer_callback` reports it.
 - kopf names the kinds that are not installed at every change of a CRD. `OncePerMessage` lets each such message through
