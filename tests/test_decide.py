@@ -1,4 +1,4 @@
-"""What a TrainingJob should say, decided from values alone."""
+"""What jobs should say, decided from values alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pytest
 
 from advice_values import advice
 from operator_store import job
+from tilecast import jobs
+from tilecast.jobs import Job
 from tilecast_operator.answer import Declined
+from tilecast_operator.controllers import job_desired
 from tilecast_operator.controllers.desired import Evidence, JobFacts, decide
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.objects.documents import POOL
@@ -88,3 +91,40 @@ def test_a_better_place_is_news_once() -> None:
 
 def test_the_same_facts_decide_the_same() -> None:
     assert decide(facts(answered())) == decide(facts(answered(), now=LATER_S)), "no time is written anew"
+
+
+def running_job(**annotations: str) -> Job:
+    """Return a job that runs, with annotations of ours."""
+    document = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "a", "namespace": "b", "uid": "c", "annotations": annotations},
+        "spec": {"suspend": False, "template": {"spec": {"containers": []}}},
+        "status": {"active": 1},
+    }
+    return jobs.read(document)
+
+
+def test_a_job_is_annotated_and_told_once() -> None:
+    want = job_desired.decide(running_job(), advice(), is_placed=False)
+    assert want.annotations is not None and want.annotations[POOL] == "h100-sxm" and want.missed is None
+    assert want.note is not None and not want.is_change
+    again = job_desired.decide(running_job(**want.annotations), advice(), is_placed=False)
+    assert (again.annotations, again.note) == (None, None)
+    other = job_desired.decide(running_job(**want.annotations), advice(inputs_hash="ff" * 32), is_placed=False)
+    assert other.annotations is not None and other.note is not None and other.is_change
+
+
+def test_a_job_that_started_before_it_could_be_placed_is_told_why() -> None:
+    want = job_desired.decide(running_job(), advice(), is_placed=True)
+    assert want.missed is not None and want.missed.text.startswith("AlreadyStarted: ")
+    assert want.annotations is not None and want.annotations[jobs.APPLIED] == "AlreadyStarted"
+    again = job_desired.decide(running_job(**want.annotations), advice(), is_placed=True)
+    assert (again.missed, again.annotations, again.note) == (None, None, None)
+
+
+def test_a_job_without_advice_loses_its_annotations_and_is_told() -> None:
+    shown = job_desired.decide(running_job(), advice(), is_placed=False).annotations
+    assert shown is not None
+    want = job_desired.decide(running_job(**shown), Declined("NoPools", "there is none"), is_placed=False)
+    assert want.annotations == {} and want.note is not None and want.is_change

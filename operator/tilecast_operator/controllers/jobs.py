@@ -16,8 +16,9 @@ from tilecast.api.fields import mapping
 from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.admission import OUTCOMES, Admission
+from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, relevant
+from tilecast_operator.controllers.job_desired import ALREADY_STARTED, decide
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import Requests
@@ -205,7 +206,7 @@ class Jobs:
             self._queueless.pop(key, None)
         if await self._advice.yields(key, seen.value, advice_request, answer):
             return True
-        await self._show(key, job, answer, own, is_placed=advice_request.mode == "Initial")
+        await self._show(key, job, answer, is_placed=advice_request.mode == "Initial")
         self._advice.wrote(key, seen.value, advice_request, answer)
         if is_passing(answer):
             raise TryAgainError(message(answer))
@@ -285,32 +286,18 @@ class Jobs:
         self._states.of(key).looks = 0
         self._requeues.settle(key)
 
-    async def _show(self, key: Key, job: Job, answer: Answer, own: Mapping[str, str], *, is_placed: bool) -> None:
-        """Write the annotations and the Event of an answer.
-
-        Args:
-            key: Key of the job.
-            job: The job as it was seen.
-            answer: The answer about it.
-            own: Our annotations that it has.
-            is_placed: Whether it should be placed.
-        """
-        advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
-        applied = job.annotations.get(jobs.APPLIED)
-        if is_placed and job.has_started and applied is None:
-            applied = "AlreadyStarted"
-            self._admission.held.count(applied)
-            await self._post(key, job, Note("Warning", "NotPlaced", f"{applied}: {OUTCOMES[applied]}"))
-            marked = {**advised, jobs.APPLIED: applied}
-        else:
-            marked = {**advised, jobs.APPLIED: applied} if applied is not None and (own or advised) else advised
-        if own != advised:
-            await self._advice.annotate(key, job, marked)
-            self._context.metrics.count_advice(answer, changed=bool(own))
+    async def _show(self, key: Key, job: Job, answer: Answer, *, is_placed: bool) -> None:
+        """Write what a job should say for an answer; the arguments are those of `decide`."""
+        want = decide(job, answer, is_placed=is_placed)
+        if want.missed is not None:
+            self._admission.held.count(ALREADY_STARTED)
+            await self._post(key, job, want.missed)
+        if want.annotations is not None:
+            await self._advice.annotate(key, job, want.annotations)
+            self._context.metrics.count_advice(answer, changed=bool(own_annotations(job.annotations)))
             self._context.answers.answer(key)
-        if own.get(HASH) != advised.get(HASH) or isinstance(answer, Declined) or answer.best is None:
-            is_change = own.get(HASH) not in (None, advised.get(HASH))
-            await self._post(key, job, note_on_job(answer, job.annotations.get(jobs.APPLIED)), is_change=is_change)
+        if want.note is not None:
+            await self._post(key, job, want.note, is_change=want.is_change)
 
     async def _post(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
         """Write an Event, once for as long as the state that it names stays the same.
