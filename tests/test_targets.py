@@ -357,9 +357,9 @@ async def test_a_job_is_advised_as_soon_as_its_queue_is_there() -> None:
         await until(lambda: HASH in store.annotations(), "the annotations")
 
 
-async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_controller, "OWNER_S", 0.05)
+async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing() -> None:
     store, settings = JobStore(), replace(PLACING, read_kueue=True, config_map_poll_s=3600.0)
+    timings = replace(TIMINGS, owner_s=0.05)
     name = "kueue.x-k8s.io/queue-name"
 
     def events() -> list[str]:
@@ -371,7 +371,7 @@ async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing(monkeypatc
         running.cache.see({"kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "none"}})
 
     for start in range(2):
-        async with serving(store, settings) as running:
+        async with serving(store, settings, timings=timings) as running:
             running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
             await until(events, "the queue to be missed")
             for number in range(4):
@@ -379,7 +379,7 @@ async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing(monkeypatc
                 await settled(running)
             assert len(events()) == 1, events()
             missing = str(store.now()["metadata"]["labels"][name])
-    async with serving(store, settings) as running:
+    async with serving(store, settings, timings=timings) as running:
         add_queue(running, missing)
         running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
         await until(lambda: len(events()) == 2, "the other state to be told")
