@@ -71,18 +71,18 @@ cluster-demo: $(SETUP)
 
 setup: $(SETUP)
 
-$(SETUP): pyproject.toml $(LOCK) requirements-build.lock
+$(SETUP): pyproject.toml lab/pyproject.toml $(LOCK) requirements-build.lock
 	@echo "setting up $(VENV) from $(LOCK) (about a minute)"
 	@$(PYTHON) -c 'import sys; sys.exit("Tilecast needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable ./lab
 	@touch $@
 
 # Names, versions and hashes only; uv is needed for this target alone.
 lock:
-	uv pip compile pyproject.toml --extra operator --extra plot --extra fit --extra dev $(COMPILE) -o $(LOCK)
+	uv pip compile pyproject.toml lab/pyproject.toml --no-emit-package tilecast --extra operator --extra plot --extra dev $(COMPILE) -o $(LOCK)
 	uv pip compile pyproject.toml --extra operator $(COMPILE) --constraint $(LOCK) --no-annotate -o requirements-operator.lock
 	printf 'editables\nhatchling==1.27.0\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-build.lock
 	printf 'checkov>=3.3\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-checkov.lock

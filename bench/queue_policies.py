@@ -52,9 +52,10 @@ from tilecast.planner.relaxation import Classes, peak
 from tilecast.planner.solver import solve
 from tilecast.planner.timeline import Nodes, Tasks, start_times
 from tilecast.spec import Workload
-from tilecast.validate import runs
-from tilecast.validate import table as table_of_runs
 from tilecast.validate.cells import integer, real
+from tilecast.validate.runs import read_table
+from tilecast_lab.validate import runs
+from tilecast_lab.validate.table import read
 
 GPUS = {"V100": "v100-sxm", "P100": "p100", "K80": "k80"}
 """GPUs of the table, in the order in which a queue's flavors would list them: the fastest first."""
@@ -296,7 +297,7 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
     """Return kinds of jobs, the logarithms of measured over forecast of all rows, and the pools."""
     rows = [
         row
-        for row in runs.read_table(folder / "e2e" / "published_dev.csv")
+        for row in read_table(folder / "e2e" / "published_dev.csv")
         if row["gpu"].startswith(("A100", "H100", "T4", "L4")) and row.get("mode", "train") == "train"
     ]
     rows = [row for row in rows if (integer(row, "n_gpus") or 9) in (1, 2, 4, 8)]
@@ -309,7 +310,7 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
         seconds = real(row, "step_time_s_derived")
         if item.left_out_s is None or seconds is None:
             continue
-        case = table_of_runs.read(row)
+        case = read(row)
         deviation = math.log(seconds / item.left_out_s)
         deviations.append(deviation)
         work = replace(case.workload, steps=1)

@@ -14,7 +14,7 @@ import yaml
 import processes
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("charts", "crds", "docs", "examples", "operator", "predictor", "schemas", "tests", "tools")
+FOLDERS = ("charts", "crds", "docs", "examples", "lab", "operator", "predictor", "schemas", "tests", "tools")
 FILES = ("README.md", "pyproject.toml")
 
 
@@ -38,7 +38,7 @@ class RepositoryCopy:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run Python in the copy."""
-        path = os.pathsep.join(str(self.folder / name) for name in ("predictor", "operator"))
+        path = os.pathsep.join(str(self.folder / name) for name in ("lab", "operator", "predictor"))
         environment = {name: value for name, value in os.environ.items() if name != processes.MARK}
         return subprocess.run(
             [sys.executable, *command],

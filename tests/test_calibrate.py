@@ -20,7 +20,7 @@ from tilecast.collectives import Group
 from tilecast.hardware import Link, find_link, load_link, use_links
 from tilecast.link_calibration import CONSTANTS, _three_digits, calibrate, constant, fit, predict, read_log, toml
 from tilecast.spec import SpecError
-from tilecast_fit import links as nvlink
+from tilecast_lab.fit import links as nvlink
 
 FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) / n, "sendrecv": lambda n: 1.0}
 OURS = {"sendrecv": "send_recv"}

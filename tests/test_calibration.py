@@ -29,7 +29,9 @@ from tilecast.calibration import (
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Workload
 from tilecast.validate import calibration as curves
-from tilecast.validate import runs as tables
+from tilecast.validate.runs import read_table
+from tilecast_lab.validate.calibration import measured
+from tilecast_lab.validate.runs import model_flops
 
 RUN = Run("p", "h100-sxm", "bf16", "decoder", "9-64", "w1", 1.3, 1.0)
 OTHER = replace(RUN, workload="w2")
@@ -196,7 +198,7 @@ def test_no_correction_makes_a_step_faster_than_the_roofline() -> None:
     plans = search.enumerate_plans(WORKLOAD, pool(Calibration()))
     raw = search.price(WORKLOAD, plans, pool(Calibration()))
     fast = search.price(WORKLOAD, plans, pool(Calibration((Correction((), ratio=0.05),))))
-    peak = WORKLOAD.tokens_per_step * tables.model_flops(replace(WORKLOAD, global_batch=1)) / WORKLOAD.sequence_length
+    peak = WORKLOAD.tokens_per_step * model_flops(replace(WORKLOAD, global_batch=1)) / WORKLOAD.sequence_length
     least = peak / (plans.gpus * find_gpu("h100-sxm").peak("bf16"))
     assert (fast.step_s > 0.05 * raw.step_s).all()
     assert np.median(fast.step_s / raw.step_s) > 0.05 * 1.5
@@ -226,8 +228,8 @@ def test_a_table_changes_only_when_a_forecast_would() -> None:
 @pytest.mark.skipif("TILECAST_DATA" not in os.environ, reason="TILECAST_DATA is not set")
 def test_errors_of_the_measured_runs_fall_with_observations_and_ranges_hold() -> None:
     folder = Path(os.environ["TILECAST_DATA"]) / "e2e"
-    rows = [row for path in sorted(folder.glob("*_dev.csv")) for row in tables.read_table(path)]
-    runs = curves.measured(rows)
+    rows = [row for path in sorted(folder.glob("*_dev.csv")) for row in read_table(path)]
+    runs = measured(rows)
     assert len(runs.runs) > 900
     none, three = curves.curve(runs, (0, 3), least=8, draws=10)
     assert three.error < 0.87 * none.error

@@ -17,14 +17,14 @@ import pytest
 import yaml
 
 from tilecast.graph import KIND_NAMES
-from tilecast.validate import kernels as tables_of_kernels
-from tilecast_fit import collect
-from tilecast_fit.collect import device
-from tilecast_fit.collect.cases import KINDS, LARGEST_BYTES, LARGEST_FLOPS, KernelCase, KernelKind, log_uniform, plan
-from tilecast_fit.collect.tables import CollectError, Environment, SkippedError, Tables, Tally, Timing
+from tilecast_lab import collect
+from tilecast_lab.collect import device
+from tilecast_lab.collect.cases import KINDS, LARGEST_BYTES, LARGEST_FLOPS, KernelCase, KernelKind, log_uniform, plan
+from tilecast_lab.collect.tables import CollectError, Environment, SkippedError, Tables, Tally, Timing
+from tilecast_lab.validate import kernels as tables_of_kernels
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "predictor" / "tilecast_fit" / "collect"
+FOLDER = ROOT / "lab" / "tilecast_lab" / "collect"
 EXAMPLE = ROOT / "examples" / "collect"
 ENVIRONMENT = Environment("NVIDIA H100 80GB HBM3", "550.54.15", "12.8", "2.9.1+cu128")
 TIMING = Timing(12.5e-6, 12e-6, 13e-6, 15)
@@ -282,7 +282,7 @@ def test_the_plan_is_shown_without_pytorch_a_gpu_or_this_project() -> None:
 
 
 def test_the_command_of_the_house_is_the_same_program() -> None:
-    command = [sys.executable, "-m", "tilecast_fit", "collect", "--dry-run", "--cases", "50"]
+    command = [sys.executable, "-m", "tilecast_lab", "collect", "--dry-run", "--cases", "50"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == alone("--dry-run", "--cases", "50").stdout
 

@@ -15,8 +15,8 @@ from tilecast.graph import KINDS, KernelTable
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.kernels import features, utilization
 from tilecast.spec import Floats, SpecError
-from tilecast_fit import ceilings, export, network, samples, training
-from tilecast_fit import step as step_fit
+from tilecast_lab.fit import ceilings, export, network, samples, training
+from tilecast_lab.fit import step as step_fit
 
 GPU = find_gpu("a100-80")
 STEPS = 100

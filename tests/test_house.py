@@ -21,8 +21,8 @@ def test_the_standard_library_is_not_shadowed() -> None:
     assert ROOT not in Path(operator.__file__).parents
 
 
-def test_both_packages_come_from_this_checkout() -> None:
-    for name, folder in (("tilecast", "predictor"), ("tilecast_operator", "operator")):
+def test_the_packages_come_from_this_checkout() -> None:
+    for name, folder in (("tilecast", "predictor"), ("tilecast_lab", "lab"), ("tilecast_operator", "operator")):
         file = importlib.import_module(name).__file__
         assert file is not None
         assert Path(file).is_relative_to(ROOT / folder)
@@ -58,13 +58,13 @@ def test_the_readme_names_make_targets_that_exist() -> None:
 
 
 def test_committed_files_are_small() -> None:
-    for folder in ("predictor", "operator", "charts", "crds", "docs", "examples", "tests"):
+    for folder in ("predictor", "operator", "lab", "charts", "crds", "docs", "examples", "tests"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 assert path.stat().st_size <= 2 * 2**20, path
 
 
-FOLDERS = ("bench", "operator", "predictor", "tests", "tools")
+FOLDERS = ("bench", "lab", "operator", "predictor", "tests", "tools")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 

@@ -37,7 +37,7 @@ def test_the_operator_loads_and_says_what_it_lacks(image: Image, user: str) -> N
 
 
 def test_neither_compiler_nor_installer_nor_training_stack_is_inside(image: Image) -> None:
-    for module in ("pip", "setuptools", "jax", "onnx", "torch", "tilecast_fit"):
+    for module in ("pip", "setuptools", "jax", "onnx", "torch", "tilecast_lab"):
         assert image.run("python", "-c", f"import {module}").returncode != 0, module
     for program in ("gcc", "cc", "make"):
         assert image.run(program, "--version").returncode != 0, program

@@ -11,8 +11,8 @@ from tilecast.graph import KIND_NAMES
 from tilecast.hardware import find_gpu
 from tilecast.kernels import tiles
 from tilecast.spec import SpecError
-from tilecast.validate.kernel_readers import read
-from tilecast.validate.kernels import predict, run
+from tilecast_lab.validate.kernel_readers import read
+from tilecast_lab.validate.kernels import predict, run
 
 GEMM = "source,gpu,dtype,m,n,k,batch,latency_us"
 H100 = "NVIDIA H100 80GB HBM3"

@@ -13,10 +13,10 @@ from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits, expert_degrees
 from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
-from tilecast.validate import table
 from tilecast.zoo.cnn import identities
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.recurrent import GATES, recurrent
+from tilecast_lab.validate import table
 
 ONE = np.ones(1, dtype=np.int64)
 WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)

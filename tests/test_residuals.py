@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import constants
-from tilecast.validate import mixed, residuals
+from tilecast_lab.validate import mixed, residuals
+from tilecast_lab.validate.constants import scaled
 
 ROW = {"source": "a", "url_or_repo_path": "", "framework": "PyTorch 2", "gpu": "A100-SXM4-80GB", "seq_len": "2048"}
 
@@ -124,7 +125,7 @@ def test_factors_that_sources_agree_on_are_found() -> None:
 
 
 def test_a_section_moves_as_one() -> None:
-    values = constants.scaled(("step_ms", "optimizer.efficiency"), 2.0)
+    values = scaled(("step_ms", "optimizer.efficiency"), 2.0)
     assert values["step_ms.eager"] == pytest.approx(2e3 * constants.shipped().step_s["eager"])
     assert values["optimizer.efficiency"] == pytest.approx(2 * constants.shipped().optimizer_efficiency)
     assert set(values) == {f"step_ms.{name}" for name in constants.shipped().step_s} | {"optimizer.efficiency"}

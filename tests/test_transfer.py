@@ -28,9 +28,10 @@ from tilecast.job_calibration import (
     part_deviations,
 )
 from tilecast.spec import Plan, Plans
-from tilecast.validate import runs as tables
-from tilecast.validate import transfer
+from tilecast.validate.transfer import pairs
 from tilecast.zoo import FAMILIES
+from tilecast_lab.validate import runs as tables
+from tilecast_lab.validate import transfer
 
 A100 = RunSetting("a100-80", "ampere", "bf16", 2048, 64, "decoder")
 H100 = replace(A100, gpu="h100-sxm", architecture="hopper")
@@ -240,7 +241,7 @@ def test_pairs_are_of_one_source_and_model(table: Path) -> None:
     ids = [row["id"] for row in subjects.measured.rows]
     named = {
         kind: {f"{ids[one]}{ids[other]}" for one, other in zip(*both, strict=True)}
-        for kind, both in transfer.pairs(subjects).items()
+        for kind, both in pairs(subjects).items()
     }
     assert named == {
         "other GPU": {"ab", "ba", "bc", "cb", "bd", "db"},
@@ -251,7 +252,7 @@ def test_pairs_are_of_one_source_and_model(table: Path) -> None:
 
 def test_a_deviation_that_all_runs_share_is_corrected(table: Path) -> None:
     subjects = transfer.subjects([table])
-    for kind, both in transfer.pairs(subjects).items():
+    for kind, both in pairs(subjects).items():
         line = transfer.line(subjects, transfer.held(subjects, kind, *both))
         assert line.errors["raw"] == pytest.approx(0.248, abs=0.001)
         assert line.errors["scaled"] < 0.001 < line.errors["corrected"] < line.errors["raw"]
@@ -279,8 +280,7 @@ def test_one_run_corrects_the_published_runs_on_other_gpus_and_counts() -> None:
     folder = Path(os.environ["TILECAST_DATA"]) / "e2e"
     subjects = transfer.subjects([folder / "published_dev.csv", folder / "neusight_dev.csv"])
     lines = {
-        kind: transfer.line(subjects, transfer.held(subjects, kind, *both))
-        for kind, both in transfer.pairs(subjects).items()
+        kind: transfer.line(subjects, transfer.held(subjects, kind, *both)) for kind, both in pairs(subjects).items()
     }
     other = lines["other GPU"]
     assert other.errors["corrected"] < 0.93 * other.errors["raw"]

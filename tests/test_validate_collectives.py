@@ -12,9 +12,9 @@ import pytest
 
 from tilecast.cli import main
 from tilecast.hardware import find_gpu
-from tilecast.validate import collectives
-from tilecast.validate.collectives import REASONS, read
-from tilecast.validate.networks import intra_link, network_link
+from tilecast_lab.validate import collectives
+from tilecast_lab.validate.collectives import REASONS, read
+from tilecast_lab.validate.networks import intra_link, network_link
 
 HEADER = "source,gpu,interconnect,op,dtype,n_gpus,n_nodes,bytes,latency_us"
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"

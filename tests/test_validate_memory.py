@@ -9,8 +9,9 @@ import pytest
 
 from tilecast import fuse
 from tilecast.cli import main
-from tilecast.validate import memory, runs
-from tilecast.validate.table import framework, read
+from tilecast.validate.runs import read_table
+from tilecast_lab.validate import memory, runs
+from tilecast_lab.validate.table import framework, read
 
 ROW = {
     "id": "r1", "source": "somebody", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8",
@@ -186,6 +187,6 @@ def test_bills_meet_measured_peaks(name: str) -> None:
     path = Path(os.environ["TILECAST_DATA"]) / "second" / "e2e" / "published2.csv"
     if not path.exists():
         pytest.skip("the second collection is not there")
-    peaks = measure([row for row in runs.read_table(path) if row["framework"].startswith(name)])
+    peaks = measure([row for row in read_table(path) if row["framework"].startswith(name)])
     assert len(peaks.measured)
     assert abs(peaks.billed / peaks.measured - 1).mean() <= CEILINGS[name]

@@ -6,6 +6,7 @@ import csv
 import re
 from html import escape
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from test_html import stays_inside, tags
 from test_validate_runs import ROW
 from tilecast.cli import main
-from tilecast.render import intervals
-from tilecast.render.intervals import Interval, Intervals
-from tilecast.validate import residuals, runs, scores
+from tilecast.validate.runs import read_table
+from tilecast.validate.scores import BINS
+from tilecast_lab.validate import intervals, residuals, runs, scores
+from tilecast_lab.validate import report as reports
+from tilecast_lab.validate.intervals import Interval, Intervals
 
 SOURCES = ("a/lab", "b/lab", "<script>alert(1)</script>", "d & e", "f", "g", "h")
 LENGTHS = (512, 1024, 2048)
@@ -139,17 +142,17 @@ def test_rows_that_do_not_count_are_a_page_too(tmp_path: Path, capsys: pytest.Ca
 def test_tables_are_read_and_prepared_once(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counted(name: str) -> None:
-        usual = getattr(runs, name)
+    def counted(module: ModuleType, name: str) -> None:
+        usual = getattr(module, name)
 
         def call(*given: object) -> object:
             calls.append(name)
             return usual(*given)
 
-        monkeypatch.setattr(runs, name, call)
+        monkeypatch.setattr(module, name, call)
 
-    counted("read_table")
-    counted("prepare")
+    counted(reports, "read_table")
+    counted(runs, "prepare")
     assert main(["validate", "runs", str(measured)]) == 0
     assert calls == ["read_table", "prepare"]
 
@@ -164,13 +167,13 @@ def test_whiskers_span_two_standard_errors() -> None:
 
 
 def test_the_summary_lists_what_the_strata_hold(measured: Path) -> None:
-    table = runs.read_table(measured)
+    table = read_table(measured)
     scored = scores.score(table, runs.forecast(table))
-    everything, *others = scores.strata(scored)
+    everything, *others = (item for item, _ in scores.strata(scored))
     assert (everything.rows, everything.groups) == (42, 7)
     assert everything.macro == pytest.approx(1 / 9, rel=1e-3)  # a third of the rows is a third too fast
     assert everything.bias == pytest.approx(0.0, abs=1e-3)
-    assert {item.name.split()[0] for item in others} == {name for name, _ in scores.BINS}
+    assert {item.name.split()[0] for item in others} == {name for name, _ in BINS}
 
 
 @pytest.mark.parametrize("width", [400, 1200])

@@ -14,10 +14,13 @@ from tilecast import constants
 from tilecast.cli import main
 from tilecast.hardware import find_gpu, find_link
 from tilecast.step import PARTS
-from tilecast.validate import report, runs, scores, table
 from tilecast.validate.cells import REASONS, Row
-from tilecast.validate.networks import network_link
-from tilecast.validate.table import ASSUMED
+from tilecast.validate.runs import read_table
+from tilecast.validate.scores import macro, ranking
+from tilecast_lab.validate import report, runs, scores, table
+from tilecast_lab.validate.constants import with_values
+from tilecast_lab.validate.networks import network_link
+from tilecast_lab.validate.table import ASSUMED
 
 ROW = {
     "id": "r1", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8", "interconnect_intra": "NVSwitch",
@@ -191,7 +194,7 @@ def test_a_row_without_a_measured_step_is_forecast_and_not_scored(measured: str)
 def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text(",".join(ROW) + "\n" + ",".join(ROW.values()) + "\n", encoding="utf-8-sig")
-    assert runs.read_table(path)[0]["id"] == "r1"
+    assert read_table(path)[0]["id"] == "r1"
 
 
 def test_the_rows_file_has_a_line_per_row_in_order(tmp_path: Path) -> None:
@@ -226,9 +229,9 @@ def data(name: str) -> Path:
 
 
 @cache
-def forecast(name: str) -> tuple[list[Row], list[runs.Forecast]]:
+def forecast(name: str) -> tuple[list[Row], list[runs.PublishedForecast]]:
     """Return the rows of a measured table and their forecasts."""
-    rows = runs.read_table(data(name))
+    rows = read_table(data(name))
     return rows, runs.forecast(rows)
 
 
@@ -239,9 +242,9 @@ def test_most_graded_rows_are_predicted_and_the_baselines_beaten(name: str) -> N
     scored = scores.score(rows, forecasts)
     assert len(scored.measured_s) >= 0.95 * scored.graded
     assert {item.reason for item in forecasts} <= {"", *REASONS}
-    ours = scores.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows)
+    ours = macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows)
     for baseline in (scored.roofline_s, scored.one_mfu_s):
-        assert ours < scores.macro(abs(baseline / scored.measured_s - 1), scored.rows)
+        assert ours < macro(abs(baseline / scored.measured_s - 1), scored.rows)
 
 
 # Ceilings of the macro error with the shipped model and constants, somewhat above the measured values.
@@ -251,16 +254,16 @@ CEILINGS = {"vtrain_dev.csv": 0.095, "published_dev.csv": 0.145, "neusight_dev.c
 def test_a_source_that_moves_a_constant_has_its_own() -> None:
     assert all(one != constants.shipped() for one in runs.left_out().values())
     with pytest.raises(KeyError):
-        constants.with_values({"overlap.unheard.of": 1.0})
+        with_values({"overlap.unheard.of": 1.0})
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", CEILINGS)
 def test_the_error_stays_below_its_ceiling(name: str) -> None:
     scored = scores.score(*forecast(name))
-    assert scores.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
+    assert macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
     assert scored.covered.mean() >= 0.9
-    assert scores.macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
+    assert macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
     assert scored.fits.mean() >= 0.98
 
 
@@ -268,7 +271,7 @@ def test_the_error_stays_below_its_ceiling(name: str) -> None:
 def test_every_gpu_of_the_tables_is_known() -> None:
     folder = data("").parent
     paths = [*folder.glob("e2e/*.csv"), *folder.glob("second/e2e/*.csv")]
-    names = {row["gpu"].split("(")[0].strip() for path in paths for row in runs.read_table(path)}
+    names = {row["gpu"].split("(")[0].strip() for path in paths for row in read_table(path)}
     assert len(names) >= 15
     assert all(find_gpu(ASSUMED.get(name, name)) for name in names)
 
@@ -280,16 +283,16 @@ def test_plans_are_ranked_as_measured() -> None:
     That regret is for the order of advice; by the forecast alone it was 5.0 %.
     """
     scored = scores.score(*forecast("vtrain_dev.csv"))
-    tau, regret, groups = scores.ranking(scored.rows, scored.predicted_s, scored.measured_s)
+    tau, regret, groups = ranking(scored.rows, scored.predicted_s, scored.measured_s)
     assert groups >= 40
     assert tau > 0.84
     assert regret < 0.06
-    assert scores.ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)[1] < 0.03
+    assert ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)[1] < 0.03
 
 
 @pytest.mark.data
 def test_the_summary_names_every_gpu_of_the_table() -> None:
     path = data("published_dev.csv")
     text = report.text(report.make([path]))
-    names = {row["gpu"] for row in runs.read_table(path) if row["trust"] in "AB" and row["step_time_s_derived"]}
+    names = {row["gpu"] for row in read_table(path) if row["trust"] in "AB" and row["step_time_s_derived"]}
     assert [name for name in names if not re.search(rf"^gpu {re.escape(name[:20])}", text, re.MULTILINE)] == []

@@ -16,11 +16,11 @@ from tilecast.cli import main
 from tilecast.graph import KIND_NAMES, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
 from tilecast.spec import SpecError, Workload
-from tilecast.validate import runs
-from tilecast.validate.graphs import GraphName, Graphs, graph_of
 from tilecast.zoo import huggingface, layers, traced
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.traced import document
+from tilecast_lab.validate import runs
+from tilecast_lab.validate.graphs import GraphName, Graphs, graph_of
 
 RESNET = Path(__file__).parent / "graphs" / "resnet.json"
 ONE = np.ones(1, dtype=np.int64)

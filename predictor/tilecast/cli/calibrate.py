@@ -9,10 +9,11 @@ from pathlib import Path
 from tilecast import calibration, link_calibration
 from tilecast.api import calibration as calibration_file
 from tilecast.cli import EXIT_OK
+from tilecast.cli.validate import laboratory
 from tilecast.hardware import NAME, find_gpu, find_link
 from tilecast.spec import SpecError
 from tilecast.validate import calibration as curves
-from tilecast.validate import runs
+from tilecast.validate.runs import read_table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,8 @@ def _runs(options: argparse.Namespace) -> int:
     for flag in ("link", "name"):
         if getattr(options, flag) is not None:
             raise SpecError(f"--{flag}", "is for nccl-tests' logs", "leave it out")
-    sample = curves.measured([row for path in options.runs for row in runs.read_table(path)])
+    measured = laboratory("measured") or curves.measured
+    sample = measured([row for path in options.runs for row in read_table(path)])
     print(curves.report(sample))
     if options.output is not None:
         _write(options.output, calibration_file.write(calibration.fit(sample.runs)))

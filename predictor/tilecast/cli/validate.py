@@ -1,12 +1,24 @@
-"""`tilecast validate`: forecasts against measured steps, kernels and collectives, and runs against each other."""
+"""`tilecast validate`: forecasts against measured steps, kernels and collectives, and runs against each other.
+
+Tables of one's own runs are read here. Where `tilecast-lab` is installed, its commands run instead, which read
+published tables too: an entry point of the group `tilecast.validate` for each.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from tilecast.cli import EXIT_OK
 from tilecast.cli.progress import track
+from tilecast.spec import SpecError
+from tilecast.validate import Track
+
+Command: TypeAlias = Callable[[argparse.Namespace, Track], str]
+"""Function that returns the text to print."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,36 +44,50 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    print(_REPORTS[options.what](options).rstrip("\n"))
+    print(_command(options)(options, track).rstrip("\n"))
     return EXIT_OK
 
 
-def _runs(options: argparse.Namespace) -> str:
-    from tilecast.validate import page, report, runs
+def laboratory(name: str) -> Any:
+    """Return the function that the laboratory offers under a name, or None where it is not installed."""
+    return next((found.load() for found in entry_points(group="tilecast.validate", name=name)), None)
 
-    is_page = options.output == "html"
-    result = report.make(options.files, track, graphs=options.graphs, parts=options.parts or is_page)
+
+def _command(options: argparse.Namespace) -> Command:
+    """Return the laboratory's command where it is installed, else the one for tables of one's own.
+
+    Raises:
+        SpecError: the laboratory is needed and not installed.
+    """
+    command: Command | None = laboratory(options.what)
+    if command is not None:
+        return command
+    if options.what not in _COMMANDS:
+        raise _missing(f"validate {options.what}")
+    for flag, usual in (("output", "table"), ("parts", False), ("graphs", None)):
+        if getattr(options, flag, usual) != usual:
+            raise _missing(f"--{flag}")
+    return _COMMANDS[options.what]
+
+
+def _missing(field: str) -> SpecError:
+    return SpecError(field, "needs tilecast-lab, which is not installed", "pip install tilecast-lab (from lab/)")
+
+
+def _runs(options: argparse.Namespace, track: Track) -> str:
+    from tilecast.validate import runs, scores
+
+    rows = [row for path in options.files for row in runs.read_table(path)]
+    forecasts = runs.forecast(rows, track)
     if options.rows is not None:
-        runs.write_rows(options.rows, result.rows, result.forecasts)
-    return page.page(result, [path.name for path in options.files]) if is_page else report.text(result)
+        runs.write_rows(options.rows, rows, forecasts)
+    return scores.summary(rows, forecasts)
 
 
-def _kernels(options: argparse.Namespace) -> str:
-    from tilecast.validate import kernels
-
-    return kernels.run(options.files, options.rows, options.utilization_model, track=track)
-
-
-def _collectives(options: argparse.Namespace) -> str:
-    from tilecast.validate import collectives
-
-    return collectives.run(options.files, options.rows, track=track)
-
-
-def _transfer(options: argparse.Namespace) -> str:
+def _transfer(options: argparse.Namespace, track: Track) -> str:
     from tilecast.validate import transfer
 
     return transfer.report(transfer.subjects(options.files, track))
 
 
-_REPORTS = {"runs": _runs, "kernels": _kernels, "collectives": _collectives, "transfer": _transfer}
+_COMMANDS = {"runs": _runs, "transfer": _transfer}

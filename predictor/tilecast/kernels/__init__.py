@@ -75,7 +75,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
     Args:
         table: N kernels of any kinds and precisions.
         gpu: the GPU; one that was not in the training data is priced by the general law.
-        model: a file written by `tilecast_fit`; None takes the one that ships.
+        model: a file that `python -m tilecast_lab fit` wrote; None takes the one that ships.
         bounded: whether the times of convolutions on tensor cores are limited by those of their parts (`_bounded`).
 
     Raises:

@@ -7,7 +7,7 @@ Bytes beyond the L2 spill to DRAM: none below one L2, all above two. Row-wise ke
 further passes hit the L2 while the rows in flight, one on every SM, fit into it, and add traffic once they do not. A
 row costs an SM a number of cycles, and a single SM streams a whole row, however many other SMs are idle; rows of less
 than a whole `block` of threads share the SM with others. Every term is non-decreasing in every dimension. The ceilings
-are fitted per case (`tilecast_fit`) and are the same on all GPUs; the share of DRAM bandwidth is corrected for dies
+are fitted per case (`tilecast_lab.fit`) and are the same on all GPUs; the share of DRAM bandwidth is corrected for dies
 seen in training.
 """
 

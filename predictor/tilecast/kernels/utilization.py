@@ -35,7 +35,7 @@ from tilecast.spec import Floats, SpecError
 FORMAT = "tilecast-utilization/2"
 MODEL, MODEL_SHA256 = "TILECAST_UTILIZATION_MODEL", "TILECAST_UTILIZATION_MODEL_SHA256"
 """Environment variables that replace the shipped file by another, and state its digest."""
-REMEDY = "use a file written by `python -m tilecast_fit fit`, or leave the option out for the one that ships"
+REMEDY = "use a file written by `python -m tilecast_lab fit`, or leave the option out for the one that ships"
 
 
 FALLBACKS: Mapping[str, tuple[str, ...]] = {

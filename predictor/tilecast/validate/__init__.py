@@ -1,7 +1,8 @@
-"""Comparison of forecasts with measurements: training runs, memory peaks, kernels and collectives.
+"""Comparison of forecasts with measured training runs of one's own, from a CSV table.
 
-Each command of `tilecast validate` has its module here. Read `runs` first, which forecasts a table of measured training
-runs; `kernels` and `collectives` do the same for tables of single kernels and of collectives.
+`reading` turns a row into a workload and a pool, `runs` forecasts the rows, `scores` judges the forecasts,
+`calibration` and `transfer` judge what measured runs teach about others. Published tables are read by `tilecast-lab`,
+a distribution of its own.
 """
 
 from __future__ import annotations

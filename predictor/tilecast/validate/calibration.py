@@ -1,14 +1,13 @@
 """Test of calibration on tables of measured runs.
 
 Each GPU of a `source` in a runs table is treated as one pool of a cluster. `curve` measures how the errors of forecasts
-fall as observations of their pool are added; `unrelated` measures what observations of other models do to a forecast.
+fall as observations of their pool are added.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +16,12 @@ import numpy.typing as npt
 from tilecast import calibration
 from tilecast.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, residuals, scores, untracked
+from tilecast.validate import Track, scores, untracked
 from tilecast.validate import runs as tables
 from tilecast.validate.cells import Row
-from tilecast.validate.runs import Forecast
-from tilecast.validate.table import RunCase, read
+from tilecast.validate.reading import RunCase, read
+from tilecast.validate.runs import Forecast, Reader
+from tilecast.validate.scores import Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,25 @@ class MeasuredRuns:
 
 
 def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
-    """Forecast the graded rows of runs tables and return them as runs of pools.
-
-    The constants of each forecast are fitted without the row's source.
-    """
+    """Forecast the graded rows of runs tables and return them as runs of pools."""
     forecasts = tables.forecast(rows, track)
     scored = scores.score(rows, forecasts)
-    of_row = {id(row): item for row, item in zip(rows, forecasts, strict=True)}
-    order = [of_row[id(row)] for row in scored.rows]
-    widths = [0.5 * np.log((item.upper_s or np.nan) / (item.lower_s or np.nan)) for item in order]
+    return measured_runs(scored, [forecasts[place] for place in scored.index], scored.predicted_s, read)
+
+
+def measured_runs(scored: Scored, forecasts: Sequence[Forecast], predicted_s: Floats, reader: Reader) -> MeasuredRuns:
+    """Return graded rows as runs of pools.
+
+    Args:
+        scored: the rows and what was measured.
+        forecasts: the forecast of each row.
+        predicted_s: the forecast steps that count, (n,).
+        reader: reads a row.
+    """
+    widths = [0.5 * np.log((item.upper_s or np.nan) / (item.lower_s or np.nan)) for item in forecasts]
     runs, cases = [], []
-    for row, predicted, seconds in zip(scored.rows, scored.left_out_s, scored.measured_s, strict=True):
-        case = read(row)
+    for row, predicted, seconds in zip(scored.rows, predicted_s, scored.measured_s, strict=True):
+        case = reader(row)
         cases.append(case)
         runs.append(
             Run(
@@ -63,7 +70,7 @@ def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
                 framework=calibration.framework_of(case.workload),
             )
         )
-    return MeasuredRuns(scored.rows, tuple(runs), np.array(widths), tuple(cases), tuple(order))
+    return MeasuredRuns(scored.rows, tuple(runs), np.array(widths), tuple(cases), tuple(forecasts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,40 +138,6 @@ def _errors(runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[n
         float(np.mean(covered)),
         float(np.mean(np.expm1(half))),
     )
-
-
-def unrelated(
-    runs: MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
-) -> tuple[int, float, float]:
-    """Measure what observations of other models of a source do to a model's forecasts.
-
-    Every model of a source is forecast from `count` runs of the source's other models, drawn at random; this is
-    repeated `draws` times.
-
-    Returns:
-        Number of sources with enough runs of other models, and the mean absolute relative error without and with the
-        correction; every source counts the same.
-    """
-    of_source: dict[str, list[int]] = {}
-    for index, row in enumerate(runs.rows):
-        of_source.setdefault(residuals.source_of(row), []).append(index)
-    raw, corrected = [], []
-    for number, (_, members) in enumerate(sorted(of_source.items())):
-        errors = []
-        for model in sorted({runs.rows[index].get("model_name", "") for index in members}):
-            own = [index for index in members if runs.rows[index].get("model_name", "") == model]
-            others = [index for index in members if index not in own]
-            for draw in range(draws if len(others) >= count else 0):
-                seen = np.random.default_rng((number, draw)).permutation(others)[:count]
-                table = calibration.fit([runs.runs[index] for index in seen], known)
-                for run in (runs.runs[index] for index in own):
-                    ratio = table.at(calibration.group(run)).ratio * table.software_ratio(run.framework, run.family)
-                    errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
-        if errors:
-            without, with_ = np.mean(errors, axis=0)
-            raw.append(without)
-            corrected.append(with_)
-    return len(raw), float(np.mean(raw)), float(np.mean(corrected))
 
 
 COUNTS = (0, 3, 10, 30)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 Row = Mapping[str, str]
@@ -43,9 +42,3 @@ def real(row: Row, column: str) -> float | None:
     except ValueError:
         return None
     return number if 0 <= number < 2**40 else None
-
-
-def noted(pattern: str, notes: str) -> int | None:
-    """Return the whole number in the pattern's first group; None without a match or with more than six digits."""
-    match = re.search(pattern, notes)
-    return int(match[1]) if match and len(match[1]) <= 6 else None

@@ -1,32 +1,30 @@
 """Forecasts of measured training steps, one for each row of a runs table.
 
-`prepare` turns rows into groups that share a workload and a pool, `forecast_prepared` prices them; `forecast` does
-both. A row often leaves parts of its plan open; `meant` says which of the possible plans it is taken to mean.
+`prepare` turns rows into groups that share a workload and a pool, `price` prices a group; `forecast` does both. A row
+often leaves parts of its plan open; `meant` says which of the possible plans it is taken to mean.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from tilecast import constants, kernels, search, shipped, uncertainty, zoo
+from tilecast import kernels, search, uncertainty, zoo
 from tilecast.constants import Constants
-from tilecast.graph import Graph, KernelTable, Shards
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
-from tilecast.validate import Track, residuals, untracked
+from tilecast.validate import Track, untracked
 from tilecast.validate.cells import Row, UnreadRow
-from tilecast.validate.graphs import Graphs
-from tilecast.validate.table import RunCase, read
+from tilecast.validate.reading import RunCase, read
 from tilecast.zoo import Sharded
 
 COLUMNS = (
@@ -41,18 +39,12 @@ class Forecast:
     """Forecast of one row; everything but `reason` is None if the row is refused."""
 
     seconds: float | None = None
-    left_out_s: float | None = None
-    """Step in seconds with constants fitted without the row's source."""
     lower_s: float | None = None
     upper_s: float | None = None
     fits: bool | None = None
     memory_bytes: float | None = None
     parts: dict[str, float] | None = None
-    hidden_s: float | None = None
-    """Seconds of collectives that computation hides."""
     reason: str = ""
-    roofline_s: float | None = None
-    model_flops: float | None = None
     plan: Plan | None = None
 
 
@@ -77,20 +69,24 @@ class RunGroup:
     members: tuple[GroupMember, ...]
 
 
-def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[RunGroup], dict[int, str]]:
+Reader: TypeAlias = Callable[[Row], RunCase]
+"""Function that reads a row as `reading.read` does."""
+
+
+def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup], dict[int, str]]:
     """Prepare everything about the rows that does not depend on fitted constants.
 
     Returns:
         Groups of rows, and the codes of the reasons of refused rows by their indices.
 
     Raises:
-        SpecError: a graph that a row names is damaged or contradicts what the row states.
+        SpecError: `reader` raises it.
     """
     refused: dict[int, str] = {}
     alike: dict[str, list[tuple[int, RunCase, Plans]]] = defaultdict(list)
     for index, row in enumerate(rows):
         try:
-            case = read(row, graphs)
+            case = reader(row)
             plans = _plans(case)
         except UnreadRow as refusal:
             refused[index] = refusal.code
@@ -125,41 +121,14 @@ def _key(case: RunCase) -> str:
     return repr((plain, case.pool, id(model.trace)))
 
 
-def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | None = None) -> list[Forecast]:
-    """Forecast all rows, in order; rows that share a workload and a pool are priced as one plan table.
-
-    Raises:
-        SpecError: a graph that a row names is damaged or contradicts what the row states.
-    """
-    return forecast_prepared(rows, *prepare(rows, graphs), track)
-
-
-def forecast_prepared(
-    rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = untracked
-) -> list[Forecast]:
-    """Forecast all rows, in order, from the groups and reasons that `prepare` returned for them."""
+def forecast(rows: Sequence[Row], track: Track = untracked) -> list[Forecast]:
+    """Forecast all rows, in order; rows that share a workload and a pool are priced as one plan table."""
+    groups, refused = prepare(rows)
     forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
-    unseen = left_out()
     for group in track(groups, "groups of runs"):
-        priced, flops = price(group), model_flops(group.workload)
-        sources = {residuals.source_of(rows[member.index]) for member in group.members}
-        without = {name: price(group, unseen[name]) if name in unseen else priced for name in sources}
-        for member in group.members:
-            one = _one(group.workload, group.pool, priced, member)
-            other = without[residuals.source_of(rows[member.index])]
-            left_out_s = meant(group.workload, other, member).of(other.step_s)
-            forecasts[member.index] = replace(one, model_flops=flops, left_out_s=left_out_s)
+        priced = price(group)
+        forecasts |= {member.index: forecast_of(group, priced, member) for member in group.members}
     return [forecasts[index] for index in range(len(rows))]
-
-
-@cache
-def left_out() -> Mapping[str, Constants]:
-    """Return the constants fitted without a source (`tilecast_fit.step`), by source as `residuals.source_of` names it.
-
-    Sources whose rows do not move the constants are absent.
-    """
-    tables = shipped.table("tilecast.validate", "left_out.toml")
-    return {name: constants.with_values(moved) for name, moved in tables.items()}
 
 
 def price(group: RunGroup, fitted: Constants | None = None) -> Priced:
@@ -299,11 +268,12 @@ def _complete(case: RunCase) -> Plans:
     return Plans(**table)
 
 
-def _one(workload: Workload, pool: Pool, priced: Priced, member: GroupMember) -> Forecast:
-    one = meant(workload, priced, member)
-    lower, upper = uncertainty.interval(workload, priced, one.row)
+def forecast_of(group: RunGroup, priced: Priced, member: GroupMember) -> Forecast:
+    """Return the forecast of one row of a group whose plan table is priced."""
+    one = meant(group.workload, priced, member)
+    lower, upper = uncertainty.interval(group.workload, priced, one.row)
     row = one.other if one.share else one.row
-    plan, seconds = priced.plans.row(row), one.of(priced.step_s)
+    seconds = one.of(priced.step_s)
     widened = seconds / float(priced.step_s[one.row])
     return Forecast(
         seconds=seconds,
@@ -312,34 +282,8 @@ def _one(workload: Workload, pool: Pool, priced: Priced, member: GroupMember) ->
         fits=bool(priced.fits[row]),
         memory_bytes=one.of(priced.memory_bytes),
         parts={name: one.of(getattr(priced.times, name)) for name in PARTS},
-        hidden_s=one.of(priced.times.hidden),
-        roofline_s=_roofline(workload, plan, pool),
-        plan=plan,
+        plan=priced.plans.row(row),
     )
-
-
-def model_flops(workload: Workload) -> float:
-    """Return the FLOPs that the model needs for a step, over all GPUs and without recomputation."""
-    one = np.ones(1, dtype=np.int64)
-    graph = zoo.build(workload, Shards(one, one, one, one, one * 0))
-    table, repeats = _operators(graph)
-    return float(sum(repeats * table.flops())) * workload.global_batch
-
-
-def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
-    """Return the seconds of a step on a perfect machine: every operator at the peak of compute or memory."""
-    shards = Shards(*(np.array([value]) for value in (plan.micro_batch, plan.tensor, plan.context, plan.expert, 0)))
-    graph = zoo.build(workload, shards)
-    table, repeats = _operators(graph)
-    peak = pool.gpu.peak_flops.get(workload.precision, pool.gpu.peak_flops["fp32"])
-    bound = np.maximum(table.flops() / peak, table.bytes() / pool.gpu.memory_bandwidth_bytes_per_s)
-    return float(sum(bound * repeats)) * plan.gradient_accumulation / plan.pipeline
-
-
-def _operators(graph: Graph) -> tuple[KernelTable, Floats]:
-    """Return the kernels of a graph of one shard and how often each runs, (N,)."""
-    ops = [(op, op.count * block.repeat) for block in graph.blocks for op in block.ops]
-    return KernelTable.concatenate([op.table for op, _ in ops]), np.array([count for _, count in ops])
 
 
 def read_table(path: Path) -> list[Row]:

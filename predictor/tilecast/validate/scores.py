@@ -1,4 +1,4 @@
-"""Errors of forecasts against measured steps, by GPU, precision, family and scale, beside those of baselines.
+"""Errors of forecasts against measured steps, by GPU, precision, family and scale.
 
 `summary` is the whole text; it also has the ranking of plans, the coverage of the ranges and the refused rows.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tilecast import calibration, uncertainty
 from tilecast.spec import Floats
-from tilecast.validate import residuals
 from tilecast.validate.cells import Row, integer
 from tilecast.validate.runs import Forecast
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def is_graded(row: Row) -> bool:
@@ -29,43 +31,37 @@ class Scored:
     """Graded rows with a measured step time and a forecast; arrays are over these rows, times are in seconds."""
 
     rows: tuple[Row, ...]
+    index: tuple[int, ...]
+    """Place of each row among all rows of the tables."""
     measured_s: Floats
     predicted_s: Floats
     cautious_s: Floats
     """Step on a slow host, which decides between plans with tied forecasts."""
-    left_out_s: Floats
-    roofline_s: Floats
-    one_mfu_s: Floats
-    covered: npt.NDArray[np.bool_]
-    fits: npt.NDArray[np.bool_]
+    covered: Mask
+    fits: Mask
     graded: int
     """Number of graded rows with a measured step time, predicted or not."""
 
 
 def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
     """Compare forecasts with the measured step times of the graded rows (`is_graded`)."""
-    graded = [
-        (row, item, seconds)
-        for row, item in zip(rows, forecasts, strict=True)
-        if is_graded(row) and (seconds := measured_s(row))
-    ]
-    priced_rows = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
-    measured = np.array([time for _, _, time in priced_rows])
-    names = [item.plan for _, item, _ in priced_rows]
-    gpus = np.array([plan.gpus if plan else 1 for plan in names], dtype=float)
-    flops = np.array([item.model_flops or 0.0 for _, item, _ in priced_rows])
-    predicted = np.array([item.seconds for _, item, _ in priced_rows], dtype=float)
-    launch = np.array([(item.parts or {}).get("launch", 0.0) for _, item, _ in priced_rows], dtype=float)
+    graded = {
+        index: seconds for index, row in enumerate(rows) if is_graded(row) and (seconds := measured_s(row)) is not None
+    }
+    index = tuple(place for place in graded if forecasts[place].seconds is not None)
+    items = [forecasts[place] for place in index]
+    measured = np.array([graded[place] for place in index])
+    predicted = np.array([item.seconds for item in items], dtype=float)
+    launch = np.array([(item.parts or {}).get("launch", 0.0) for item in items], dtype=float)
+    covered = [(item.lower_s or 0) <= t <= (item.upper_s or 0) for item, t in zip(items, measured, strict=True)]
     return Scored(
-        rows=tuple(row for row, _, _ in priced_rows),
+        rows=tuple(rows[place] for place in index),
+        index=index,
         measured_s=measured,
         predicted_s=predicted,
         cautious_s=uncertainty.cautious(predicted, launch),
-        left_out_s=np.array([item.left_out_s for _, item, _ in priced_rows], dtype=float),
-        roofline_s=np.array([item.roofline_s for _, item, _ in priced_rows], dtype=float),
-        one_mfu_s=_one_mfu([row for row, _, _ in priced_rows], flops, gpus, measured),
-        covered=np.array([(item.lower_s or 0) <= t <= (item.upper_s or 0) for _, item, t in priced_rows], dtype=bool),
-        fits=np.array([bool(item.fits) for _, item, _ in priced_rows], dtype=bool),
+        covered=np.array(covered, dtype=bool),
+        fits=np.array([bool(item.fits) for item in items], dtype=bool),
         graded=len(graded),
     )
 
@@ -79,17 +75,8 @@ def measured_s(row: Row) -> float | None:
     return seconds if 0 < seconds < float("inf") else None
 
 
-def _one_mfu(rows: Sequence[Row], flops: Floats, gpus: Floats, measured: Floats) -> Floats:
-    """Return the steps of a baseline with one utilisation per GPU and precision: the median over these very rows."""
-    rate = flops / gpus / measured
-    keys = np.array([f"{row['gpu']}|{row['precision']}" for row in rows])
-    fitted = np.zeros(len(rows))
-    for key in set(keys):
-        fitted[keys == key] = np.median(rate[keys == key])
-    return flops / gpus / np.maximum(fitted, 1.0)
-
-
-def _absolute(predicted: Floats, measured: Floats) -> Floats:
+def absolute_errors(predicted: Floats, measured: Floats) -> Floats:
+    """Return the absolute relative errors, (n,)."""
     return np.abs(calibration.relative_error(predicted, measured))
 
 
@@ -116,7 +103,7 @@ BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """Relative errors of a subset of the rows, and the macro errors of the baselines on it."""
+    """Relative errors of a subset of the rows."""
 
     name: str
     rows: int
@@ -125,29 +112,39 @@ class Stratum:
     median: float
     p90: float
     bias: float
-    roofline: float
-    one_mfu: float
+
+    def __str__(self) -> str:
+        own = " ".join(f"{cell:7.1%}" for cell in (self.macro, self.median, self.p90, self.bias))
+        return f"{self.name[:28]:28s} {self.rows:5d} {self.groups:6d} {own}"
 
 
-def strata(scored: Scored) -> list[Stratum]:
-    """Return the stratum of all rows, then one for every GPU, precision, family and scale."""
-    everything = np.ones(len(scored.measured_s), dtype=bool)
-    items = [_stratum("all", scored, everything)]
+TITLES = f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>7} {'bias':>7}"
+"""Titles of the columns of a stratum's text."""
+
+
+def subsets(scored: Scored) -> list[tuple[str, Mask]]:
+    """Return the name and the rows, (n,), of all rows, then of every GPU, precision, family and scale."""
+    subsets: list[tuple[str, Mask]] = [("all", np.ones(len(scored.measured_s), dtype=bool))]
     for name, key in BINS:
         values = np.array([key(row) for row in scored.rows])
-        items += [_stratum(f"{name} {value}", scored, values == value) for value in sorted(set(values))]
-    return items
+        subsets += [(f"{name} {value}", values == value) for value in sorted(set(values))]
+    return subsets
 
 
-def _stratum(name: str, scored: Scored, mask: npt.NDArray[np.bool_]) -> Stratum:
-    rows = [row for row, is_in in zip(scored.rows, mask, strict=True) if is_in]
+def stratum(name: str, scored: Scored, mask: Mask) -> Stratum:
+    """Return the errors of the rows in a mask, (n,)."""
+    rows = taken(scored.rows, mask)
     measured = scored.measured_s[mask]
-    errors = _absolute(scored.predicted_s[mask], measured)
+    errors = absolute_errors(scored.predicted_s[mask], measured)
     bias = np.median(calibration.relative_error(scored.predicted_s[mask], measured))
-    others = [macro(_absolute(column[mask], measured), rows) for column in (scored.roofline_s, scored.one_mfu_s)]
     groups = len({row.get("split_group", "") for row in rows})
     middle, most = float(np.median(errors)), float(np.quantile(errors, 0.9))
-    return Stratum(name, len(rows), groups, macro(errors, rows), middle, most, float(bias), *others)
+    return Stratum(name, len(rows), groups, macro(errors, rows), middle, most, float(bias))
+
+
+def taken(rows: Sequence[Row], mask: Mask) -> list[Row]:
+    """Return the rows in a mask, (n,)."""
+    return [row for row, is_in in zip(rows, mask, strict=True) if is_in]
 
 
 def counted(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) -> list[str]:
@@ -173,41 +170,23 @@ def ranked(scored: Scored) -> str:
 
 
 def held(scored: Scored) -> list[str]:
-    """Return lines of text: the error on sources left out, the coverage of ranges, and the share said not to fit."""
-    aside = macro(_absolute(scored.left_out_s, scored.measured_s), scored.rows)
+    """Return lines of text: the coverage of ranges, and the share of the runs that are said not to fit."""
     return [
-        f"macro error with each source left out of the fit of the step's constants: {aside:.1%}",
         f"90 % range covers {scored.covered.mean():.1%} of the measured steps",
         f"called too large for the GPU they ran on: {(~scored.fits).mean():.1%}",
     ]
 
 
-def ratio(scored: Scored) -> Floats:
-    """Return forecast over measured, (rows,)."""
-    return residuals.ratio_of(scored.predicted_s, scored.measured_s)
-
-
 def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
-    """Return as text the errors by GPU, precision, family and scale, baselines, ranking, coverage and refusals."""
+    """Return as text the errors by GPU, precision, family and scale, the ranking, the coverage and the refusals."""
     scored = score(rows, forecasts)
     lines = counted(rows, forecasts, scored)
     if not len(scored.measured_s):
         return "\n".join(lines)
-    lines += ["", _TITLES, *(_line(item) for item in strata(scored))]
+    lines += ["", TITLES, *(str(stratum(name, scored, mask)) for name, mask in subsets(scored))]
     if text := ranked(scored):
         lines += ["", text]
-    return "\n".join([*lines, "", residuals.table(scored.rows, ratio(scored)), "", *held(scored)])
-
-
-_TITLES = (
-    f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>7} {'bias':>7} {'roofline':>9} "
-    f"{'one-MFU':>8}"
-)
-
-
-def _line(item: Stratum) -> str:
-    own = " ".join(f"{cell:7.1%}" for cell in (item.macro, item.median, item.p90, item.bias))
-    return f"{item.name[:28]:28s} {item.rows:5d} {item.groups:6d} {own} {item.roofline:9.1%} {item.one_mfu:8.1%}"
+    return "\n".join([*lines, "", *held(scored)])
 
 
 _RANKED_BY = (

@@ -2,20 +2,18 @@
 
 Each row of a source and model is forecast with a correction from one other row of the same source and model
 (`tilecast.job_calibration`). There are three kinds of pairs: on another GPU; on another number of the same GPU; and on
-the same GPUs with another plan. Every forecast uses constants fitted without the source.
+the same GPUs with another plan.
 
-Beside the raw and the corrected forecast there are three scalings of the measured step: by the ratio of the two raw
-forecasts, which corrects by the whole error of the run; by peak FLOP/s; and by memory bandwidth, both per model FLOP of
-a GPU. An error is the mean over the rows that a row is forecast from, then over the rows of a split group, then over
-groups. The share of steps in a range is averaged likewise. Intervals are the middle 90 % over resamplings of the
-sources.
+Beside the raw and the corrected forecast there is the measured step scaled by the ratio of the two raw forecasts, which
+corrects by the whole error of the run. An error is the mean over the rows that a row is forecast from, then over the
+rows of a split group, then over groups. The share of steps in a range is averaged likewise.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +31,10 @@ from tilecast.job_calibration import (
     small_deviation_share,
 )
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
-from tilecast.validate import Track, residuals, runs, untracked
+from tilecast.validate import Track, untracked
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
+from tilecast.validate.runs import read_table
 
 KINDS = ("other GPU", "other count", "other plan")
 MOST_SEEN = 12
@@ -43,10 +42,6 @@ MOST_SEEN = 12
 
 Tables that try every plan have hundreds.
 """
-DRAWS = 1000
-"""Resamplings of the sources for an interval."""
-ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
-"""Ways to forecast a row from another: two forecasts and three scalings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +57,6 @@ class Subjects:
     """Key that is equal for rows of which one may correct the forecast of another."""
     places: tuple[RunSetting, ...]
     plans: tuple[Plan, ...]
-    flops: Floats
-    """Model FLOPs of a step per GPU."""
-    peak: Floats
-    """Peak FLOP/s of the GPU at the row's precision."""
-    bandwidth: Floats
-    """Memory bandwidth of the GPU, in bytes per second."""
 
     @property
     def predicted_s(self) -> Floats:
@@ -101,6 +90,15 @@ _ALIKE = ("model_name", "precision", "framework", "mode", "task")
 _TABLE = "table"
 
 
+def table_rows(paths: Sequence[Path]) -> list[Row]:
+    """Return the rows of runs tables, each with its table's name.
+
+    Raises:
+        SpecError: a file cannot be read.
+    """
+    return [{**row, _TABLE: path.name} for path in paths for row in read_table(path)]
+
+
 def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
     """Read runs tables and forecast their graded rows.
 
@@ -111,28 +109,27 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
     Raises:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
-    rows: list[Row] = [{**row, _TABLE: path.name} for path in paths for row in runs.read_table(path)]
-    measured = curves.measured(rows, track)
+    measured = curves.measured(table_rows(paths), track)
+    return subjects_of(measured, [row.get("source", "") for row in measured.rows])
+
+
+def subjects_of(measured: curves.MeasuredRuns, sources: Sequence[str]) -> Subjects:
+    """Return measured runs whose rows are of `table_rows`, with the source of each.
+
+    Raises:
+        SpecError: there are no runs.
+    """
     if not measured.runs:
         problem = "holds no row of grade A or B with a measured step time that can be forecast"
         raise SpecError("runs", problem, "see `tilecast validate runs` for the reasons")
-    sources = tuple(residuals.source_of(row) for row in measured.rows)
-    gpus = [case.pool.gpu for case in measured.cases]
-    plans = tuple(item.plan for item in measured.forecasts if item.plan is not None)
     return Subjects(
         measured,
         tuple(row[_TABLE] for row in measured.rows),
-        sources,
+        tuple(sources),
         tuple(f"{row[_TABLE]}: {row.get('split_group', '')}" for row in measured.rows),
         tuple((name, *(row.get(key, "") for key in _ALIKE)) for name, row in zip(sources, measured.rows, strict=True)),
-        tuple(
-            RunSetting.of(gpu.name, gpu.architecture, case.workload)
-            for gpu, case in zip(gpus, measured.cases, strict=True)
-        ),
-        plans,
-        np.array([item.model_flops or 0.0 for item in measured.forecasts]) / [plan.gpus for plan in plans],
-        np.array([gpu.peak(case.workload.precision) for gpu, case in zip(gpus, measured.cases, strict=True)]),
-        np.array([gpu.memory_bandwidth_bytes_per_s for gpu in gpus]),
+        tuple(RunSetting.of(case.pool.gpu.name, case.pool.gpu.architecture, case.workload) for case in measured.cases),
+        tuple(item.plan for item in measured.forecasts if item.plan is not None),
     )
 
 
@@ -163,7 +160,7 @@ class PairErrors:
     seen: Ints
     asked: Ints
     errors: Mapping[str, Floats]
-    """Absolute relative errors by `ESTIMATES`."""
+    """Absolute relative errors by the way in which a row is forecast from the other."""
     width: Floats
     """Factor on the half-width of the range that follows from the run."""
     covered: tuple[Floats, Floats]
@@ -208,13 +205,10 @@ def held(
     """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
     ratio, width = corrections(shared(subjects, seen, asked), subjects.deviation[seen], subjects.usual[asked], known)
     raw, measured = subjects.predicted_s, subjects.observed_s
-    work = measured[seen] * subjects.flops[asked] / np.maximum(subjects.flops[seen], 1.0)
     steps = {
         "raw": raw[asked],
         "corrected": raw[asked] * ratio,
         "scaled": measured[seen] * raw[asked] / raw[seen],
-        "FLOP/s": work * subjects.peak[seen] / subjects.peak[asked],
-        "bandwidth": work * subjects.bandwidth[seen] / subjects.bandwidth[asked],
     }
     off = {name: calibration.relative_error(column, measured[asked]) for name, column in steps.items()}
     half = subjects.measured.half_width[asked]
@@ -231,135 +225,34 @@ def held(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Summary of the pairs of a kind over one table, or over all; errors and shares are means as in `Macro`."""
-
-    kind: str
-    table: str
-    pairs: int
-    groups: int
-    sources: int
-    errors: Mapping[str, float]
-    """Absolute relative errors by `ESTIMATES`."""
-    gain: float
-    """Corrected error over the raw one."""
-    interval: tuple[float, float]
-    """90 % interval of the gain over resamplings of the sources."""
-    width: float
-    covered: tuple[float, float]
-    width_interval: tuple[float, float]
-    covered_interval: tuple[float, float]
-    """90 % interval of the coverage of the corrected range."""
-
-
-def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
-    """Summarise the pairs of one table's rows, or of all rows if `table` is empty."""
-    rows = np.array([not table or subjects.table[row] == table for row in item.asked])
-    asked = item.asked[rows]
-    mean = Macro.of(asked, subjects)
-    errors = {name: mean(column[rows]) for name, column in item.errors.items()}
-    rng = np.random.default_rng(0)
-    resampled = []
-    for _ in range(DRAWS):
-        drawn = mean.drawn(rng)
-        ratio = mean(item.errors["corrected"][rows], drawn) / mean(item.errors["raw"][rows], drawn)
-        resampled.append((ratio, mean(item.width[rows], drawn), mean(item.covered[1][rows], drawn)))
-    low, high = np.quantile(resampled, (0.05, 0.95), axis=0).tolist()
-    gain, width, held = zip(low, high, strict=True)
-    raw, corrected = (mean(column[rows]) for column in item.covered)
-    return Line(
-        item.kind,
-        table,
-        int(rows.sum()),
-        len(mean.groups),
-        len(mean.sources),
-        errors,
-        errors["corrected"] / errors["raw"],
-        gain,
-        mean(item.width[rows]),
-        (raw, corrected),
-        width,
-        held,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Macro:
-    """Mean of a column of pairs: over the pairs of a row, then over the rows of a group, then over groups."""
-
-    sources: tuple[str, ...]
-    groups: tuple[str, ...]
-    weight: Floats
-    """Weight of each pair among those of its row, (P,)."""
-    place: Ints
-    """Cell of each pair's row, (P,); a cell is the rows of one source in one group."""
-    cells: Ints
-    """Group and source of each cell, (2, C)."""
-    size: Floats
-    """Number of rows in each cell, (C,)."""
-
-    @classmethod
-    def of(cls, asked: Ints, subjects: Subjects) -> Macro:
-        rows, row, count = np.unique(asked, return_inverse=True, return_counts=True)
-        groups, group = np.unique([subjects.group[one] for one in rows], return_inverse=True)
-        sources, source = np.unique([subjects.source[one] for one in rows], return_inverse=True)
-        cells, cell, size = np.unique(np.stack([group, source]), axis=1, return_inverse=True, return_counts=True)
-        return cls(
-            tuple(map(str, sources)), tuple(map(str, groups)), 1.0 / count[row], cell.ravel()[row], cells,
-            size.astype(float),
-        )  # fmt: skip
-
-    def drawn(self, rng: np.random.Generator) -> Floats:
-        """Draw as many sources as there are, with replacement, and return how often each was drawn, (sources,)."""
-        count = len(self.sources)
-        return np.bincount(rng.integers(count, size=count), minlength=count).astype(float)
-
-    def __call__(self, column: Floats, drawn: Floats | None = None) -> float:
-        """Return the mean of a column (P,); each source counts as often as it was drawn."""
-        times = np.ones(len(self.sources)) if drawn is None else drawn
-        total = np.bincount(self.place, self.weight * column, len(self.size))
-        group, source = self.cells
-        sums, sizes = (np.bincount(group, times[source] * one, len(self.groups)) for one in (total, self.size))
-        all_ = np.bincount(group, self.size, len(self.groups))
-        weight = sizes / all_
-        return float((weight * sums / np.maximum(sizes, 1e-12)).sum() / weight.sum())
-
-
 def report(subjects: Subjects) -> str:
-    """Return as text a line for every kind of pairs over all tables, and one for each table if there are several."""
-    tables = sorted(set(subjects.table))
+    """Return as text a line for every kind of pairs, each figure a mean as in the module's description."""
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
     for kind, (seen, asked) in pairs(subjects).items():
         item = held(subjects, kind, seen, asked)
-        lines.append(_cell(kind, line(subjects, item)))
-        if len(tables) > 1:
-            own = {subjects.table[row] for row in asked}
-            lines += [_cell(f"  {name}", line(subjects, item, name)) for name in tables if name in own]
+        errors = [_mean(column, asked, subjects) for column in item.errors.values()]
+        raw, corrected = (_mean(column, asked, subjects) for column in item.covered)
+        lines.append(
+            f"{kind:<22}{len(asked):7d}"
+            + "".join(f"{error:10.1%}" for error in errors)
+            + f"{errors[1] / errors[0]:6.2f}{raw:7.0%} {corrected:5.0%}{_mean(item.width, asked, subjects):6.2f}x"
+        )
     return "\n".join(lines)
 
 
-_COLUMNS: tuple[tuple[str, Callable[[Line], str]], ...] = (
-    ("pairs", lambda item: f"{item.pairs:7d}"),
-    ("groups", lambda item: f"{item.groups:7d}"),
-    ("sources", lambda item: f"{item.sources:8d}"),
-    *((name, lambda item, name=name: f"{item.errors[name]:10.1%}") for name in ESTIMATES),
-    ("gain", lambda item: f"{item.gain:6.2f}"),
-    ("90 %", lambda item: f"{item.interval[0]:6.2f}-{item.interval[1]:.2f}"),
-    ("in range", lambda item: f"{item.covered[0]:7.0%} {item.covered[1]:5.0%}"),
-    ("90 %", lambda item: f"{item.covered_interval[0]:7.0%}-{item.covered_interval[1]:<4.0%}"),
-    ("range", lambda item: f"{item.width:6.2f}x"),
-    ("90 %", lambda item: f"{item.width_interval[0]:6.2f}-{item.width_interval[1]:.2f}"),
+_TITLES = (
+    f"{'a run on':<22}{'pairs':>7}{'raw':>10}{'corrected':>10}{'scaled':>10}{'gain':>6}{'in range':>13}{'range':>7}"
 )
 """Columns of the report.
 
 `gain` is the corrected error over the raw one, `in range` the share of the steps inside the raw and the corrected
-range, `range` the width of the corrected range over the raw one. `90 %` is the interval of the column before it (for
-the corrected range, if that column has two values) over resamplings of the sources.
+range, `range` the width of the corrected range over the raw one.
 """
-_WIDTHS = (7, 7, 8, 10, 10, 10, 10, 10, 6, 11, 13, 12, 7, 11)
-_TITLES = f"{'a run on':<22}" + "".join(f"{name:>{width}}" for (name, _), width in zip(_COLUMNS, _WIDTHS, strict=True))
 
 
-def _cell(name: str, item: Line) -> str:
-    return f"{name[:22]:<22}" + "".join(cell(item) for _, cell in _COLUMNS)
+def _mean(column: Floats, asked: Ints, subjects: Subjects) -> float:
+    """Return the mean over groups of the means over their rows of the means over the pairs of each, (P,) -> scalar."""
+    rows, row = np.unique(asked, return_inverse=True)
+    group = np.unique([subjects.group[one] for one in rows], return_inverse=True)[1]
+    of_row = np.bincount(row, column) / np.bincount(row)
+    return float(np.mean(np.bincount(group, of_row) / np.bincount(group)))

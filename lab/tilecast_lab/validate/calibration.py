@@ -1,0 +1,71 @@
+"""Test of calibration on published runs, with constants that were fitted without the source of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from tilecast import calibration
+from tilecast.validate import Track, untracked
+from tilecast.validate import calibration as curves
+from tilecast.validate.cells import Row
+from tilecast_lab.validate import residuals, runs, scores
+from tilecast_lab.validate.runs import PublishedForecast
+from tilecast_lab.validate.table import read
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRuns(curves.MeasuredRuns):
+    """R graded rows of published tables with their forecasts; arrays are (R,)."""
+
+    forecasts: tuple[PublishedForecast, ...]
+
+
+def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
+    """Forecast the graded rows of runs tables and return them as runs of pools.
+
+    The constants of each forecast are fitted without the row's source.
+    """
+    forecasts = runs.forecast(rows, track)
+    scored = scores.score(rows, forecasts)
+    items = tuple(forecasts[place] for place in scored.index)
+    own = curves.measured_runs(scored, items, scored.left_out_s, read)
+    values = {item.name: getattr(own, item.name) for item in fields(own)}
+    return MeasuredRuns(**values | {"forecasts": items})
+
+
+def unrelated(
+    runs: curves.MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
+) -> tuple[int, float, float]:
+    """Measure what observations of other models of a source do to a model's forecasts.
+
+    Every model of a source is forecast from `count` runs of the source's other models, drawn at random; this is
+    repeated `draws` times.
+
+    Returns:
+        Number of sources with enough runs of other models, and the mean absolute relative error without and with the
+        correction; every source counts the same.
+    """
+    of_source: dict[str, list[int]] = {}
+    for index, row in enumerate(runs.rows):
+        of_source.setdefault(residuals.source_of(row), []).append(index)
+    raw, corrected = [], []
+    for number, (_, members) in enumerate(sorted(of_source.items())):
+        errors = []
+        for model in sorted({runs.rows[index].get("model_name", "") for index in members}):
+            own = [index for index in members if runs.rows[index].get("model_name", "") == model]
+            others = [index for index in members if index not in own]
+            for draw in range(draws if len(others) >= count else 0):
+                seen = np.random.default_rng((number, draw)).permutation(others)[:count]
+                table = calibration.fit([runs.runs[index] for index in seen], known)
+                for run in (runs.runs[index] for index in own):
+                    ratio = table.at(calibration.group(run)).ratio * table.software_ratio(run.framework, run.family)
+                    errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
+        if errors:
+            without, with_ = np.mean(errors, axis=0)
+            raw.append(without)
+            corrected.append(with_)
+    return len(raw), float(np.mean(raw)), float(np.mean(corrected))

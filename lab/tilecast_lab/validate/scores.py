@@ -1,0 +1,98 @@
+"""Errors of forecasts of published runs, beside those of baselines and of forecasts without the row's source.
+
+`summary` is the whole text; `tilecast.validate.scores` has what it shares with tables of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from tilecast.spec import Floats
+from tilecast.validate import scores
+from tilecast.validate.cells import Row
+from tilecast.validate.scores import Stratum, absolute_errors, counted, macro, ranked, stratum, subsets, taken
+from tilecast_lab.validate import residuals
+from tilecast_lab.validate.runs import PublishedForecast
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(scores.Scored):
+    """Graded rows as of one's own tables, with other forecasts of each; times are in seconds."""
+
+    left_out_s: Floats
+    roofline_s: Floats
+    one_mfu_s: Floats
+
+
+def score(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> Scored:
+    """Compare forecasts with the measured step times of the graded rows (`tilecast.validate.scores.is_graded`)."""
+    own = scores.score(rows, forecasts)
+    items = [forecasts[place] for place in own.index]
+    gpus = np.array([item.plan.gpus if item.plan else 1 for item in items], dtype=float)
+    flops = np.array([item.model_flops or 0.0 for item in items])
+    return Scored(
+        **{item.name: getattr(own, item.name) for item in fields(scores.Scored)},
+        left_out_s=np.array([item.left_out_s for item in items], dtype=float),
+        roofline_s=np.array([item.roofline_s for item in items], dtype=float),
+        one_mfu_s=_one_mfu(own.rows, flops, gpus, own.measured_s),
+    )
+
+
+def _one_mfu(rows: Sequence[Row], flops: Floats, gpus: Floats, measured: Floats) -> Floats:
+    """Return the steps of a baseline with one utilisation per GPU and precision: the median over these very rows."""
+    rate = flops / gpus / measured
+    keys = np.array([f"{row['gpu']}|{row['precision']}" for row in rows])
+    fitted = np.zeros(len(rows))
+    for key in set(keys):
+        fitted[keys == key] = np.median(rate[keys == key])
+    return flops / gpus / np.maximum(fitted, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineErrors:
+    """Macro errors of the baselines on the rows of a stratum."""
+
+    roofline: float
+    one_mfu: float
+
+
+def strata(scored: Scored) -> list[tuple[Stratum, BaselineErrors]]:
+    """Return the errors of all rows, then of every GPU, precision, family and scale."""
+    items = []
+    for name, mask in subsets(scored):
+        rows, measured = taken(scored.rows, mask), scored.measured_s[mask]
+        others = [
+            macro(absolute_errors(column[mask], measured), rows) for column in (scored.roofline_s, scored.one_mfu_s)
+        ]
+        items.append((stratum(name, scored, mask), BaselineErrors(*others)))
+    return items
+
+
+def held(scored: Scored) -> list[str]:
+    """Return lines of text: the error on sources left out, the coverage of ranges, and the share said not to fit."""
+    aside = macro(absolute_errors(scored.left_out_s, scored.measured_s), scored.rows)
+    return [
+        f"macro error with each source left out of the fit of the step's constants: {aside:.1%}",
+        *scores.held(scored),
+    ]
+
+
+def ratio(scored: Scored) -> Floats:
+    """Return forecast over measured, (rows,)."""
+    return residuals.ratio_of(scored.predicted_s, scored.measured_s)
+
+
+def summary(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> str:
+    """Return as text the errors by GPU, precision, family and scale, baselines, ranking, coverage and refusals."""
+    scored = score(rows, forecasts)
+    lines = counted(rows, forecasts, scored)
+    if not len(scored.measured_s):
+        return "\n".join(lines)
+    lines += ["", f"{scores.TITLES} {'roofline':>9} {'one-MFU':>8}"]
+    lines += [f"{item} {others.roofline:9.1%} {others.one_mfu:8.1%}" for item, others in strata(scored)]
+    if text := ranked(scored):
+        lines += ["", text]
+    return "\n".join([*lines, "", residuals.table(scored.rows, ratio(scored)), "", *held(scored)])

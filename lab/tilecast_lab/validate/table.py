@@ -1,0 +1,272 @@
+"""Reading of rows of measured training runs into workloads, plans and pools; `read` is the entry.
+
+Only the description of a run is read: never its metric, its measured value, another predictor's column, or a
+time, throughput or utilisation that its notes may mention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tilecast import zoo
+from tilecast.hardware import find_gpu
+from tilecast.model import Model
+from tilecast.spec import (
+    EXECUTIONS,
+    Attention,
+    Execution,
+    Framework,
+    MemoryFormat,
+    Precision,
+    SpecError,
+    Workload,
+)
+from tilecast.validate.cells import Row, UnreadRow, integer
+from tilecast.validate.reading import RunCase, batch_of, optimizer, sequence_length, stated_plan
+from tilecast_lab.validate.graphs import Graphs
+from tilecast_lab.validate.models import model_of, noted
+from tilecast_lab.validate.networks import pool_of
+
+_PRECISION: Mapping[str, Precision] = {
+    "fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "amp_fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16",
+    "fp8": "fp8",
+}  # fmt: skip
+
+
+def read(row: Row, graphs: Graphs | None = None) -> RunCase:
+    """Return the case that a row describes; its model comes from the folder of graphs if that has one for it.
+
+    Raises:
+        UnreadRow: the row cannot be expressed; the error has the reason's code.
+        SpecError: the graph that the row names is damaged or contradicts what the row states.
+    """
+    try:
+        name = row["gpu"].split("(")[0].strip()
+        gpu = find_gpu(ASSUMED.get(name, name))
+    except SpecError:
+        raise UnreadRow("unknown-gpu") from None
+    precision = _PRECISION.get(row.get("precision", "").lower())
+    if precision is None:
+        raise UnreadRow("unknown-precision")
+    if not gpu.supports(precision):
+        raise UnreadRow("precision-not-supported")
+    model = (graphs.model(row) if graphs else None) or model_of(row)
+    gpus = _gpus(row)
+    if not gpus:
+        raise UnreadRow("no-gpus")
+    stated = _plan(row, model, gpus)
+    batch = integer(row, "global_batch") or batch_of(stated)
+    if not batch:
+        raise UnreadRow("no-batch")
+    sequence = sequence_length(row, model)
+    notes = row.get("notes", "").lower()
+    workload = Workload(
+        model=model,
+        sequence_length=sequence,
+        global_batch=batch,
+        precision=precision,
+        training=row.get("mode", "train") != "inference",
+        optimizer=optimizer(row, model),
+        attention=_attention(row),
+        execution=execution(row),
+        memory_format=_memory_format(row),
+        fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
+        fused_kernels=_fused_kernels(row),
+        lora_rank=_lora_rank(row, notes),
+        compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
+        frozen_bits=4 if row.get("task", "") == "qlora" else 16,
+        framework=framework(row),
+        offload="parameters" if "cpu offload" in notes else "none",
+        overlap=not any(words in notes for words in _SAID_NOT),
+    )
+    return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
+
+
+ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
+"""Variant of a GPU that is assumed if a table does not state it."""
+
+
+def _gpus(row: Row) -> int | None:
+    """Return the number of GPUs that a run used, or None if it is not stated.
+
+    LitGPT uses no more GPUs than its global batch has micro-batches: its files set the number of devices, whatever the
+    machine has (config_hub/finetune, `devices`).
+    """
+    gpus, micro, batch = (integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
+    if not (gpus and micro and batch and framework(row) == "litgpt"):
+        return gpus
+    return min(gpus, max(1, batch // micro))
+
+
+_ATTENTION: Mapping[str, Attention] = {"1": "flash", "1.0": "flash", "0": "eager", "0.0": "eager"}
+
+
+_UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b")
+"""Versions of PyTorch before 2.0, which brought fused attention."""
+
+
+def _attention(row: Row) -> Attention:
+    stated = _ATTENTION.get(row.get("flash_attention", ""))
+    return stated or ("eager" if _UNFUSED.search(row.get("framework", "").lower()) else "auto")
+
+
+def execution(row: Row) -> Execution:
+    """Return how a row's kernels were launched, as the row states it or else as its framework implies."""
+    compiled: Execution = "xla" if framework(row) in _BY_XLA else "compiled"
+    stated = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
+    if stated is not None:
+        return compiled if stated == "compiled" else stated
+    if "xla" in row.get("framework", "").lower() or framework(row) == "jax":
+        return "xla"
+    return compiled if row.get("compiled", "") in ("1", "1.0") else "eager"
+
+
+_BY_XLA = ("tensorflow", "jax")
+"""Frameworks whose compiler is XLA."""
+
+
+_FUSED_LOSS = ("composer",)
+"""Words in a framework's name that mean a fused loss: llm-foundry's default is flash-attn's cross-entropy."""
+_EAGER_LOSS = re.compile(r"\btorchtitan \+ torchao 0\.(?:\d|10)\b")
+"""Versions of torchtitan that leave the loss out of compilation.
+
+train.py said: "compiling loss function causes CUDA errors, turning off for now". Since the spring of 2025
+components/loss.py compiles it.
+"""
+_FUSED_LOSS_NOTE = "cross-entropy fusion"
+"""Words in the notes of runs with Megatron's option of that name."""
+_FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
+"""Words in the names of frameworks whose own kernels fuse bias, activation, dropout, mask and softmax.
+
+Tables may state 0 for `fused_kernels` where such kernels ran.
+"""
+
+
+_CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
+_CONTIGUOUS = re.compile(r"\b(?:nchw|contiguous)\b")
+_USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "oneflow", "apex amp, dali")
+"""Words in the names of frameworks in which images of 16 bits are stored channels last.
+
+TensorFlow's layout optimizer converts them. The scripts of MXNet, OneFlow (OneFlow-Benchmark: channel_last), MLPerf and
+NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) request it. PyTorch keeps the format of its input, commonly NCHW.
+"""
+
+
+def _memory_format(row: Row) -> MemoryFormat:
+    notes, framework = row.get("notes", "").lower(), row.get("framework", "").lower()
+    if _CHANNELS_LAST.search(notes):
+        return "channelsLast"
+    if _CONTIGUOUS.search(notes):
+        return "contiguous"
+    is_narrow = "16" in row.get("precision", "")
+    return "channelsLast" if is_narrow and any(word in framework for word in _USUALLY_LAST) else "contiguous"
+
+
+def _fused_kernels(row: Row) -> bool:
+    words, stated = row.get("framework", "").lower(), row.get("fused_kernels", "")
+    if stated == "0" and "megatron" in words and "transformere" not in words and row.get("gated_mlp", "") == "1":
+        # Megatron-LM fused bias and GELU, scale, mask and softmax years before it fused RMS norms and gates.
+        return False
+    own = any(word in words for word in _FUSED) or _FUSED_BUILD.search(words) is not None
+    return own or stated == "1"
+
+
+_FUSED_BUILD = re.compile(r"\bmxnet\b.*\bngc\b")
+"""Builds that have fused kernels of their own, whatever a table states.
+
+NVIDIA's MXNet fuses sums and ReLU with its norms (DeepLearningExamples, MxNet/Classification/RN50v1.5: fuse-bn-relu,
+fuse-bn-add-relu).
+"""
+
+
+def framework(row: Row) -> Framework | None:
+    """Return the framework that ran a row, or None if its text names none that is known.
+
+    MLPerf's references for large language models are NeMo's (mlcommons/training,
+    large_language_model_pretraining/nemo), and submissions follow them. Those of Stable Diffusion train with NeMo as
+    well (mlcommons/training_results, stable_diffusion, main.py).
+    """
+    words = row.get("framework", "").lower()
+    if "mlperf" in words and row.get("family") in ("decoder", "diffusion"):
+        return "nemo"
+    if "pytorch" in words and "ngc" in words and _APEX.search(row.get("model_name", "").lower()):
+        return None
+    return next((name for word, name in _FRAMEWORKS if word in words), None)
+
+
+_APEX = re.compile(r"\b(?:bert|transformer-?xl)")
+"""Models that NVIDIA's examples train in PyTorch with Apex at level O2.
+
+That level stores FP16 weights with FP32 masters, like a job that names no framework (DeepLearningExamples,
+PyTorch/LanguageModeling, BERT run_squad.py and Transformer-XL train.py).
+"""
+
+
+_FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
+    ("neox", "megatron-deepspeed"), ("composer", "composer"), ("litgpt", "litgpt"), ("torchtune", "torchtune"),
+    ("torchtitan", "torchtitan"), ("detectron", "detectron2"), ("megatron-deepspeed", "megatron-deepspeed"),
+    ("hf trainer + deepspeed", "deepspeed"), ("deepspeed", "deepspeed"), ("automodel", "fsdp2"), ("fsdp2", "fsdp2"),
+    ("megatron-bridge", "nemo"), ("nemo", "nemo"), ("megatron", "megatron"), ("flagscale", "megatron"),
+    ("nanotron", "megatron"), ("hf trainer", "huggingface"), ("llama-factory", "huggingface"),
+    ("axolotl", "huggingface"), ("transformers", "huggingface"), ("accelerate", "accelerate"), ("fsdp", "fsdp2"),
+    ("lightning", "lightning"), ("jax", "jax"), ("maxtext", "jax"), ("flax", "jax"), ("paxml", "jax"), ("t5x", "jax"),
+    ("tensorflow", "tensorflow"), ("keras", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"),
+    ("libai", "oneflow"), ("mxnet", "mxnet"), ("mindspore", "mindspore"), ("eager", None), ("pytorch", "ddp"),
+    ("torchvision", "ddp"),
+)  # fmt: skip
+"""Words that sources use for a framework, and what each means; the first match is used.
+
+None means no framework: such runs are measured in one process.
+"""
+
+
+_SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
+"""Words in the notes of runs that reduce their gradients only after the backward pass, without overlap."""
+
+
+def _lora_rank(row: Row, notes: str) -> int:
+    if "lora" not in row.get("task", ""):
+        return 0
+    return noted(r"rank (\d+)", notes) or 8
+
+
+def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
+    ranks = integer(row, "dp")
+    if framework(row) == "litgpt" and ranks:
+        row = {**row, "dp": str(min(ranks, gpus))}
+    stated = stated_plan(row, model, gpus)
+    copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and not zoo.spreads_tables(model)
+    if zoo.spreads_rows(model) and copied:
+        stated["expert"] = 1
+    if stated["zero_stage"] is None and _spreads_optimizer(row):
+        stated["zero_stage"] = 1
+    stated["virtual_stages"] = _virtual_stages(row, model, stated["pipeline"] or 1)
+    if "flagscale" in row.get("framework", "").lower():
+        stated["sequence_parallel"] = 0
+    return stated
+
+
+def _spreads_optimizer(row: Row) -> bool:
+    """Return whether a run's optimizer is distributed.
+
+    The row says so, or is MLPerf's Stable Diffusion (NeMo's distributed_fused_adam; mlcommons/training_results,
+    stable_diffusion, main.py).
+    """
+    is_diffusion = row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
+    return is_diffusion or "distributed optimizer" in row.get("optimizer", "")
+
+
+_CHUNK = 2
+"""Layers per chunk of an interleaved pipeline if a NeMo recipe does not state it (collections/llm/recipes: 1 to 4)."""
+
+
+def _virtual_stages(row: Row, model: Model, stages: int) -> int:
+    """Return the number of chunks per pipeline stage that a row states.
+
+    NeMo's recipes interleave every pipeline unless the notes say otherwise.
+    """
+    notes = row.get("notes", "")
+    if (stated := noted(r"\bVP ?(\d+)", notes)) or "VP n/a" in notes or stages == 1 or framework(row) != "nemo":
+        return stated or 1
+    return max(1, -(-model.layers // stages) // _CHUNK)
