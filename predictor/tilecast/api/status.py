@@ -77,7 +77,7 @@ class StepSeconds(StatusModel):
 
 
 class MemoryBytes(StatusModel):
-    """Memory of one GPU."""
+    """Memory that a plan takes of one GPU, and that the GPU has."""
 
     used: int = Field(ge=0, description="Peak that the plan cannot do without.")
     lower_bound: int | None = optional_field("Lower end of the range of what a run takes.", ge=0)

@@ -60,8 +60,9 @@ class Setting:
 
     @property
     def own(self) -> Transformer:
-        """The dimensions of transformers that are not general."""
-        return self.model.own(Transformer)
+        """The dimensions of transformers that are not general; of other models the defaults, which have no experts."""
+        own = self.model.dimensions
+        return own if isinstance(own, Transformer) else Transformer()
 
 
 @dataclass(frozen=True, slots=True)
