@@ -368,6 +368,7 @@ def test_a_job_whose_flavor_has_no_quota_any_more_runs_on_another(
     chosen = nodes_of(cluster, {"nvidia.com/gpu.product": T4})
     assert {pod["spec"]["nodeName"] for pod in pods(cluster, name) if pod["spec"].get("nodeName")} <= chosen
     assert "may run on" in event_message(cluster, name, "Requeued")
+    assert_requeued_once(cluster, impatient, name)
     cluster.kubectl("delete", kind, name)
     wait_for(lambda: not pods(cluster, name), f"the pods of {name} to go", WAIT_S)
 
@@ -398,7 +399,15 @@ def test_a_job_that_is_preempted_after_it_was_placed_runs_on_another_flavor(
     assert {role: item["replicas"] for role, item in now.items()} == {
         role: item["replicas"] for role, item in replicas.items()
     }
+    assert_requeued_once(cluster, impatient, name)
     cluster.kubectl("delete", "pytorchjob", name)
+
+
+def assert_requeued_once(cluster: Cluster, operator: Operator, name: str) -> None:
+    """Check that one Event and the metrics of an operator that has requeued nothing else say so."""
+    assert [item["reason"] for item in events(cluster, name)].count("Requeued") == 1
+    metrics = operator.get("/metrics").splitlines()
+    assert {"tilecast_requeued_total 1.0", 'tilecast_placements_total{outcome="Requeued"} 1.0'} <= set(metrics)
 
 
 def test_jobs_that_are_held_wait_for_a_kueue_that_starts_anew(

@@ -202,6 +202,9 @@ def test_mean_completion_beats_kueue_alone_and_everybody_is_let_go_once(
         f"were let go; held for {max(held_s):.1f} s at most; {dict(placed(alone))}, {dict(placed(planned))}; "
         f"forecast {advice['totals']['completionSeconds']:.1f} s\n"
     )
+    assert {annotations(item)[APPLIED] for item in planned} <= {"Placed", "Queued"}, (
+        "none was too late by the operator's clock"
+    )
     assert placed(planned)["large", T4] < placed(alone)["large", T4]
     assert placed(planned)["small", T4] > placed(planned)["small", H100]
     assert means[1] < means[0]
