@@ -22,7 +22,7 @@ demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
 	@$(BIN)/tilecast advise $(JOB) --nodes $(NODES)
 
-# kind's stories wait for most of their time, so that the unit tests run beside them.
+# Stories on kind mostly wait, so the unit tests run beside them.
 test: lint types
 	@echo "tests against a real control plane (its first build takes some minutes)"
 	@$(BIN)/python tools/binaries.py all >/dev/null
