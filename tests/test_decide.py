@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def facts(before: dict[str, Any] | None = None, **changes: Any) -> JobFacts:
     body = job()
     body["metadata"] |= {"uid": "u", "generation": 1, **changes.pop("metadata", {})}
     values = {"is_off": False, "now": NOW_S, **changes}
-    return JobFacts(View.of(body), job_status.stored(before or {}), **values)
+    return JobFacts(View.of(body), job_status.stored(json.dumps(before or {}).encode()), **values)
 
 
 def answered() -> dict[str, Any]:
