@@ -23,17 +23,17 @@ from tilecast.trace import Trace, TraceOperator
 from tilecast.zoo import huggingface, traced
 
 TRAINING = {"globalBatchSize": 256}
-DEPTHS = [1000] * 50
+DEPTHS = [1000] * 4
 TALL: dict[str, dict[str, Any]] = {
     "resnet": {
         "model_type": "resnet",
         "depths": DEPTHS,
-        "hidden_sizes": [64] * 50,
+        "hidden_sizes": [64] * 4,
         "embedding_size": 64,
         "layer_type": "bottleneck",
         "architectures": ["ResNetForImageClassification"],
     },
-    "convnext": {"model_type": "convnext", "depths": DEPTHS, "hidden_sizes": [96] * 50},
+    "convnext": {"model_type": "convnext", "depths": DEPTHS, "hidden_sizes": [96] * 4},
     "segformer": {
         "model_type": "segformer",
         "depths": DEPTHS,
