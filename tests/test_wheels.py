@@ -50,6 +50,9 @@ def test_the_laboratory_is_a_wheel_of_its_own(product: list[str], laboratory: li
 
 def test_the_image_is_built_without_the_laboratory() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    files = [str(path.relative_to(ROOT)) for name in let_in for path in (ROOT / name, *(ROOT / name).rglob("*"))]
+    paths = [
+        path for name in let_in for path in (ROOT / name, *(ROOT / name).rglob("*")) if "__pycache__" not in path.parts
+    ]
+    files = [str(path.relative_to(ROOT)) for path in paths]
     assert "predictor/tilecast/cli/validate.py" in files
     assert of_the_laboratory(files) == []
