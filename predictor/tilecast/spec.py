@@ -371,7 +371,10 @@ _ROOM = 1 << 14
 
 
 def _renumbered(code: Rows, size: int) -> tuple[Rows, int]:
-    """Return codes below `size` renumbered as 0, 1, 2, … in the same order, and their number."""
+    """Renumber codes to 0, 1, 2, … without gaps, in the same order.
+
+    Return them and how many are distinct. All codes are below `size`.
+    """
     if size > max(_ROOM, 8 * len(code)):
         values, index = np.unique(code, return_inverse=True)
         return index.reshape(-1), len(values)

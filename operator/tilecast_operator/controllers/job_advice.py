@@ -44,7 +44,7 @@ class AdviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobQuestion:
-    """Question about a job, as far as its pods and its queue leave it open."""
+    """Question about a job, narrowed to the pools that its pods and its queue allow."""
 
     question: Question
     request: Request

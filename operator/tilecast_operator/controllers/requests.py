@@ -44,7 +44,7 @@ class Requests:
         return iter(list(self._requests))
 
     def first(self, job: Key) -> tuple[str, Document] | None:
-        """Return name and document of the TrainingJob that counts for a job; None if none names it.
+        """Return name and document of the TrainingJob that decides for a job; None if none names it.
 
         That is the oldest TrainingJob that names it.
         """
@@ -72,7 +72,7 @@ class Requests:
             self.notify(target)
 
     def _withdraw(self, job: Key, name: str) -> None:
-        """Record that a TrainingJob no longer names a job; another TrainingJob may count now."""
+        """Record that a TrainingJob no longer names a job; the oldest of the others, if any, then decides."""
         others = self._requests.get(job, {})
         others.pop(name, None)
         if not others:

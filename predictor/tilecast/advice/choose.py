@@ -415,7 +415,7 @@ def _preferred(tied: list[Choice]) -> list[Choice]:
 
 
 def _ties(request: Request, first: Choice, other: Choice) -> bool:
-    """Check whether the forecast cannot tell the choice of one pool from the best plan of another."""
+    """Return whether the forecast cannot tell the choice of one pool from the best plan of another."""
     same = _rank_key(request, first)[0] == _rank_key(request, other)[0]
     return same and other.value <= first.best * _width(first, other)
 
@@ -426,7 +426,7 @@ def _width(one: Choice, other: Choice) -> float:
 
 
 def _is_tie(request: Request, one: Choice, other: Choice) -> bool:
-    """Check whether the forecast cannot tell the choices of two pools apart."""
+    """Return whether the forecast cannot tell the choices of two pools apart."""
     best, behind = sorted((one, other), key=lambda choice: _rank_key(request, choice))
     if _rank_key(request, best)[0] != _rank_key(request, behind)[0] or best.value <= 0:
         return False

@@ -127,7 +127,7 @@ class Alternative(StatusModel):
 
     @classmethod
     def of(cls, offer: Offer, **more: Any) -> Self:
-        """Return an offer in short; `more` are values of fields that a subclass adds."""
+        """Return the summary of an offer; `more` holds the values of fields that a subclass adds."""
         has_runs = bool(offer.pool.own.runs)
         return cls.within(
             pool=offer.pool.name,

@@ -34,7 +34,9 @@ def read(document: Document, runtime: Document | None = None) -> Job:
 
 
 def bare(document: Document) -> Job:
-    """Return the job that a document describes, without its pods; its spec is hardly read.
+    """Return the job that a document describes, without its pods.
+
+    Of its spec only the field that makes it wait is read, so that invalid pod templates raise nothing.
 
     Raises:
         SpecError: the document is of another kind, or its metadata or status does not have the expected shape.

@@ -154,7 +154,7 @@ def _profile(item: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
 
 
 def _named(item: Node) -> Layer | None:
-    """Return the first layer whose label names the node's GPU."""
+    """Return the first entry of `labels.toml` whose product label the node has; None if it has none of them."""
     return next((layer for layer in labels().layer if layer.product in item.labels), None)
 
 

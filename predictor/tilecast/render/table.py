@@ -100,7 +100,7 @@ def _why_not(advice: Advice) -> list[str]:
 
 
 def _is_no_better(item: WhyNot) -> bool:
-    """Check whether a plan would be no better than the recommendation even without what bars it."""
+    """Return whether a plan would be no better than the recommendation even without what bars it."""
     bound = item.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
     return item.code in ("Slower", "Dearer", "Tie") or (bound and (item.value or 0.0) >= 1)
 

@@ -142,7 +142,7 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
 
 
 def splits_heads(workload: Workload, tensor: int) -> bool:
-    """Check whether heads, key and value heads (or copies of them) and the MLP divide by `tensor` ranks."""
+    """Return whether heads, key and value heads (or copies of them) and the MLP divide by `tensor` ranks."""
     model = workload.model
     if tensor == 1:
         return True
@@ -151,7 +151,7 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
 
 
 def _splits_sequence(workload: Workload, context: int) -> bool:
-    """Check whether fused attention may be spread over `context` ranks.
+    """Return whether fused attention may be spread over `context` ranks.
 
     Each rank takes two pieces of a causal sequence, or one of another (zig-zag), and enough tokens that sending keys
     and values can pay.
@@ -171,7 +171,7 @@ def _most_stages(workload: Workload) -> int:
 
 
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
-    """Check whether every one of `pipeline` stages has work.
+    """Return whether every one of `pipeline` stages has work.
 
     Traced models are cut by cost. For others the layers are counted: they have to be of a single kind, and the last
     stage may hold fewer of them.

@@ -142,10 +142,10 @@ class Sharded:
         return self.gather(_total(blocks, column))
 
     def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
-        """Return the share of the layers that the fullest pipeline stage holds, (n,).
+        """Return the largest share of the layers that one pipeline stage holds, for each plan, (n,).
 
-        It is 1 without a pipeline. `of` is the measure of that share, which matters where layers differ from each
-        other.
+        The share is 1 without a pipeline. `of` says what is summed over a stage's layers: their cost, parameters or
+        activations. It changes the result only where stages are cut by cost.
         """
         if self.graph.stages is not None:
             shares: Floats = getattr(self.graph.stages, of)

@@ -116,7 +116,7 @@ def _rejection(outcome: Choice | Rejection) -> Rejection | None:
 
 
 def _is_open(request: Request, pool: Pool) -> bool:
-    """Check whether a plan only has to fit.
+    """Return whether a plan only has to fit.
 
     That is so if no plan is stated, the pool is allowed, no price is missing and time and money are not limited.
     """

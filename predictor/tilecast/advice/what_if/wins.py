@@ -79,7 +79,7 @@ def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
 
 
 def _wins_clearly(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    """Check whether a plan of a changed pool makes that pool the recommended one, whatever else the pool then offers.
+    """Return whether a plan of a changed pool makes that pool the recommended one, whatever else the pool then offers.
 
     The changed pool has better plans too, and may recommend one that ties with its best, so the plan has to win by the
     width of two ties.
@@ -93,7 +93,7 @@ MOST_CONFIRMED = 256
 
 
 def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
-    """Check whether a changed pool is the recommended one."""
+    """Return whether the changed pool, searched anew, is recommended over the other choices."""
     outcome = choose_on(request, pool)
     return isinstance(outcome, Choice) and _wins(request, outcome, others)
 

@@ -31,7 +31,7 @@ The classes that these models list under `_no_split_modules` exist.
 
 
 def is_sharded(setting: Setting) -> bool:
-    """Check whether `fully_shard` runs the plan."""
+    """Return whether `fully_shard` runs the plan."""
     framework = setting.workload.framework
     return framework is not None and engine(framework) == "fsdp2"
 

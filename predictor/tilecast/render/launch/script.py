@@ -26,7 +26,7 @@ _BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
 
 
 def autocasts(setting: Setting) -> bool:
-    """Check whether the job computes in 16 bit with weights that are held in FP32."""
+    """Return whether the job computes in 16 bit with weights that are held in FP32."""
     return setting.workload.is_mixed and setting.cells.weights != "pure"
 
 
@@ -98,7 +98,7 @@ def model(setting: Setting) -> list[str]:
 
 
 def is_fused(setting: Setting) -> bool:
-    """Check whether the weight update is priced as one kernel for many tensors."""
+    """Return whether the weight update is priced as one kernel for many tensors."""
     return "optimizer" in fuse.passes(setting.workload)
 
 

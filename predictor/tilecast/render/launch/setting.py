@@ -37,7 +37,7 @@ class Setting:
 
     @classmethod
     def of(cls, name: str, offer: Offer) -> Setting:
-        """Return the setting of an offer for a job of that name."""
+        """Return the setting that runs an offer, for the job `name`."""
         return cls(
             name=name,
             workload=offer.workload,

@@ -46,7 +46,7 @@ from tilecast.zoo.numerics import Numerics
 
 @dataclass(frozen=True, slots=True)
 class Network(Generic[DimensionsT]):
-    """A family of networks: the dimensions that only it has, and the function that writes it."""
+    """Family of networks: the class of its dimensions, and the function that adds its operators to a walk."""
 
     dimensions: type[DimensionsT]
     write: Callable[[Walk, DimensionsT], None]

@@ -174,7 +174,7 @@ def feature_pyramid(walk: Walk, levels: Sequence[tuple[int, Size]]) -> list[tupl
 
 
 def on_every_level(walk: Walk, levels: Sequence[tuple[int, Size]], head: Callable[[], None]) -> None:
-    """Write `head` on every level, with the same weights."""
+    """Add the operators of `head` on every pyramid level; the levels share one set of weights."""
     before = walk.parameters
     for level in levels:
         walk.parameters = before

@@ -24,7 +24,7 @@ def supported() -> tuple[str, ...]:
 
 
 def expressions_of(kind: str) -> tuple[str, ...]:
-    """Return the expressions that read a config of a type."""
+    """Return the expressions that turn a config of a `model_type` into dimensions."""
     return tuple(_tables()[kind]["read"].values())
 
 

@@ -33,7 +33,7 @@ _INPUTS: Mapping[str, int] = {"matmul": 2, "convolution": 2, "attention": 3, "co
 
 
 def is_document(value: Mapping[str, Any]) -> bool:
-    """Check whether a JSON value claims to be the document of a trace."""
+    """Return whether a JSON value claims to be the document of a trace."""
     return str(value.get("format", "")).startswith("tilecast-graph")
 
 

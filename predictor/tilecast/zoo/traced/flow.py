@@ -135,7 +135,7 @@ class _FlowReader:
                 self.root[name] = self.root.get(inputs[0], inputs[0])
 
     def _promotes(self, operator: TraceOperator) -> bool:
-        """Check whether an operator's inputs promote its output to FP32.
+        """Return whether an operator's inputs promote its output to FP32.
 
         Channel norms have FP32 weights but keep the type of their input. A single number promotes nothing.
         """
@@ -183,7 +183,7 @@ class _FlowReader:
         return groups
 
     def _follows(self, last: TraceOperator, operator: TraceOperator) -> bool:
-        """Check whether a compiler runs an operator in the same pass as the one before it."""
+        """Return whether a compiler runs an operator in the same pass as the one before it."""
         before = OPERATORS[last.kind]
         if not ((before.chained or before.leads) and OPERATORS[operator.kind].chained):
             return False

@@ -76,7 +76,7 @@ class Index:
         return inputs[0]
 
     def is_closed(self, replaced: set[int], output: str) -> bool:
-        """Check whether only `replaced` operators read what they make, apart from `output`."""
+        """Return whether only `replaced` operators read what they make, apart from `output`."""
         for index in replaced:
             for name in self.operators[index].outputs:
                 if name != output and (name in self.trace.outputs or not self._reaches(name, replaced)):
@@ -264,7 +264,7 @@ def _attention(index: Index, at: int) -> Match | None:
 
 
 def _is_square(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
-    """Check whether a mask has its own value for each pair of positions, as a causal mask has."""
+    """Return whether a mask has its own value for each pair of positions, as a causal mask has."""
     return len(mask) >= 2 and mask[-2:] == scores[-2:] and mask[-2] == mask[-1] > 1
 
 

@@ -253,7 +253,7 @@ class _OnnxReader:
 
 
 def _is_mask(shape: Shape, tensor: Any) -> bool:
-    """Check whether a constant is a mask over pairs of positions: square, with a value far below any weight."""
+    """Return whether a constant is a mask over pairs of positions: square, with a value far below any weight."""
     from onnx import numpy_helper
 
     if len(shape) < 2 or shape[-1] != shape[-2]:
