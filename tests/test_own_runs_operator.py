@@ -242,6 +242,34 @@ async def test_a_report_of_a_job_that_was_replaced_meanwhile_counts_for_nobody(
         assert "observed" not in store.status("team", "a") and "forecast" not in store.status("team", "a")
 
 
+async def test_a_job_that_is_created_anew_during_a_forecast_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, priced, replaced = SharedStore(), Advisor.forecast_running, list[str]()
+    path = f"{TRAINING_JOBS.format('team')}/a"
+    async with operator(store, advise, NODES, discovery=True) as running:
+
+        async def replacing(*arguments: Any, **chosen: Any) -> Any:
+            done = await priced(*arguments, **chosen)
+            if not replaced:
+                replaced.append(path)
+                old = store.objects.pop(path)
+                running.cache.lose(copy.deepcopy(old))
+                metadata = {
+                    "name": "a",
+                    "namespace": "team",
+                    "annotations": {STEP: old["metadata"]["annotations"][STEP]},
+                }
+                new = {name: part for name, part in old.items() if name != "status"} | {"metadata": metadata}
+                running.cache.see(store.put(path, new))
+            return done
+
+        monkeypatch.setattr(Advisor, "forecast_running", replacing)
+        raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
+        annotate(store, "a", 1.5 * raw_s)
+        running.cache.see(copy.deepcopy(store.objects[path]))
+        await settled(running)
+        assert replaced and "observed" in store.status("team", "a")
+
+
 async def test_what_was_learnt_of_fewer_runs_never_replaces_what_was_learnt_of_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

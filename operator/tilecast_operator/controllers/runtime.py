@@ -178,11 +178,10 @@ class Runtime:
                 await self._journal.steps(key, self._reconcile[key.kind](key))
                 self._failures.pop(key, None)
                 self._unwritten.pop(key, None)
-                table = self._tables[key.kind]
-                if table is not None and table.get(key) is None:
-                    self.records.drop(key)  # the object went while its key was worked on
+                self._tidy(key)
             except NotLeaderError:
                 self._unwritten[key] = True
+                self._tidy(key)
             except (ApiError, *UNREACHABLE, TryAgainError) as error:
                 self._retry(key, error)
             except Exception:
@@ -193,6 +192,12 @@ class Runtime:
             # Keys that need no request never wait for anything. Thousands of them in a row would keep the event loop
             # from serving anything else, such as probes and reports.
             await asyncio.sleep(0)
+
+    def _tidy(self, key: Key) -> None:
+        """Drop the record of an object that went while its key was worked on."""
+        table = self._tables[key.kind]
+        if table is not None and table.get(key) is None:
+            self.records.drop(key)
 
     def _retry(self, key: Key, error: Exception | None) -> None:
         """Try again later, unless the object is gone.

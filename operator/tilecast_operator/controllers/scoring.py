@@ -91,7 +91,9 @@ class Scores:
             await self.take(key, seen, pools, reports.from_annotation(text))
         except Refused as refused:
             self._context.metrics.observations.labels("annotation", refused.outcome).inc()
-            self._measured.of(key).refused = (text, str(refused))
+            now = self._context.cache.training_jobs.get(key)
+            if now is not None and now.uid == seen.uid:  # nothing is known of another job of its name
+                self._measured.of(key).refused = (text, str(refused))
             return False
         return True
 
@@ -109,11 +111,12 @@ class Scores:
             raise Refused("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
         known = self.get(key)
         frozen = known.forecast if known else status.forecast
-        forecast = await self._forecast(key, seen.value, pools, report, best, frozen)
-        reports.plausible(report.seconds, forecast.raw_seconds)
+        forecast, origin = await self._forecast(key, seen.value, pools, report, best, frozen)
         now = self._context.cache.training_jobs.get(key)
         if now is None or now.uid != seen.uid:
             raise Refused("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
+        self._measured.of(key).origin = origin
+        reports.plausible(report.seconds, forecast.raw_seconds)
         known = self.get(key)  # others may have reported during the forecast
         same = known is not None and known.forecast.place == forecast.place
         window = reports.added(known.window if known and same else None, report, self._context.now())
@@ -132,8 +135,10 @@ class Scores:
         report: StepReport,
         best: Recommendation,
         frozen: FrozenForecast | None,
-    ) -> ScoredForecast:
-        """Return the frozen forecast; a new one if the job turns out to run elsewhere or with another plan.
+    ) -> tuple[ScoredForecast, Origin | None]:
+        """Return the frozen forecast, and the origin for which it was made.
+
+        It is a new one if the job turns out to run elsewhere or with another plan.
 
         Raises:
             Refused: The pool of the report is not known, or what runs cannot be forecast.
@@ -142,7 +147,7 @@ class Scores:
         origin = (_pool_of(report, pools, best), report.gpus, report.plan)
         part = self._measured.get(key)
         if known is not None and (origin == (None, None, None) or (part is not None and origin == part.origin)):
-            return known
+            return known, None if part is None else part.origin
         standing = best.incumbent()
         name, gpus = origin[0] or best.pool, report.gpus or best.gpus
         pool = next((item for item in pools.pools if item.name == name), None)
@@ -161,10 +166,9 @@ class Scores:
             )
         except SpecError as error:
             raise Refused("no_advice", 409, f"what runs cannot be forecast: {error}") from None
-        self._measured.of(key).origin = origin
         since = frozen.frozen_at if frozen is not None else self._context.now()
         forecast = _of(ran, since, ran.plan == standing.plan and name == best.pool)
-        return known if known is not None and known.place == forecast.place else forecast
+        return known if known is not None and known.place == forecast.place else forecast, origin
 
 
 def _of(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:

@@ -88,7 +88,7 @@ class TrainingJobs:
         if read is None:
             return
         facts, seen = read
-        want = decide(facts)
+        want = decide(replace(facts, now=self._context.clock()))
         if want.news is not None:
             await self._context.writer.post(key, seen.uid, want.news)
         is_written = await self._writes.write(key, seen, want, facts.before)
@@ -157,7 +157,7 @@ class TrainingJobs:
             answer = noted(question, answer)
         place = capacity.destination(answer)
         fit = capacity.STARTED if facts.has_started else self._destinations.fit(key, place)
-        return replace(facts, answer=answer, fit=fit, now=self._context.clock()), seen
+        return replace(facts, answer=answer, fit=fit), seen
 
     def _waits(self, key: Key, answer: Answer) -> bool:
         """Return whether the search for a job was interrupted; the job is reconciled when it is tried again."""
