@@ -440,3 +440,11 @@ def test_models_are_keys(name: str) -> None:
     model = zoo.preset(name)
     assert {model: 1}[replace(model)] == 1
     assert model != replace(model, layers=model.layers + 1)
+
+
+def test_models_are_equal_where_their_texts_are() -> None:
+    """Keys of what is remembered are such texts."""
+    again = {name: replace(model, dimensions=replace(model.dimensions)) for name, model in zoo.presets().items()}
+    texts = {name: repr(model) for name, model in zoo.presets().items()}
+    assert {name: repr(model) for name, model in again.items()} == texts
+    assert len(set(texts.values())) == len(set(zoo.presets().values()))

@@ -135,7 +135,8 @@ def test_what_needs_the_laboratory_says_so_in_a_line(
     words: list[str], field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["validate", *words]) == 2
-    line = f"tilecast: {field}: needs tilecast-lab, which is not installed; pip install tilecast-lab (from lab/)\n"
+    remedy = "run `pip install ./lab` in a checkout of the repository"
+    line = f"tilecast: {field}: needs tilecast-lab, which is not installed; {remedy}\n"
     assert capsys.readouterr().err == line
 
 

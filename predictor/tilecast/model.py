@@ -40,6 +40,9 @@ class Dimensions:
     def __hash__(self) -> int:
         return hash(self._values())
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self._values()!r}"
+
     # One comparison serves all families: a generated one for each would take longer to import than a forecast takes.
     def _values(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)

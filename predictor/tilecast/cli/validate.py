@@ -71,7 +71,9 @@ def _command(options: argparse.Namespace) -> Command:
 
 
 def _missing(field: str) -> SpecError:
-    return SpecError(field, "needs tilecast-lab, which is not installed", "pip install tilecast-lab (from lab/)")
+    return SpecError(
+        field, "needs tilecast-lab, which is not installed", "run `pip install ./lab` in a checkout of the repository"
+    )
 
 
 def _runs(options: argparse.Namespace, track: Track) -> str:

@@ -99,6 +99,7 @@ def node(document: Mapping[str, Any]) -> Node:
             sorted(
                 (str(item.get("key", "")), _text(item.get("value") or ""), str(item.get("effect", "")))
                 for item in taints
+                if item.get("key") and item.get("effect") in _EFFECTS and len(_text(item.get("value") or "")) <= 63
                 if not table.transient_taints.matches(str(item.get("key", "")))
             )
         ),
@@ -212,6 +213,10 @@ def _slices(
         total[profile] += count(capacity[resource]) or 0
         usable[profile] += count(allocatable.get(resource)) or 0
     return tuple((profile, amount, usable[profile]) for profile, amount in sorted(total.items()))
+
+
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+"""Effects of taints. The API server stores no taint without one, without a key or with a value above 63 characters."""
 
 
 def _away(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[Mapping[str, Any]]) -> str:

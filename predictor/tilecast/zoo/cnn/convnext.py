@@ -6,9 +6,10 @@ normalises each channel's response over the image.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecast.model import numbered
+from tilecast.model import Model, Problem, numbered
 from tilecast.zoo import layers
 from tilecast.zoo.cnn.images import Classifier
 from tilecast.zoo.cnn.walk import Walk
@@ -26,6 +27,11 @@ class ConvNext(Classifier):
     """Side of a patch that the stem cuts, in pixels."""
     response_norm: bool = False
     """Whether each channel's response is normed, which makes it version 2."""
+
+    def problems(self, model: Model) -> Iterator[Problem]:
+        """Yield the dimensions that contradict others of the model."""
+        if self.patch < 1:
+            yield "patch", f"must be positive, got {self.patch}", "state one or more, or leave it out"
 
 
 def convnext(walk: Walk, dims: ConvNext) -> None:

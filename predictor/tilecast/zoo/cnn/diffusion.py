@@ -45,7 +45,9 @@ class DiffusionUnet(Images):
 
     def problems(self, model: Model) -> Iterator[Problem]:
         """Yield the dimensions that contradict others of the model."""
-        return self.unmeasured("text")
+        yield from self.unmeasured("text")
+        if len(self.channels) > 6:
+            yield "channels", f"{len(self.channels)} sizes are more than 6", "trace it with `tilecast trace`"
 
 
 def diffusion_unet(walk: Walk, dims: DiffusionUnet) -> None:
