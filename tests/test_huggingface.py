@@ -652,3 +652,17 @@ def test_a_classifier_of_sound_is_priced_as_its_encoder() -> None:
     known = {"model_type": "wav2vec2", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
     named = {**known, "architectures": ["Wav2Vec2ForSequenceClassification"]}
     assert huggingface.model(named).dimensions == huggingface.model(known).dimensions
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"model_type": "convnext", "patch_size": 0}, "patch_size"),
+        ({"model_type": "segformer", "mlp_ratios": [0, 0, 0, 0]}, "mlp_ratios"),
+        ({"model_type": "audio-spectrogram-transformer", "time_stride": 0}, "time_stride"),
+    ],
+)
+def test_a_size_of_zero_is_refused(config: dict[str, Any], key: str) -> None:
+    with pytest.raises(SpecError, match="must be positive, got 0; state one or more") as error:
+        huggingface.model(huggingface.defaults(config["model_type"]) | config)
+    assert key in error.value.field

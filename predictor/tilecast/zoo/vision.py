@@ -6,12 +6,13 @@ arXiv 2103.14030 (section 3, without the bias of relative positions, under 0.1 %
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
-from tilecast.model import Model, numbered
+from tilecast.model import Model, Problem, numbered
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
@@ -45,6 +46,12 @@ class Vision(Transformer):
     """Whether one more layer precedes the classifier."""
     classes: int = 1000
     """Outputs of the classifier."""
+
+    def problems(self, model: Model) -> Iterator[Problem]:
+        """Yield the dimensions that contradict others of the model."""
+        yield from Transformer.problems(self, model)
+        if self.patch_stride is not None and self.patch_stride < 1:
+            yield "patch_stride", f"must be positive, got {self.patch_stride}", "state one or more, or leave it out"
 
     @property
     def width_pixels(self) -> int:

@@ -5,9 +5,10 @@ Source: Xie et al., arXiv 2105.15203, sections 3.1 and 3.2.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecast.model import numbered
+from tilecast.model import Model, Problem, numbered
 from tilecast.zoo.cnn import attention
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.walk import Walk
@@ -32,6 +33,12 @@ class Segformer(Images):
     """Channels of the decoder."""
     ratio: int = 4
     """Width of the MLP of a layer, over that of the layer."""
+
+    def problems(self, model: Model) -> Iterator[Problem]:
+        """Yield the dimensions that contradict others of the model."""
+        if self.ratio < 1:
+            yield "ratio", f"must be positive, got {self.ratio}", "state one or more, or leave it out"
+
     classes: int = 150
     """Categories of a pixel."""
 
