@@ -305,7 +305,7 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
     for name, nodes in NODES.items():
         per_node = usual_pool(find_gpu(name), 1).usual_gpus_per_node
         pools[name] = usual_pool(find_gpu(name), nodes * per_node)
-    deviations, kinds = [], dict[str, tuple[Workload, int, dict[str, float]]]()
+    deviations, kinds = [], dict[tuple[Workload, int], dict[str, float]]()
     for row, item in zip(rows, runs.forecast(rows), strict=True):
         seconds = real(row, "step_time_s_derived")
         if item.left_out_s is None or seconds is None:
@@ -314,10 +314,10 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
         deviation = math.log(seconds / item.left_out_s)
         deviations.append(deviation)
         work = replace(case.workload, steps=1)
-        known = kinds.setdefault(repr((work, case.gpus)), (work, case.gpus, {}))[2]
+        known = kinds.setdefault((work, case.gpus), {})
         known.setdefault(case.pool.gpu.name, math.exp(deviation))
     able: list[JobType] = []
-    for work, gpus, known in kinds.values():
+    for (work, gpus), known in kinds.items():
         asked = Request("job", work, constraints=Constraints(gpus=gpus))
         options = job_options(asked, list(pools.values()))
         if len(options) >= 2:

@@ -83,7 +83,8 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
         SpecError: `reader` raises it.
     """
     refused: dict[int, str] = {}
-    alike: dict[str, list[tuple[int, RunCase, Plans]]] = defaultdict(list)
+    # Cases of one workload and pool share a graph and kernel times.
+    alike: dict[tuple[Workload, Pool], list[tuple[int, RunCase, Plans]]] = defaultdict(list)
     for index, row in enumerate(rows):
         try:
             case = reader(row)
@@ -91,7 +92,7 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
         except UnreadRow as refusal:
             refused[index] = refusal.code
         else:
-            alike[_key(case)].append((index, case, plans))
+            alike[case.workload, case.pool].append((index, case, plans))
     groups = []
     for members in alike.values():
         case = members[0][1]
@@ -109,16 +110,6 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
             continue
         groups.append(RunGroup(case.workload, case.pool, plans, sharded, timed, group_members))
     return groups, refused
-
-
-def _key(case: RunCase) -> str:
-    """Return a key that is equal for cases which can share one graph and one set of kernel times.
-
-    Traces are compared by identity.
-    """
-    model = case.workload.model
-    plain = replace(case.workload, model=replace(model, trace=None))
-    return repr((plain, case.pool, id(model.trace)))
 
 
 def forecast(rows: Sequence[Row], track: Track = untracked) -> list[Forecast]:
