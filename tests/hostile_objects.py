@@ -41,7 +41,8 @@ def _training_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _job(name: str, **annotations: str) -> dict[str, Any]:
+def annotated_job(name: str, **annotations: str) -> dict[str, Any]:
+    """Return a suspended Job that asks for advice; keys of annotations are without `tilecast.dev/`."""
     resources = {"limits": {"nvidia.com/gpu": 1}}
     pod = {"restartPolicy": "Never", "containers": [{"name": "train", "image": "x", "resources": resources}]}
     marks = {f"tilecast.dev/{key}": text for key, text in annotations.items()}
@@ -79,11 +80,11 @@ def hostile(count: int, seed: int) -> Iterator[list[tuple[str, dict[str, Any]]]]
         reference = {"configMapKeyRef": {"name": name, "key": "config.json"}}
         match number % 8:
             case 0:
-                yield [(BATCH, _job(name, model="gpt2", training=f'{{"globalBatchSize": {value}}}'))]
+                yield [(BATCH, annotated_job(name, model="gpt2", training=f'{{"globalBatchSize": {value}}}'))]
             case 1:
-                yield [(BATCH, _job(name, model=value, training=json.dumps(TRAINING), mode="Initial"))]
+                yield [(BATCH, annotated_job(name, model=value, training=json.dumps(TRAINING), mode="Initial"))]
             case 2:
-                yield [(BATCH, _job(name, model="gpt2", training=json.dumps(TRAINING), constraints=value))]
+                yield [(BATCH, annotated_job(name, model="gpt2", training=json.dumps(TRAINING), constraints=value))]
             case 3:
                 config_map = {"kind": "ConfigMap", "metadata": {"name": name}, "data": {"config.json": config}}
                 yield [(MAPS, config_map), (JOBS, _training_job(name, {"model": {"huggingFace": reference}}))]

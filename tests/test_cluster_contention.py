@@ -16,6 +16,7 @@ import pytest
 
 import witness
 from cluster import Cluster, wait_for
+from hostile_objects import annotated_job
 from operator_process import Operator
 
 pytestmark = pytest.mark.cluster
@@ -117,7 +118,8 @@ def test_two_operators_leave_each_other_the_jobs_that_nobody_signs(
     cluster = bare_cluster
     for operator in operators:
         operator.start()
-    items = [plain_job(name) for name in NAMES]
+    training = json.dumps({"sequenceLength": 1024, "globalBatchSize": 64, "precision": "fp16"})
+    items = [annotated_job(name, model="gpt2", training=training) for name in NAMES]
     cluster.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     wait_for(lambda: sum(map(contended, operators)) >= len(NAMES), "every Job to be left to one of them", WAIT_S)
     wait_for(lambda: {name for name, _ in told(cluster)} == set(NAMES), "an Event about each Job", WAIT_S)
@@ -126,24 +128,6 @@ def test_two_operators_leave_each_other_the_jobs_that_nobody_signs(
     written = sum(job_writes(operator) for operator in operators)
     time.sleep(20)
     assert sum(job_writes(operator) for operator in operators) == written <= JOB_WRITES_AT_MOST * len(NAMES)
-
-
-def plain_job(name: str) -> dict[str, Any]:
-    """Return a Job that asks for advice and waits for its user."""
-    training = {"sequenceLength": 1024, "globalBatchSize": 64, "precision": "fp16"}
-    marks = {"tilecast.dev/model": "gpt2", "tilecast.dev/training": json.dumps(training)}
-    container = {"name": "train", "image": "train", "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "labels": {"tilecast.dev/enabled": "true"},
-            "annotations": marks,
-        },
-        "spec": {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}},
-    }
 
 
 def told(cluster: Cluster) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cluster import Cluster, ClusterError, wait_for
+from hostile_objects import annotated_job
 from operator_process import Operator, is_answered
 
 pytestmark = pytest.mark.cluster
@@ -38,27 +39,6 @@ def training_job(name: str, batch: int) -> dict[str, Any]:
         "kind": "TrainingJob",
         "metadata": {"name": name, "namespace": "default"},
         "spec": {"model": {"preset": "gpt2"}, "training": {"sequenceLength": 128, "globalBatchSize": batch}},
-    }
-
-
-def held_job(name: str, batch: int) -> dict[str, Any]:
-    """Return a Job in mode Initial that waits for the operator."""
-    marks = {
-        "tilecast.dev/mode": "Initial",
-        "tilecast.dev/model": "gpt2",
-        "tilecast.dev/training": json.dumps({"sequenceLength": 128, "globalBatchSize": batch}),
-    }
-    container = {"name": "train", "image": "train", "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "labels": {"tilecast.dev/enabled": "true"},
-            "annotations": marks,
-        },
-        "spec": {"suspend": True, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}},
     }
 
 
@@ -102,7 +82,9 @@ def test_an_operator_that_dies_at_two_objects_serves_all_others_in_the_end(
         apply(*(training_job(name, batches[name]) for name in HONEST))
         operator.start()
         wait_for(lambda: reasons() == dict.fromkeys(HONEST, "Advised"), "the answers of the others", WAIT_S)
-        apply(training_job("bomb", DEADLY), held_job("held", DEADLY))
+        deadly = json.dumps({"sequenceLength": 128, "globalBatchSize": DEADLY})
+        held = annotated_job("held", mode="Initial", model="gpt2", training=deadly)
+        apply(training_job("bomb", DEADLY), held)
         while True:
             try:
                 if operator.pid is None:
