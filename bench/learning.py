@@ -20,7 +20,7 @@ sys.path += [str(Path(__file__).resolve().parent.parent / "operator")]
 
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
-from tilecast.calibration import SCALES, Run
+from tilecast.learning.calibration import SCALES, Run
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration
 from tilecast_operator.observed.run_store import RunStore
 

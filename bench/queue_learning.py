@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilecast.calibration import Calibration, Key, Run, fit, group
+from tilecast.learning.calibration import Calibration, Key, Run, fit, group
 from tilecast.planner.problem import JobOption, PoolCapacity
 
 REPORT_S = 600.0

@@ -15,10 +15,10 @@ its constants were fitted without the row's source. Placements see forecasts, or
 of 100 % means that jobs arrive over the least time in which the pools can do all of the work.
 
 Calibrated placements see forecasts that earlier runs correct: those of jobs that ended or ran for ten minutes, and none
-still to come. `tilecast.calibration` corrects them as an operator does; with `own steps` a workload that already ran on
-the pool takes the median of the steps measured there. Every placement runs the first `--warm` jobs and learns from
-them, and they count only in the last end and the cost. Order and admission are Kueue's (`BestEffortFIFO`); nothing that
-runs is preempted or moved.
+still to come. `tilecast.learning.calibration` corrects them as an operator does; with `own steps` a workload that
+already ran on the pool takes the median of the steps measured there. Every placement runs the first `--warm` jobs and
+learns from them, and they count only in the last end and the cost. Order and admission are Kueue's (`BestEffortFIFO`);
+nothing that runs is preempted or moved.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ import numpy as np
 from queue_learning import Arrival, State, StepLearner, measured_run, scaled
 from tilecast import zoo
 from tilecast.advice import Constraints, Request
-from tilecast.calibration import MIN_OBSERVATIONS, Run, digest, framework_of, scale
 from tilecast.hardware import find_gpu
 from tilecast.inputs.pools import usual_pool
+from tilecast.learning.calibration import MIN_OBSERVATIONS, Run, digest, framework_of, scale
 from tilecast.model import Model
 from tilecast.planner.columns import alone_s, columns
 from tilecast.planner.options import capacity, job_options

@@ -17,8 +17,17 @@ import pytest
 from tilecast import collectives
 from tilecast.cli import main
 from tilecast.collectives import Group
+from tilecast.collectives.link_calibration import (
+    CONSTANTS,
+    _three_digits,
+    calibrate,
+    constant,
+    fit,
+    predict,
+    read_log,
+    toml,
+)
 from tilecast.hardware import Link, find_link, load_link, use_links
-from tilecast.link_calibration import CONSTANTS, _three_digits, calibrate, constant, fit, predict, read_log, toml
 from tilecast.spec import SpecError
 from tilecast_lab.fit import links as nvlink
 

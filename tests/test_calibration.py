@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import calibration, search, zoo
+from tilecast import search, zoo
 from tilecast.advice import Request, advise
 from tilecast.api import calibration as calibration_file
-from tilecast.calibration import (
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.learning import calibration
+from tilecast.learning.calibration import (
     MIN_OBSERVATIONS,
     Calibration,
     Correction,
@@ -26,7 +28,6 @@ from tilecast.calibration import (
     leave_one_out_errors,
     relative_error,
 )
-from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Workload
 from tilecast.validate import calibration as curves
 from tilecast.validate.runs import read_table

@@ -14,9 +14,9 @@ import pytest
 
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
-from tilecast.calibration import Run
 from tilecast.cli import VERBS, main
 from tilecast.cli.progress import track
+from tilecast.learning.calibration import Run
 from tilecast.sweeps import FIELDS
 from tilecast.zoo.traced import document, onnx_file
 

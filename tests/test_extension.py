@@ -51,9 +51,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     for folder in ("examples", "tests"):
         shutil.copy(FIXTURES / folder / "zetajob.yaml", house.folder / folder / "existing")
     record = '    "broadcast": Collective({"ring": ring_gather}, _gathered, "broadcast"),\n'
-    house.add_line("collectives.py", record, '    "send_recv": Collective(')
+    house.add_line("collectives/__init__.py", record, '    "send_recv": Collective(')
     house.add_line(
-        "collectives.py", '            "zeta": lambda size, *_: 0.0 * size,\n', '            "nvls": nvls_all'
+        "collectives/__init__.py", '            "zeta": lambda size, *_: 0.0 * size,\n', '            "nvls": nvls_all'
     )
     record = 'ObjectiveRecord("zeta", "the zestiest step", "zestiest", "staler", "price", needs_price=True),\n        '
     house.add_line("objectives.py", record, 'ObjectiveRecord("cost",')

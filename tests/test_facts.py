@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from tilecast import calibration, constants, hardware, job_calibration, shipped
+from tilecast import constants, hardware, shipped
 from tilecast.constants import Constants, Widths
-from tilecast.facts import FactFile
 from tilecast.hardware import instances
 from tilecast.hardware.schema import ConstantsFile, MigGpuFile
+from tilecast.learning import calibration, job_calibration
+from tilecast.shipped import FactFile
 from tilecast.spec import SpecError
 
 TABLE = tomllib.loads(files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8"))
@@ -116,17 +117,17 @@ DEFINED: Mapping[str, set[str | float]] = {
     "advice/what_if/alternatives.py": {"SIZES_MIB"},
     "advice/what_if/changes.py": {"FURTHER"},
     "api/base.py": {0.6, "_ORDER"},
-    "calibration.py": {0.9, 1.2533, 1.4826, 1.645, 2.5, "LEVELS", "SCALES"},
-    "consensus.py": {2.5},
+    "learning/calibration.py": {0.9, 1.2533, 1.4826, 1.645, 2.5, "LEVELS", "SCALES"},
+    "learning/consensus.py": {2.5},
     "hardware/__init__.py": {0.7},
-    "link_calibration.py": {0.0005, 0.2, 0.9, 1.1},
-    "namespace_calibration.py": {1.25, 1.5},
+    "collectives/link_calibration.py": {0.0005, 0.2, 0.9, 1.1},
+    "learning/namespace_calibration.py": {1.25, 1.5},
     "planner/owners.py": {0.03},
     "planner/problem.py": {0.02},
     "planner/relaxation.py": {1.5},
     "planner/solver.py": {0.03, 0.95},
     "public/asking.py": {0.05},
-    "sharing.py": {0.8, 1.25},
+    "advice/sharing.py": {0.8, 1.25},
     "zoo/__init__.py": {0.75},
     # Units, types and quantiles.
     "cost.py": {3.6},
@@ -251,9 +252,9 @@ def test_hardware_files_state_their_sources(tmp_path: Path) -> None:
 def test_deviations_state_their_source(
     module: ModuleType, section: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    table = shipped.table("tilecast", "calibration.toml")
+    table = shipped.read_table("tilecast.learning", "calibration.toml")
     del table[section]["source"]
-    monkeypatch.setattr(shipped, "table", lambda package, name: table)
+    monkeypatch.setattr(shipped, "read_table", lambda package, name: table)
     request.addfinalizer(module.deviations.cache_clear)
     module.deviations.cache_clear()
     with pytest.raises(SpecError, match=rf"^calibration\.toml: {section}\.\w+: has no source; write "):

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import zoo
-from tilecast.calibration import Calibration
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.learning.calibration import Calibration
 from tilecast.spec import Plan, Plans, Workload
 from tilecast.step import StepTimes, step
 from tilecast.step.blocks import kernel_seconds

@@ -20,8 +20,8 @@ from tilecast.advice import advise
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
 from tilecast.api.pool_learning import MAX_KEPT, Forget
-from tilecast.calibration import Calibration, Correction, Run
 from tilecast.cli import main
+from tilecast.learning.calibration import Calibration, Correction, Run
 from tilecast.spec import SpecError
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import pools

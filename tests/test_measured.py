@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 
 from tilecast import search, zoo
-from tilecast.calibration import Calibration, Correction
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.job_calibration import JobRun, JobRuns, RunSetting
+from tilecast.learning.calibration import Calibration, Correction
+from tilecast.learning.job_calibration import JobRun, JobRuns, RunSetting
 from tilecast.spec import Plan, Plans, Workload
 
 JOB = ["advise", "gpt2-xl", "--seq", "1024", "--batch", "64"]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import calibration
-from tilecast.calibration import Calibration, Run
-from tilecast.namespace_calibration import MAX_INFLUENCE, NamespaceCalibration, quarantine_reasons
+from tilecast.learning import calibration
+from tilecast.learning.calibration import Calibration, Run
+from tilecast.learning.namespace_calibration import MAX_INFLUENCE, NamespaceCalibration, quarantine_reasons
 
 RUN = Run("a100", "a100-80", "bf16", "decoder", "2-8", "w", 1.13, 1.0, 20, "megatron", "honest")
 MOVE = math.log1p(MAX_INFLUENCE) + 2e-4

@@ -21,7 +21,7 @@ from test_transfer_operator import better as better_places
 from tilecast.advice import advise
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
-from tilecast.job_calibration import NO_PARTS, MeasuredParts
+from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import pools

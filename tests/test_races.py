@@ -17,8 +17,8 @@ from operator_store import JOBS, Store, job, node, on_first_pool, operator, read
 from tilecast import nodes
 from tilecast.advice import Advice, Request, inputs_hash
 from tilecast.api import training_job
-from tilecast.calibration import Calibration, Correction
 from tilecast.hardware import Pool
+from tilecast.learning.calibration import Calibration, Correction
 from tilecast.spec import SpecError
 from tilecast_operator import advisor
 from tilecast_operator.advisor import Advisor

@@ -18,7 +18,7 @@ from tilecast.api.base import API_VERSION, figures
 from tilecast.api.calibration import PoolCalibration
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition, Summary, TrainingJobStatus
-from tilecast.calibration import Calibration, Correction
+from tilecast.learning.calibration import Calibration, Correction
 from tilecast.render import units
 from tilecast.spec import SpecError, Workload
 from tilecast_operator.answer import Answer, Declined

@@ -22,8 +22,8 @@ from tilecast import advice as advising
 from tilecast import zoo
 from tilecast.advice import Advice, Request
 from tilecast.api.status import Parallelism
-from tilecast.calibration import Calibration, Correction
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.learning.calibration import Calibration, Correction
 from tilecast.spec import Plan, SpecError, Workload
 from tilecast_operator import answer_memo, pickles
 from tilecast_operator import searches as where_searches_run

@@ -7,7 +7,7 @@ from itertools import product
 
 from advice_values import advice, offer, pool, request
 from tilecast.api.calibration import ObservedRun
-from tilecast.calibration import Run
+from tilecast.learning.calibration import Run
 from tilecast_operator.metrics import MOST_GROUPS, Metrics
 from tilecast_operator.metrics.groups import DAY_S, OTHER, SCRAPES
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score

@@ -11,12 +11,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import hardware, memory, search, sharing, zoo
-from tilecast.advice import Constraints, Request, advise
+from tilecast import hardware, memory, search, zoo
+from tilecast.advice import Constraints, Request, advise, sharing
+from tilecast.advice.sharing import Member
 from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link, gpus
-from tilecast.sharing import Member
 from tilecast.spec import SpecError, Workload
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tilecast import shipped
 from tilecast.cli import main
-from tilecast.job_calibration import (
+from tilecast.learning.job_calibration import (
     MAX_RATIO,
     NO_PARTS,
     SEPARATE_PARTS,
@@ -112,7 +112,7 @@ def test_a_run_of_a_decoder_that_is_little_off_moves_less_than_one_of_another_ne
         own = JobRun(replace(A100, family=family), PLAN, 0.05, reports=20)
         return -math.log(at(JobRuns((own,)), replace(place, family=family), replace(PLAN, data=4, micro_batch=8))[0])
 
-    assert set(shipped.table("tilecast", "calibration.toml")["job"]["usual"]) <= {*FAMILIES, "other"}
+    assert set(shipped.read_table("tilecast.learning", "calibration.toml")["job"]["usual"]) <= {*FAMILIES, "other"}
     assert 0 < moved("decoder") == moved("moe") < 0.8 * moved("resnet") == 0.8 * moved("encoder")
 
 

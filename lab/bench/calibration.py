@@ -1,7 +1,7 @@
 """Improvement of forecasts by observations of their pool, and the size of the deviations that runs share.
 
 python lab/bench/calibration.py RUNS.csv ...          # errors after 0, 3, 10, 30 observations
-python lab/bench/calibration.py --fit RUNS.csv ...    # the figures of predictor/tilecast/calibration.toml
+python lab/bench/calibration.py --fit RUNS.csv ...    # the figures of predictor/tilecast/learning/calibration.toml
 python lab/bench/calibration.py --unrelated RUNS.csv ...    # what ten runs of other jobs do to a job's forecast
 """
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast import calibration
-from tilecast.calibration import LEVELS, Run
+from tilecast.learning import calibration
+from tilecast.learning.calibration import LEVELS, Run
 from tilecast.validate.calibration import report
 from tilecast.validate.runs import read_table
 from tilecast_lab.validate.calibration import measured, unrelated

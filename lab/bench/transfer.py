@@ -1,4 +1,4 @@
-"""Deviations that the runs of one job share: the figures of `[job]` in predictor/tilecast/calibration.toml.
+"""Deviations that the runs of one job share: the figures of `[job]` in predictor/tilecast/learning/calibration.toml.
 
 python lab/bench/transfer.py RUNS.csv ...
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast.job_calibration import LEVELS, deviations
+from tilecast.learning.job_calibration import LEVELS, deviations
 from tilecast.spec import Floats
 from tilecast.validate.transfer import corrections, pairs, shared
 from tilecast_lab.validate import transfer

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast.job_calibration import JobRun, JobRuns, corrected_parts, part_deviations
+from tilecast.learning.job_calibration import JobRun, JobRuns, corrected_parts, part_deviations
 from tilecast.spec import Plans
 from tilecast.validate.transfer import KINDS
 from tilecast_lab.validate import transfer

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tilecast.facts import FactFile, without_sources
 from tilecast.hardware import Gpu
-from tilecast.shipped import table as read_table
+from tilecast.shipped import FactFile, read_table, without_sources
 
 _NAME = "constants.toml"
 _HOSTS = ("eager", "compiled", "cudaGraphs", "xla", "graph")

@@ -172,7 +172,7 @@ def holds_fp8_alone(workload: Workload) -> bool:
     return workload.precision == "fp8" and (own or of(workload).fp8_weights_alone)
 
 
-TABLES: Mapping[str, Mapping[str, Any]] = shipped.table("tilecast", "frameworks.toml")
+TABLES: Mapping[str, Mapping[str, Any]] = shipped.read_table("tilecast", "frameworks.toml")
 """Tables of the file, by name."""
 _CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "sources"))
 

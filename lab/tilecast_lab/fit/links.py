@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tilecast.collectives.link_calibration import CONSTANTS, Measurements, constant, fit, predict
 from tilecast.hardware import Link, Protocol, find_link
-from tilecast.link_calibration import CONSTANTS, Measurements, constant, fit, predict
 from tilecast.spec import SpecError
 
 LINKS: Mapping[str, str] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tilecast import calibration
+from tilecast.learning import calibration
 from tilecast.validate import Track, untracked
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row

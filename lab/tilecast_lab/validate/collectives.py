@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from tilecast import collectives
+from tilecast.collectives.link_calibration import Measurements, predict
 from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
-from tilecast.link_calibration import Measurements, predict
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, untracked
 from tilecast_lab.validate import csvfile

@@ -48,4 +48,4 @@ def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None
 
 @cache
 def _shipped() -> dict[str, Any]:
-    return shipped.table("tilecast", "constants.toml")
+    return shipped.read_table("tilecast", "constants.toml")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast import calibration
+from tilecast.learning import calibration
 from tilecast.spec import Floats
 from tilecast.step.blocks import FACTORS
 from tilecast.validate.cells import Row, integer

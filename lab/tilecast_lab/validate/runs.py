@@ -87,7 +87,7 @@ def left_out() -> Mapping[str, Constants]:
 
     `tilecast_lab.fit.step` writes them. Sources whose rows do not move the constants are absent.
     """
-    tables = shipped.table("tilecast_lab.validate", "left_out.toml")
+    tables = shipped.read_table("tilecast_lab.validate", "left_out.toml")
     return {name: with_values(moved) for name, moved in tables.items()}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast import calibration
+from tilecast.learning import calibration
 from tilecast.spec import Floats, Ints
 from tilecast.validate import Track, transfer, untracked
 from tilecast.validate.transfer import PairErrors, pairs, table_rows

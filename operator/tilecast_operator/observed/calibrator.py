@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast import calibration
 from tilecast.api.calibration import ObservedRun, PoolCalibration, PoolError, corrections
 from tilecast.api.status import TrainingJobStatus
-from tilecast.calibration import LEVELS, Calibration, Run
-from tilecast.namespace_calibration import NamespaceCalibration, quarantine_reasons
+from tilecast.learning import calibration
+from tilecast.learning.calibration import LEVELS, Calibration, Run
+from tilecast.learning.namespace_calibration import NamespaceCalibration, quarantine_reasons
 from tilecast.spec import Floats
 from tilecast_operator.observed.reports import ScoredForecast, Window
 from tilecast_operator.observed.run_store import RunStore

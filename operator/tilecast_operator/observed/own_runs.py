@@ -12,14 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilecast import calibration
 from tilecast.advice import Advice, Request
 from tilecast.advice.enumeration import variants
 from tilecast.advice.measured import MAX_FORECAST_RATIO, Measurement, OwnRun, own_runs, with_note, with_notes
 from tilecast.api.calibration import ObservedRun
-from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
-from tilecast.job_calibration import JobRun, JobRuns, MeasuredParts, RunSetting
+from tilecast.learning import calibration
+from tilecast.learning.calibration import Calibration
+from tilecast.learning.job_calibration import JobRun, JobRuns, MeasuredParts, RunSetting
 from tilecast.spec import Plan, SpecError, Stated, Workload
 
 log = logging.getLogger("tilecast")

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from tilecast import calibration, untrusted
+from tilecast import untrusted
 from tilecast.advice.measured import ROUNDING
 from tilecast.api.base import MAX_GPUS, check, figures
 from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds
 from tilecast.api.training_job import BaselinePlan
-from tilecast.job_calibration import NO_PARTS, MeasuredParts
+from tilecast.learning import calibration
+from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import SpecError, Stated
 
 AUDIENCE = "tilecast"

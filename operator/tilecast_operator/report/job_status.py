@@ -23,7 +23,7 @@ from tilecast.api.status import (
     Summary,
     TrainingJobStatus,
 )
-from tilecast.calibration import PROVEN_RUNS
+from tilecast.learning.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import units
 from tilecast_operator.answer import Answer, Declined, message, reason

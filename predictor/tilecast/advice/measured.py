@@ -8,12 +8,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import calibration, search, uncertainty
+from tilecast import search, uncertainty
 from tilecast.advice.enumeration import stated_plans
 from tilecast.advice.values import Advice, Offer, Request
-from tilecast.calibration import Key
 from tilecast.hardware import Pool
-from tilecast.job_calibration import ALL_COLUMNS, NO_PARTS, JobRun, JobRuns, MeasuredParts, RunSetting, part_deviations
+from tilecast.learning import calibration
+from tilecast.learning.calibration import Key
+from tilecast.learning.job_calibration import (
+    ALL_COLUMNS,
+    NO_PARTS,
+    JobRun,
+    JobRuns,
+    MeasuredParts,
+    RunSetting,
+    part_deviations,
+)
 from tilecast.search import Limits
 from tilecast.spec import Plan, Plans, Precision, SpecError, Stated
 
@@ -163,7 +172,7 @@ class OwnRun:
         return self.measurement.spent_s / sum(self.expected_s.values())
 
     def own(self, request: Request) -> JobRun:
-        """Return the run in the form that `tilecast.job_calibration` reads."""
+        """Return the run in the form that `tilecast.learning.job_calibration` reads."""
         pool, plan = self.measurement.pool, self.measurement.plan
         separate_s = self.separate_s
         elsewhere_s = {name: part for name, part in separate_s.items() if name != "communication"}

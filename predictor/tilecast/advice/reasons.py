@@ -10,9 +10,9 @@ import numpy as np
 from tilecast import zoo
 from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import Candidates, Details
+from tilecast.advice.sharing import Sharing, sharing_options
 from tilecast.advice.values import Offer, Request
 from tilecast.search import Mask
-from tilecast.sharing import Sharing, sharing_options
 from tilecast.spec import Floats
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from tilecast.advice.sharing import Sharing
 from tilecast.hardware import Pool
 from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
-from tilecast.sharing import Sharing
 from tilecast.spec import Plan, Precision, Stated, Workload
 
 

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
+from tilecast.advice.sharing import Share, Sharing
 from tilecast.api.base import ApiModel, StatusModel, figures, known_figures, list_field, optional_field
 from tilecast.api.status import (
     Alternative,
@@ -31,7 +32,6 @@ from tilecast.api.status import (
     StepSeconds,
 )
 from tilecast.objectives import Objective
-from tilecast.sharing import Share, Sharing
 from tilecast.spec import GradientSync, ServerUpdates, Workload
 
 # A whole number keeps its spelling, which a float would not.

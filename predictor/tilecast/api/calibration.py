@@ -13,9 +13,9 @@ from tilecast import untrusted
 from tilecast.api.base import ApiModel, StatusModel, check, list_field, optional_field
 from tilecast.api.documents import MAX_JSON_BYTES
 from tilecast.api.fields import mapping, value_at
-from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
-from tilecast.job_calibration import NO_PARTS, MeasuredParts
+from tilecast.learning.calibration import SCALES, Calibration, Correction, Key, Run
+from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import Precision, SpecError
 
 MAX_RUNS = 64

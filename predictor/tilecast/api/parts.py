@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecast.api.base import ApiModel, figures, optional_field
-from tilecast.job_calibration import MeasuredParts
+from tilecast.learning.job_calibration import MeasuredParts
 
 
 class PartSeconds(ApiModel):
@@ -17,7 +17,7 @@ class PartSeconds(ApiModel):
 
     @property
     def parts(self) -> MeasuredParts:
-        """The parts as `tilecast.job_calibration` takes them."""
+        """The parts as `tilecast.learning.job_calibration` takes them."""
         passes = (self.forward_seconds, self.backward_seconds)
         return MeasuredParts(self.input_seconds, *passes, self.optimizer_seconds, self.communication_seconds)
 

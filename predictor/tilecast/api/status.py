@@ -9,6 +9,7 @@ from pydantic import Field
 from tilecast.advice import AdviceOrigin, Offer, Rejection, WhyNot
 from tilecast.advice.incumbent import Incumbent
 from tilecast.advice.measured import RunForecast
+from tilecast.advice.sharing import Share
 from tilecast.api.base import (
     TIME,
     StatusModel,
@@ -22,7 +23,6 @@ from tilecast.api.base import (
     time_field,
 )
 from tilecast.api.parts import PartSeconds
-from tilecast.sharing import Share
 from tilecast.spec import Checkpointing, Plan, Precision
 
 

@@ -6,11 +6,12 @@ import argparse
 import re
 from pathlib import Path
 
-from tilecast import calibration, link_calibration
 from tilecast.api import calibration as calibration_file
 from tilecast.cli import EXIT_OK
 from tilecast.cli.validate import laboratory
+from tilecast.collectives import link_calibration
 from tilecast.hardware import NAME, find_gpu, find_link
+from tilecast.learning import calibration
 from tilecast.spec import SpecError
 from tilecast.validate import calibration as curves
 from tilecast.validate.runs import read_table

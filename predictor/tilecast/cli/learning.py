@@ -16,7 +16,7 @@ from tilecast.api.pool_learning import FORGET, Forget
 from tilecast.cli import EXIT_OK
 from tilecast.inputs.pools import kubectl
 from tilecast.inputs.reading import read_text
-from tilecast.namespace_calibration import NamespaceCalibration, quarantine_reasons
+from tilecast.learning.namespace_calibration import NamespaceCalibration, quarantine_reasons
 from tilecast.spec import SpecError
 
 RESOURCE = "poollearnings.tilecast.dev"

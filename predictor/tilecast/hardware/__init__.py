@@ -38,7 +38,7 @@ def load_gpu(path: Path | Traversable) -> Gpu:
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """Return every GPU that ships with Tilecast, by name."""
-    gpus = [load_gpu(path) for path in shipped.entries("tilecast.hardware", "gpus")]
+    gpus = [load_gpu(path) for path in shipped.list_files("tilecast.hardware", "gpus")]
     return {gpu.name: gpu for gpu in gpus}
 
 
@@ -73,7 +73,7 @@ def _link_files(folder: str) -> Mapping[str, LinkFile]:
     if folder and not Path(folder).is_dir():
         raise SpecError(LINKS, f"{folder} is no folder", "name the folder that holds your link files")
     mine = sorted(Path(folder).glob("*.toml")) if folder else []
-    facts = [read_facts(path, LinkFile) for path in (*shipped.entries("tilecast.hardware", "links"), *mine)]
+    facts = [read_facts(path, LinkFile) for path in (*shipped.list_files("tilecast.hardware", "links"), *mine)]
     return {item.name: item for item in facts}
 
 
@@ -124,7 +124,7 @@ def digest() -> str:
     paths = [
         root.joinpath("protocols.toml"),
         root.joinpath("mig.toml"),
-        *(item for name in ("gpus", "links", "nodes") for item in shipped.entries("tilecast.hardware", name)),
+        *(item for name in ("gpus", "links", "nodes") for item in shipped.list_files("tilecast.hardware", name)),
     ]
     return hashlib.sha256(b"".join(item.read_bytes() for item in paths)).hexdigest()
 

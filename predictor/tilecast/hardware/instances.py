@@ -134,7 +134,7 @@ def default_gpus_per_node(gpu: Gpu) -> int:
 
 @cache
 def _tables() -> Mapping[str, dict[str, Any]]:
-    tables = shipped.tables("tilecast.hardware", "nodes")
+    tables = shipped.read_tables("tilecast.hardware", "nodes")
     for name, table in tables.items():
         require_sources(name, table)
     return tables

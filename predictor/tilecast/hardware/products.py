@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tilecast.calibration import Calibration
-from tilecast.job_calibration import JobRuns
+from tilecast.learning.calibration import Calibration
+from tilecast.learning.job_calibration import JobRuns
 from tilecast.spec import Precision, SpecError
 
 LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")

@@ -233,7 +233,7 @@ def named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
 @cache
 def protocols() -> Mapping[str, ConstantsFile]:
     """Return the tables of `protocols.toml`, by name."""
-    table = shipped.table("tilecast.hardware", "protocols.toml")
+    table = shipped.read_table("tilecast.hardware", "protocols.toml")
     return {name: ConstantsFile.model_validate(row) for name, row in table.items()}
 
 

@@ -16,7 +16,7 @@ from tilecast.api.parts import PartSeconds
 from tilecast.hardware import Pool, find_gpu
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import reading
-from tilecast.job_calibration import NO_PARTS, MeasuredParts
+from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import SpecError, Stated
 
 _STEP = re.compile(r"(\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?) *(ms|s|min|)", re.ASCII)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tilecast import calibration
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
 from tilecast.inputs.reading import InputWarning, pair, read_text
+from tilecast.learning import calibration
 from tilecast.spec import SpecError
 
 if TYPE_CHECKING:

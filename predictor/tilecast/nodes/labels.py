@@ -146,7 +146,7 @@ class Labels(_Data):
 @cache
 def labels() -> Labels:
     """Return the table as it ships."""
-    return Labels.model_validate(shipped.table("tilecast.nodes", "labels.toml"))
+    return Labels.model_validate(shipped.read_table("tilecast.nodes", "labels.toml"))
 
 
 def gpu_resource() -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilecast.api import gpu_pool
-from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
+from tilecast.learning.calibration import Calibration
 from tilecast.nodes.devices import PublishedDevice
 from tilecast.spec import SpecError
 

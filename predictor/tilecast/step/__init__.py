@@ -24,7 +24,7 @@ from tilecast import constants
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
-from tilecast.job_calibration import RunSetting, corrected_parts, node_samples
+from tilecast.learning.job_calibration import RunSetting, corrected_parts, node_samples
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds

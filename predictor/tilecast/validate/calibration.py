@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import calibration
-from tilecast.calibration import Calibration, Run
+from tilecast.learning import calibration
+from tilecast.learning.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, scores, untracked
 from tilecast.validate import runs as tables

@@ -13,7 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import calibration, uncertainty
+from tilecast import uncertainty
+from tilecast.learning import calibration
 from tilecast.spec import Floats
 from tilecast.validate.cells import Row, integer
 from tilecast.validate.runs import Forecast

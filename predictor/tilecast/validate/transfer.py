@@ -1,8 +1,8 @@
 """Test of transfer: how much one measured run of a model improves the forecasts of its runs elsewhere.
 
 Each row of a source and model is forecast with a correction from one other row of the same source and model
-(`tilecast.job_calibration`). There are three kinds of pairs: on another GPU; on another number of the same GPU; and on
-the same GPUs with another plan.
+(`tilecast.learning.job_calibration`). There are three kinds of pairs: on another GPU; on another number of the same
+GPU; and on the same GPUs with another plan.
 
 Beside the raw and the corrected forecast there is the measured step scaled by the ratio of the two raw forecasts, which
 corrects by the whole error of the run. An error is the mean over the rows that a row is forecast from, then over the
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast import calibration
-from tilecast.job_calibration import (
+from tilecast.learning import calibration
+from tilecast.learning.job_calibration import (
     MAX_RATIO,
     JobRun,
     Mask,
@@ -168,7 +168,7 @@ class PairErrors:
 
 
 def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
-    """Return which levels of deviations (`tilecast.job_calibration.LEVELS`) the rows of each pair share, (5, P)."""
+    """Return which levels of deviations (`LEVELS` of `job_calibration`) the rows of each pair share, (5, P)."""
     return np.concatenate(
         [
             shared_levels(
@@ -191,7 +191,7 @@ def corrections(
         shared: the levels of deviations that both rows of a pair share, (5, P).
         deviation: log(predicted / observed) of the run, (P,).
         share: share of the jobs of the model family that deviate little, (P,).
-        known: deviations to use in place of `tilecast.job_calibration.deviations()`.
+        known: deviations to use in place of `tilecast.learning.job_calibration.deviations()`.
     """
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)

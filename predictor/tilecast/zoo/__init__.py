@@ -413,7 +413,7 @@ def _preset(name: str) -> Model:
 @cache
 def _tables() -> Mapping[str, Mapping[str, Any]]:
     """Return the table of every preset by its name."""
-    files = shipped.tables("tilecast.zoo", "presets").values()
+    files = shipped.read_tables("tilecast.zoo", "presets").values()
     return {name: table for tables in files for name, table in tables.items()}
 
 

@@ -112,7 +112,7 @@ def _kind(config: Mapping[str, Any], field: str) -> str:
 @cache
 def _refused() -> Mapping[str, str]:
     """Return why frequently requested types are not read."""
-    return shipped.table("tilecast.zoo.huggingface", "refused.toml")
+    return shipped.read_table("tilecast.zoo.huggingface", "refused.toml")
 
 
 def _of_class(name: str) -> str:
@@ -281,7 +281,7 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 def _raw() -> Mapping[str, Mapping[str, Any]]:
     """Return the table of each type as it is written."""
     tables: dict[str, dict[str, Any]] = {}
-    for part in shipped.tables("tilecast.zoo.huggingface", "types").values():
+    for part in shipped.read_tables("tilecast.zoo.huggingface", "types").values():
         tables |= part
     return tables
 
@@ -298,7 +298,7 @@ def _defaults() -> Mapping[str, Mapping[str, Any]]:
 
     A type without an entry takes that of the type that its table continues.
     """
-    stated = shipped.table("tilecast.zoo.huggingface", "defaults.toml")
+    stated = shipped.read_table("tilecast.zoo.huggingface", "defaults.toml")
     tables = {}
     for name in supported():
         base = name

@@ -31,7 +31,7 @@ def place(alternatives: str, config: Mapping[str, Any]) -> str:
 
 def named_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the config of the published encoder that LLaVA's own files name, or None if `towers.toml` lacks it."""
-    known = shipped.table("tilecast.zoo.huggingface", "towers.toml")
+    known = shipped.read_table("tilecast.zoo.huggingface", "towers.toml")
     return known.get(str(config.get("mm_vision_tower")))
 
 

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.facts import FactFile
+from tilecast.shipped import FactFile
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MAX_RATIO = 3.0
@@ -235,7 +235,7 @@ def small_deviation_share(family: str) -> float:
 
 def _table() -> Mapping[str, Any]:
     keys = (*LEVELS, "run", "report", "usual", "small", "large", "narrowing")
-    return FactFile.shipped("tilecast", "calibration.toml").values("job", keys)
+    return FactFile.read_shipped("tilecast.learning", "calibration.toml").values("job", keys)
 
 
 @dataclass(frozen=True, slots=True)

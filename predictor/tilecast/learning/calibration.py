@@ -31,9 +31,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tilecast.consensus import Consensus, Party
-from tilecast.facts import FactFile
+from tilecast.learning.consensus import Consensus, Party
 from tilecast.model import Model
+from tilecast.shipped import FactFile
 from tilecast.spec import Floats, Ints, Workload
 
 MIN_OBSERVATIONS = 3
@@ -240,7 +240,7 @@ def _differ(one: Correction, two: Correction, tolerance: float) -> bool:
 @cache
 def deviations() -> Mapping[str, float]:
     """Return the standard deviations that ship with Tilecast."""
-    file = FactFile.shipped("tilecast", "calibration.toml")
+    file = FactFile.read_shipped("tilecast.learning", "calibration.toml")
     return file.numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tilecast.calibration import (
+from tilecast.learning.calibration import (
     DRIFT_WINDOW,
     LEVELS,
     MAX_RATIO,
@@ -26,7 +26,7 @@ from tilecast.calibration import (
     current_runs,
     deviations,
 )
-from tilecast.consensus import Consensus, agree
+from tilecast.learning.consensus import Consensus, agree
 from tilecast.spec import Floats
 
 MAX_JUMP = 1.5
