@@ -44,13 +44,13 @@ from tilecast.hardware import find_gpu
 from tilecast.inputs.pools import usual_pool
 from tilecast.learning.calibration import MIN_OBSERVATIONS, Run, digest, framework_of, scale
 from tilecast.model import Model
-from tilecast.planner.columns import alone_s, columns
+from tilecast.planner.columns import build_columns, isolated_s
 from tilecast.planner.options import capacity, job_options
 from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
-from tilecast.planner.relaxation import Classes, peak
+from tilecast.planner.relaxation import JobClasses, bound_peak
 from tilecast.planner.solver import solve
-from tilecast.planner.timeline import Nodes, Tasks, start_times
+from tilecast.planner.timeline import FreeNodes, PoolTasks, start_times
 from tilecast.spec import Workload
 from tilecast.validate.cells import integer, real
 from tilecast.validate.runs import read_table
@@ -88,7 +88,7 @@ def earliest(state: State, job: int) -> None:
         here = [(state.left(one), state.place[one].gpus) for one in state.running if state.place[one].pool == pool.name]
         queue = [state.place[one] for one in state.waiting if one != job and state.place[one].pool == pool.name]
         here += [(item.seconds, item.gpus) for item in queue]
-        tasks = Tasks([gpus for _, gpus in here] + [option.gpus], [left for left, _ in here] + [option.seconds])
+        tasks = PoolTasks([gpus for _, gpus in here] + [option.gpus], [left for left, _ in here] + [option.seconds])
         return start_times(pool, tasks)[-1] + option.seconds
 
     state.place[job] = min(state.options(job), key=ends)
@@ -120,7 +120,7 @@ def replay(
     arrivals: Sequence[Arrival], pools: Sequence[PoolCapacity], placement: Placement, learner: StepLearner | None = None
 ) -> tuple[list[float], list[str]]:
     """Return when each job ends, and the pool where it ran."""
-    nodes = {pool.name: Nodes(pool.gpus_per_node, pool.free) for pool in pools}
+    nodes = {pool.name: FreeNodes(pool.gpus_per_node, pool.free) for pool in pools}
     state = State(0.0, arrivals, pools, [], {}, learner=learner)
     ends: list[tuple[float, int, list[int]]] = []
     finish, where, coming = [math.inf] * len(arrivals), [""] * len(arrivals), 0
@@ -266,10 +266,10 @@ def jobs_of(
 def least_s(jobs: Sequence[tuple[JobOption, ...]], pools: Sequence[PoolCapacity]) -> float:
     """Return the least time in which the pools can do all of the work, by the relaxation."""
     queue = tuple(QueuedJob(str(index), options) for index, options in enumerate(jobs))
-    held = columns(QueueProblem(queue, tuple(pools)))
+    held = build_columns(QueueProblem(queue, tuple(pools)))
     ones = np.ones(len(jobs))
     most = sum(min(item.seconds for item in options) for options in jobs)
-    bound = peak(held, Classes.of(held), 0 * ones, ones, most).bound
+    bound = bound_peak(held, JobClasses.from_columns(held), 0 * ones, ones, most).bound
     return bound or most
 
 
@@ -446,7 +446,7 @@ def run(
         clock = time.process_time() - clock
         took = np.array(finish) - at
         alone = [
-            alone_s(real, pools, max(int(load / 100 * sum(pool.nodes for pool in pools)), 1)) for _, real, *_ in jobs
+            isolated_s(real, pools, max(int(load / 100 * sum(pool.nodes for pool in pools)), 1)) for _, real, *_ in jobs
         ]
         cost = sum(
             next(item.cost or 0.0 for item in real if item.pool == pool)

@@ -113,7 +113,7 @@ def page(data: Path) -> str:
     Raises:
         RuntimeError: a table is missing, or `tilecast validate` refuses it.
     """
-    parts = [_HEAD.format(version=tilecast.__version__, digest=utilization.load().sha256)]
+    parts = [_HEAD.format(version=tilecast.__version__, digest=utilization.load_model().sha256)]
     for table in TABLES:
         files = [path for pattern in table.files for path in sorted(data.glob(pattern))]
         if not files:

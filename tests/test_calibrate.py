@@ -19,11 +19,11 @@ from tilecast.cli import main
 from tilecast.collectives import Group
 from tilecast.collectives.link_calibration import (
     CONSTANTS,
-    _three_digits,
+    _round_to_three_digits,
     calibrate,
-    constant,
-    fit,
-    predict,
+    fit_link,
+    predict_collectives,
+    read_constant,
     read_log,
     toml,
 )
@@ -94,7 +94,7 @@ def test_a_log_is_rows_with_their_groups(nvlink_log: Path) -> None:
     assert log.nodes == 1
     assert log.measured.size_bytes.tolist() == [2.0**power for power in range(10, 30)]
     assert set(log.measured.ranks) == set(log.measured.local) == {8.0}
-    exact = predict(log.measured, slower(find_link("nvlink3")), find_link("ethernet-100"))
+    exact = predict_collectives(log.measured, slower(find_link("nvlink3")), find_link("ethernet-100"))
     assert log.measured.seconds == pytest.approx(exact, rel=0.025)
 
 
@@ -124,24 +124,24 @@ def rates(before: Link, after: Link) -> dict[str, float]:
     """
     rates_by_size = {}
     for name in CONSTANTS:
-        if constant(before, name):
+        if read_constant(before, name):
             weight = after.efficiency / before.efficiency if name.endswith(".share") else 1.0
-            rates_by_size[name] = constant(after, name) / constant(before, name) * weight
+            rates_by_size[name] = read_constant(after, name) / read_constant(before, name) * weight
     return {name: ratio for name, ratio in rates_by_size.items() if abs(ratio - 1) > 1e-3}
 
 
 def test_what_a_log_does_not_measure_stays(nvlink_log: Path, tmp_path: Path) -> None:
     """A log of small buffers once cut the bulk bandwidth to an eighth; one of an unchanged link moved six constants."""
     start, other, rows = find_link("nvlink3"), find_link("ethernet-100"), read_log(nvlink_log).measured
-    small = rates(start, fit(start, rows.take(rows.size_bytes <= 2**16), other))
+    small = rates(start, fit_link(start, rows.take(rows.size_bytes <= 2**16), other))
     assert small
     assert not {name for name in small if name == "efficiency" or name.endswith(".share")}
-    large = rates(start, fit(start, rows.take(rows.size_bytes >= 2**24), other))
+    large = rates(start, fit_link(start, rows.take(rows.size_bytes >= 2**24), other))
     assert large["efficiency"] == pytest.approx(0.65, rel=0.05)
     assert not {name for name in large if name.startswith(("ll.", "message.")) or name == "own_share"}
     path = tmp_path / "all_reduce.log"
     path.write_text(log(start, other))
-    assert rates(start, fit(start, read_log(path).measured, other)) == {}
+    assert rates(start, fit_link(start, read_log(path).measured, other)) == {}
 
 
 def test_a_fitted_link_stays_within_its_bandwidth(tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_a_fitted_link_stays_within_its_bandwidth(tmp_path: Path) -> None:
     )
     path, output = tmp_path / "fast.log", tmp_path / "fast.toml"
     path.write_text(log(replace(start, efficiency=3.0), other))
-    output.write_text(toml(fit(start, read_log(path).measured, other, rounds=1), "made up for this test"))
+    output.write_text(toml(fit_link(start, read_log(path).measured, other, rounds=1), "made up for this test"))
     load_link(output)
-    assert _three_digits(1 / 1.498, 1 / 1.498) == 0.667
+    assert _round_to_three_digits(1 / 1.498, 1 / 1.498) == 0.667
 
 
 @pytest.mark.parametrize("name", ["nvlink4-pair", "nvlink2", "infiniband-ndr-8x400", "pod-tcp", "nvlink5"])
@@ -309,9 +309,9 @@ def test_four_gpus_are_forecast_from_two_and_eight(name: str) -> None:
         pytest.skip("TILECAST_DATA names no folder with measured tables")
     rows = nvlink.read(Path(folder) / "collectives" / "aiconfigurator" / "nccl.csv", name)
     network = find_link("ethernet-100")
-    link = fit(nvlink.start(name), rows.take(rows.ranks != 4), network)
+    link = fit_link(nvlink.start(name), rows.take(rows.ranks != 4), network)
     four = rows.take(rows.ranks == 4)
-    error = abs(predict(four, link, network) / four.seconds - 1)
+    error = abs(predict_collectives(four, link, network) / four.seconds - 1)
     for collective in np.unique(four.collective):
         of, large = four.collective == collective, four.size_bytes >= 2**20
         assert error[of & large].mean() < 0.11

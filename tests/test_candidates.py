@@ -39,7 +39,7 @@ from tilecast.spec import SpecError
 def test_a_queue_s_flavors_keep_their_order_and_their_quota() -> None:
     queue = kueue.queue(objects(("a", 16, A100), ("h", 8, H100), reserved={"a": 12}), "default", "team")
     assert [(item.name, item.quota, item.free) for item in queue.flavors] == [("a", 16, 4), ("h", 8, 8)]
-    first = {gpus: getattr(queue.first(gpus), "name", None) for gpus in (4, 8, 16, 17)}
+    first = {gpus: getattr(queue.first_flavor(gpus), "name", None) for gpus in (4, 8, 16, 17)}
     assert first == {4: "a", 8: "h", 16: "a", 17: None}
 
 
@@ -73,7 +73,7 @@ def test_a_queue_that_leads_nowhere_is_told_so() -> None:
 
 @pytest.mark.parametrize(("text", "count"), [("16", 16), (16, 16), ("1k", 1000), ("8000m", 8), (None, 0), ("x", 0)])
 def test_quantities_are_read(text: object, count: int) -> None:
-    assert kueue.whole(text) == count
+    assert kueue.parse_gpu_count(text) == count
 
 
 def test_a_pod_must_fit_the_nodes_it_is_placed_on() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import collectives
-from tilecast.collectives import COLLECTIVES, Group, bandwidth_bound, dispatch
-from tilecast.hardware import Link, Tier, find_link, links
+from tilecast.collectives import COLLECTIVES, Group, bandwidth_bound_s, dispatch
+from tilecast.hardware import Link, NetworkTier, find_link, links
 
 INTRA = [name for name, link in links().items() if not link.per_node]
 INTER = [name for name, link in links().items() if link.per_node]
@@ -47,7 +47,7 @@ def test_no_algorithm_beats_the_line_or_the_fastest_of_its_collective(
         float(COLLECTIVES[collective].algorithms[name](np.array([buffer]), where, inside, network)[0])
         for buffer in (size, 2 * size)
     )
-    bound = float(bandwidth_bound(collective, np.array([size]), where, inside, network)[0])
+    bound = float(bandwidth_bound_s(collective, np.array([size]), where, inside, network)[0])
     assert bound <= took <= twice
     assert seconds(collective, size, where, intra, inter) <= took
 
@@ -169,7 +169,7 @@ def test_gpus_wired_without_a_switch_are_faster_the_more_take_part() -> None:
 def test_an_oversubscribed_tier_slows_exchanges_and_not_rings() -> None:
     """A ring crosses a leaf's uplinks once; an all-to-all crosses them with all of the leaf's nodes at once."""
     flat = find_link(NDR)
-    tiered = replace(flat, tiers=(Tier(8, 4.0),))
+    tiered = replace(flat, tiers=(NetworkTier(8, 4.0),))
     ratio = {
         name: seconds(name, 1e9, group(256, 8), inter=tiered) / seconds(name, 1e9, group(256, 8), inter=flat)
         for name in ("all_gather", "all_to_all")

@@ -16,10 +16,10 @@ from tilecast import jobs, nodes
 from tilecast.api import documents
 from tilecast.cli import main
 from tilecast.jobs import APPLIED
-from tilecast.jobs.claims import matching
+from tilecast.jobs.claims import match_devices
 from tilecast.jobs.device_requests import MAX_SELECTOR
 from tilecast.nodes import PublishedDevice
-from tilecast.nodes.quantities import size, whole
+from tilecast.nodes.quantities import parse_gpu_count, parse_size
 from tilecast.spec import SpecError
 from tilecast_operator.objects.documents import POOL
 
@@ -60,7 +60,7 @@ def read(document: dict[str, Any], *objects: dict[str, Any]) -> jobs.Job:
 
 def met(*expressions: str, device: PublishedDevice = H100) -> tuple[str, ...] | str:
     request = {"name": "r", "exactly": selecting(*expressions)}
-    return matching(read(job(), template(request)), [device])
+    return match_devices(read(job(), template(request)), [device])
 
 
 def test_claims_count_as_gpus_of_each_pod() -> None:
@@ -102,8 +102,8 @@ def test_a_device_class_of_ones_own_is_read_with_its_selectors() -> None:
         ("DeviceClass", "hopper"),
     }
     asked = read(job(), claim, own)
-    assert matching(asked, [H100]) == ("gpus/r",)
-    assert matching(asked, [replace(H100, attributes=(("gpu.nvidia.com/architecture", "Ampere"),))]) == "gpus/r"
+    assert match_devices(asked, [H100]) == ("gpus/r",)
+    assert match_devices(asked, [replace(H100, attributes=(("gpu.nvidia.com/architecture", "Ampere"),))]) == "gpus/r"
 
 
 PRODUCT = "device.attributes['gpu.nvidia.com'].productName"
@@ -201,9 +201,9 @@ def test_the_first_alternative_that_a_pool_meets_is_named(capsys: pytest.Capture
 
 
 def test_quantities_are_bounded() -> None:
-    assert size("81559Mi") == 81559 * 2**20 and size("1500m") == 2 and size("80G") == 80 * 10**9
-    assert [size(text) for text in ("x", "-1", "1e999999999", "9" * 80, "inf", "nan")] == [None] * 6
-    assert whole("1e999999999") == whole("1E") == 2**31
+    assert parse_size("81559Mi") == 81559 * 2**20 and parse_size("1500m") == 2 and parse_size("80G") == 80 * 10**9
+    assert [parse_size(text) for text in ("x", "-1", "1e999999999", "9" * 80, "inf", "nan")] == [None] * 6
+    assert parse_gpu_count("1e999999999") == parse_gpu_count("1E") == 2**31
 
 
 def in_store(*more: dict[str, Any]) -> tuple[JobStore, dict[str, Any]]:

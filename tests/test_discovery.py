@@ -254,13 +254,13 @@ TOPOLOGY = [
 def test_topology_labels_of_every_maker_are_read(key: str) -> None:
     everyone = [node(f"n{index}", "h100", **{key: str(index // 3)}) for index in range(4)]
     (pool,) = nodes.pools(everyone).entries
-    assert pool.topology == (nodes.Level(key, 2, 3),)
+    assert pool.topology == (nodes.TopologyLevel(key, 2, 3),)
 
 
 def test_topology_keys_of_a_user_replace_the_known_ones() -> None:
     everyone = [node(f"n{index}", "h100", rack=str(index), **{TOPOLOGY[0]: "x"}) for index in range(2)]
     ours = mine("ours", nodeType="p5.48xlarge", topologyKeys=["row", "rack"])
-    assert nodes.pools(everyone, [ours]).entries[0].topology == (nodes.Level("rack", 2, 1),)
+    assert nodes.pools(everyone, [ours]).entries[0].topology == (nodes.TopologyLevel("rack", 2, 1),)
 
 
 def test_a_users_pool_says_market_flavor_and_network() -> None:

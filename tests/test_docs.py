@@ -151,4 +151,4 @@ def test_the_worked_collective_is_a_chain() -> None:
 
 def test_the_card_is_of_the_model_that_ships() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text()
-    assert utilization.load().sha256 in page, "run lab/accuracy.py"
+    assert utilization.load_model().sha256 in page, "run lab/accuracy.py"

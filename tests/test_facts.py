@@ -40,8 +40,8 @@ SOURCES = list(places(TABLE))
 
 
 def read(table: Mapping[str, Any]) -> None:
-    Constants.of(table)
-    Widths.of(table)
+    Constants.from_table(table)
+    Widths.from_table(table)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=".".join)
@@ -98,7 +98,7 @@ def test_a_source_counts_for_the_tables_inside() -> None:
 def test_the_digest_is_of_the_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another wording of a source changes no `inputsHash`; another value does."""
     before, table = constants.digest(), deepcopy(TABLE)
-    monkeypatch.setattr(constants, "_table", lambda: table)
+    monkeypatch.setattr(constants, "_read_constants", lambda: table)
     for section, key, value, is_same in (
         ("overlap", "source", "another wording", True),
         ("kernels", "direct_share", [TABLE["kernels"]["direct_share"][0], "another wording"], True),

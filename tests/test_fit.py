@@ -34,8 +34,8 @@ def shapes(seed: int) -> dict[str, np.ndarray]:
 def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
     """Return kernels at six tenths of the roofline, twice as slow with an odd `n`, plus three microseconds of ramp."""
     table = KernelTable.of("gemm", "fp16", **d)
-    work = features.work(KINDS["gemm"], "fp16", d)
-    asked = features.inputs("gemm_tensor", work, gpu, "fp16")
+    work = features.compute_work(KINDS["gemm"], "fp16", d)
+    asked = features.network_inputs("gemm_tensor", work, gpu, "fp16")
     roofline = np.maximum(work.flops / gpu.peak("fp16"), kernels.formulas.memory_floor_s(work.moved_bytes, gpu))
     count, zero = len(table), np.zeros(len(table))
 
@@ -44,8 +44,8 @@ def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
 
     return samples.Samples(
         columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),
-        details=asked.details, names=asked.names, case=kernels.case(KINDS["gemm"], "fp16", d, gpu).astype(object),
-        die=same(utilization.die(gpu)), gpu=same(gpu.name),
+        details=asked.details, names=asked.names, case=kernels.name_cases(KINDS["gemm"], "fp16", d, gpu).astype(object),
+        die=same(utilization.name_die(gpu)), gpu=same(gpu.name),
         clock_hz=np.full(count, gpu.boost_clock_hz), roofline_s=roofline, moved=work.moved_bytes, rows=zero,
         measured_s=3e-6 + roofline / 0.6 * np.where(d["n"] % 2, 1.3, 1.0), added_s=zero, least_s=zero,
         weight=np.ones(count), general=np.ones(count, bool), fold=np.zeros(count, np.int64),
@@ -106,7 +106,7 @@ def test_the_details_are_heard(written):
 @pytest.mark.long
 def test_networks_that_are_kept_answer_as_shipped(written, tmp_path):
     net, learned, _ = written
-    shipped = utilization.load().description
+    shipped = utilization.load_model().description
     others_kinds = tuple(family for family in shipped.networks if family != "gemm_tensor")
     fresh = training.describe({"gemm_tensor": net}, {"gemm_tensor": learned}, dict(shipped.ceilings))
     others = {family: shipped.networks[family] for family in others_kinds}

@@ -90,7 +90,7 @@ def test_doubling_a_dimension_never_lowers_the_time(drawn):
 def test_regular_shapes_stay_so_when_doubled(sides, times, which):
     d = {name: np.array([float(side)]) for name, side in zip(("m", "n", "k"), sides, strict=True)}
     larger = {**d, which: d[which] * 2**times}
-    assert features.irregular(d) == features.irregular(larger)
+    assert features.has_irregular_sides(d) == features.has_irregular_sides(larger)
     assert features.odd_part(d[which]) == features.odd_part(larger[which])
 
 
@@ -120,7 +120,9 @@ def test_a_convolution_priced_as_a_product_is_not_refined():
         name: np.array([float(value)])
         for name, value in zip(KINDS["conv"].dims, (8, 64, 64, 1, 1, 56, 56, 1, 3, 3, 1, 56, 56, 0), strict=True)
     }
-    asked = features.inputs("gemm_tensor", features.packed_gemm(features.work(KINDS["conv"], "fp16", d)), gpu, "fp16")
+    asked = features.network_inputs(
+        "gemm_tensor", features.pack_groups_into_gemm(features.compute_work(KINDS["conv"], "fp16", d)), gpu, "fp16"
+    )
     assert (asked.columns == asked.columns[0]).all()
 
 
@@ -198,10 +200,10 @@ def test_winograd_counts_its_reduced_flops():
     dims |= {"k_h": 3, "k_w": 3, "in_h": 56, "in_w": 56, "out_h": 56, "out_w": 56}
     d = {name: np.array([value], float) for name, value in dims.items()}
     plain, moved = KINDS["conv"].flops(d), KINDS["conv"].bytes(d, np.array([4.0]))
-    work = features.work(KINDS["conv"], "fp32", d)
+    work = features.compute_work(KINDS["conv"], "fp32", d)
     assert work.flops == plain / constants.shipped().kernels.winograd_reduction
     assert work.moved_bytes == moved
-    assert features.work(KINDS["conv"], "fp16", d).flops == plain
+    assert features.compute_work(KINDS["conv"], "fp16", d).flops == plain
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ def test_tiles_cover_the_output_and_waves_the_tiles():
     m, n, k, batch = np.array(
         [[1, 129, 4096, 8192], [64, 1000, 4096, 8192], [8192, 64, 4096, 512], [1, 3, 1, 2]], float
     )
-    tiling = tiles.choose(m, n, k, batch, gpu, "tensor")
+    tiling = tiles.choose_tiling(m, n, k, batch, gpu, "tensor")
     covered = tiling.tiles / tiling.split_k * tiling.rows * tiling.cols
     assert (covered >= m * n * batch).all()
     assert (tiling.waves == np.ceil(tiling.tiles / gpu.sm_count)).all()
@@ -279,7 +281,7 @@ def test_tiles_cover_the_output_and_waves_the_tiles():
 def test_a_large_product_takes_a_large_tile_and_a_narrow_one_splits_k():
     gpu = find_gpu("a100-80")
     columns = np.array([[8192, 64], [8192, 64], [8192, 65536], [1, 1]], float)
-    tiling = tiles.choose(*columns, gpu, "tensor")
+    tiling = tiles.choose_tiling(*columns, gpu, "tensor")
     assert tiling.rows[0] * tiling.cols[0] == 256 * 128
     assert tiling.split_k.tolist() == [1, 16]
 
@@ -305,7 +307,7 @@ def test_the_runtime_is_told_not_to_report_to_its_maker() -> None:
 def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(SHIPPED.read_bytes())
-    digest = utilization.load().sha256
+    digest = utilization.load_model().sha256
     try:
         environment.apply(
             {"TILECAST_UTILIZATION_MODEL": str(path), "TILECAST_UTILIZATION_MODEL_SHA256": digest.upper()}
@@ -313,10 +315,10 @@ def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
         assert kernels.model_info()[1] == digest
         utilization.use_model(str(path), "0" * 64)
         with pytest.raises(SpecError, match="not 000000000000… as TILECAST_UTILIZATION_MODEL_SHA256 states"):
-            utilization.load()
+            utilization.load_model()
         utilization.use_model(str(tmp_path / "none"))
         with pytest.raises(SpecError, match="cannot be read"):
-            utilization.load()
+            utilization.load_model()
     finally:
         environment.apply({})
-    assert utilization.load().sha256 == digest
+    assert utilization.load_model().sha256 == digest

@@ -241,6 +241,6 @@ def test_chosen_tiles_are_of_the_recorded_size():
     ratio = np.zeros(len(rows))
     for name in set(gpus):
         here = gpus == name
-        tiling = tiles.choose(m[here], n[here], k[here], b[here], find_gpu(name), "simt")
+        tiling = tiles.choose_tiling(m[here], n[here], k[here], b[here], find_gpu(name), "simt")
         ratio[here] = tiling.rows * tiling.cols / (width[here] * height[here])
     assert np.mean((ratio >= 0.5) & (ratio <= 2.0)) > 0.85

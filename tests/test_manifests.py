@@ -15,7 +15,7 @@ from tilecast.advice import advise
 from tilecast.api import documents, gpu_pool, training_job
 from tilecast.api.training import Training
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.nodes.override import override
+from tilecast.nodes.override import override_pool
 from tilecast.spec import Plan, Plans, SpecError
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "jobs").glob("*.yaml"))
@@ -287,7 +287,7 @@ def test_any_value_anywhere_is_read_or_refused(path: tuple[str, ...], value: Any
 
 def pool_alone(document: dict[str, Any]) -> Pool:
     """Return the pool of a GPUPool without nodes."""
-    return override(*gpu_pool.parse(document))[0]
+    return override_pool(*gpu_pool.parse(document))[0]
 
 
 def pool_of(**spec: Any) -> dict[str, Any]:

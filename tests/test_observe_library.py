@@ -248,7 +248,7 @@ def test_timing_takes_less_than_a_hundredth_of_the_training(
     monkeypatch.setitem(sys.modules, "torch", gpu.torch())
     with StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=gpu.clock) as timer:
         train(timer, gpu, 400)
-        means = {f"{name}Seconds": seconds for name, seconds in timer._parts.take().items()}
+        means = {f"{name}Seconds": seconds for name, seconds in timer._parts.take_means().items()}
         gpu.cost_s = 1e-4
         for _ in range(100):
             for _ in range(200):
@@ -301,12 +301,12 @@ def test_a_part_of_every_second_step_counts_half_and_too_many_parts_not_at_all(
                     clock.now += 0.5
             clock.now += 0.5 if number % 2 else 1.0
             timer.step()
-        assert timer._parts.take() == {"communication": pytest.approx(0.25, rel=0.06)}
+        assert timer._parts.take_means() == {"communication": pytest.approx(0.25, rel=0.06)}
         for _ in range(300):
             timer.begin("forward")()
         timer.step()
         train(timer, CudaClock(clock=clock), 3)
-        assert timer._parts.take() == {}
+        assert timer._parts.take_means() == {}
 
 
 def test_nothing_is_timed_where_nobody_is_told(settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def test_nothing_is_timed_where_nobody_is_told(settings: ReporterSettings, monke
         with StepTimer(warmup_steps=0, interval_s=3600, settings=quiet, clock=gpu.clock) as timer:
             train(timer, gpu, 5)
             timer.traced(None)
-            assert timer._parts.take() == {} and not timer._is_reading.locked()
+            assert timer._parts.take_means() == {} and not timer._is_reading.locked()
 
 
 def event(name: str, category: str, begin: float, length: float) -> dict[str, Any]:
@@ -412,7 +412,7 @@ def test_only_rank_zero_reports(operator: ReportServer, settings: ReporterSettin
 
 
 def test_settings_come_from_the_environment() -> None:
-    settings = ReporterSettings.of(
+    settings = ReporterSettings.from_environment(
         {
             "TILECAST_URL": "http://tilecast:8080/",
             "TILECAST_JOB": "a",
@@ -426,7 +426,7 @@ def test_settings_come_from_the_environment() -> None:
     assert (settings.url, settings.job, settings.namespace, settings.gpus) == ("http://tilecast:8080", "a", "b", 32)
     assert settings.plan == {"tensor": 2}
     assert not settings.is_reporting and settings.metrics_port is None
-    assert ReporterSettings.of({"TILECAST_PLAN": "[2]"}).plan == {}
+    assert ReporterSettings.from_environment({"TILECAST_PLAN": "[2]"}).plan == {}
 
 
 def test_prometheus_reads_the_same_from_a_port_and_from_a_file(
@@ -533,7 +533,7 @@ def test_the_trainer_callback_is_called_by_the_real_handler(settings: ReporterSe
     for _ in range(3):
         clock.now += 2.0
         handler.on_step_end(args, state, control)
-    taken = callback.timer._take(1)
+    taken = callback.timer._take_steps(1)
     assert (taken.seconds, taken.steps) == (2.0, 3)
     events = [name for name, _ in inspect.getmembers(transformers.TrainerCallback) if name.startswith("on_")]
     for event in events:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from tilecast.planner.assignment import Assignment, QueueScore
-from tilecast.planner.columns import QueueColumns, alone_s, columns
+from tilecast.planner.columns import QueueColumns, build_columns, isolated_s
 from tilecast.planner.policies import POLICIES
-from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, checked
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, check_problem
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.solver import solve
-from tilecast.planner.timeline import Tasks, start_times
+from tilecast.planner.timeline import PoolTasks, start_times
 from tilecast.planner.totals import report
 from tilecast.spec import Floats, SpecError
 
@@ -34,42 +34,42 @@ def job(name: str, *options: JobOption, **others: object) -> QueuedJob:
 
 
 def test_jobs_of_one_size_take_the_place_that_is_free_first() -> None:
-    assert start_times(PoolCapacity("a", 1, 2), Tasks([1, 1, 1, 1], [3.0, 1.0, 5.0, 1.0])) == [0, 0, 1, 3]
+    assert start_times(PoolCapacity("a", 1, 2), PoolTasks([1, 1, 1, 1], [3.0, 1.0, 5.0, 1.0])) == [0, 0, 1, 3]
 
 
 def test_a_gang_waits_for_whole_nodes_and_smaller_jobs_pass_it() -> None:
     # One GPU of the first node is busy for 4 s; the gang of two nodes waits for it, the last job does not.
-    assert start_times(PoolCapacity("a", 2, 2), Tasks([1, 4, 1], [4.0, 1.0, 2.0])) == [0, 4, 0]
+    assert start_times(PoolCapacity("a", 2, 2), PoolTasks([1, 4, 1], [4.0, 1.0, 2.0])) == [0, 4, 0]
 
 
 def test_small_jobs_fill_nodes_that_are_begun() -> None:
     # 1 + 1 GPUs go to one node, so the job of a whole node starts at once.
-    assert start_times(PoolCapacity("a", 2, 2), Tasks([1, 1, 2], [9.0, 9.0, 1.0])) == [0, 0, 0]
+    assert start_times(PoolCapacity("a", 2, 2), PoolTasks([1, 1, 2], [9.0, 9.0, 1.0])) == [0, 0, 0]
 
 
 def test_a_quota_holds_back_its_queue_alone() -> None:
     pool = PoolCapacity("a", 1, 4, quotas={"small": 1})
-    tasks = Tasks([1, 1, 1], [5.0, 5.0, 5.0], queues=["small", "small", "other"])
+    tasks = PoolTasks([1, 1, 1], [5.0, 5.0, 5.0], queues=["small", "small", "other"])
     assert start_times(pool, tasks) == [0, 5, 0]
 
 
 def test_what_others_hold_is_not_given_away() -> None:
-    assert start_times(PoolCapacity("a", 2, 2, held_gpus=3), Tasks([1, 1], [2.0, 2.0])) == [0, 2]
+    assert start_times(PoolCapacity("a", 2, 2, held_gpus=3), PoolTasks([1, 1], [2.0, 2.0])) == [0, 2]
 
 
 def test_a_job_that_comes_later_starts_later() -> None:
-    assert start_times(PoolCapacity("a", 1, 1), Tasks([1, 1], [2.0, 2.0], ready_s=[3.0, -1.0])) == [3, 0]
+    assert start_times(PoolCapacity("a", 1, 1), PoolTasks([1, 1], [2.0, 2.0], ready_s=[3.0, -1.0])) == [3, 0]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_node_is_ever_asked_for_more_than_it_has(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311
     pool = PoolCapacity("a", draw.randint(1, 4), draw.choice([1, 2, 4]), quotas={"q": draw.randint(2, 6)})
-    sizes = [size for size in (1, 2, 4, 8) if pool.holds(size)]
+    sizes = [size for size in (1, 2, 4, 8) if pool.can_hold(size)]
     gpus = [draw.choice(sizes) for _ in range(25)]
     seconds = [draw.uniform(1, 9) for _ in gpus]
     queues = [draw.choice(["", "q"]) for _ in gpus]
-    begin = start_times(pool, Tasks(gpus, seconds, [draw.uniform(-5, 20) for _ in gpus], queues))
+    begin = start_times(pool, PoolTasks(gpus, seconds, [draw.uniform(-5, 20) for _ in gpus], queues))
     for moment in begin:
         here = [i for i, at in enumerate(begin) if at <= moment < at + seconds[i] and math.isfinite(at)]
         assert sum(gpus[i] for i in here) <= pool.gpus
@@ -91,11 +91,11 @@ def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginn
         queue, coming_s = draw.choice(["", "q"]), float(draw.randrange(20)) * (seed % 5 == 4)
         ways = [way for way in ways if not (queue and quotas) or way.gpus <= 4]
         jobs.append(job(f"j{index}", *ways, arrival_s=coming_s, queue=queue))
-    held = columns(checked(QueueProblem(tuple(jobs), pools))[0])
+    held = build_columns(check_problem(QueueProblem(tuple(jobs), pools))[0])
     current = Assignment(held, POLICIES["completion"], [draw.choice(held.of(row)) for row in range(len(jobs))])
     for _ in range(25):
         moves = {row: draw.choice(held.of(row)) for row in draw.sample(range(len(jobs)), draw.randint(1, 3))}
-        score, changed = current.tried(moves)
+        score, changed = current.try_moves(moves)
         if draw.random() < 0.5:
             current.apply(moves, changed)
             anew = Assignment(held, current.policy, list(current.option))
@@ -118,7 +118,7 @@ def small(seed: int) -> QueueProblem:
             option(pool.name, gpus, seconds, seconds * gpus * draw.uniform(1, 3))
             for pool, speed in zip(pools, speeds, strict=True)
             for gpus in (1, 2, 4)
-            if pool.holds(gpus) and draw.random() < 0.6
+            if pool.can_hold(gpus) and draw.random() < 0.6
             for seconds in [work / speed / draw.uniform(0.7, 1.4) / gpus ** draw.uniform(0.5, 0.95)]
         ]
         if ways:
@@ -134,7 +134,7 @@ def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
     @cache
     def of_pool(pool: int, chosen: tuple[tuple[int, int], ...]) -> tuple[float, Floats]:
         jobs, ways = np.array(chosen).T
-        begin = start_times(held.pools[pool], Tasks(held.gpus[ways].tolist(), held.seconds[ways].tolist()))
+        begin = start_times(held.pools[pool], PoolTasks(held.gpus[ways].tolist(), held.seconds[ways].tolist()))
         peaks, sums = POLICIES[policy].terms(held, jobs, ways, np.array(begin) + held.seconds[ways])
         return -math.inf if peaks is None else float(peaks.max()), np.array([column.sum() for column in sums])
 
@@ -155,7 +155,7 @@ def test_the_plan_is_close_to_the_best_there_is(policy: str, queues: int) -> Non
     behind = []
     for seed in range(queues):
         problem = small(seed)
-        held = columns(checked(problem)[0])
+        held = build_columns(check_problem(problem)[0])
         if math.prod(len(held.of(row)) for row in range(len(held.weight))) > MOST_PLANS:
             continue
         plan, best = solve(problem, policy), best_of_all(held, policy)
@@ -269,7 +269,7 @@ def test_a_queue_that_is_planned_stays_as_it_is_when_one_job_arrives() -> None:
 def test_the_references_are_what_they_are_called() -> None:
     pools = (PoolCapacity("first", 1, 1), PoolCapacity("second", 1, 1))
     jobs = tuple(job(f"j{i}", option("first", 1, 20.0, 1.0), option("second", 1, 10.0, 5.0)) for i in range(3))
-    held = columns(checked(QueueProblem(jobs, pools))[0])
+    held = build_columns(check_problem(QueueProblem(jobs, pools))[0])
     ends = {name: find(held).finish.tolist() for name, (_, find) in REFERENCES.items()}
     assert ends == {
         "ownBest": [10, 20, 30],
@@ -287,16 +287,16 @@ def test_kueue_lets_a_smaller_job_pass_and_keeps_to_quotas() -> None:
         job("big", option("a", 2, 10.0)),
         job("three", option("a", 1, 4.0), option("b", 1, 4.0)),
     )
-    held = columns(checked(QueueProblem(jobs, pools))[0])
+    held = build_columns(check_problem(QueueProblem(jobs, pools))[0])
     assert REFERENCES["flavors"][1](held).finish.tolist() == [10, 20, 30, 4]
 
 
 def test_a_share_of_the_cluster_is_what_fairness_is_measured_by() -> None:
     pools = (PoolCapacity("a", 2, 1), PoolCapacity("b", 2, 1))
     ways = (option("a", 1, 10.0), option("b", 1, 20.0))
-    assert alone_s(ways, pools, 1) == pytest.approx(10.0)
+    assert isolated_s(ways, pools, 1) == pytest.approx(10.0)
     # A quarter of each pool is half a GPU: half of the time on a, half on b.
-    assert alone_s(ways, pools, 4) == pytest.approx(1 / (0.5 / 10 + 0.5 / 20))
+    assert isolated_s(ways, pools, 4) == pytest.approx(1 / (0.5 / 10 + 0.5 / 20))
 
 
 # Invalid input.
@@ -350,7 +350,7 @@ def test_an_empty_queue_has_an_empty_plan() -> None:
 
 def test_an_option_that_another_beats_in_everything_is_not_looked_at() -> None:
     ways = (option("a", 1, 5.0, 1.0), option("a", 2, 6.0, 2.0), option("a", 2, 4.0, 2.0))
-    able, _ = checked(QueueProblem((job("j", *ways),), (PoolCapacity("a", 1, 2),)))
+    able, _ = check_problem(QueueProblem((job("j", *ways),), (PoolCapacity("a", 1, 2),)))
     assert [(item.gpus, item.seconds) for item in able.jobs[0].options] == [(1, 5.0), (2, 4.0)]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tilecast import hardware, memory, search, zoo
 from tilecast.advice import Constraints, Request, advise, sharing
-from tilecast.advice.sharing import Member
+from tilecast.advice.sharing import SharingJob
 from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link, gpus
@@ -108,9 +108,9 @@ def test_no_part_beats_the_whole_and_all_widen_the_range(gpu: str, name: str, ba
 
 
 @given(
-    members=st.lists(st.tuples(st.floats(0, 8e9), st.floats(0, 1)).map(lambda pair: Member(*pair)), max_size=6),
+    members=st.lists(st.tuples(st.floats(0, 8e9), st.floats(0, 1)).map(lambda pair: SharingJob(*pair)), max_size=6),
 )
-def test_jobs_on_one_gpu_add_up(members: list[Member]) -> None:
+def test_jobs_on_one_gpu_add_up(members: list[SharingJob]) -> None:
     gpu = find_gpu("t4")
     slower = sharing.time_slicing_slowdown(members, gpu)
     assert (slower is None) == (sum(item.memory_bytes for item in members) > memory.usable_bytes(gpu))
@@ -122,7 +122,7 @@ def test_jobs_on_one_gpu_add_up(members: list[Member]) -> None:
 def test_profiles_are_parts_of_their_gpu(name: str) -> None:
     gpu = find_gpu(name)
     for profile in hardware.mig_profiles(gpu):
-        part = profile.slice(gpu)
+        part = profile.slice_gpu(gpu)
         assert find_gpu(part.name) == part
         assert find_gpu(f"{gpu.product}-MIG-{profile.name}") == part
         assert profile.instances * profile.sms <= gpu.sm_count

@@ -139,7 +139,8 @@ def test_a_limit_on_accumulation_slows_no_more_than_the_tensor_cores() -> None:
     gpu = find_gpu("rtx-3090")
     table = KernelTable.of("gemm", "fp16", batch=1.0, m=8192.0, n=8192.0, k=[512.0, 8192.0])
     limited, slow, free = (
-        kernels.seconds(table, one).seconds for one in (gpu, replace(gpu, fp16_accumulate_flops=0.0), gpu.unlimited())
+        kernels.seconds(table, one).seconds
+        for one in (gpu, replace(gpu, fp16_accumulate_flops=0.0), gpu.without_fp32_limit())
     )
     assert (table.flops() / limited <= 1.00001 * gpu.peak("fp16")).all()
     assert (free <= limited * 1.00001).all() and (limited <= slow * 1.00001).all()

@@ -49,7 +49,7 @@ if __name__ == "__main__":
             print(f"{name:<10}{spread:7.3f}  {groups} groups")
     elif options.unrelated:
         for spread in (0.0, 0.03, 0.06, 0.08, 0.1, 0.12):
-            known = {**calibration.deviations(), calibration.SOFTWARE: spread}
+            known = {**calibration.shipped_deviations(), calibration.SOFTWARE: spread}
             sources, raw, corrected = unrelated(sample, known=known)
             print(f"software {spread:.2f}: {sources} sources, error {raw:.2%} without, {corrected:.2%} with ten runs")
     else:

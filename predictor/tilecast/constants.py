@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from tilecast.hardware import Gpu
-from tilecast.shipped import FactFile, read_table, without_sources
+from tilecast.shipped import FactFile, drop_sources, read_table
 
 _NAME = "constants.toml"
 _HOSTS = ("eager", "compiled", "cudaGraphs", "xla", "graph")
@@ -44,7 +44,7 @@ class FusedAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class TileTable:
     """Tiles that a library chooses from: rows, columns, and the share of the peak that the inner loop reaches."""
 
     candidates: tuple[tuple[int, int, float], ...]
@@ -60,7 +60,7 @@ class SplitK:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class KernelConstants:
     """Properties of GPUs and their libraries, which `constants.toml` describes one by one."""
 
     extrapolation_spread: float
@@ -81,7 +81,7 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True)
-class Nccl:
+class NcclConstants:
     """Properties of NCCL, which `constants.toml` describes one by one."""
 
     tree_share: float
@@ -125,7 +125,7 @@ class ResidentThreads:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostRates:
     """Rates of a host, for each of its GPUs."""
 
     copy_bytes_per_s: float
@@ -133,7 +133,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class HostStep:
+class HostStepLaw:
     """How the host time of a step goes with the number of weight tensors."""
 
     usual_tensors: float
@@ -172,24 +172,24 @@ class Constants:
     vector_exponent: float
     factor: Mapping[str, float]
     """Factor on the seconds of each of `step.blocks.FACTORS`."""
-    kernels: Kernels
-    tiles: Mapping[str, Tiles]
+    kernels: KernelConstants
+    tiles: Mapping[str, TileTable]
     """Tiles by the units that run them."""
     split_k: SplitK
-    nccl: Nccl
+    nccl: NcclConstants
     channel_buffers: Mapping[str, ChannelBuffers]
     """Buffers of NCCL by prefix of the name of a GPU's link: the first match counts, and the last is the default."""
     device_memory: DeviceMemory
     resident_threads: ResidentThreads
-    host: Host
-    host_step: HostStep
+    host: HostRates
+    host_step: HostStepLaw
     contention: float
     """Bandwidth of the link over that of the memory on the GPU that `slowdown` is for."""
     sharing: Mapping[str, float]
     """Widening of the 90 % range by the way in which jobs share a GPU, as a logarithm."""
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Constants:
+    def from_table(cls, table: Mapping[str, Any]) -> Constants:
         """Return the content of a table like that of the file.
 
         Raises:
@@ -200,7 +200,7 @@ class Constants:
         parts = ("matrix", "attention", "convolution", "exchange", "gradients")
         attention = file.values("attention")
         return cls(
-            launch_s={mode: _launch_s(file, mode) for mode in file.values("launch_us", _HOSTS)},
+            launch_s={mode: _read_launch_s(file, mode) for mode in file.values("launch_us", _HOSTS)},
             collective_s={mode: cost * 1e-6 for mode, cost in file.numbers("collective_us", _HOSTS).items()},
             step_s={mode: cost * 1e-3 for mode, cost in file.numbers("step_ms", _HOSTS).items()},
             gradient_s={mode: cost * 1e-6 for mode, cost in file.numbers("gradient_us", _HOSTS).items()},
@@ -213,15 +213,17 @@ class Constants:
             memory=file.numbers("memory", (*_HOSTS, "listed", "fused")),
             **{f"vector_{key}": value for key, value in file.numbers("vector", ("flop_per_byte", "exponent")).items()},
             factor=file.numbers("factor", parts),
-            kernels=file.record(Kernels, "kernels"),
-            tiles={units: file.record(Tiles, f"tiles.{units}") for units in file.values("tiles", ("simt", "tensor"))},
+            kernels=file.record(KernelConstants, "kernels"),
+            tiles={
+                units: file.record(TileTable, f"tiles.{units}") for units in file.values("tiles", ("simt", "tensor"))
+            },
             split_k=file.record(SplitK, "split_k"),
-            nccl=(nccl := file.record(Nccl, "nccl")),
-            channel_buffers={link: _channel_buffers(file, link, nccl) for link in file.values("channels")},
+            nccl=(nccl := file.record(NcclConstants, "nccl")),
+            channel_buffers={link: _read_channel_buffers(file, link, nccl) for link in file.values("channels")},
             device_memory=file.record(DeviceMemory, "device_memory"),
             resident_threads=file.record(ResidentThreads, "resident_threads"),
-            host=file.record(Host, "host"),
-            host_step=file.record(HostStep, "host_step"),
+            host=file.record(HostRates, "host"),
+            host_step=file.record(HostStepLaw, "host_step"),
             contention=file.numbers("contention", ("link_share",))["link_share"],
             sharing=file.numbers("sharing", ("mig", "mps", "timeSlicing")),
         )
@@ -245,7 +247,7 @@ class Widths:
     unstated: Mapping[str, float]
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Widths:
+    def from_table(cls, table: Mapping[str, Any]) -> Widths:
         """Return the widths of a table like that of the file.
 
         Raises:
@@ -258,27 +260,27 @@ class Widths:
 @cache
 def shipped() -> Constants:
     """Return the constants that ship with Tilecast."""
-    return Constants.of(_table())
+    return Constants.from_table(_read_constants())
 
 
 @cache
 def widths() -> Widths:
     """Return the widths of ranges that ship with Tilecast."""
-    return Widths.of(_table())
+    return Widths.from_table(_read_constants())
 
 
 @cache
 def digest() -> str:
     """Return the SHA-256 of the values of all constants, which does not change with comments and sources."""
-    return hashlib.sha256(json.dumps(without_sources(_table()), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(drop_sources(_read_constants()), sort_keys=True).encode()).hexdigest()
 
 
-def _launch_s(file: FactFile, mode: str) -> tuple[float, float]:
+def _read_launch_s(file: FactFile, mode: str) -> tuple[float, float]:
     cost = file.numbers(f"launch_us.{mode}", ("forward", "backward"))
     return cost["forward"] * 1e-6, cost["backward"] * 1e-6
 
 
-def _channel_buffers(file: FactFile, link: str, nccl: Nccl) -> ChannelBuffers:
+def _read_channel_buffers(file: FactFile, link: str, nccl: NcclConstants) -> ChannelBuffers:
     opened = file.numbers(f"channels.{link}", ("collective", "peer"))
     return ChannelBuffers(
         float(opened["collective"] * nccl.channel_buffers * nccl.buffer_bytes),
@@ -287,5 +289,5 @@ def _channel_buffers(file: FactFile, link: str, nccl: Nccl) -> ChannelBuffers:
 
 
 @cache
-def _table() -> dict[str, Any]:
+def _read_constants() -> dict[str, Any]:
     return read_table("tilecast", _NAME)

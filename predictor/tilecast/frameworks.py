@@ -177,7 +177,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = shipped.read_table("tilecast", "framew
 _CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "sources"))
 
 
-def _read(name: str) -> Framework:
+def _read_framework(name: str) -> Framework:
     table = TABLES[name]
     engine = table.get("engine", name)
     cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
@@ -187,7 +187,7 @@ def _read(name: str) -> Framework:
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 
 
-FRAMEWORKS: Mapping[str, Framework] = {name: _read(name) for name in TABLES}
+FRAMEWORKS: Mapping[str, Framework] = {name: _read_framework(name) for name in TABLES}
 """Every framework by name, and `UNSET`."""
 ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if item.engine == name and name != UNSET)
 """Frameworks that do not run on top of another one."""

@@ -66,10 +66,10 @@ class FactFile:
         found = {key: value for key, value in table.items() if key != "source"}
         expected = found.keys() if keys is None else keys
         if unknown := [key for key in found if key not in expected]:
-            raise SpecError(self._place(path, unknown[0]), "is unknown", f"remove it; known: {', '.join(expected)}")
+            raise SpecError(self._name_key(path, unknown[0]), "is unknown", f"remove it; known: {', '.join(expected)}")
         if missing := [key for key in expected if key not in found]:
-            raise SpecError(self._place(path, missing[0]), "is missing", "add it, with its source")
-        return {key: self._value(value, path, key, sourced) for key, value in found.items()}
+            raise SpecError(self._name_key(path, missing[0]), "is missing", "add it, with its source")
+        return {key: self._read_value(value, path, key, sourced) for key, value in found.items()}
 
     def numbers(self, path: str, keys: Collection[str] | None = None) -> dict[str, float]:
         """Return the values of a table of numbers.
@@ -77,7 +77,7 @@ class FactFile:
         Raises:
             SpecError: as `values`, or a value is no number.
         """
-        return {key: self._number(value, path, key) for key, value in self.values(path, keys).items()}
+        return {key: self._require_number(value, path, key) for key, value in self.values(path, keys).items()}
 
     def record(self, kind: type[RecordT], path: str) -> RecordT:
         """Return the values of a table as a dataclass that has a field for each key.
@@ -89,30 +89,30 @@ class FactFile:
         found = self.values(path, types)
         for key, value in found.items():
             if types[key] in ("int", "float"):
-                self._number(value, path, key)
+                self._require_number(value, path, key)
         return kind(**found)
 
-    def _number(self, value: Any, path: str, key: str) -> float:
+    def _require_number(self, value: Any, path: str, key: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SpecError(self._place(path, key), f"{value!r} is no number", "write a number, with its source")
+            raise SpecError(self._name_key(path, key), f"{value!r} is no number", "write a number, with its source")
         return value
 
-    def _value(self, value: Any, path: str, key: str, sourced: bool) -> Any:
+    def _read_value(self, value: Any, path: str, key: str, sourced: bool) -> Any:
         if _is_cell(value):
             return value[0]
         if not sourced and not isinstance(value, Mapping):
             remedy = f'write {key} = [value, "paper, data sheet or fit"], or add source to its table'
-            raise SpecError(self._place(path, key), "has no source", remedy)
+            raise SpecError(self._name_key(path, key), "has no source", remedy)
         return _as_tuple(value)
 
-    def _place(self, path: str, key: str) -> str:
+    def _name_key(self, path: str, key: str) -> str:
         return f"{self.name}: {path}.{key}" if path else f"{self.name}: {key}"
 
 
-def without_sources(value: Any) -> Any:
+def drop_sources(value: Any) -> Any:
     """Return the value of a key of a file; of a table, the values of all its keys but the sources."""
     if isinstance(value, Mapping):
-        return {key: without_sources(item) for key, item in value.items() if key != "source"}
+        return {key: drop_sources(item) for key, item in value.items() if key != "source"}
     return value[0] if _is_cell(value) else value
 
 

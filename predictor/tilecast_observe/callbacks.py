@@ -8,7 +8,7 @@ from typing import Any
 from tilecast_observe.timer import StepTimer
 
 
-def _nothing(*_: object, **__: object) -> None:
+def _do_nothing(*_: object, **__: object) -> None:
     return None
 
 
@@ -17,7 +17,7 @@ class TrainerCallback:
 
     def __init__(self, timer: StepTimer | None = None) -> None:
         self.timer = timer or StepTimer()
-        self._update_ended: Callable[[], None] = _nothing
+        self._update_ended: Callable[[], None] = _do_nothing
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the timer when the training loop begins."""
@@ -56,7 +56,7 @@ class TrainerCallback:
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return a method that does nothing for every other event of the trainer, of this version or a later one."""
         if name.startswith("on_"):
-            return _nothing
+            return _do_nothing
         raise AttributeError(name)
 
 
@@ -68,7 +68,7 @@ class LightningCallback:
     def __init__(self, timer: StepTimer | None = None) -> None:
         self.timer = timer or StepTimer()
         self._seen = 0
-        self._part_ended: Callable[[], None] = _nothing
+        self._part_ended: Callable[[], None] = _do_nothing
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the timer when the training loop begins."""
@@ -127,5 +127,5 @@ class LightningCallback:
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return a method that does nothing for every other hook of the trainer, of this version or a later one."""
         if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
-            return _nothing
+            return _do_nothing
         raise AttributeError(name)

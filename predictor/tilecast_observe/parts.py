@@ -59,7 +59,7 @@ class TimedStep:
         """Return whether the GPU has passed the ends of all spans."""
         return all(isinstance(span.end, float) or span.end.query() for span in self.spans)
 
-    def seconds(self) -> Iterator[tuple[str, float]]:
+    def part_seconds(self) -> Iterator[tuple[str, float]]:
         """Yield part names with seconds; the time of an inner part is subtracted from the part around it."""
         for span in self.spans:
             on_host = isinstance(span.end, float)
@@ -95,7 +95,7 @@ class PartTimes:
         self._seconds: dict[str, float] = {}
         self._steps = 0
 
-    def next(self, counts: bool) -> None:
+    def next_step(self, counts: bool) -> None:
         """End the current step and begin the next one, which may be timed if it counts."""
         if not self._is_used:
             return
@@ -103,7 +103,7 @@ class PartTimes:
         if self._began is not None:
             if ended is not None and not ended.around:
                 self._pending.append(ended)
-            self._collect()
+            self._collect_passed_steps()
             counts &= self._spent_s <= SHARE * (self._clock() - self._began) and len(self._pending) < PENDING
         if counts:
             self._now = TimedStep()
@@ -112,7 +112,7 @@ class PartTimes:
         """Discard the current step; nothing is timed until the next step begins."""
         self._now = None
 
-    def over(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+    def time_loader(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader and time the wait for each; the loader's errors are raised unchanged."""
         batches = iter(loader)
         while True:
@@ -128,27 +128,27 @@ class PartTimes:
     def begin(self, name: str) -> Callable[[], None]:
         """Begin a part and return a function that ends it."""
         if self._now is not None and len(self._now.spans) >= MOST_SPANS:
-            self._give_up("a step has more than %d parts; they are not timed", MOST_SPANS)
-        now, start = self._now, self._mark()
+            self._stop_timing("a step has more than %d parts; they are not timed", MOST_SPANS)
+        now, start = self._now, self._read_clock()
         if now is None or start is None:
-            return _nothing
+            return _do_nothing
         span = now.begin(name, start)
 
         def end() -> None:
-            after = self._mark()
+            after = self._read_clock()
             if after is not None and self._now is now and span.end is None:
                 now.end(span, after)
 
         return end
 
-    def take(self) -> Mapping[str, float]:
+    def take_means(self) -> Mapping[str, float]:
         """Return the mean seconds of each part over the steps since the last call; any thread may call it."""
         with self._lock:
             seconds, steps = self._seconds, self._steps
             self._seconds, self._steps = {}, 0
         return {name: max(value / steps, 0.0) for name, value in seconds.items()}
 
-    def _mark(self) -> Any:
+    def _read_clock(self) -> Any:
         """Return the current time as a CUDA event, or as seconds without a GPU; None if the step is not timed."""
         if self._now is None:
             return None
@@ -164,29 +164,29 @@ class PartTimes:
             event = cuda.Event(enable_timing=True)
             event.record()
         except Exception as error:
-            self._give_up("parts of the step are timed no longer: %s", error)
+            self._stop_timing("parts of the step are timed no longer: %s", error)
             return None
         self._spent_s += self._clock() - before
         return event
 
-    def _collect(self) -> None:
+    def _collect_passed_steps(self) -> None:
         before = self._clock()
         try:
             while self._pending and self._pending[0].is_passed():
-                parts = list(self._pending.popleft().seconds())
+                parts = list(self._pending.popleft().part_seconds())
                 with self._lock:
                     self._steps += 1
                     for name, seconds in parts:
                         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
         except Exception as error:
-            self._give_up("parts of the step are timed no longer: %s", error)
+            self._stop_timing("parts of the step are timed no longer: %s", error)
         self._spent_s += self._clock() - before
 
-    def _give_up(self, message: str, *values: object) -> None:
+    def _stop_timing(self, message: str, *values: object) -> None:
         log.warning(message, *values)
         self._is_used, self._now = False, None
         self._pending.clear()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return None

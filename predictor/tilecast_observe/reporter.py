@@ -42,7 +42,7 @@ class ReporterSettings:
     """Whether this process reports: only rank 0 does."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> ReporterSettings:
+    def from_environment(cls, environment: Mapping[str, str]) -> ReporterSettings:
         """Return the settings that environment variables give; values that cannot be read are logged and ignored."""
         plan = environment.get("TILECAST_PLAN", "")
         try:
@@ -55,18 +55,18 @@ class ReporterSettings:
         return cls(
             url=environment.get("TILECAST_URL", "").rstrip("/"),
             job=environment.get("TILECAST_JOB", ""),
-            namespace=environment.get("TILECAST_NAMESPACE", "") or _text(NAMESPACE_FILE),
+            namespace=environment.get("TILECAST_NAMESPACE", "") or _read_text(NAMESPACE_FILE),
             token_file=environment.get("TILECAST_TOKEN_FILE", "") or TOKEN_FILE,
             plan=split,
-            gpus=_count(environment, "WORLD_SIZE"),
-            metrics_port=_count(environment, "TILECAST_METRICS_PORT"),
+            gpus=_read_number(environment, "WORLD_SIZE"),
+            metrics_port=_read_number(environment, "TILECAST_METRICS_PORT"),
             metrics_file=environment.get("TILECAST_METRICS_FILE", ""),
             is_reporting=environment.get("RANK", "0") == "0",
         )
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepSample:
     """Steps since the last report: their median in seconds, their number, and the mean seconds of each timed part."""
 
     seconds: float
@@ -83,7 +83,7 @@ PART_HELP = {
 }
 """Help texts of Prometheus metrics by part of a step."""
 
-Take = Callable[[int], Taken | None]
+TakeSteps = Callable[[int], StepSample | None]
 """Function that takes the least number of new steps and returns what was measured since its last result, or None."""
 
 
@@ -96,7 +96,7 @@ class Reporter:
         interval_s: seconds between two reports.
     """
 
-    def __init__(self, settings: ReporterSettings, take: Take, interval_s: float) -> None:
+    def __init__(self, settings: ReporterSettings, take: TakeSteps, interval_s: float) -> None:
         self._settings = settings
         self._take = take
         self._interval_s = interval_s
@@ -125,10 +125,10 @@ class Reporter:
             return
         try:
             if self._settings.metrics_port is not None:
-                self._server = self._serve(self._settings.metrics_port)
+                self._server = self._serve_metrics(self._settings.metrics_port)
         except OSError as error:
             log.warning("port %s serves no metrics: %s", self._settings.metrics_port, error)
-        self._thread = threading.Thread(target=self._run, name="tilecast-observe", daemon=True)
+        self._thread = threading.Thread(target=self._report_until_stopped, name="tilecast-observe", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -140,7 +140,7 @@ class Reporter:
             # `shutdown` waits for the server's loop; it runs in a thread of its own so that the training does not wait.
             threading.Thread(target=self._server.shutdown, daemon=True).start()
 
-    def _run(self) -> None:
+    def _report_until_stopped(self) -> None:
         while True:
             is_last = self._ended.wait(self._interval_s)
             try:
@@ -153,12 +153,12 @@ class Reporter:
             if is_last:
                 return
 
-    def _report(self, steps: Taken) -> None:
+    def _report(self, steps: StepSample) -> None:
         self._steps += steps.steps
         peak = _peak_memory_bytes()
-        self._text = self._exposition(steps, peak)
+        self._text = self._prometheus_text(steps, peak)
         if self._settings.metrics_file:
-            _replace(Path(self._settings.metrics_file), self._text)
+            _replace_file(Path(self._settings.metrics_file), self._text)
         if self._settings.url and self._settings.job:
             body = {
                 "stepSeconds": steps.seconds,
@@ -167,25 +167,26 @@ class Reporter:
                 "peakMemoryBytes": peak,
                 "gpu": _gpu_name(),
                 "gpus": self._settings.gpus,
-                "driver": _driver(),
+                "driver": _driver_version(),
                 "plan": dict(self._settings.plan) or None,
             }
-            self._put({key: value for key, value in body.items() if value is not None})
+            self._send_observation({key: value for key, value in body.items() if value is not None})
 
-    def _put(self, body: Mapping[str, Any]) -> None:
+    def _send_observation(self, body: Mapping[str, Any]) -> None:
         settings = self._settings
         request = urllib.request.Request(  # noqa: S310 (the URL is the operator's, from the pod's own environment)
             f"{settings.url}/observations/{settings.namespace}/{settings.job}",
             data=json.dumps(body, allow_nan=False).encode(),
             method="PUT",
-            headers={"Authorization": f"Bearer {_text(settings.token_file)}", "Content-Type": "application/json"},
+            headers={"Authorization": f"Bearer {_read_text(settings.token_file)}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
             answer.read()
 
-    def _exposition(self, steps: Taken, peak: int | None) -> str:
+    def _prometheus_text(self, steps: StepSample, peak: int | None) -> str:
         """Return the metrics in the Prometheus text format, version 0.0.4."""
-        labels = f'{{namespace="{_escaped(self._settings.namespace)}",trainingjob="{_escaped(self._settings.job)}"}}'
+        namespace, job = _escape_label(self._settings.namespace), _escape_label(self._settings.job)
+        labels = f'{{namespace="{namespace}",trainingjob="{job}"}}'
         metrics = [
             ("tilecast_step_seconds", "gauge", "Median optimizer step since the last report.", repr(steps.seconds)),
             ("tilecast_steps_total", "counter", "Optimizer steps measured since the start.", str(self._steps)),
@@ -200,7 +201,7 @@ class Reporter:
             for name, kind, text, value in metrics
         )
 
-    def _serve(self, port: int) -> ThreadingHTTPServer:
+    def _serve_metrics(self, port: int) -> ThreadingHTTPServer:
         reporter = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -239,32 +240,32 @@ def _gpu_name() -> str | None:
     return None if cuda is None else str(cuda.get_device_name())
 
 
-def _driver() -> str | None:
+def _driver_version() -> str | None:
     """Return the version of NVIDIA's kernel module, or None if `DRIVER_FILE` does not state it."""
-    words = _text(DRIVER_FILE).split("\n")[0].split()
+    words = _read_text(DRIVER_FILE).split("\n")[0].split()
     return next((word for word in words if word[:1].isdigit() and "." in word), None)
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     """Replace a file atomically, so that readers see the old or the new text as a whole."""
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 
 
-def _count(environment: Mapping[str, str], name: str) -> int | None:
+def _read_number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "")
     if text and not text.isdecimal():
         log.warning("%s=%r is no whole number and is left aside", name, text[:40])
     return int(text) if text.isdecimal() else None
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilecast_observe import trace
 from tilecast_observe.parts import PARTS, Batch, PartTimes
-from tilecast_observe.reporter import Reporter, ReporterSettings, Taken, log
+from tilecast_observe.reporter import Reporter, ReporterSettings, StepSample, log
 
 if TYPE_CHECKING:
     from typing import Self
@@ -60,7 +60,9 @@ class StepTimer:
         self._count = 0
         self._reporter: Reporter | None = None
         try:
-            self._reporter = Reporter(settings or ReporterSettings.of(os.environ), self._take, interval_s)
+            self._reporter = Reporter(
+                settings or ReporterSettings.from_environment(os.environ), self._take_steps, interval_s
+            )
         except Exception:
             log.warning("step times are not reported", exc_info=True)
         self._is_reporting = self._reporter is not None and self._reporter.is_reporting
@@ -78,7 +80,7 @@ class StepTimer:
             with self._lock:
                 self._steps.append(now - before)
                 self._count += 1
-        self._parts.next(counts=self._left == 0)
+        self._parts.next_step(counts=self._left == 0)
 
     def loading(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader, and report how long the GPU waits for them in a step.
@@ -86,7 +88,7 @@ class StepTimer:
         Write `for batch in timer.loading(loader):` instead of `for batch in loader:`. The loader's errors are raised
         unchanged.
         """
-        return self._parts.over(loader)
+        return self._parts.time_loader(loader)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -120,11 +122,11 @@ class StepTimer:
             folder = tempfile.TemporaryDirectory(prefix="tilecast-observe-")
             path = Path(folder.name, "trace.json")
             profile.export_chrome_trace(str(path))
-            threading.Thread(target=self._read, args=(folder, path), name="tilecast-trace", daemon=True).start()
+            threading.Thread(target=self._read_trace, args=(folder, path), name="tilecast-trace", daemon=True).start()
         except Exception:
             log.warning("the profile is not read", exc_info=True)
 
-    def _read(self, folder: tempfile.TemporaryDirectory[str], path: Path) -> None:
+    def _read_trace(self, folder: tempfile.TemporaryDirectory[str], path: Path) -> None:
         try:
             with self._is_reading, folder:
                 command = [sys.executable, trace.__file__, str(path)]
@@ -143,7 +145,7 @@ class StepTimer:
     def start(self) -> None:
         """Start reporting; a `with` statement calls this."""
         self._mark = self._clock()
-        self._parts.next(counts=self._left == 0)
+        self._parts.next_step(counts=self._left == 0)
         if self._reporter is not None:
             self._reporter.start()
 
@@ -161,7 +163,7 @@ class StepTimer:
     ) -> None:
         self.stop()
 
-    def _take(self, least: int) -> Taken | None:
+    def _take_steps(self, least: int) -> StepSample | None:
         """Return what was measured since the last result, or None if there are fewer than `least` new steps."""
         with self._lock:
             if self._count < least:
@@ -170,10 +172,10 @@ class StepTimer:
             self._steps.clear()
             self._count = 0
         seconds = statistics.median(steps)
-        return Taken(seconds, count, _within(seconds, self._parts.take(), self._exposed))
+        return StepSample(seconds, count, _scale_parts(seconds, self._parts.take_means(), self._exposed))
 
 
-def _within(seconds: float, means: Mapping[str, float], exposed: float | None) -> Mapping[str, float]:
+def _scale_parts(seconds: float, means: Mapping[str, float], exposed: float | None) -> Mapping[str, float]:
     """Return the seconds of the parts of a step, scaled so that their sum is at most the step.
 
     `seconds` is the median step, `means` has the mean seconds of the timed parts, and `exposed` is the share of the

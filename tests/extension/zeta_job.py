@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange
-from tilecast.jobs.interface import JobKind, Pods, template
+from tilecast.jobs.interface import JobKind, Pods, read_pod_template
 from tilecast.jobs.shapes import count_at
 
 
@@ -18,7 +18,7 @@ class ZetaJob(JobKind):
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         count = count_at(document, ("spec", "replicas"))
-        yield template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
+        yield read_pod_template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def is_finished(self, status: Document) -> bool:
         return status.get("state") in ("Done", "Failed")

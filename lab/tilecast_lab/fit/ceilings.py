@@ -8,7 +8,7 @@ import numpy as np
 
 from tilecast.hardware import gpus
 from tilecast.kernels import formulas
-from tilecast.kernels.utilization import Ceiling, Spread
+from tilecast.kernels.utilization import BandwidthCeiling, Spread
 from tilecast.spec import Floats
 from tilecast_lab.fit.samples import DIE_ROWS, Samples, by_die
 
@@ -36,8 +36,8 @@ ROWS = 6000
 """Largest number of samples of a case that a fit uses."""
 
 UNMEASURED = Spread(seen=0.4, unseen=0.4)
-DEFAULTS: Mapping[str, Ceiling] = {
-    name: Ceiling(
+DEFAULTS: Mapping[str, BandwidthCeiling] = {
+    name: BandwidthCeiling(
         ramp_s=3e-6, dram_share=share, l2_share=0.6, sm_bytes_per_clock=16.0, row_cycles=200.0,
         extra_passes=EXTRA_PASSES.get(name, 0.0),
         resident_row_bytes=RESIDENT_ROW_BYTES.get(name, 0.0), reuse_share=0.1, spread=UNMEASURED,
@@ -51,7 +51,7 @@ DEFAULTS: Mapping[str, Ceiling] = {
 """Start of each fit, and the ceiling of cases without measurements: their shares are like those of measured kinds."""
 
 
-def fit(samples: Mapping[str, Samples]) -> dict[str, Ceiling]:
+def fit(samples: Mapping[str, Samples]) -> dict[str, BandwidthCeiling]:
     """Return a ceiling for every case of the bandwidth-bound kinds, fitted if there are samples of it."""
     values = dict(DEFAULTS)
     for part in samples.values():
@@ -60,7 +60,7 @@ def fit(samples: Mapping[str, Samples]) -> dict[str, Ceiling]:
     return values
 
 
-def shown(rows: Samples, ceiling: Ceiling) -> Floats:
+def shown(rows: Samples, ceiling: BandwidthCeiling) -> Floats:
     """Return the durations that the harness would show for the samples under a ceiling, in seconds, (N,)."""
     result = np.zeros(len(rows))
     for name in sorted(set(rows.gpu)):
@@ -69,11 +69,11 @@ def shown(rows: Samples, ceiling: Ceiling) -> Floats:
     return np.maximum(np.maximum(result, rows.roofline_s) + rows.added_s, rows.least_s)
 
 
-def _miss(rows: Samples, ceiling: Ceiling) -> Floats:
+def _miss(rows: Samples, ceiling: BandwidthCeiling) -> Floats:
     return np.abs(np.log(shown(rows, ceiling) / rows.measured_s))
 
 
-def _fit_one(rows: Samples, start: Ceiling) -> Ceiling:
+def _fit_one(rows: Samples, start: BandwidthCeiling) -> BandwidthCeiling:
     rng = np.random.default_rng(0)
     few = rows.take(np.sort(rng.choice(len(rows), ROWS, replace=False))) if len(rows) > ROWS else rows
     known, few = few, few.take(few.general) if few.general.any() else few
@@ -92,7 +92,7 @@ def _fit_one(rows: Samples, start: Ceiling) -> Ceiling:
     return _calibrated(rows, _corrected(known, best))
 
 
-def _corrected(rows: Samples, ceiling: Ceiling) -> Ceiling:
+def _corrected(rows: Samples, ceiling: BandwidthCeiling) -> BandwidthCeiling:
     """Return the ceiling with a fitted factor on the share of DRAM bandwidth for every die with enough samples.
 
     The factor is 1 for dies with fewer than `DIE_ROWS` samples.
@@ -109,7 +109,7 @@ def _corrected(rows: Samples, ceiling: Ceiling) -> Ceiling:
     return ceiling.model_copy(update={"dies": factors})
 
 
-def _calibrated(rows: Samples, ceiling: Ceiling) -> Ceiling:
+def _calibrated(rows: Samples, ceiling: BandwidthCeiling) -> BandwidthCeiling:
     errors = np.expm1(_miss(rows, ceiling))
     seen = float(np.quantile(errors, 0.9))
     general = ceiling.model_copy(update={"dies": {}})

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tilecast.kernels.utilization import FORMAT, Description
+from tilecast.kernels.utilization import FORMAT, ModelDescription
 from tilecast.spec import Floats
 from tilecast_lab.fit.network import ALGORITHMS, BOTTLENECKS, LARGEST_SHARE, MARGIN, SCALE, Trained, biases
 
@@ -102,7 +102,7 @@ SHIPPED = files("tilecast.kernels").joinpath("weights", "utilization.onnx")
 
 
 def write(
-    path: Path, networks: Mapping[str, Trained], description: Description, *, shipped_kinds: Sequence[str] = ()
+    path: Path, networks: Mapping[str, Trained], description: ModelDescription, *, shipped_kinds: Sequence[str] = ()
 ) -> None:
     """Write the model file.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast.collectives.link_calibration import CONSTANTS, Measurements, constant, fit, predict
+from tilecast.collectives.link_calibration import CONSTANTS, Measurements, fit_link, predict_collectives, read_constant
 from tilecast.hardware import Link, Protocol, find_link
 from tilecast.spec import SpecError
 
@@ -76,10 +76,10 @@ def report(data: Path, leave_out: int) -> None:
     network = find_link(NETWORK)
     for name in sorted(set(LINKS.values())):
         measured = read(data / "collectives" / "aiconfigurator" / "nccl.csv", name)
-        estimate = fit(start(name), measured.take(measured.ranks != leave_out), network)
-        print(name, *(f"{key}={value:.3g}" for key in CONSTANTS if (value := constant(estimate, key))))
+        estimate = fit_link(start(name), measured.take(measured.ranks != leave_out), network)
+        print(name, *(f"{key}={value:.3g}" for key in CONSTANTS if (value := read_constant(estimate, key))))
         judged = measured.take(measured.ranks == leave_out) if leave_out else measured
-        errors = np.abs(predict(judged, estimate, network) / judged.seconds - 1)
+        errors = np.abs(predict_collectives(judged, estimate, network) / judged.seconds - 1)
         large = judged.size_bytes >= LARGE_BYTES
         for operation in [*np.unique(judged.collective), "all"]:
             rows = (judged.collective == operation) | (operation == "all")

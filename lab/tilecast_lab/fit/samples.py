@@ -240,25 +240,25 @@ def _samples(
                 if gpu.supports(precision):
                     d = {dim: column[part] for dim, column in dims.items()}
                     sampled = _one(table, kind, precision, d, rows[part], gpu, source, fold)
-                    yield features.family(kind.name, precision, gpu), sampled
+                    yield features.network_family(kind.name, precision, gpu), sampled
 
 
 def _one(
     table: MeasuredKernels, kind: Kind, precision: str, d: Dims, rows: Ints, gpu: Gpu, source: SampleTable, fold: Ints
 ) -> Samples:
-    work = features.work(kind, precision, d)
-    asked = features.inputs(features.family(kind.name, precision, gpu), work, gpu, precision)
+    work = features.compute_work(kind, precision, d)
+    asked = features.network_inputs(features.network_family(kind.name, precision, gpu), work, gpu, precision)
     is_product = kind.name in features.PRODUCTS
     compute = work.flops / gpu.peak(precision) if is_product else np.zeros(len(rows))
     count, moved = len(rows), work.moved_bytes
     times = np.array([table.harness[row].times for row in rows])
     return Samples(
         columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),
-        details=asked.details, names=asked.names, case=kernels.case(kind, precision, d, gpu).astype(object),
-        die=np.full(count, utilization.die(gpu), object), gpu=np.full(count, gpu.name, object),
+        details=asked.details, names=asked.names, case=kernels.name_cases(kind, precision, d, gpu).astype(object),
+        die=np.full(count, utilization.name_die(gpu), object), gpu=np.full(count, gpu.name, object),
         clock_hz=np.full(count, gpu.boost_clock_hz),
         roofline_s=np.maximum(compute, kernels.formulas.memory_floor_s(moved, gpu)), moved=moved,
-        rows=kernels.formulas.rows(d, moved), measured_s=table.latency_s[rows] / times,
+        rows=kernels.formulas.count_rows(d, moved), measured_s=table.latency_s[rows] / times,
         added_s=np.array([table.harness[row].added_s for row in rows]) / times,
         least_s=np.array([table.harness[row].least_s for row in rows]) / times,
         weight=np.full(count, source.weight),

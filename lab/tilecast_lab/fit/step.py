@@ -196,7 +196,7 @@ class Round:
         def price(moved: Mapping[str, float]) -> Floats:
             return sample.steps(with_values(moved, table))
 
-        step_s = sample.steps(Constants.of(table))
+        step_s = sample.steps(Constants.from_table(table))
         shares = residuals.slopes(price, step_s, [prior.places for prior in PRIORS], table)
         off = np.log(sample.measured_s / step_s)
         already = np.log([_get(table, prior.places[0]) / prior.value for prior in PRIORS])

@@ -11,7 +11,7 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tilecast.kernels import utilization
-from tilecast.kernels.utilization import FORMAT, Ceiling, Description, Spread, TrainedNetwork
+from tilecast.kernels.utilization import FORMAT, BandwidthCeiling, ModelDescription, Spread, TrainedNetwork
 from tilecast.spec import Floats, SpecError
 from tilecast_lab.fit import ceilings, export, network
 from tilecast_lab.fit.samples import SOURCES, Samples, by_die, gather, off
@@ -64,10 +64,10 @@ def spreads(samples: Samples, net: network.Trained) -> dict[str, Spread]:
 
 
 def describe(
-    networks: dict[str, network.Trained], samples: dict[str, Samples], fitted: dict[str, Ceiling]
-) -> Description:
+    networks: dict[str, network.Trained], samples: dict[str, Samples], fitted: dict[str, BandwidthCeiling]
+) -> ModelDescription:
     """Return the description that is stored in the model file."""
-    return Description(
+    return ModelDescription(
         format=FORMAT,
         version=VERSION,
         networks={
@@ -128,7 +128,7 @@ def fit(
     if not only:
         export.write(output, networks, describe(networks, learned, fitted))
         return
-    base = utilization.load().description
+    base = utilization.load_model().description
     fresh = describe(networks, learned, {**base.ceilings, **{case: fitted[case] for case in only if case in fitted}})
     others = {family: network for family, network in base.networks.items() if family not in networks}
     export.write(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tilecast import collectives
-from tilecast.collectives.link_calibration import Measurements, predict
+from tilecast.collectives.link_calibration import Measurements, predict_collectives
 from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, untracked
@@ -169,11 +169,11 @@ def _forecast(
             continue
         rows = np.array([row for row in members if not reason[row]], dtype=np.int64)
         part, network = measured.take(rows), inter or find_link("ethernet-100")
-        seconds[rows] = predict(part, intra, network)
+        seconds[rows] = predict_collectives(part, intra, network)
         for name in np.unique(part.collective):
             of = rows[part.collective == name]
             one = measured.take(of)
-            bound[of] = collectives.bandwidth_bound(str(name), one.size_bytes, one.group(), intra, network)
+            bound[of] = collectives.bandwidth_bound_s(str(name), one.size_bytes, one.group(), intra, network)
         inside = np.where(part.local > intra.domain, (intra.beyond or intra).spread, intra.spread)
         spread[rows] = network.spread if key[-1] else inside
     lower, upper = seconds * np.exp(-spread), seconds * np.exp(spread)

@@ -23,7 +23,7 @@ def with_values(moved: Mapping[str, float], table: Mapping[str, Any] | None = No
         for section in sections:
             place = place[section]
         place[name] = value
-    return Constants.of(table)
+    return Constants.from_table(table)
 
 
 def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None = None) -> dict[str, float]:

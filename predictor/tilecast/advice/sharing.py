@@ -85,7 +85,7 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SharingJob:
     """A job among those that share a GPU by time-slicing.
 
     `busy` is the share of its step in which it computes.
@@ -95,7 +95,7 @@ class Member:
     busy: float
 
 
-def time_slicing_slowdown(members: Sequence[Member], gpu: Gpu) -> float | None:
+def time_slicing_slowdown(members: Sequence[SharingJob], gpu: Gpu) -> float | None:
     """Return the factor by which jobs that alternate on a GPU slow each other down; None if they do not fit.
 
     Their memory adds up, and so do the shares of time in which they compute.
@@ -118,9 +118,9 @@ def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time
     if whole is None:
         return None
     options = [
-        *_slices(workload, pool, whole),
-        *_best_of(_partitions(workload, pool, whole), objective),
-        *_best_of(_time_slices(workload, pool, whole), objective),
+        *_mig_shares(workload, pool, whole),
+        *_choose_share(_mps_shares(workload, pool, whole), objective),
+        *_choose_share(_time_slicing_shares(workload, pool, whole), objective),
     ]
     worth = [option for option in options if _is_worthwhile(option, objective)]
     # Isolated options come first: neighbours on a shared GPU take bandwidth from each other, and share faults.
@@ -140,7 +140,7 @@ def _is_worthwhile(option: Share, objective: Objective) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _BestRun:
     """The best plan of the job on one device."""
 
     workload: Workload
@@ -165,7 +165,7 @@ class _Run:
         self,
         kind: SharingMethod,
         pool: Pool,
-        whole: _Run,
+        whole: _BestRun,
         jobs: int,
         share: float,
         profile: str = "",
@@ -195,7 +195,7 @@ class _Run:
         )
 
 
-def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _Run | None:
+def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _BestRun | None:
     """Return the fastest plan on one device that fits and takes at most `most_bytes`."""
     plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), Limits(gpus=1))
     if not len(plans):
@@ -203,27 +203,27 @@ def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = n
     priced = search.price(workload, plans, replace(pool, gpu=gpu))
     step_s = np.where(priced.fits & (priced.memory_bytes <= most_bytes), priced.step_s, np.inf)
     row = int(step_s.argmin())
-    return _Run(workload, priced, row) if np.isfinite(step_s[row]) else None
+    return _BestRun(workload, priced, row) if np.isfinite(step_s[row]) else None
 
 
-def _slices(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
+def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Share]:
     for profile in hardware.mig_profiles(pool.gpu):
-        run = _fastest_run(workload, pool, profile.slice(pool.gpu)) if profile.share < 1 else None
+        run = _fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
         if run is not None:
             yield run.share("mig", pool, whole, profile.instances, profile.share, profile.name)
 
 
-def _partitions(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
+def _mps_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Share]:
     """Yield the options with MPS: k jobs, each with a k-th of the GPU's multiprocessors."""
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MAX_JOBS + 1):
-        run = _fastest_run(workload, pool, _part(pool.gpu, jobs), usable / jobs)
+        run = _fastest_run(workload, pool, _mps_part(pool.gpu, jobs), usable / jobs)
         if run is None:
             return
         yield run.share("mps", pool, whole, jobs, 1 / jobs)
 
 
-def _part(gpu: Gpu, jobs: int) -> Gpu:
+def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
     """Return the GPU as each of several jobs sees it under MPS: all of the memory, and a part of everything else."""
     sms = gpu.sm_count // jobs
     return replace(
@@ -236,18 +236,18 @@ def _part(gpu: Gpu, jobs: int) -> Gpu:
     )
 
 
-def _time_slices(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
+def _time_slicing_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Share]:
     """Yield the options with time-slicing: k jobs, each with its plan on the whole GPU."""
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MAX_JOBS + 1):
         run = _fastest_run(workload, pool, pool.gpu, usable / jobs)
-        slower = time_slicing_slowdown([Member(run.memory_bytes, run.busy)] * jobs, pool.gpu) if run else None
+        slower = time_slicing_slowdown([SharingJob(run.memory_bytes, run.busy)] * jobs, pool.gpu) if run else None
         if run is None or slower is None:
             return
         yield run.share("timeSlicing", pool, whole, jobs, 1 / jobs, slower=slower)
 
 
-def _best_of(shares: Iterator[Share], objective: Objective) -> list[Share]:
+def _choose_share(shares: Iterator[Share], objective: Objective) -> list[Share]:
     """Return the recommended number of jobs that costs least; without one, the smallest number."""
     every = list(shares)
     worth = [option for option in every if _is_worthwhile(option, objective)]

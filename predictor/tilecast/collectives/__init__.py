@@ -48,7 +48,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class _LinkLoad:
     """Load that an algorithm puts on a group: hops in sequence, and bytes on the two kinds of link.
 
     `near_bytes` are sent by the busiest rank inside its node, `far_bytes` by the ranks of the busiest node into the
@@ -68,7 +68,7 @@ def ring_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
 
     It takes 2 (n-1) hops, and every rank sends 2 (n-1)/n S (Patarasuk and Yuan, JPDC 2009).
     """
-    return _fastest(_ring(size_bytes, group, intra, passes=2.0), group, intra, inter)
+    return _fastest_protocol_s(_ring_load(size_bytes, group, intra, passes=2.0), group, intra, inter)
 
 
 def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
@@ -77,13 +77,13 @@ def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
     It takes 2 log2 N network hops (Sanders, Speck and Träff, 2009). A node sends twice the buffer: half of it up each
     of the two trees, and half of it down to two children in one of them. With two nodes, each sends the buffer once.
     """
-    load = _Load(
+    load = _LinkLoad(
         near_hops=2 * (group.local - 1),
         far_hops=2 * np.log2(np.maximum(group.nodes, 1.0)),
         near_bytes=2 * size_bytes / constants.shipped().nccl.tree_share,
         far_bytes=np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / constants.shipped().nccl.tree_share,
     )
-    return _fastest(load, group, intra, inter)
+    return _fastest_protocol_s(load, group, intra, inter)
 
 
 def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
@@ -93,11 +93,11 @@ def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter
     all-gather inside the node.
     """
     inside = Group(group.local, group.local, group.node_ranks, group.joined)
-    near = _ring(size_bytes, inside, intra, passes=2.0)
+    near = _ring_load(size_bytes, inside, intra, passes=2.0)
     nodes = np.maximum(group.nodes, 1.0)
     far_bytes = 2 * size_bytes * (nodes - 1) / nodes
-    load = _Load(near.near_hops, 2 * (nodes - 1), near.near_bytes, far_bytes)
-    return _fastest(load, group, intra, inter, overlapped=False)
+    load = _LinkLoad(near.near_hops, 2 * (nodes - 1), near.near_bytes, far_bytes)
+    return _fastest_protocol_s(load, group, intra, inter, overlapped=False)
 
 
 def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
@@ -110,7 +110,7 @@ def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
     simple = inter.protocols["simple"]
     network_s = simple.start_s + 2 * np.log2(np.maximum(group.nodes, 1.0)) * simple.hop_s
     near_s = size_bytes * (1 + 1 / group.local) / intra.reduction_bytes_per_s
-    far_s = np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / (_network(group, inter) * inter.efficiency)
+    far_s = np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / (_network_bandwidth(group, inter) * inter.efficiency)
     far = group.nodes > 1
     seconds = intra.reduction_start_s + np.where(far, network_s + np.maximum(near_s, far_s), near_s)
     return np.where(group.ranks > 1, np.where(group.local > 1, seconds, np.inf), 0.0)
@@ -118,7 +118,7 @@ def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
 
 def ring_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Return the time of an all-gather or reduce-scatter around one ring: n-1 hops, (n-1)/n S from every rank."""
-    return _fastest(_ring(size_bytes, group, intra, passes=1.0), group, intra, inter)
+    return _fastest_protocol_s(_ring_load(size_bytes, group, intra, passes=1.0), group, intra, inter)
 
 
 def pat_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
@@ -128,8 +128,8 @@ def pat_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Fl
     """
     nil = np.zeros_like(group.ranks)
     wire = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0) / constants.shipped().nccl.pat_share
-    load = _Load(nil, np.log2(np.maximum(group.ranks, 1.0)), nil, wire)
-    seconds = _fastest(load, group, intra, inter, protocols=("simple",))
+    load = _LinkLoad(nil, np.log2(np.maximum(group.ranks, 1.0)), nil, wire)
+    seconds = _fastest_protocol_s(load, group, intra, inter, protocols=("simple",))
     return np.where((group.local > 1) & (group.ranks > 1), np.inf, seconds)
 
 
@@ -142,9 +142,9 @@ def flat_all_to_all(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
     near = size_bytes * (group.local - 1) / np.maximum(group.ranks, 1.0)
     own = size_bytes * intra.own_share / np.maximum(group.ranks, 1.0)
     far = group.nodes > 1
-    load = _Load(np.where(far, 0.0, 1.0), np.where(far, 1.0, 0.0), near + own, away * group.local, scattered=True)
+    load = _LinkLoad(np.where(far, 0.0, 1.0), np.where(far, 1.0, 0.0), near + own, away * group.local, scattered=True)
     peers_s = (group.local - 1) * intra.peer_s + (group.ranks - group.local) * inter.peer_s
-    return np.where(group.ranks > 1, _fastest(load, group, intra, inter) + peers_s, 0.0)
+    return np.where(group.ranks > 1, _fastest_protocol_s(load, group, intra, inter) + peers_s, 0.0)
 
 
 def two_level_all_to_all(
@@ -160,9 +160,9 @@ def two_level_all_to_all(
     reached = nodes * (1 - (1 - 1 / nodes) ** fanout)
     away = size_bytes / fanout * reached * (nodes - 1) / nodes
     near = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0)
-    load = _Load(np.ones_like(nodes), np.ones_like(nodes), near, away * group.local, scattered=True)
+    load = _LinkLoad(np.ones_like(nodes), np.ones_like(nodes), near, away * group.local, scattered=True)
     peers_s = (group.local - 1) * intra.peer_s + (nodes - 1) * inter.peer_s
-    seconds = _fastest(load, group, intra, inter, overlapped=False) + peers_s
+    seconds = _fastest_protocol_s(load, group, intra, inter, overlapped=False) + peers_s
     return np.where(group.ranks > 1, np.where(nodes > 1, seconds, np.inf), 0.0)
 
 
@@ -174,13 +174,13 @@ def direct_send(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> F
     far = group.nodes > 1
     one, nil = np.ones_like(group.ranks), np.zeros_like(group.ranks)
     sent = np.broadcast_to(size_bytes, np.broadcast(size_bytes, group.ranks).shape)
-    load = _Load(
+    load = _LinkLoad(
         np.where(far, nil, one),
         np.where(far, one, nil),
         np.where(far, 0.0, sent),
         np.where(far, sent * group.local, 0.0),
     )
-    return _fastest(load, group, intra, inter, protocols=(*PROTOCOLS, MESSAGE))
+    return _fastest_protocol_s(load, group, intra, inter, protocols=(*PROTOCOLS, MESSAGE))
 
 
 def synchronous_parameter_server(
@@ -203,15 +203,15 @@ def asynchronous_parameter_server(
     B')) (Jiang et al., OSDI 2020, section 2).
     """
     served = size_bytes * group.ranks / servers
-    share = _network(group, inter) / inter.bandwidth_bytes_per_s
+    share = _network_bandwidth(group, inter) / inter.bandwidth_bytes_per_s
     far_bytes = np.maximum(size_bytes * group.local, served * share)
     nil, one = np.zeros_like(group.ranks), np.ones_like(group.ranks)
-    return _fastest(_Load(nil, one, nil, far_bytes), group, intra, inter)
+    return _fastest_protocol_s(_LinkLoad(nil, one, nil, far_bytes), group, intra, inter)
 
 
 Algorithm = Callable[[Floats, Group, Link, Link], Floats]
 
-Sent = Callable[[Group, Link], tuple[Floats | float, Floats | float]]
+LeastBytes = Callable[[Group, Link], tuple[Floats | float, Floats | float]]
 """From (group, intra) to the shares of the buffer that a rank must send inside its node, and a node into the
 network."""
 
@@ -224,27 +224,27 @@ class Collective:
     """
 
     algorithms: Mapping[str, Algorithm]
-    sent: Sent
+    least_bytes: LeastBytes
     program: str = ""
     """Name of the program of nccl-tests that measures it, without `_perf`; empty where none does."""
     spellings: tuple[str, ...] = ()
     """Other names that tables use for it, with or without underscores."""
 
 
-def _gathered(group: Group, intra: Link) -> tuple[Floats, Floats]:
+def _gather_bound(group: Group, intra: Link) -> tuple[Floats, Floats]:
     return (group.local - 1) / group.ranks, (group.nodes - 1) / group.nodes
 
 
-def _reduced(group: Group, intra: Link) -> tuple[Floats | float, Floats]:
+def _reduce_bound(group: Group, intra: Link) -> tuple[Floats | float, Floats]:
     near = 1.0 if intra.reduction_bytes_per_s else 2 * (group.local - 1) / group.local
     return near, 2 * (group.nodes - 1) / group.nodes
 
 
-def _exchanged(group: Group, intra: Link) -> tuple[Floats, Floats]:
+def _all_to_all_bound(group: Group, intra: Link) -> tuple[Floats, Floats]:
     return (group.local - 1) / group.ranks, group.local * (group.ranks - group.local) / group.ranks
 
 
-def _sent_on(group: Group, intra: Link) -> tuple[Floats, Floats]:
+def _send_bound(group: Group, intra: Link) -> tuple[Floats, Floats]:
     far = group.nodes > 1
     return np.where(far, 0.0, 1.0), np.where(far, group.local, 0.0)
 
@@ -258,13 +258,15 @@ COLLECTIVES: dict[str, Collective] = {
             "hierarchical": hierarchical_all_reduce,
             "nvls": nvls_all_reduce,
         },
-        _reduced,
+        _reduce_bound,
         "all_reduce",
     ),
-    "all_gather": Collective(_GATHER, _gathered, "all_gather"),
-    "reduce_scatter": Collective(_GATHER, _gathered, "reduce_scatter"),
-    "all_to_all": Collective({"flat": flat_all_to_all, "two-level": two_level_all_to_all}, _exchanged, "alltoall"),
-    "send_recv": Collective({"direct": direct_send}, _sent_on, "sendrecv", ("p2p",)),
+    "all_gather": Collective(_GATHER, _gather_bound, "all_gather"),
+    "reduce_scatter": Collective(_GATHER, _gather_bound, "reduce_scatter"),
+    "all_to_all": Collective(
+        {"flat": flat_all_to_all, "two-level": two_level_all_to_all}, _all_to_all_bound, "alltoall"
+    ),
+    "send_recv": Collective({"direct": direct_send}, _send_bound, "sendrecv", ("p2p",)),
     "parameter_server": Collective(
         {"synchronous": synchronous_parameter_server}, lambda group, intra: (0.0, 2 * group.local)
     ),
@@ -286,7 +288,7 @@ SPELLINGS: Mapping[str, str] = {
 
 def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Return the time of the fastest algorithm of a collective, a key of `COLLECTIVES`."""
-    return _anywhere(
+    return _price_by_domain(
         lambda link: np.minimum.reduce(
             [algorithm(size_bytes, group, link, inter) for algorithm in COLLECTIVES[collective].algorithms.values()]
         ),
@@ -300,7 +302,7 @@ def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout:
 
     `size_bytes` counts every copy. The faster one counts: the exchange of all copies, or of one copy per node.
     """
-    return _anywhere(
+    return _price_by_domain(
         lambda link: np.minimum(
             flat_all_to_all(size_bytes, group, link, inter),
             two_level_all_to_all(size_bytes, group, link, inter, fanout),
@@ -318,21 +320,23 @@ def serve(
     With `waits` it waits for all workers before it answers, else for none.
     """
     law = synchronous_parameter_server if waits else asynchronous_parameter_server
-    return _anywhere(lambda link: law(size_bytes, group, link, inter, servers), group, intra)
+    return _price_by_domain(lambda link: law(size_bytes, group, link, inter, servers), group, intra)
 
 
-def bandwidth_bound(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def bandwidth_bound_s(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Return the seconds that any algorithm needs at line rate.
 
     They are the larger of two times: for the bytes that a rank must send inside its node, and for those that a node
     must send into the network.
     """
-    near, away = COLLECTIVES[collective].sent(group, intra)
-    bound = np.maximum(near * size_bytes / intra.bandwidth_bytes_per_s, away * size_bytes / _network(group, inter))
+    near, away = COLLECTIVES[collective].least_bytes(group, intra)
+    bound = np.maximum(
+        near * size_bytes / intra.bandwidth_bytes_per_s, away * size_bytes / _network_bandwidth(group, inter)
+    )
     return np.where(group.ranks > 1, bound, 0.0)
 
 
-def _ring(size_bytes: Floats, group: Group, intra: Link, *, passes: float) -> _Load:
+def _ring_load(size_bytes: Floats, group: Group, intra: Link, *, passes: float) -> _LinkLoad:
     """Return the load of a ring that passes all ranks and enters every node once, with `passes` times the buffer.
 
     A rank also copies or adds its own part of the buffer.
@@ -341,14 +345,14 @@ def _ring(size_bytes: Floats, group: Group, intra: Link, *, passes: float) -> _L
     far_hops = np.maximum(group.nodes - 1, 0)
     wire = passes * size_bytes * (ranks - 1) / ranks
     near = np.where(group.local > 1, wire + size_bytes * intra.own_share / ranks, 0.0)
-    return _Load(passes * (ranks - 1 - far_hops), passes * far_hops, near, np.where(group.nodes > 1, wire, 0.0))
+    return _LinkLoad(passes * (ranks - 1 - far_hops), passes * far_hops, near, np.where(group.nodes > 1, wire, 0.0))
 
 
 _ABSENT = Protocol(np.inf, 0.0, 1.0)
 
 
-def _fastest(
-    load: _Load,
+def _fastest_protocol_s(
+    load: _LinkLoad,
     group: Group,
     intra: Link,
     inter: Link,
@@ -361,8 +365,8 @@ def _fastest(
     Bytes inside the node and in the network move at once (`overlapped`), or one after the other. A protocol that one of
     the two links lacks is not available to the collective.
     """
-    near_s = load.near_bytes / (intra.bandwidth_bytes_per_s * intra.efficiency * _share(group, intra))
-    far_s = load.far_bytes / (_network(group, inter, scattered=load.scattered) * inter.efficiency)
+    near_s = load.near_bytes / (intra.bandwidth_bytes_per_s * intra.efficiency * _bandwidth_share(group, intra))
+    far_s = load.far_bytes / (_network_bandwidth(group, inter, scattered=load.scattered) * inter.efficiency)
     near, far = load.near_hops > 0, load.far_hops > 0
     together = np.maximum if overlapped else np.add
     # One row for each protocol, over all shapes that broadcast.
@@ -381,7 +385,7 @@ def _protocol_columns(protocols: tuple[Protocol, ...]) -> Floats:
     return np.array([(one.start_s, one.hop_s, one.share) for one in protocols]).T.copy()
 
 
-def _share(group: Group, intra: Link) -> Floats | float:
+def _bandwidth_share(group: Group, intra: Link) -> Floats | float:
     """Return the share of the link's bandwidth that each of the group's GPUs in a node has.
 
     A shared bus (PCIe without a switch per pair) carries n - 1 exchanges at once where n ranks use it, which slows each
@@ -395,7 +399,7 @@ def _share(group: Group, intra: Link) -> Floats | float:
     return np.asarray(np.maximum(group.local / max(intra.domain, 1) - 1, 1.0) ** -0.5, dtype=float)
 
 
-def _network(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
+def _network_bandwidth(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
     """Return the network bandwidth of the group in its node, per direction.
 
     It is the share of the group's ranks in the node's interfaces, of which a GPU drives only its own. In the uplinks of
@@ -412,7 +416,7 @@ def _network(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
     return np.asarray(rate, dtype=float)
 
 
-def _anywhere(price: Callable[[Link], Floats], group: Group, intra: Link) -> Floats:
+def _price_by_domain(price: Callable[[Link], Floats], group: Group, intra: Link) -> Floats:
     """Return the price on the link inside the node, or on the link beyond its domain where the group is larger."""
     if intra.beyond is None:
         return price(intra)

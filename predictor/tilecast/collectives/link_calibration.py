@@ -5,7 +5,7 @@ pull towards the constants that the link has. One constant at a time moves over 
 round to round. Afterwards each constant that explains the rows no better than chance (Akaike's criterion) returns to
 its old value, so that constants which the log did not measure stay. The same rows always give the same constants.
 
-Read `read_log` first, then `calibrate`, which calls `fit`.
+Read `read_log` first, then `calibrate`, which calls `fit_link`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Measurements(Columns):
         return Group(self.ranks, self.local, self.node_ranks)
 
 
-def predict(measured: Measurements, intra: Link, inter: Link) -> Floats:
+def predict_collectives(measured: Measurements, intra: Link, inter: Link) -> Floats:
     """Return the predicted seconds of every row on these links, (R,)."""
     seconds = np.zeros(len(measured))
     for name in np.unique(measured.collective):
@@ -88,7 +88,7 @@ MIN_GAIN = 2.0
 parameter."""
 
 
-def fit(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Link:
+def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Link:
     """Return the link with the constants that fit the rows best; constants that the rows do not measure stay.
 
     Args:
@@ -100,41 +100,48 @@ def fit(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Lin
 
     def error(tried: Link) -> float:
         intra, inter = (other, tried) if link.per_node else (tried, other)
-        return float(np.mean(np.abs(np.log(predict(measured, intra, inter) / measured.seconds))))
+        return float(np.mean(np.abs(np.log(predict_collectives(measured, intra, inter) / measured.seconds))))
 
     def loss(tried: Link) -> float:
         return error(tried) + REGULARIZATION * sum(
-            abs(math.log(constant(tried, name) / start)) for name, start in begin.items()
+            abs(math.log(read_constant(tried, name) / start)) for name, start in begin.items()
         )
 
     def counts(name: str) -> bool:
         """Return whether the time of some row depends on the constant."""
-        pairs = [(other, one) if link.per_node else (one, other) for one in (link, _scaled(link, name, 1.1))]
-        before, after = (predict(measured, *pair) for pair in pairs)
+        pairs = [(other, one) if link.per_node else (one, other) for one in (link, _scale_constant(link, name, 1.1))]
+        before, after = (predict_collectives(measured, *pair) for pair in pairs)
         return bool(np.abs(np.log(after / before)).max() >= MIN_TIME_SHARE * np.log(1.1))
 
-    begin = {name: value for name in CONSTANTS if (value := constant(link, name)) and counts(name)}
+    begin = {name: value for name in CONSTANTS if (value := read_constant(link, name)) and counts(name)}
     best, least = link, loss(link)
     for turn in range(rounds):
         for name in begin:
             reach = SEARCH_RANGE ** (0.5**turn)
-            limits = {"share": 1 / best.efficiency, "efficiency": min(1 / _most_share(best), 1.0), "own_share": 1.0}
+            limits = {"share": 1 / best.efficiency, "efficiency": min(1 / _largest_share(best), 1.0), "own_share": 1.0}
             most = limits.get(name.split(".")[-1], np.inf)
-            for value in np.minimum(constant(best, name) * np.geomspace(1 / reach, reach, 15), most):
-                tried = _with(best, name, _three_digits(value, most))
+            for value in np.minimum(read_constant(best, name) * np.geomspace(1 / reach, reach, 15), most):
+                tried = _set_constant(best, name, _round_to_three_digits(value, most))
                 if (reached := loss(tried)) < least:
                     best, least = tried, reached
-    return _without_insignificant(link, best, error, len(measured))
+    return _restore_insignificant(link, best, error, len(measured))
 
 
-def _without_insignificant(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
+def _restore_insignificant(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
     """Return the fitted link without the changes that explain the rows no better than chance.
 
     Such constants return to their values in `link`, one after the other.
     """
-    moved = {name for name in CONSTANTS if not np.isclose(_rate(fitted, name), _rate(link, name), rtol=1e-3, atol=0)}
+    moved = {
+        name
+        for name in CONSTANTS
+        if not np.isclose(_effective_value(fitted, name), _effective_value(link, name), rtol=1e-3, atol=0)
+    }
     while moved:
-        restored = {name: _scaled(fitted, name, _rate(link, name) / _rate(fitted, name)) for name in sorted(moved)}
+        restored = {
+            name: _scale_constant(fitted, name, _effective_value(link, name) / _effective_value(fitted, name))
+            for name in sorted(moved)
+        }
         errors = {name: error(one) for name, one in restored.items()}
         name = min(errors, key=lambda one: (errors[one], one))
         if rows * np.log((errors[name] + _ROUNDED) / (error(fitted) + _ROUNDED)) >= MIN_GAIN:
@@ -144,18 +151,18 @@ def _without_insignificant(link: Link, fitted: Link, error: Callable[[Link], flo
     return fitted
 
 
-def _rate(link: Link, name: str) -> float:
+def _effective_value(link: Link, name: str) -> float:
     """Return a constant as it is measured: a share is multiplied by the efficiency, which makes it a rate."""
-    return constant(link, name) * (link.efficiency if name.endswith(".share") else 1.0)
+    return read_constant(link, name) * (link.efficiency if name.endswith(".share") else 1.0)
 
 
-def _scaled(link: Link, name: str, factor: float) -> Link:
+def _scale_constant(link: Link, name: str, factor: float) -> Link:
     """Return the link with one constant multiplied by a factor and the rates of all other constants unchanged.
 
     A change of the efficiency leaves the rates of all protocols but the bulk one as they are.
     """
     if name != "efficiency":
-        return _with(link, name, constant(link, name) * factor)
+        return _set_constant(link, name, read_constant(link, name) * factor)
     protocols = {
         key: one if (key, "share") == BULK else replace(one, share=one.share / factor)
         for key, one in link.protocols.items()
@@ -169,17 +176,17 @@ _ROUNDED = 5e-4
 """Error that remains because constants have three digits."""
 
 
-def _three_digits(value: float, most: float) -> float:
+def _round_to_three_digits(value: float, most: float) -> float:
     """Round the value to three digits: to the nearest, or down where the nearest is more than `most`."""
     nearest = float(f"{value:.3g}")
     return nearest if nearest <= most else float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value))
 
 
-def _most_share(link: Link) -> float:
+def _largest_share(link: Link) -> float:
     return max(protocol.share for protocol in link.protocols.values())
 
 
-def constant(link: Link, name: str) -> float:
+def read_constant(link: Link, name: str) -> float:
     """Return a link's value of one of `CONSTANTS`, 0 where it has none."""
     part, _, field = name.rpartition(".")
     if not part:
@@ -187,7 +194,7 @@ def constant(link: Link, name: str) -> float:
     return float(getattr(link.protocols[part], field)) if part in link.protocols else 0.0
 
 
-def _with(link: Link, name: str, value: float) -> Link:
+def _set_constant(link: Link, name: str, value: float) -> Link:
     part, _, field = name.rpartition(".")
     change: dict[str, Any] = {field: value}
     if not part:
@@ -212,7 +219,7 @@ _ROW = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class NcclTestsLog:
     """Content of a log of nccl-tests: out-of-place times, and the GPU that its ranks ran on."""
 
     measured: Measurements
@@ -224,7 +231,7 @@ class Log:
         return int(self.measured.group().nodes.max())
 
 
-def read_log(path: Path) -> Log:
+def read_log(path: Path) -> NcclTestsLog:
     """Read the standard output of nccl-tests (all_reduce_perf and others).
 
     The file holds one run or several after each other, and may hold lines of a launcher or of NCCL between them. `#
@@ -252,13 +259,13 @@ def read_log(path: Path) -> Log:
         elif row := _ROW.match(line):
             fresh = True
             if row[1].strip("0"):
-                parts.append(_row(f"{path}: line {number}", name, hosts, row))
+                parts.append(_parse_row(f"{path}: line {number}", name, hosts, row))
     if not parts:
         raise SpecError(str(path), "holds no row of nccl-tests", "give what all_reduce_perf or another of them printed")
-    return Log(Measurements.concatenate(parts), gpu)
+    return NcclTestsLog(Measurements.concatenate(parts), gpu)
 
 
-def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measurements:
+def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measurements:
     if name not in collectives.PROGRAMS:
         known = ", ".join(f"{known}_perf" for known in collectives.PROGRAMS)
         problem = f"{name}_perf is not priced" if name else "the log does not name the collective"
@@ -322,20 +329,20 @@ def toml(link: Link, source: str) -> str:
     }
     for name, one in link.protocols.items():
         constants[name] = {"start_us": one.start_s * 1e6, "hop_us": one.hop_s * 1e6, "share": one.share}
-    lines = [f"{key} = {_value(value)}" for key, value in facts.items()]
-    lines += ["", "[sources]", f"constants = {_value(source)}", "", "[protocols]"]
-    return "\n".join([*lines, *(f"{key} = {_value(value)}" for key, value in constants.items()), ""])
+    lines = [f"{key} = {_format_value(value)}" for key, value in facts.items()]
+    lines += ["", "[sources]", f"constants = {_format_value(source)}", "", "[protocols]"]
+    return "\n".join([*lines, *(f"{key} = {_format_value(value)}" for key, value in constants.items()), ""])
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value as TOML writes it.
 
     Numbers have twelve digits, so that constants stay within their bounds.
     """
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_format_value(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(_value(inner) for inner in value) + "]"
+        return "[" + ", ".join(_format_value(inner) for inner in value) + "]"
     return f"{value:.12g}" if isinstance(value, float) else json.dumps(value)
 
 
@@ -367,14 +374,14 @@ def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> Lin
 
     def errors(fitted: Link, rows: Measurements) -> Floats:
         pair = (other, fitted) if link.per_node else (fitted, other)
-        return np.asarray(predict(rows, *pair) / rows.seconds - 1)
+        return np.asarray(predict_collectives(rows, *pair) / rows.seconds - 1)
 
-    after = fit(link, measured, other)
+    after = fit_link(link, measured, other)
     even = np.arange(len(measured)) % 2 == 0
     unseen = np.full(len(measured), np.nan)
     if len(measured) > 1:
         for half in (even, ~even):
-            unseen[half] = errors(fit(link, measured.take(~half), other), measured.take(half))
+            unseen[half] = errors(fit_link(link, measured.take(~half), other), measured.take(half))
     table = np.abs([errors(link, measured), errors(after, measured), unseen])
     lines = []
     for collective in np.unique(measured.collective):

@@ -15,14 +15,45 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from tilecast import shipped
-from tilecast.hardware.products import MESSAGE, MIG_INFIX, PROTOCOLS, Gpu, Link, MigProfile, Pool, Protocol, Tier
-from tilecast.hardware.schema import NAME, GpuFile, LinkFile, MigFile, chained, named, normalise, read_facts
+from tilecast.hardware.products import MESSAGE, MIG_INFIX, PROTOCOLS, Gpu, Link, MigProfile, NetworkTier, Pool, Protocol
+from tilecast.hardware.schema import (
+    NAME,
+    GpuFile,
+    LinkFile,
+    MigFile,
+    chained_link_error,
+    find_named,
+    normalise,
+    read_facts,
+)
 from tilecast.spec import SpecError
 
 __all__ = [
-    "LINKS", "MESSAGE", "NAME", "PROTOCOLS", "Gpu", "GpuFile", "Link", "LinkFile", "MigProfile", "Pool", "Protocol",
-    "Tier", "digest", "find_gpu", "find_link", "find_slice", "gpu_facts", "gpus", "link_facts", "links", "load_gpu",
-    "load_link", "mig_profiles", "normalise", "use_links",
+    "LINKS",
+    "MESSAGE",
+    "NAME",
+    "PROTOCOLS",
+    "Gpu",
+    "GpuFile",
+    "Link",
+    "LinkFile",
+    "MigProfile",
+    "NetworkTier",
+    "Pool",
+    "Protocol",
+    "digest",
+    "find_gpu",
+    "find_link",
+    "find_slice",
+    "gpu_facts",
+    "gpus",
+    "link_facts",
+    "links",
+    "load_gpu",
+    "load_link",
+    "mig_profiles",
+    "normalise",
+    "use_links",
 ]  # fmt: skip
 
 
@@ -65,11 +96,11 @@ def links() -> Mapping[str, Link]:
     Raises:
         SpecError: the folder or a file in it cannot be read, or breaks the `LinkFile` schema.
     """
-    return _links(_link_folder)
+    return _read_links(_link_folder)
 
 
 @cache
-def _link_files(folder: str) -> Mapping[str, LinkFile]:
+def _read_link_files(folder: str) -> Mapping[str, LinkFile]:
     if folder and not Path(folder).is_dir():
         raise SpecError(LINKS, f"{folder} is no folder", "name the folder that holds your link files")
     mine = sorted(Path(folder).glob("*.toml")) if folder else []
@@ -78,13 +109,13 @@ def _link_files(folder: str) -> Mapping[str, LinkFile]:
 
 
 @cache
-def _links(folder: str) -> Mapping[str, Link]:
-    facts = _link_files(folder)
+def _read_links(folder: str) -> Mapping[str, Link]:
+    facts = _read_link_files(folder)
     plain = {name: item.link({}) for name, item in facts.items() if not item.beyond}
     joined = [item for item in facts.values() if item.beyond]
     for item in joined:
         if item.beyond in facts and item.beyond not in plain:
-            raise chained(item)
+            raise chained_link_error(item)
     return dict(sorted((plain | {item.name: item.link(plain) for item in joined}).items()))
 
 
@@ -105,7 +136,7 @@ def link_facts(name: str) -> LinkFile:
     Raises:
         SpecError: there is no such link.
     """
-    return named(_link_files(_link_folder), find_link(name).name, "link")
+    return find_named(_read_link_files(_link_folder), find_link(name).name, "link")
 
 
 def load_link(path: Path | Traversable) -> Link:
@@ -130,7 +161,7 @@ def digest() -> str:
 
 
 @cache
-def _mig() -> Mapping[str, tuple[MigProfile, ...]]:
+def _mig_profiles_by_gpu() -> Mapping[str, tuple[MigProfile, ...]]:
     table = read_facts(files("tilecast.hardware").joinpath("mig.toml"), MigFile)
     return {
         name: tuple(
@@ -154,7 +185,7 @@ def mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
 
     It is empty if the GPU cannot be cut, or if Tilecast has no facts about its slices.
     """
-    return () if gpu.mig else _mig().get(gpu.name, ())
+    return () if gpu.mig else _mig_profiles_by_gpu().get(gpu.name, ())
 
 
 def find_slice(gpu: Gpu, profile: str) -> Gpu:
@@ -167,7 +198,7 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
     if normalise(profile) not in profiles:
         known = ", ".join(item.name for item in profiles.values())
         raise SpecError("mig", f"{gpu.name} has no profile {profile!r}", f"use one of {known}" if known else "drop it")
-    return profiles[normalise(profile)].slice(gpu)
+    return profiles[normalise(profile)].slice_gpu(gpu)
 
 
 def find_gpu(name: str) -> Gpu:
@@ -200,4 +231,4 @@ def find_link(name: str) -> Link:
     Raises:
         SpecError: there is no such link.
     """
-    return named(links(), name, "link")
+    return find_named(links(), name, "link")

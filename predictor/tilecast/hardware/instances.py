@@ -43,13 +43,13 @@ class NodeType:
 def node_types() -> Mapping[str, NodeType]:
     """Return every instance type that ships with Tilecast, by name."""
     types: dict[str, NodeType] = {}
-    for table in _tables().values():
+    for table in _read_node_files().values():
         for row in table.get("nodes", ()):
             types[row["type"]] = NodeType(
                 row["type"],
                 row["gpu"],
                 row["gpus"],
-                _network(row),
+                _read_network(row),
                 row.get("price_per_hour"),
                 table["currency"],
                 row.get("any_size", False),
@@ -57,28 +57,28 @@ def node_types() -> Mapping[str, NodeType]:
     return types
 
 
-def _network(row: Mapping[str, Any]) -> Link | None:
+def _read_network(row: Mapping[str, Any]) -> Link | None:
     if "inter" in row:
         return find_link(row["inter"])
-    return ethernet(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
+    return ethernet_link(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
 
 
-def find_type(name: str) -> NodeType | None:
+def find_node_type(name: str) -> NodeType | None:
     """Return the instance type named `name`, in whatever case a cluster writes it; None if no file has it."""
-    return node_types().get(name) or _folded().get(name.casefold())
+    return node_types().get(name) or _types_by_folded_name().get(name.casefold())
 
 
 @cache
-def _folded() -> Mapping[str, NodeType]:
+def _types_by_folded_name() -> Mapping[str, NodeType]:
     return {name.casefold(): kind for name, kind in node_types().items()}
 
 
-def with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
+def machine_with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
     """Return the type of a machine that has GPUs as an extra (Google's N1).
 
     Its price is that of the machine plus those of its GPUs. None if either is not known.
     """
-    for table in _tables().values():
+    for table in _read_node_files().values():
         machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
         if machine is not None and extra is not None:
             return NodeType(name, gpu.name, gpus, None, machine + extra * gpus, table["currency"])
@@ -96,7 +96,7 @@ def usual_type(gpu: Gpu) -> NodeType | None:
     return max(types, key=lambda kind: (kind.gpus, kind.price_per_hour is not None), default=None)
 
 
-def ethernet(gbit_per_s: float) -> Link:
+def ethernet_link(gbit_per_s: float) -> Link:
     """Return Ethernet of a rate per node, with the overheads of the shipped 10 Gb/s link."""
     rate = gbit_per_s * GIGABIT_BYTES_PER_S
     return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
@@ -110,13 +110,13 @@ def network(name: str) -> Link:
     """
     rate = re.fullmatch(r"ethernet-(\d{1,4}(?:\.\d{1,3})?)", name)
     if rate is not None and name not in links() and float(rate[1]) > 0:
-        return ethernet(float(rate[1]))
+        return ethernet_link(float(rate[1]))
     return find_link(name)
 
 
 def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
     """Return the network that is assumed for nodes of which only the GPU is known."""
-    rows = _tables()["defaults.toml"]["network"]
+    rows = _read_node_files()["defaults.toml"]["network"]
     fitting = (
         row
         for row in rows
@@ -128,12 +128,17 @@ def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
 def default_gpus_per_node(gpu: Gpu) -> int:
     """Return the GPUs of a node of which only the GPU is known: those of the maker's own system, else 8."""
     return next(
-        (row["gpus_per_node"] for row in _tables()["defaults.toml"]["network"] if gpu.name in row.get("gpus", ())), 8
+        (
+            row["gpus_per_node"]
+            for row in _read_node_files()["defaults.toml"]["network"]
+            if gpu.name in row.get("gpus", ())
+        ),
+        8,
     )
 
 
 @cache
-def _tables() -> Mapping[str, dict[str, Any]]:
+def _read_node_files() -> Mapping[str, dict[str, Any]]:
     tables = shipped.read_tables("tilecast.hardware", "nodes")
     for name, table in tables.items():
         require_sources(name, table)

@@ -9,7 +9,7 @@ from tilecast.learning.calibration import Calibration
 from tilecast.learning.job_calibration import JobRuns
 from tilecast.spec import Precision, SpecError
 
-LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
+FP32_LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
 """Precisions in which the tensor cores of GeForce products are slowed down when they accumulate in FP32."""
 
 
@@ -63,7 +63,7 @@ class Gpu:
             raise SpecError("precision", f"{self.name} has no {precision} units", f"use one of {have}")
         return self.peak_flops[precision]
 
-    def unlimited(self) -> Gpu:
+    def without_fp32_limit(self) -> Gpu:
         """Return the GPU without the limit on FP32 accumulation.
 
         The chip is built to feed its tensor cores at these rates.
@@ -71,7 +71,7 @@ class Gpu:
         if not self.fp16_accumulate_flops:
             return self
         factor = self.fp16_accumulate_flops / self.peak("fp16")
-        rates = {name: rate * (factor if name in LIMITED else 1.0) for name, rate in self.peak_flops.items()}
+        rates = {name: rate * (factor if name in FP32_LIMITED else 1.0) for name, rate in self.peak_flops.items()}
         return replace(self, peak_flops=rates)
 
     def supports(self, precision: str) -> bool:
@@ -97,7 +97,7 @@ class MigProfile:
         """Share of the GPU that nobody else can use: the larger of both shares."""
         return max(self.compute_share, self.memory_share)
 
-    def slice(self, gpu: Gpu) -> Gpu:
+    def slice_gpu(self, gpu: Gpu) -> Gpu:
         """Return the slice as a GPU of its own.
 
         Its clocks are those of the whole GPU; its rates follow the number of multiprocessors and of memory slices.
@@ -146,7 +146,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class NetworkTier:
     """A tier of a network: `nodes` nodes share a switch whose uplinks carry 1/oversubscription of their rate."""
 
     nodes: int
@@ -190,7 +190,7 @@ class Link:
     reduction_bytes_per_s: float = 0.0
     """Rate of each GPU in an all-reduce in the switch (NVLS); 0 if there is none."""
     reduction_start_s: float = 0.0
-    tiers: tuple[Tier, ...] = ()
+    tiers: tuple[NetworkTier, ...] = ()
     spread: float = 0.0
     """Half-width of the 90 % range of a time on the link, as a logarithm."""
 

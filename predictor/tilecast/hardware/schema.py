@@ -13,21 +13,21 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from tilecast import shipped
-from tilecast.hardware.products import MESSAGE, PROTOCOLS, Gpu, Link, Protocol, Tier
+from tilecast.hardware.products import MESSAGE, PROTOCOLS, Gpu, Link, NetworkTier, Protocol
 from tilecast.spec import PRECISIONS, Precision, SpecError
 
 
-class _Facts(BaseModel):
+class _FactModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-FileT = TypeVar("FileT", bound=_Facts)
+ModelT = TypeVar("FileT", bound=_FactModel)
 Source = Annotated[str, Field(min_length=1)]
 """Where numbers come from: a paper, a data sheet, source code or a fit."""
 NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
-class GpuFile(_Facts):
+class GpuFile(_FactModel):
     """The schema of `gpus/*.toml`, and of a GPU file that a user brings."""
 
     name: str = Field(pattern=NAME)
@@ -72,7 +72,7 @@ class GpuFile(_Facts):
         )
 
 
-class MigProfileFile(_Facts):
+class MigProfileFile(_FactModel):
     """One profile of `mig.toml`."""
 
     name: str = Field(pattern=r"^[1-9]g\.[0-9]+gb$")
@@ -83,7 +83,7 @@ class MigProfileFile(_Facts):
     instances: PositiveInt
 
 
-class MigGpuFile(_Facts):
+class MigGpuFile(_FactModel):
     """The GPUs that can be cut alike."""
 
     names: tuple[str, ...]
@@ -93,13 +93,13 @@ class MigGpuFile(_Facts):
     profiles: tuple[MigProfileFile, ...]
 
 
-class MigFile(_Facts):
+class MigFile(_FactModel):
     """The schema of `mig.toml`."""
 
     gpu: tuple[MigGpuFile, ...]
 
 
-class ProtocolFile(_Facts):
+class ProtocolFile(_FactModel):
     """One protocol of a table of constants."""
 
     start_us: PositiveFloat
@@ -107,7 +107,7 @@ class ProtocolFile(_Facts):
     share: PositiveFloat
 
 
-class ConstantsFile(_Facts):
+class ConstantsFile(_FactModel):
     """Constants of one type of link: a table of `protocols.toml`, or a part of a link file."""
 
     ll: ProtocolFile | None = None
@@ -121,14 +121,14 @@ class ConstantsFile(_Facts):
     source: Source
 
 
-class TierFile(_Facts):
+class TierFile(_FactModel):
     """A tier of a network."""
 
     nodes: PositiveInt
     oversubscription: float = Field(ge=1)
 
 
-class LinkFile(_Facts):
+class LinkFile(_FactModel):
     """The schema of `links/*.toml`, and of a link file that a user brings."""
 
     name: str = Field(pattern=NAME)
@@ -150,7 +150,7 @@ class LinkFile(_Facts):
 
     @field_validator("wired")
     @classmethod
-    def _unique(cls, wired: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    def _require_distinct_counts(cls, wired: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
         if len({count for count, _ in wired}) < len(wired):
             raise ValueError("a number of GPUs appears twice")
         return wired
@@ -165,11 +165,11 @@ class LinkFile(_Facts):
                 another beyond itself, or a protocol's share of the bandwidth exceeds all of it.
         """
         if self.beyond and (self.beyond == self.name or (self.beyond in known and known[self.beyond].beyond)):
-            raise chained(self)
-        beyond = named(known, self.beyond, f"{self.name}: beyond") if self.beyond else None
+            raise chained_link_error(self)
+        beyond = find_named(known, self.beyond, f"{self.name}: beyond") if self.beyond else None
         constants = self.protocols
         if isinstance(constants, str):
-            constants = named(protocols(), constants, f"{self.name}: protocols")
+            constants = find_named(protocol_tables(), constants, f"{self.name}: protocols")
         stated = {name: one for name in (*PROTOCOLS, MESSAGE) if (one := getattr(constants, name))}
         for name, one in stated.items():
             if one.share * self.efficiency > 1:
@@ -194,7 +194,7 @@ class LinkFile(_Facts):
             beyond=replace(beyond, domain=self.domain) if beyond else None,
             reduction_bytes_per_s=self.reduction_gb_per_s * 1e9,
             reduction_start_s=constants.reduction_start_us * 1e-6,
-            tiers=tuple(Tier(tier.nodes, tier.oversubscription) for tier in self.tiers),
+            tiers=tuple(NetworkTier(tier.nodes, tier.oversubscription) for tier in self.tiers),
             spread=constants.spread,
         )
 
@@ -210,7 +210,7 @@ def normalise(product: str) -> str:
     return "-".join(words)
 
 
-def chained(item: LinkFile) -> SpecError:
+def chained_link_error(item: LinkFile) -> SpecError:
     """Return the error of a link whose `beyond` is the link itself or has another beyond it."""
     problem = f"{item.beyond!r} is the link itself or has another beyond it"
     return SpecError(f"{item.name}: beyond", problem, "name a link that has none beyond it")
@@ -219,7 +219,7 @@ def chained(item: LinkFile) -> SpecError:
 NamedT = TypeVar("NamedT")
 
 
-def named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
+def find_named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
     """Return the row named `name` of a table.
 
     Raises:
@@ -231,13 +231,13 @@ def named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
 
 
 @cache
-def protocols() -> Mapping[str, ConstantsFile]:
+def protocol_tables() -> Mapping[str, ConstantsFile]:
     """Return the tables of `protocols.toml`, by name."""
     table = shipped.read_table("tilecast.hardware", "protocols.toml")
     return {name: ConstantsFile.model_validate(row) for name, row in table.items()}
 
 
-def read_facts(path: Path | Traversable, schema: type[FileT]) -> FileT:
+def read_facts(path: Path | Traversable, schema: type[ModelT]) -> ModelT:
     """Read a TOML file and check it against its schema.
 
     Raises:

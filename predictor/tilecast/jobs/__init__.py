@@ -6,7 +6,7 @@ and `commands` compute what advice writes. All functions here are pure and work 
 """
 
 from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of, weight
-from tilecast.jobs.changes import changes
+from tilecast.jobs.changes import placement_changes
 from tilecast.jobs.claims import objects_of, resolved
 from tilecast.jobs.interface import Job, Placement, Pods, chosen_labels, selector, tolerated, unplaced
 from tilecast.jobs.keys import (
@@ -51,7 +51,6 @@ __all__ = [
     "Priorities",
     "PriorityClass",
     "bare",
-    "changes",
     "chosen_labels",
     "described",
     "in_annotations",
@@ -59,6 +58,7 @@ __all__ = [
     "is_job",
     "mode_of",
     "objects_of",
+    "placement_changes",
     "read",
     "require_gpus",
     "resolved",

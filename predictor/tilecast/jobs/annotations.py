@@ -26,9 +26,9 @@ def described(job: Job) -> dict[str, Any]:
     if TRAINING not in annotations:
         remedy = f"annotate the job, for instance {TRAINING}: " + '{"sequenceLength": 4096, "globalBatchSize": 256}'
         raise SpecError(TRAINING, "is missing", remedy)
-    spec: dict[str, Any] = {"model": _model(name), "training": _mapping(annotations, TRAINING)}
+    spec: dict[str, Any] = {"model": _parse_model(name), "training": _parse_mapping(annotations, TRAINING)}
     if CONSTRAINTS in annotations:
-        spec["constraints"] = _mapping(annotations, CONSTRAINTS)
+        spec["constraints"] = _parse_mapping(annotations, CONSTRAINTS)
     if OBJECTIVE in annotations:
         spec["objective"] = annotations[OBJECTIVE]
     return spec
@@ -85,7 +85,7 @@ def weight(annotations: Mapping[str, object]) -> float:
     return number
 
 
-def _model(name: str) -> dict[str, Any]:
+def _parse_model(name: str) -> dict[str, Any]:
     if not name.startswith(CONFIG_MAP):
         return {"preset": name.rpartition("/")[2] if name.count("/") == 1 else name}
     config_map, _, key = name.removeprefix(CONFIG_MAP).partition("/")
@@ -96,6 +96,6 @@ def _model(name: str) -> dict[str, Any]:
     return {"graphRef" if is_graph else "huggingFace": reference}
 
 
-def _mapping(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
+def _parse_mapping(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
     text = annotations[key]
     return untrusted.json_mapping(text, key, shown(text), 'write for instance {"globalBatchSize": 256}')

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from tilecast.advice import Advice, Baseline, Offer, Rejection, Request
 from tilecast.hardware import Pool
-from tilecast.jobs.claims import matching
-from tilecast.jobs.interface import Job, Placement, Pods, is_choice
+from tilecast.jobs.claims import match_devices
+from tilecast.jobs.interface import Job, Placement, Pods, is_choice_label
 from tilecast.jobs.kueue import Flavor, Queue
 from tilecast.nodes import PublishedDevice, gpu_resource
 from tilecast.spec import SpecError
@@ -53,7 +53,7 @@ class Candidates:
     def pools(self) -> list[Pool]:
         return [item.pool for item in self.usable]
 
-    def of(self, pool: str) -> CandidatePool:
+    def candidate_of(self, pool: str) -> CandidatePool:
         """Return the candidate of the pool with that name."""
         return next(item for item in self.usable if item.pool.name == pool)
 
@@ -82,16 +82,22 @@ def candidates(
     Raises:
         SpecError: a selector of the job's ResourceClaims cannot be evaluated.
     """
-    kinds = _kinds(job, pools, nodes, queue)
+    kinds = _count_by_labels(job, pools, nodes, queue)
     usable, rejections = list[CandidatePool](), list[Rejection]()
     for pool in sorted(pools, key=lambda item: item.name):
-        met = () if devices is None else matching(job, devices.get(pool.name, ()))
-        candidate = _unmet(pool, met) if isinstance(met, str) else _candidate(job, pool, kinds, queue, is_placed)
+        met = () if devices is None else match_devices(job, devices.get(pool.name, ()))
+        candidate = (
+            _reject_unmet_claim(pool, met)
+            if isinstance(met, str)
+            else _accept_or_reject(job, pool, kinds, queue, is_placed)
+        )
         if isinstance(candidate, Rejection):
             rejections.append(candidate)
         else:
             usable.append(candidate if isinstance(met, str) else replace(candidate, device_requests=met))
-    return Candidates(tuple(usable), tuple(rejections), _baseline(job, [item.pool for item in usable], kinds, queue))
+    return Candidates(
+        tuple(usable), tuple(rejections), _find_baseline(job, [item.pool for item in usable], kinds, queue)
+    )
 
 
 def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) -> Request:
@@ -117,17 +123,17 @@ def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) 
 
 def settled(advice: Advice, possible: Candidates) -> Advice:
     """Return the advice of a job with offers of free quota first, and rejections for the pools that it may not use."""
-    offers = [_claiming(item, possible.of(item.pool.name).device_requests) for item in advice.offers]
-    now = [offer for offer in offers if possible.of(offer.pool.name).has_room(offer.gpus)]
+    offers = [_name_met_requests(item, possible.candidate_of(item.pool.name).device_requests) for item in advice.offers]
+    now = [offer for offer in offers if possible.candidate_of(offer.pool.name).has_room(offer.gpus)]
     later = [
-        replace(offer, reason=f"{offer.reason}; waits for quota of {_flavor_name(possible, offer)}")
+        replace(offer, reason=f"{offer.reason}; waits for quota of {_name_flavor(possible, offer)}")
         for offer in offers
         if offer not in now
     ]
     return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *possible.rejections))
 
 
-def _claiming(offer: Offer, requests: tuple[str, ...]) -> Offer:
+def _name_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
     """Return the offer with the requests of the job's ResourceClaims that its devices meet."""
     if not requests:
         return offer
@@ -140,7 +146,7 @@ def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
 
     The number of pods changes only if the offer has another number of GPUs and the job can be resized.
     """
-    candidate = possible.of(offer.pool.name)
+    candidate = possible.candidate_of(offer.pool.name)
     pods = None
     if offer.gpus != job.gpus:
         if not job.is_resizable or offer.gpus % job.gpus_per_pod:
@@ -155,18 +161,20 @@ def exported(offer: Offer, job: Job, possible: Candidates) -> Placement:
     If the number of pods is only a number in the manifest, it becomes the number of nodes, and each pod gets the GPUs
     of one node.
     """
-    candidate = possible.of(offer.pool.name)
+    candidate = possible.candidate_of(offer.pool.name)
     if not job.is_countable or (offer.gpus == job.gpus and offer.gpus_per_node == job.gpus_per_pod):
         return Placement(candidate.node_selector, candidate.tolerations)
     return Placement(candidate.node_selector, candidate.tolerations, offer.nodes, offer.gpus_per_node)
 
 
-def _flavor_name(possible: Candidates, offer: Offer) -> str:
-    flavor = possible.of(offer.pool.name).flavor
+def _name_flavor(possible: Candidates, offer: Offer) -> str:
+    flavor = possible.candidate_of(offer.pool.name).flavor
     return flavor.name if flavor else ""
 
 
-def _kinds(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queue | None) -> list[tuple[Labels, int]]:
+def _count_by_labels(
+    job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queue | None
+) -> list[tuple[Labels, int]]:
     """Count the nodes by their labels, considering only the labels that matter here."""
     keys = {key for pool in pools for key in pool.node_selector}
     keys |= {key for flavor in (queue.flavors if queue else ()) for key in flavor.node_labels}
@@ -178,34 +186,34 @@ def _kinds(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queu
     return [(dict(kind), count) for kind, count in sorted(counted.items())]
 
 
-def _unmet(pool: Pool, request: str) -> Rejection:
+def _reject_unmet_claim(pool: Pool, request: str) -> Rejection:
     """Return the rejection of a pool without devices for a request of the job's ResourceClaims."""
     message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
     return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
 
 
-def _candidate(
+def _accept_or_reject(
     job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: Queue | None, is_placed: bool
 ) -> CandidatePool | Rejection:
     if is_placed and pool.gpus_per_node < job.gpus_per_pod:
         message = f"a pod asks for {job.gpus_per_pod} GPUs, its nodes have {pool.gpus_per_node}"
         return Rejection(pool.name, "PodTooLarge", message, "ask for fewer GPUs in each of more pods")
-    if is_placed and (taint := _intolerable(job, pool)):
+    if is_placed and (taint := _find_untolerated_taint(job, pool)):
         message = f"its nodes have taint {taint}, which the job does not tolerate"
         return Rejection(pool.name, "NotTolerated", message, "add the toleration to the job, if it may run there")
     members = [(labels, count) for labels, count in kinds if pool.node_selector.items() <= labels.items()]
     # A pool that has no node now is judged by the labels that its nodes will surely have.
     members = members or [(pool.node_selector, pool.max_nodes)]
-    reachable = [(labels, count) for labels, count in members if _accepts(job, labels, is_placed)]
+    reachable = [(labels, count) for labels, count in members if _job_accepts_labels(job, labels, is_placed)]
     if not reachable:
         message = "the job's node selector or affinity excludes its nodes"
         return Rejection(pool.name, "NotSelected", message, "take labels of another kind of node out of the job")
     if queue is None:
-        return _narrowed(pool, sum(count for _, count in reachable), None)
+        return _limit_to_quota(pool, sum(count for _, count in reachable), None)
     offered = [
         (flavor, nodes)
         for flavor in queue.flavors
-        if (nodes := sum(count for labels, count in reachable if _matches(flavor, labels)))
+        if (nodes := sum(count for labels, count in reachable if _selects_labels(flavor, labels)))
     ]
     if not offered:
         message = f"no flavor of ClusterQueue {queue.cluster_queue} selects its nodes"
@@ -217,10 +225,10 @@ def _candidate(
         message = f"LocalQueue {queue.name} can have {most} of its GPUs, the job asks for {needed}"
         return Rejection(pool.name, "QuotaTooSmall", message, "ask for fewer GPUs, or for more quota")
     flavor, nodes = max(ample, key=lambda item: item[0].free >= needed)
-    return _narrowed(pool, nodes, flavor)
+    return _limit_to_quota(pool, nodes, flavor)
 
 
-def _narrowed(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
+def _limit_to_quota(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
     limited = replace(pool, max_nodes=min(pool.max_nodes, nodes))
     if flavor is None:
         return CandidatePool(limited, None, pool.node_selector, pool.tolerations)
@@ -230,11 +238,11 @@ def _narrowed(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
     return CandidatePool(limited, flavor, {**pool.node_selector, **flavor.node_labels}, pool.tolerations)
 
 
-def _matches(flavor: Flavor, labels: Labels) -> bool:
+def _selects_labels(flavor: Flavor, labels: Labels) -> bool:
     return flavor.node_labels.items() <= labels.items()
 
 
-def _baseline(
+def _find_baseline(
     job: Job, pools: Sequence[Pool], kinds: Sequence[tuple[Labels, int]], queue: Queue | None
 ) -> Baseline | None:
     """Return the only pool that the job's own selectors leave, or that of the flavor that Kueue tries first.
@@ -243,16 +251,22 @@ def _baseline(
     """
     if not job.gpus:
         return None
-    own = [labels for labels, _ in kinds if all(_selected(pods, labels, lambda key: True) for pods in job.workers)]
+    own = [
+        labels
+        for labels, _ in kinds
+        if all(_pods_accept_labels(pods, labels, lambda key: True) for pods in job.workers)
+    ]
     if queue is not None:
-        allowed = replace(queue, flavors=tuple(f for f in queue.flavors if any(_matches(f, labels) for labels in own)))
-        first = allowed.first(job.gpus)
-        own = [labels for labels in own if first is not None and _matches(first, labels)]
+        allowed = replace(
+            queue, flavors=tuple(f for f in queue.flavors if any(_selects_labels(f, labels) for labels in own))
+        )
+        first = allowed.first_flavor(job.gpus)
+        own = [labels for labels in own if first is not None and _selects_labels(first, labels)]
     names = {pool.name for pool in pools for labels in own if pool.node_selector.items() <= labels.items()}
     return Baseline(names.pop(), job.gpus) if len(names) == 1 else None
 
 
-def _accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
+def _job_accepts_labels(job: Job, labels: Labels, is_placed: bool) -> bool:
     """Return whether the parts of a job that advice does not replace accept nodes with these labels.
 
     These parts are selectors by other labels, pinned selectors and, if the advice will be written, the whole node
@@ -260,36 +274,39 @@ def _accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
     """
 
     def stays(key: str) -> bool:
-        return not is_choice(key)
+        return not is_choice_label(key)
 
     return all(
-        pods.pinned.items() <= labels.items() and _selected(pods, labels, stays, whole_affinity=is_placed)
+        pods.pinned.items() <= labels.items() and _pods_accept_labels(pods, labels, stays, whole_affinity=is_placed)
         for pods in job.workers
     )
 
 
-def _selected(pods: Pods, labels: Labels, counts: Callable[[str], bool], whole_affinity: bool = False) -> bool:
+def _pods_accept_labels(
+    pods: Pods, labels: Labels, counts: Callable[[str], bool], whole_affinity: bool = False
+) -> bool:
     """Return whether pods may run on a node with these labels, considering only the label keys that count."""
     if any(labels.get(key) != value for key, value in pods.node_selector.items() if counts(key)):
         return False
     terms = [term.get("matchExpressions") or () for term in pods.affinity]
     return not terms or any(
-        all(_holds(item, labels) for item in term if whole_affinity or counts(str(item.get("key")))) for term in terms
+        all(_expression_matches(item, labels) for item in term if whole_affinity or counts(str(item.get("key"))))
+        for term in terms
     )
 
 
-def _holds(expression: Mapping[str, Any], labels: Labels) -> bool:
+def _expression_matches(expression: Mapping[str, Any], labels: Labels) -> bool:
     operator = _OPERATORS.get(str(expression.get("operator")))
     values = [str(value) for value in expression.get("values") or ()]
     return operator is not None and operator(labels.get(str(expression.get("key"))), values)
 
 
-def _number(text: str | None) -> int | None:
+def _parse_integer(text: str | None) -> int | None:
     return int(text) if text is not None and text.lstrip("-").isdecimal() else None
 
 
-def _above(value: str | None, values: list[str], sign: int) -> bool:
-    number, bound = _number(value), _number(values[0] if values else None)
+def _compare_integers(value: str | None, values: list[str], sign: int) -> bool:
+    number, bound = _parse_integer(value), _parse_integer(values[0] if values else None)
     return number is not None and bound is not None and sign * number > sign * bound
 
 
@@ -298,23 +315,23 @@ _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
     "NotIn": lambda value, values: value not in values,
     "Exists": lambda value, values: value is not None,
     "DoesNotExist": lambda value, values: value is None,
-    "Gt": lambda value, values: _above(value, values, 1),
-    "Lt": lambda value, values: _above(value, values, -1),
+    "Gt": lambda value, values: _compare_integers(value, values, 1),
+    "Lt": lambda value, values: _compare_integers(value, values, -1),
 }
 """Operators of a node selector's requirement, on the label's value (None if absent) and the values to compare with."""
 
 
-def _intolerable(job: Job, pool: Pool) -> str:
+def _find_untolerated_taint(job: Job, pool: Pool) -> str:
     """Return a taint of the pool that the job does not tolerate, except the usual one of GPU nodes; empty if none."""
     for taint in pool.tolerations:
         key, value, effect = taint.get("key", ""), taint.get("value", ""), taint.get("effect", "")
         is_usual = key == gpu_resource()
-        if not is_usual and not all(_tolerates(pods, key, value, effect) for pods in job.workers):
+        if not is_usual and not all(_pods_tolerate(pods, key, value, effect) for pods in job.workers):
             return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
     return ""
 
 
-def _tolerates(pods: Pods, key: str, value: str, effect: str) -> bool:
+def _pods_tolerate(pods: Pods, key: str, value: str, effect: str) -> bool:
     return any(
         item.get("key", key) == key
         and (item.get("effect") or effect) == effect

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from tilecast.api.fields import Document, FieldChange, value_at
 from tilecast.jobs.interface import Job, Placement
-from tilecast.jobs.quantities import like, whole_count
+from tilecast.jobs.quantities import count_or_default, format_like
 
 
-def changes(document: Document, job: Job, placement: Placement, *, runtime_patches: bool = True) -> list[FieldChange]:
+def placement_changes(
+    document: Document, job: Job, placement: Placement, *, runtime_patches: bool = True
+) -> list[FieldChange]:
     """Return the fields that put a job where the placement says, with whole new values; only those that differ.
 
     Labels that choose nodes are replaced, and every other label of a selector is kept. Tolerations are added.
@@ -33,4 +35,4 @@ def _set_processes(document: Document, job: Job, gpus: int) -> list[FieldChange]
     """Set one process per GPU, if the job states how many processes a pod has."""
     path = job.kind.processes
     given = None if path is None else value_at(document, path)
-    return [FieldChange(path, like(given, gpus))] if path is not None and whole_count(given, 0) else []
+    return [FieldChange(path, format_like(given, gpus))] if path is not None and count_or_default(given, 0) else []

@@ -12,10 +12,10 @@ from tilecast.jobs.device_requests import (
     CLASS,
     TEMPLATE,
     DeviceRequest,
-    is_met,
-    options_of,
+    list_alternatives,
+    list_requests,
+    meets_request,
     read_request,
-    requests_of,
 )
 from tilecast.jobs.interface import Job, Pods
 from tilecast.nodes import PublishedDevice, gpu_device_classes
@@ -31,8 +31,8 @@ def objects_of(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple
     classes = {
         (CLASS, name)
         for key in named
-        for request in requests_of(known.get(key, {}))
-        for option in options_of(request)
+        for request in list_requests(known.get(key, {}))
+        for option in list_alternatives(request)
         if (name := str(option.get("deviceClassName", ""))) and name not in gpu_device_classes()
     }
     return named | classes
@@ -48,19 +48,19 @@ def resolved(job: Job, objects: Mapping[tuple[str, str], Document]) -> Job:
     Raises:
         SpecError: a claim cannot be read, requests slices of GPUs or all GPUs of a node, or is shared by pods.
     """
-    pods = tuple(_resolved(pods, objects) for pods in job.pods)
+    pods = tuple(_resolve_pod_claims(pods, objects) for pods in job.pods)
     # Another number of GPUs per pod would need another claim template, and other jobs may name the present one.
     return replace(job, pods=pods, is_countable=job.is_countable and not job.has_claims)
 
 
-def _resolved(pods: Pods, objects: Mapping[tuple[str, str], Document]) -> Pods:
+def _resolve_pod_claims(pods: Pods, objects: Mapping[tuple[str, str], Document]) -> Pods:
     claimed = list[tuple[DeviceRequest, ...]]()
     for reference in pods.claims:
         document = objects.get((reference.kind, reference.object))
         where = f"{reference.kind} {shown(reference.object, quote=False)}"
         if document is None:
             raise SpecError(where, "cannot be read, and the job asks for devices by it", "create it, or name another")
-        requests = [read_request(where, reference.name, item, objects) for item in requests_of(document)]
+        requests = [read_request(where, reference.name, item, objects) for item in list_requests(document)]
         gpus = [alternatives for alternatives in requests if alternatives]
         if gpus and reference.kind == CLAIM and pods.count > 1:
             raise SpecError(
@@ -70,7 +70,7 @@ def _resolved(pods: Pods, objects: Mapping[tuple[str, str], Document]) -> Pods:
     return replace(pods, gpus=pods.gpus + sum(first.gpus for first, *_ in claimed), requests=tuple(claimed))
 
 
-def matching(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | str:
+def match_devices(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | str:
     """Return the first alternative of each request, if a pool's devices meet them; else the name of an unmet request.
 
     Raises:
@@ -78,7 +78,7 @@ def matching(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | 
     """
     met = list[str]()
     for alternatives in dict.fromkeys(item for pods in job.workers for item in pods.requests):
-        first = next((one for one in alternatives if any(is_met(one, device) for device in devices)), None)
+        first = next((one for one in alternatives if any(meets_request(one, device) for device in devices)), None)
         if first is None:
             return alternatives[0].name
         met.append(first.name)

@@ -18,7 +18,7 @@ from tilecast.api.fields import Document, items, mapping, value_at
 from tilecast.jobs.quantities import MAX_COUNT
 from tilecast.nodes import PublishedDevice, gpu_device_classes, gpu_driver
 from tilecast.nodes.devices import VERSION
-from tilecast.nodes.quantities import count, size
+from tilecast.nodes.quantities import parse_count, parse_size
 from tilecast.spec import SpecError
 
 TEMPLATE, CLAIM, CLASS = "ResourceClaimTemplate", "ResourceClaim", "DeviceClass"
@@ -50,7 +50,7 @@ class DeviceRequest:
     """CEL expressions, with those of the device class first; a device must satisfy all of them."""
 
 
-def references(spec: Document) -> tuple[ClaimReference, ...]:
+def read_references(spec: Document) -> tuple[ClaimReference, ...]:
     """Return the claims of a pod spec that name an object."""
     named = (
         ClaimReference(str(entry.get("name", "")), kind, str(entry[field]))
@@ -61,13 +61,13 @@ def references(spec: Document) -> tuple[ClaimReference, ...]:
     return tuple(named)
 
 
-def requests_of(document: Document) -> list[Document]:
+def list_requests(document: Document) -> list[Document]:
     """Return the requests of a claim, or of the claims that a template makes."""
     path = ("spec", "spec") if document.get("kind") == TEMPLATE else ("spec",)
     return items(value_at(document, (*path, "devices", "requests")))
 
 
-def options_of(request: Document) -> list[Document]:
+def list_alternatives(request: Document) -> list[Document]:
     """Return the alternatives of a request in the order in which the scheduler tries them."""
     return items(request.get("firstAvailable")) or [mapping(request.get("exactly")) or request]
 
@@ -88,10 +88,10 @@ def read_request(
     """
     whole, cut = gpu_device_classes()
     name, alternatives = f"{claim}/{request.get('name', '')}", list[DeviceRequest]()
-    for option in options_of(request):
+    for option in list_alternatives(request):
         device_class = str(option.get("deviceClassName", ""))
         own = objects.get((CLASS, device_class), {})
-        of_class = _selectors(mapping(own.get("spec")))
+        of_class = _list_expressions(mapping(own.get("spec")))
         if device_class == cut:
             raise SpecError(where, f"{name} asks for slices ({cut})", f"ask for whole GPUs, class {whole}")
         if device_class != whole and not any(gpu_driver() in text for text in of_class):
@@ -100,29 +100,29 @@ def read_request(
             continue
         if option.get("allocationMode") == "All":
             raise SpecError(where, f"{name} asks for all GPUs of a node", "write allocationMode ExactCount and a count")
-        gpus = count(option.get("count", 1))
+        gpus = parse_count(option.get("count", 1))
         if not gpus or gpus > MAX_COUNT:
             raise SpecError(where, f"{name}: count {shown(option.get('count'))} is no number of GPUs", "write one")
         label = name if option is request or "firstAvailable" not in request else f"{name}/{option.get('name', '')}"
-        alternatives.append(DeviceRequest(label, gpus, (*of_class, *_selectors(option))))
+        alternatives.append(DeviceRequest(label, gpus, (*of_class, *_list_expressions(option))))
     return tuple(alternatives)
 
 
-def _selectors(holder: Document) -> tuple[str, ...]:
+def _list_expressions(holder: Document) -> tuple[str, ...]:
     return tuple(str(value_at(item, ("cel", "expression")) or "") for item in items(holder.get("selectors")))
 
 
-def is_met(request: DeviceRequest, device: PublishedDevice) -> bool:
+def meets_request(request: DeviceRequest, device: PublishedDevice) -> bool:
     """Return whether a device meets a request.
 
     Raises:
         SpecError: a selector cannot be evaluated.
     """
-    return all(_holds(selector, device) for selector in request.selectors)
+    return all(_evaluate_selector(selector, device) for selector in request.selectors)
 
 
 @lru_cache(maxsize=4096)
-def _holds(selector: str, device: PublishedDevice) -> bool:
+def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
     """Return whether a selector selects a device; a device without the attribute that it reads is not selected.
 
     Raises:
@@ -136,7 +136,7 @@ def _holds(selector: str, device: PublishedDevice) -> bool:
     context = cel.Context()
     for name, function in _FUNCTIONS.items():
         context.add_function(name, function)
-    context.add_variable("device", _variables(device))
+    context.add_variable("device", _device_variable(device))
     try:
         return cel.evaluate(selector, context) is True
     except (KeyError, ArithmeticError):
@@ -147,18 +147,18 @@ def _holds(selector: str, device: PublishedDevice) -> bool:
         raise SpecError("selectors", problem, remedy) from None
 
 
-def _variables(device: PublishedDevice) -> dict[str, Any]:
+def _device_variable(device: PublishedDevice) -> dict[str, Any]:
     """Return the value of the CEL variable `device`."""
     attributes, capacity = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     for place, facts in ((attributes, device.attributes), (capacity, device.capacity)):
         for qualified, value in facts:
             domain, _, name = qualified.partition("/")
             is_version = isinstance(value, str) and value.startswith(VERSION)
-            place.setdefault(domain, {})[name] = _semver(str(value)) if is_version else value
+            place.setdefault(domain, {})[name] = _parse_version(str(value)) if is_version else value
     return {"driver": gpu_driver(), "attributes": attributes, "capacity": capacity}
 
 
-def _semver(text: str) -> list[int]:
+def _parse_version(text: str) -> list[int]:
     """Return a semantic version as a list of its numbers, which compares in order; suffixes are dropped."""
     match = re.fullmatch(
         r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?(?:[-+].*)?", text.removeprefix(VERSION), re.ASCII
@@ -168,8 +168,8 @@ def _semver(text: str) -> list[int]:
     return [int(number or 0) for number in match.groups()]
 
 
-def _quantity(text: str) -> int:
-    number = size(text)
+def _parse_quantity(text: str) -> int:
+    number = parse_size(text)
     if number is None:
         raise ValueError(f"{text[:40]!r} is no quantity")
     return number
@@ -179,8 +179,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "lowerAscii": lambda text: str(text).lower(),
     "upperAscii": lambda text: str(text).upper(),
     "trim": lambda text: str(text).strip(),
-    "quantity": _quantity,
-    "semver": _semver,
+    "quantity": _parse_quantity,
+    "semver": _parse_version,
     "compareTo": lambda one, other: (one > other) - (one < other),
     "isGreaterThan": lambda one, other: one > other,
     "isLessThan": lambda one, other: one < other,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.jobs.device_requests import ClaimReference, DeviceRequest, references
+from tilecast.jobs.device_requests import ClaimReference, DeviceRequest, read_references
 from tilecast.jobs.keys import (
     ADMISSION_GATES,
     ADVISOR,
@@ -26,8 +26,8 @@ from tilecast.jobs.keys import (
     PRIORITY_CLASS,
     QUEUE,
 )
-from tilecast.jobs.quantities import like, requested, whole_count
-from tilecast.jobs.shapes import POD, require
+from tilecast.jobs.quantities import count_or_default, format_like, requested_gpus
+from tilecast.jobs.shapes import POD, require_shape
 from tilecast.nodes import choice_labels, gpu_resource
 
 
@@ -280,11 +280,11 @@ class JobKind(ABC):
         """
         resource = gpu_resource()
         return [
-            FieldChange((*pods.path, "containers", index, "resources", part, resource), like(old, gpus))
+            FieldChange((*pods.path, "containers", index, "resources", part, resource), format_like(old, gpus))
             for pods in job.workers
             for index, item in enumerate(value_at(document, (*pods.path, "containers")))
             for part in ("requests", "limits")
-            if whole_count(old := value_at(item, ("resources", part, resource)), 0)
+            if count_or_default(old := value_at(item, ("resources", part, resource)), 0)
         ]
 
     def containers(self, document: Document, job: Job) -> dict[Path, Document]:
@@ -293,7 +293,7 @@ class JobKind(ABC):
             (*pods.path, "containers", index): container
             for pods in job.workers
             for index, container in enumerate(value_at(document, pods.path)["containers"])
-            if requested(container.get("resources"))
+            if requested_gpus(container.get("resources"))
         }
 
     def main_address(self, document: Document, job: Job) -> str:
@@ -303,14 +303,14 @@ class JobKind(ABC):
 
 def selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
     """Return the node selector of pods after a choice; labels that do not describe the kind of node stay."""
-    others = {key: value for key, value in pods.node_selector.items() if not is_choice(key) or key in pods.pinned}
+    others = {key: value for key, value in pods.node_selector.items() if not is_choice_label(key) or key in pods.pinned}
     return others | dict(chosen)
 
 
 def chosen_labels(job: Job, chosen: Mapping[str, str]) -> list[str]:
     """Return the labels of a node choice that only `CHOSEN_LABELS` distinguishes from what the job's author wrote."""
     given = {key for pods in job.workers for key in pods.node_selector}
-    return sorted(key for key in chosen if key not in given and not is_choice(key))
+    return sorted(key for key in chosen if key not in given and not is_choice_label(key))
 
 
 def unplaced(job: Job) -> Job:
@@ -318,7 +318,9 @@ def unplaced(job: Job) -> Job:
     ours = set(job.annotations.get(CHOSEN_LABELS, "").split(","))
 
     def left(pods: Pods) -> Mapping[str, str]:
-        others = {key: value for key, value in pods.node_selector.items() if not is_choice(key) and key not in ours}
+        others = {
+            key: value for key, value in pods.node_selector.items() if not is_choice_label(key) and key not in ours
+        }
         return {**pods.pinned, **others}
 
     return replace(job, pods=tuple(replace(pods, node_selector=left(pods)) if pods.gpus else pods for pods in job.pods))
@@ -329,28 +331,28 @@ def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str
     return [*pods.tolerations, *(item for item in more if item not in pods.tolerations)]
 
 
-def is_choice(label: str) -> bool:
+def is_choice_label(label: str) -> bool:
     """Return whether a node label distinguishes kinds of GPU nodes, so that advice may replace its value in a job."""
     return label in choice_labels()
 
 
-def template(name: str, path: Path, count: int, spec: Document) -> Pods:
+def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods:
     """Return the pods of one template: `count` pods of the spec at `path`.
 
     Raises:
         SpecError: a part of the spec that is read does not have the shape of a pod's.
     """
-    require(spec, POD, path or ("runtime",))
+    require_shape(spec, POD, path or ("runtime",))
     required = value_at(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}
     return Pods(
         name=name,
         path=path,
         count=count,
-        gpus=sum(requested(item.get("resources")) for item in spec.get("containers") or ()),
+        gpus=sum(requested_gpus(item.get("resources")) for item in spec.get("containers") or ()),
         node_selector=dict(spec.get("nodeSelector") or {}),
         affinity=tuple(required.get("nodeSelectorTerms") or ()),
         tolerations=tuple(spec.get("tolerations") or ()),
         priority_class=str(spec.get("priorityClassName") or ""),
         scheduler=str(spec.get("schedulerName") or ""),
-        claims=references(spec),
+        claims=read_references(spec),
     )

@@ -15,7 +15,7 @@ from tilecast.api.fields import Document
 from tilecast.api.fields import items as items
 from tilecast.api.fields import mapping as mapping
 from tilecast.nodes import gpu_resource
-from tilecast.nodes.quantities import UNLIMITED, whole
+from tilecast.nodes.quantities import UNLIMITED, parse_gpu_count
 from tilecast.spec import SpecError
 
 
@@ -40,7 +40,7 @@ class Queue:
     cluster_queue: str
     flavors: tuple[Flavor, ...]
 
-    def first(self, gpus: int) -> Flavor | None:
+    def first_flavor(self, gpus: int) -> Flavor | None:
         """Return the flavor that Kueue takes without advice: the first with room now, else the first with quota."""
         now = (flavor for flavor in self.flavors if gpus <= flavor.free)
         ever = (flavor for flavor in self.flavors if gpus <= flavor.quota)
@@ -72,13 +72,13 @@ def queue(objects: Objects, namespace: str, name: str) -> Queue:
     cluster = objects.cluster_queues.get(owner)
     if cluster is None:
         raise SpecError(label, f"LocalQueue {name} names ClusterQueue {owner}, which does not exist", "create it")
-    siblings = _siblings(objects, owner)
-    for missing in sorted(_flavors(cluster) - objects.flavors.keys()):
+    siblings = _find_cohort_members(objects, owner)
+    for missing in sorted(_names_of_gpu_flavors(cluster) - objects.flavors.keys()):
         raise SpecError(
             label, f"ClusterQueue {owner} names ResourceFlavor {missing}, which does not exist", "create it"
         )
     flavors = tuple(
-        _flavor(objects, owner, siblings, str(item["name"]), item)
+        _read_flavor(objects, owner, siblings, str(item["name"]), item)
         for group in (cluster.get("spec") or {}).get("resourceGroups") or ()
         if gpu_resource() in (group.get("coveredResources") or ())
         for item in group.get("flavors") or ()
@@ -88,24 +88,24 @@ def queue(objects: Objects, namespace: str, name: str) -> Queue:
     return Queue(name, owner, flavors)
 
 
-def _flavors(cluster_queue: Document) -> set[str]:
+def _names_of_gpu_flavors(cluster_queue: Document) -> set[str]:
     """Return the names of the flavors that have a quota of GPUs."""
     groups = (cluster_queue.get("spec") or {}).get("resourceGroups") or ()
     with_gpus = (group for group in groups if gpu_resource() in (group.get("coveredResources") or ()))
     return {str(item["name"]) for group in with_gpus for item in group.get("flavors") or ()}
 
 
-def _flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, given: Document) -> Flavor:
+def _read_flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, given: Document) -> Flavor:
     flavor = objects.flavors.get(name, {})
-    own = next((item for _, item in _of_gpus([given])), {})
-    nominal = whole(own.get("nominalQuota"))
+    own = next((item for _, item in _gpu_resources([given])), {})
+    nominal = parse_gpu_count(own.get("nominalQuota"))
     reserved = quotas(objects.cluster_queues[owner]).reserved.get(name, 0)
     lent = taken = 0
     for sibling in siblings:
         other = quotas(objects.cluster_queues[sibling])
         lent += other.lendable.get(name, 0)
         taken += other.reserved.get(name, 0)
-    borrowable = min(lent, whole(own.get("borrowingLimit"), UNLIMITED))
+    borrowable = min(lent, parse_gpu_count(own.get("borrowingLimit"), UNLIMITED))
     quota = nominal + borrowable
     free = min(quota - reserved, nominal + lent - reserved - taken) if borrowable else nominal - reserved
     return Flavor(
@@ -117,17 +117,17 @@ def _flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, gi
     )
 
 
-def _siblings(objects: Objects, owner: str) -> list[str]:
+def _find_cohort_members(objects: Objects, owner: str) -> list[str]:
     """Return the other ClusterQueues of the cohort, which lend the quota that they do not use."""
-    cohort = _cohort(objects.cluster_queues[owner])
+    cohort = _cohort_name(objects.cluster_queues[owner])
     return [
         name
         for name, item in sorted(objects.cluster_queues.items())
-        if cohort and name != owner and _cohort(item) == cohort
+        if cohort and name != owner and _cohort_name(item) == cohort
     ]
 
 
-def _cohort(cluster_queue: Document) -> str:
+def _cohort_name(cluster_queue: Document) -> str:
     spec = cluster_queue.get("spec") or {}
     return str(spec.get("cohortName") or spec.get("cohort") or "")
 
@@ -146,12 +146,12 @@ def quotas(cluster_queue: Document) -> Quotas:
     """Return the GPU quotas of a ClusterQueue; parts that do not have the expected shape count nothing."""
     nominal, lendable, reserved = Counter[str](), Counter[str](), Counter[str]()
     for group in items(mapping(cluster_queue.get("spec")).get("resourceGroups")):
-        for name, quota in _of_gpus(group.get("flavors")):
-            own = whole(quota.get("nominalQuota"))
+        for name, quota in _gpu_resources(group.get("flavors")):
+            own = parse_gpu_count(quota.get("nominalQuota"))
             nominal[name] += own
-            lendable[name] += min(own, whole(quota.get("lendingLimit"), UNLIMITED))
-    for name, usage in _of_gpus(mapping(cluster_queue.get("status")).get("flavorsReservation")):
-        reserved[name] += whole(usage.get("total"))
+            lendable[name] += min(own, parse_gpu_count(quota.get("lendingLimit"), UNLIMITED))
+    for name, usage in _gpu_resources(mapping(cluster_queue.get("status")).get("flavorsReservation")):
+        reserved[name] += parse_gpu_count(usage.get("total"))
     return Quotas(dict(+nominal), dict(+lendable), dict(+reserved))
 
 
@@ -161,7 +161,7 @@ def node_labels(resource_flavor: Document) -> dict[str, str]:
     return {str(key): str(value) for key, value in labels.items()}
 
 
-def _of_gpus(flavors: object) -> Iterator[tuple[str, Document]]:
+def _gpu_resources(flavors: object) -> Iterator[tuple[str, Document]]:
     """Yield the name and the GPU resource of each flavor that has one."""
     for flavor in items(flavors):
         for resource in items(flavor.get("resources")):

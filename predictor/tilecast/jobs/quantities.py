@@ -6,38 +6,41 @@ from collections.abc import Iterable
 
 from tilecast.api.fields import Document, items, mapping
 from tilecast.nodes import gpu_resource
-from tilecast.nodes.quantities import count, whole
+from tilecast.nodes.quantities import parse_count, parse_gpu_count
 
 MAX_COUNT = 10**9 - 1
 
 
-def whole_count(value: object, otherwise: int = 1) -> int:
+def count_or_default(value: object, otherwise: int = 1) -> int:
     """Return a whole number up to `MAX_COUNT` from a number or text; `otherwise` for anything else."""
-    number = count(value)
+    number = parse_count(value)
     return otherwise if number is None or number > MAX_COUNT else number
 
 
-def requested(resources: Document | None) -> int:
+def requested_gpus(resources: Document | None) -> int:
     """Return the GPUs of a `resources` block: the larger of its limit and its request, which Kubernetes keeps equal."""
     parts = resources or {}
-    return max(whole_count((parts.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
+    return max(count_or_default((parts.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
 
 
 def pod_gpus(pod: Document) -> int:
     """Return the GPUs that a pod holds: those of its containers, or of an init container that requests more."""
     spec = mapping(pod.get("spec"))
     every = [
-        [whole(mapping(mapping(item.get("resources")).get("limits")).get(gpu_resource())) for item in containers]
+        [
+            parse_gpu_count(mapping(mapping(item.get("resources")).get("limits")).get(gpu_resource()))
+            for item in containers
+        ]
         for containers in (items(spec.get("containers")), items(spec.get("initContainers")))
     ]
     return max(sum(every[0]), max(every[1], default=0))
 
 
-def like(old: object, new: int) -> int | str:
+def format_like(old: object, new: int) -> int | str:
     """Return the new number in the notation of the old one: text if that was text."""
     return str(new) if isinstance(old, str) else new
 
 
-def any_count(entries: Iterable[Document], *counts: str) -> bool:
+def has_any_count(entries: Iterable[Document], *counts: str) -> bool:
     """Return whether any entry of a status has one of the counts above zero."""
-    return any(whole_count(entry.get(name), 0) for entry in entries for name in counts)
+    return any(count_or_default(entry.get(name), 0) for entry in entries for name in counts)

@@ -8,7 +8,7 @@ from tilecast.api.base import mapping_in
 from tilecast.api.fields import Document, value_at
 from tilecast.jobs.interface import Job, JobKind, Pods
 from tilecast.jobs.keys import AS_SERVED
-from tilecast.jobs.kinds import JOB_KINDS, kind_of
+from tilecast.jobs.kinds import JOB_KINDS, find_kind
 from tilecast.nodes import gpu_resource
 from tilecast.spec import SpecError
 
@@ -25,9 +25,9 @@ def read(document: Document, runtime: Document | None = None) -> Job:
     Raises:
         SpecError: the document is of another kind, or does not have the shape of its kind.
     """
-    kind = kind_of(document)
+    kind = find_kind(document)
     try:
-        return _read(kind, document, runtime)
+        return _read_with_pods(kind, document, runtime)
     except (KeyError, TypeError, AttributeError, IndexError):
         remedy = f"write it as `kubectl explain {kind.plural}` says"
         raise SpecError("spec", f"is not that of a {kind.kind}", remedy) from None
@@ -41,20 +41,20 @@ def bare(document: Document) -> Job:
     Raises:
         SpecError: the document is of another kind, or its metadata or status does not have the expected shape.
     """
-    kind = kind_of(document)
+    kind = find_kind(document)
     try:
-        return _about(kind, document, (), is_countable=False)
+        return _build_job(kind, document, (), is_countable=False)
     except (TypeError, AttributeError):
         raise SpecError("metadata", "is not that of an object", AS_SERVED) from None
 
 
-def _read(kind: JobKind, document: Document, runtime: Document | None) -> Job:
+def _read_with_pods(kind: JobKind, document: Document, runtime: Document | None) -> Job:
     pods = tuple(kind.pods(document, runtime))
     is_countable = bool(kind.resize(document, sum(item.count for item in pods)))
-    return _about(kind, document, pods, is_countable=is_countable)
+    return _build_job(kind, document, pods, is_countable=is_countable)
 
 
-def _about(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_countable: bool) -> Job:
+def _build_job(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_countable: bool) -> Job:
     metadata = _mapping(document, "metadata", "job")
     status = _mapping(document, "status", "job")
     is_suspended = value_at(document, kind.suspend) is True

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from tilecast.api.base import shown
 from tilecast.api.fields import Path, value_at
 from tilecast.jobs.quantities import MAX_COUNT
-from tilecast.nodes.quantities import count
+from tilecast.nodes.quantities import parse_count
 from tilecast.spec import SpecError
 
 Shape: TypeAlias = Mapping[str, Any] | list[Any] | type[str]
@@ -33,7 +33,7 @@ POD: Shape = {
 }
 
 
-def require(value: object, shape: Shape, path: Path) -> None:
+def require_shape(value: object, shape: Shape, path: Path) -> None:
     """Raise SpecError unless `value` has `shape`.
 
     None has every shape, except inside a list.
@@ -45,19 +45,19 @@ def require(value: object, shape: Shape, path: Path) -> None:
         return
     if isinstance(shape, list):
         if not isinstance(value, list):
-            raise _other(value, path, "a list")
+            raise _wrong_shape_error(value, path, "a list")
         for index, item in enumerate(value):
             if item is None:
-                raise _other(item, (*path, index), _called(shape[0]))
-            require(item, shape[0], (*path, index))
+                raise _wrong_shape_error(item, (*path, index), _name_shape(shape[0]))
+            require_shape(item, shape[0], (*path, index))
     elif isinstance(shape, Mapping):
         if not isinstance(value, Mapping):
-            raise _other(value, path, "a mapping")
+            raise _wrong_shape_error(value, path, "a mapping")
         for key, inner in value.items():
             if (inner_shape := shape.get(EVERY, shape.get(key))) is not None:
-                require(inner, inner_shape, (*path, key))
+                require_shape(inner, inner_shape, (*path, key))
     elif not isinstance(value, shape):
-        raise _other(value, path, "text")
+        raise _wrong_shape_error(value, path, "text")
 
 
 def count_at(document: object, path: Path, absent: int = 1) -> int:
@@ -69,22 +69,24 @@ def count_at(document: object, path: Path, absent: int = 1) -> int:
     value = value_at(document, path)
     if value is None:
         return absent
-    number = None if isinstance(value, bool) else count(value)
+    number = None if isinstance(value, bool) else parse_count(value)
     if number is None or number > MAX_COUNT:
-        raise SpecError(dotted(path), f"{shown(value)} is no number of pods", f"write a whole number up to {MAX_COUNT}")
+        raise SpecError(
+            format_path(path), f"{shown(value)} is no number of pods", f"write a whole number up to {MAX_COUNT}"
+        )
     return number
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return a path in the notation of messages."""
     first, *rest = path
     return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
 
 
-def _called(shape: Shape) -> str:
+def _name_shape(shape: Shape) -> str:
     return "a list" if isinstance(shape, list) else "a mapping" if isinstance(shape, Mapping) else "text"
 
 
-def _other(value: object, path: Path, kind: str) -> SpecError:
+def _wrong_shape_error(value: object, path: Path, kind: str) -> SpecError:
     remedy = "write it in quotes" if kind == "text" else f"write {kind}, or leave it out"
-    return SpecError(dotted(path), f"{shown(value)} is not {kind}", remedy)
+    return SpecError(format_path(path), f"{shown(value)} is not {kind}", remedy)

@@ -6,7 +6,7 @@ non-decreasing in every dimension of the kernel. With the non-negative weights o
 proves that predicted times are non-decreasing too. The details of a product (how full its last wave is, how its sides
 align) may rise or fall: the amount that they add is bounded by the growth of the rest when a dimension is doubled.
 
-`inputs` is the entry point.
+`network_inputs` is the entry point.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilecast.spec import ELEMENT_BYTES, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """N kernels as matrix products C[m, n] = A[m, k] B[k, n], `batch` at a time; columns are (N,)."""
 
     m: Floats
@@ -35,19 +35,19 @@ class Product:
     batch: Floats
 
 
-def gemm_product(d: Dims) -> Product:
+def gemm_product(d: Dims) -> MatrixProduct:
     """Return a GEMM as a product, unchanged."""
-    return Product(d["m"], d["n"], d["k"], d["batch"])
+    return MatrixProduct(d["m"], d["n"], d["k"], d["batch"])
 
 
-def conv_product(d: Dims) -> Product:
+def conv_product(d: Dims) -> MatrixProduct:
     """Return a convolution as the implicit GEMM that cuDNN runs (Chetlur et al., arXiv 1410.0759), per direction."""
     outputs = d["batch"] * d["out_d"] * d["out_h"] * d["out_w"]
     inputs = d["batch"] * d["in_d"] * d["in_h"] * d["in_w"]
     volume = d["k_d"] * d["k_h"] * d["k_w"]
     c_in, c_out = d["c_in"] / d["groups"], d["c_out"] / d["groups"]
     direction = d["direction"].astype(int)
-    return Product(
+    return MatrixProduct(
         m=np.choose(direction, [outputs, inputs, c_out]),
         n=np.choose(direction, [c_out, c_in, c_in * volume]),
         k=np.choose(direction, [c_in * volume, c_out * volume, outputs]),
@@ -55,13 +55,13 @@ def conv_product(d: Dims) -> Product:
     )
 
 
-def is_flat(d: Dims) -> npt.NDArray[np.bool_]:
+def is_image_convolution(d: Dims) -> npt.NDArray[np.bool_]:
     """Return which convolutions are over images in one group, like those measured on tensor cores, (N,) bool."""
     flat: npt.NDArray[np.bool_] = (d["groups"] == 1) & (d["k_d"] == 1) & (d["in_d"] == 1) & (d["out_d"] == 1)
     return flat
 
 
-def doublings(gpu: Gpu, precision: str) -> float:
+def tensor_rate_doublings(gpu: Gpu, precision: str) -> float:
     """Return how often the rate at which a multiprocessor's tensor cores take bytes has doubled over the usual one.
 
     With each doubling, the addresses and loads of an implicit GEMM, whose rate stayed the same, hide less behind its
@@ -71,7 +71,7 @@ def doublings(gpu: Gpu, precision: str) -> float:
     return max(float(np.log2(rate / constants.shipped().kernels.usual_tensor_rate)), 0.0)
 
 
-def packed_gemm(w: Work) -> Work:
+def pack_groups_into_gemm(w: KernelWork) -> KernelWork:
     """Return convolutions as the implicit GEMM of tensor cores, with small groups packed into one product.
 
     A packed product has sides of `constants.Kernels.packed_channels` at least and computes cross terms of its groups in
@@ -89,10 +89,10 @@ def packed_gemm(w: Work) -> Work:
     product = conv_product({**d, "groups": packs, "c_in": side(c_in) * packs, "c_out": side(c_out) * packs})
     sides = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
     dims = {**sides, "accumulated": np.zeros(len(product.m))}
-    return Work("gemm", dims, w.flops * together, w.moved_bytes, exact=False)
+    return KernelWork("gemm", dims, w.flops * together, w.moved_bytes, exact=False)
 
 
-def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
+def uses_winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
     """Return which convolutions cuDNN runs by Winograd: FP32, 3 × 3, stride one, one group, shape (N,) bool."""
     if precision != "fp32":
         return np.zeros(len(d["batch"]), bool)
@@ -102,12 +102,12 @@ def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
     return fits
 
 
-def attention_product(d: Dims) -> Product:
+def attention_product(d: Dims) -> MatrixProduct:
     """Return fused attention as the thread blocks of FlashAttention-2 see it: query rows × head size per head."""
-    return Product(d["seq_q"], d["head_dim"], d["seq_kv"], d["batch"] * d["heads"])
+    return MatrixProduct(d["seq_q"], d["head_dim"], d["seq_kv"], d["batch"] * d["heads"])
 
 
-PRODUCTS: Mapping[str, Callable[[Dims], Product]] = {
+PRODUCTS: Mapping[str, Callable[[Dims], MatrixProduct]] = {
     "gemm": gemm_product,
     "conv": conv_product,
     "attention": attention_product,
@@ -117,42 +117,42 @@ ROWWISE = ("softmax", "layernorm", "rmsnorm")
 """Row-wise kinds that a network may refine; a model file without them falls back to `formulas`."""
 
 
-def family(kind: str, precision: str, gpu: Gpu) -> str:
+def network_family(kind: str, precision: str, gpu: Gpu) -> str:
     """Return the network that prices a kind of kernel on a GPU; kinds without one are their own family.
 
     On tensor cores a convolution is an implicit GEMM and shares its network; in FP32 it has its own, because of
     Winograd.
     """
     if kind in ("gemm", "conv"):
-        units = tiles.units(precision, gpu)
+        units = tiles.compute_units(precision, gpu)
         return "conv_simt" if (kind, units) == ("conv", "simt") else f"gemm_{units}"
     return "rows" if kind in ROWWISE else kind
 
 
-def _cycles(seconds: Floats, gpu: Gpu) -> Floats:
+def _log2_cycles(seconds: Floats, gpu: Gpu) -> Floats:
     """Return log2 of one plus these seconds in clock cycles."""
     return np.log2(1.0 + seconds * gpu.boost_clock_hz)
 
 
-def _columns(w: Work, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
+def _network_columns(w: KernelWork, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
     """Return names and values of the network's columns: shape (D,) and (N, D)."""
     moved = w.moved_bytes
     columns = {
-        "dram_cycles": _cycles(moved / gpu.memory_bandwidth_bytes_per_s, gpu),
-        "l2_cycles": _cycles(moved / gpu.l2_bandwidth_bytes_per_s, gpu),
+        "dram_cycles": _log2_cycles(moved / gpu.memory_bandwidth_bytes_per_s, gpu),
+        "l2_cycles": _log2_cycles(moved / gpu.l2_bandwidth_bytes_per_s, gpu),
         "l2_eighths": np.log2(1.0 + 8.0 * moved / gpu.l2_bytes),
         "l2_doubles": np.log2(1.0 + 0.5 * moved / gpu.l2_bytes),
     }
     if w.kind in PRODUCTS:
         columns |= _product_columns(w, PRODUCTS[w.kind](w.dims), gpu, precision)
     elif w.kind in ROWWISE:
-        columns |= _row_columns(w.dims, moved, gpu)
+        columns |= _rowwise_columns(w.dims, moved, gpu)
     else:
         return (), np.zeros((len(moved), 0))
     return tuple(columns), np.array(list(columns.values())).T
 
 
-def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dict[str, Floats]:
+def _product_columns(w: KernelWork, product: MatrixProduct, gpu: Gpu, precision: str) -> dict[str, Floats]:
     ratio = gpu.sustained_ratio[precision]
     if w.kind == "attention":
         ratio = gpu.sustained_ratio.get("attention", ratio)
@@ -168,44 +168,44 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
         left, right = np.minimum(left, w.moved_bytes), np.minimum(right, w.moved_bytes)
     dram = gpu.memory_bandwidth_bytes_per_s
     columns = {
-        "compute_cycles": _cycles(w.flops / peak, gpu),
+        "compute_cycles": _log2_cycles(w.flops / peak, gpu),
         "m": np.log2(1.0 + product.m),
         "n": np.log2(1.0 + product.n),
         "k": np.log2(1.0 + product.k),
         "batch": np.log2(1.0 + product.batch),
-        "output_cycles": _cycles(outputs / dram, gpu),
-        "right_cycles": _cycles(right / dram, gpu),
-        "left_cycles": _cycles(left / dram, gpu),
+        "output_cycles": _log2_cycles(outputs / dram, gpu),
+        "right_cycles": _log2_cycles(right / dram, gpu),
+        "left_cycles": _log2_cycles(left / dram, gpu),
     }
     if w.kind != "attention":
-        columns["aligned_cycles"] = _cycles(w.flops * _alignment_waste(w) / peak, gpu)
-        columns["narrow_cycles"] = _cycles(_narrow_flops(w) / gpu.peak("fp32"), gpu)
+        columns["aligned_cycles"] = _log2_cycles(w.flops * _alignment_waste(w) / peak, gpu)
+        columns["narrow_cycles"] = _log2_cycles(_narrow_channel_flops(w) / gpu.peak("fp32"), gpu)
     for name, share in SPILL_SHARES.items():
         spilled = np.clip(2.0 * (w.moved_bytes - share * gpu.l2_bytes), 0.0, w.moved_bytes)
-        columns[f"spilled_{name}"] = _cycles(spilled / dram, gpu)
-    if w.kind != "attention" and tiles.units(precision, gpu) == "simt":
+        columns[f"spilled_{name}"] = _log2_cycles(spilled / dram, gpu)
+    if w.kind != "attention" and tiles.compute_units(precision, gpu) == "simt":
         for name, after_s in HEATED_S.items():
             beyond = np.clip(w.flops / peak / after_s - 1.0, 0.0, 1.0)
-            columns[f"heated_{name}"] = _cycles(w.flops / peak * beyond, gpu)
+            columns[f"heated_{name}"] = _log2_cycles(w.flops / peak * beyond, gpu)
     shapes = ATTENTION_TILES if w.kind == "attention" else tuple((t.rows, t.cols) for t in tiles.CANDIDATES["tensor"])
     # A block of the backward pass computes five products where one of the forward pass computes two.
     longer = np.where(w.dims["backward"] > 0, 2.5, 1.0) if w.kind == "attention" else 1.0
     for rows, cols in shapes:
-        whole = tiles.count(product.m, product.n, product.batch, rows, cols)
+        whole = tiles.count_tiles(product.m, product.n, product.batch, rows, cols)
         waves = np.ceil(whole / gpu.sm_count)
         width = np.where(np.isinf(cols), product.n, cols)
-        columns[f"waves_{rows}x{cols}"] = _cycles(waves * 2.0 * rows * width * product.k * longer / per_sm, gpu)
+        columns[f"waves_{rows}x{cols}"] = _log2_cycles(waves * 2.0 * rows * width * product.k * longer / per_sm, gpu)
         columns[f"tiles_{rows}x{cols}"] = np.log2(1.0 + whole / gpu.sm_count)
     if w.kind == "attention":
         padded = np.ceil(product.n / HEAD_PADDING) * HEAD_PADDING
         columns["padded_head"] = np.log2(padded)
-        columns["padded_cycles"] = _cycles(w.flops * padded / product.n / peak, gpu)
+        columns["padded_cycles"] = _log2_cycles(w.flops * padded / product.n / peak, gpu)
         columns["sequences"] = np.log2(1.0 + w.dims["batch"])
         columns["kv_heads"] = np.log2(1.0 + w.dims["kv_heads"])
     return columns
 
 
-def _alignment_waste(w: Work) -> Floats:
+def _alignment_waste(w: KernelWork) -> Floats:
     """Return the ratio of products that tensor cores compute with padding to those without, shape (N,).
 
     The channels, or the two sides of a GEMM that are contiguous in memory, are padded to whole words.
@@ -218,7 +218,7 @@ def _alignment_waste(w: Work) -> Floats:
     return waste
 
 
-def _narrow_flops(w: Work) -> Floats:
+def _narrow_channel_flops(w: KernelWork) -> Floats:
     """Return the FLOPs of convolutions on channels that do not fill a word, which run without tensor cores, (N,)."""
     if w.kind != "conv":
         return np.zeros(len(w.flops))
@@ -226,7 +226,7 @@ def _narrow_flops(w: Work) -> Floats:
     return w.flops * np.minimum(channels, WORD / 2) / channels
 
 
-def _row_columns(d: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
+def _rowwise_columns(d: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
     in_flight = gpu.sm_count * moved / d["rows"] / gpu.l2_bytes
     missed = moved * (1.0 + np.clip(4.0 * in_flight, 0.0, 1.0))
     return {
@@ -236,12 +236,12 @@ def _row_columns(d: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
         "rows_per_sm": np.log2(1.0 + d["rows"] / gpu.sm_count),
         "waves": np.log2(np.ceil(d["rows"] / gpu.sm_count)),
         "in_flight": np.log2(1.0 + 16.0 * in_flight),
-        "missed_cycles": _cycles(missed / gpu.memory_bandwidth_bytes_per_s, gpu),
+        "missed_cycles": _log2_cycles(missed / gpu.memory_bandwidth_bytes_per_s, gpu),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """N kernels of one kind with their FLOPs (reduced for Winograd) and least DRAM bytes, both (N,)."""
 
     kind: str
@@ -251,13 +251,13 @@ class Work:
     exact: bool = True
     """Whether they run as the kind they are; a convolution priced as a matrix product is not refined."""
 
-    def take(self, part: npt.NDArray[np.bool_]) -> Work:
+    def take(self, part: npt.NDArray[np.bool_]) -> KernelWork:
         """Return the chosen kernels."""
         dims = {name: column[part] for name, column in self.dims.items()}
         return replace(self, dims=dims, flops=self.flops[part], moved_bytes=self.moved_bytes[part])
 
 
-def work(kind: Kind, precision: str, d: Dims) -> Work:
+def compute_work(kind: Kind, precision: str, d: Dims) -> KernelWork:
     """Return the work of N kernels."""
     element = np.full(len(next(iter(d.values()))), ELEMENT_BYTES[precision])
     flops, moved = kind.flops(d), kind.bytes(d, element)
@@ -265,12 +265,12 @@ def work(kind: Kind, precision: str, d: Dims) -> Work:
         # Queries beyond the keys of a causal mask see nothing, but more queries never make the work less.
         flops = np.maximum(flops, kind.flops({**d, "seq_q": np.minimum(d["seq_q"], d["seq_kv"])}))
     if kind.name == "conv":
-        flops = flops / np.where(winograd(d, precision), constants.shipped().kernels.winograd_reduction, 1.0)
-    return Work(kind.name, d, flops, moved)
+        flops = flops / np.where(uses_winograd(d, precision), constants.shipped().kernels.winograd_reduction, 1.0)
+    return KernelWork(kind.name, d, flops, moved)
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class NetworkInputs:
     """Inputs of a network for N kernels.
 
     `columns` is (1 + J, N, D): the kernels themselves, then with each of J dimensions doubled where the family is
@@ -282,42 +282,44 @@ class Inputs:
     details: Floats
 
 
-def inputs(family: str, w: Work, gpu: Gpu, precision: str) -> Inputs:
+def network_inputs(family: str, w: KernelWork, gpu: Gpu, precision: str) -> NetworkInputs:
     """Return the inputs of a family's network. Kinds that no network prices have no columns."""
     grown = REFINED.get(family, ())
     if grown and w.exact and w.kind in REFINED_KINDS:
         key = (w.kind, precision, grown, *(column.tobytes() for column in w.dims.values()))
-        larger, details = _ANYWHERE.get(key, lambda: (_grown(w, grown, precision), _sides(w.dims)))
-        names, columns = _columns(larger, gpu, precision)
+        larger, details = _GPU_INDEPENDENT.get(
+            key, lambda: (_append_doubled(w, grown, precision), _side_details(w.dims))
+        )
+        names, columns = _network_columns(larger, gpu, precision)
         stacked = columns.T.reshape(-1, 1 + len(grown), len(w.flops)).transpose(1, 2, 0)
-        return Inputs(names, stacked, np.array([*details, *_fills(w.dims, gpu)]).T)
-    names, own = _columns(w, gpu, precision)
+        return NetworkInputs(names, stacked, np.array([*details, *_wave_details(w.dims, gpu)]).T)
+    names, own = _network_columns(w, gpu, precision)
     same = np.broadcast_to(own, (1 + len(grown), *own.shape))
-    return Inputs(names, same, np.zeros((len(own), DETAILS if grown else 0)))
+    return NetworkInputs(names, same, np.zeros((len(own), DETAILS if grown else 0)))
 
 
-def _grown(w: Work, grown: Sequence[str], precision: str) -> Work:
+def _append_doubled(w: KernelWork, grown: Sequence[str], precision: str) -> KernelWork:
     """Return the kernels, followed by the same ones with each of some dimensions doubled."""
     larger = {
         name: np.concatenate([2.0 * column if name == other else column for other in ("", *grown)])
         for name, column in w.dims.items()
     }
-    return work(KINDS[w.kind], precision, larger)
+    return compute_work(KINDS[w.kind], precision, larger)
 
 
-_ANYWHERE: Memo[tuple[Work, list[Floats]]] = Memo(8)
-"""Inputs of refined kernels that are the same on every GPU: `_grown` and `_sides`."""
+_GPU_INDEPENDENT: Memo[tuple[KernelWork, list[Floats]]] = Memo(8)
+"""Inputs of refined kernels that are the same on every GPU: `_append_doubled` and `_side_details`."""
 
 
-def joined(parts: Sequence[Inputs]) -> Inputs:
+def join_inputs(parts: Sequence[NetworkInputs]) -> NetworkInputs:
     """Return the inputs of several groups of kernels of one family, one after the other."""
     if len(parts) == 1:
         return parts[0]
     columns = np.concatenate([part.columns for part in parts], axis=1)
-    return Inputs(parts[0].names, columns, np.concatenate([part.details for part in parts]))
+    return NetworkInputs(parts[0].names, columns, np.concatenate([part.details for part in parts]))
 
 
-def _sides(d: Dims) -> list[Floats]:
+def _side_details(d: Dims) -> list[Floats]:
     """Return the details of N products that are the same on every GPU, (N,) each.
 
     They are the position of every side between two powers of two (as an angle), its alignment, and its odd part.
@@ -330,7 +332,7 @@ def _sides(d: Dims) -> list[Floats]:
     return columns
 
 
-def _fills(d: Dims, gpu: Gpu) -> list[Floats]:
+def _wave_details(d: Dims, gpu: Gpu) -> list[Floats]:
     """Return the details of N products that depend on the GPU, (N,) each.
 
     They are the fill of the last wave and the share of one wave, for every candidate tile. Like those of the sides,
@@ -338,7 +340,7 @@ def _fills(d: Dims, gpu: Gpu) -> list[Floats]:
     """
     columns = []
     for tile in tiles.CANDIDATES["tensor"]:
-        waves = tiles.count(d["m"], d["n"], d["batch"], tile.rows, tile.cols) / gpu.sm_count
+        waves = tiles.count_tiles(d["m"], d["n"], d["batch"], tile.rows, tile.cols) / gpu.sm_count
         columns += [waves / np.ceil(waves), 1.0 / np.ceil(waves)]
     return columns
 
@@ -352,7 +354,7 @@ def odd_part(side: Floats) -> Floats:
     return (whole // (whole & -whole)).astype(float)
 
 
-def irregular(d: Dims) -> npt.NDArray[np.bool_]:
+def has_irregular_sides(d: Dims) -> npt.NDArray[np.bool_]:
     """Return which products have two sides or more that no library is tuned for, (N,).
 
     Such a side is no small multiple of a power of two.

@@ -18,7 +18,7 @@ import numpy as np
 from tilecast import constants
 from tilecast.graph import Dims
 from tilecast.hardware import Gpu
-from tilecast.kernels.utilization import Ceiling, die
+from tilecast.kernels.utilization import BandwidthCeiling, name_die
 from tilecast.spec import Floats
 
 
@@ -40,14 +40,14 @@ THREADS = constants.shipped().kernels.block_threads
 """Threads of the longest block: longer rows have an SM to themselves."""
 
 
-def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: Ceiling) -> Floats:
+def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: BandwidthCeiling) -> Floats:
     """Return the duration of grouped convolutions on the CUDA cores, shape (N,)."""
     streamed = bandwidth_bound_s(moved, np.zeros(len(moved)), gpu, ceiling)
     return np.maximum(streamed, flops / (constants.shipped().kernels.direct_share * gpu.peak("fp32")))
 
 
 def bandwidth_bound_s(
-    moved: Floats, rows: Floats, gpu: Gpu, ceiling: Ceiling, cols: Floats | float = THREADS
+    moved: Floats, rows: Floats, gpu: Gpu, ceiling: BandwidthCeiling, cols: Floats | float = THREADS
 ) -> Floats:
     """Return the duration of kernels that must move `moved` bytes, shape (N,).
 
@@ -58,7 +58,7 @@ def bandwidth_bound_s(
     missed = np.clip(gpu.sm_count * row_bytes / (ceiling.reuse_share * gpu.l2_bytes), 0.0, 1.0)
     passes = np.where(row_bytes > ceiling.resident_row_bytes, ceiling.extra_passes * missed, 0.0)
     traffic = moved * (1.0 + passes)
-    dram_share = ceiling.dram_share * ceiling.dies.get(die(gpu), 1.0)
+    dram_share = ceiling.dram_share * ceiling.dies.get(name_die(gpu), 1.0)
     streamed = dram_share * gpu.memory_bandwidth_bytes_per_s
     # Data from memory pass through the cache, so the cache is no slower.
     cached = traffic / np.maximum(ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s, streamed)
@@ -69,11 +69,11 @@ def bandwidth_bound_s(
     return ceiling.ramp_s + slowest
 
 
-def drawing_s(numbers: Floats, gpu: Gpu) -> Floats:
+def random_numbers_s(numbers: Floats, gpu: Gpu) -> Floats:
     """Return the seconds that drawing random numbers adds to a kernel, shape (N,)."""
     return numbers * constants.shipped().kernels.random_number_cycles / (gpu.sm_count * gpu.boost_clock_hz)
 
 
-def rows(d: Dims, moved: Floats) -> Floats:
+def count_rows(d: Dims, moved: Floats) -> Floats:
     """Return the rows of the row-wise kinds, zero for the rest, shape (N,)."""
     return d["rows"] if "rows" in d else np.zeros(len(moved))

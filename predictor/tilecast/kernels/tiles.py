@@ -4,7 +4,7 @@ A product C[m, n] = A[m, k] B[k, n] is cut into tiles of `rows` × `cols` output
 computes one tile at a time, so `T` tiles need `W = ceil(T / SMs)` waves, and the last wave may be nearly empty. Where
 there are fewer tiles than SMs, libraries also cut `k` (split-K).
 
-The candidates are data (`CANDIDATES`, from `constants.toml`), the choice between them is one explicit cost (`choose`).
+The candidates are data (`CANDIDATES`, from `constants.toml`). `choose_tiling` takes the one of least cost.
 The utilization network does not depend on that choice: it sees the waves of every candidate (`features`).
 """
 
@@ -23,7 +23,7 @@ TENSOR_PRECISIONS: tuple[str, ...] = ("tf32", "fp16", "bf16", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TileCandidate:
     """A tile shape and the share of the SM's peak that its inner loop reaches with a long `k`.
 
     A tile of `rows` × `cols` loads rows + cols operands for rows × cols products, so small tiles are bound by shared
@@ -35,13 +35,14 @@ class Candidate:
     efficiency: float
 
 
-CANDIDATES: Mapping[str, tuple[Candidate, ...]] = {
-    units: tuple(Candidate(*tile) for tile in tiles.candidates) for units, tiles in constants.shipped().tiles.items()
+CANDIDATES: Mapping[str, tuple[TileCandidate, ...]] = {
+    units: tuple(TileCandidate(*tile) for tile in tiles.candidates)
+    for units, tiles in constants.shipped().tiles.items()
 }
 """Tiles that libraries choose from, by the units that run them."""
 
 
-def units(precision: str, gpu: Gpu) -> str:
+def compute_units(precision: str, gpu: Gpu) -> str:
     """Return which units run a matrix product, `tensor` or `simt`. FP16 on Pascal has no tensor cores."""
     has_tensor_cores = gpu.compute_capability >= constants.shipped().kernels.tensor_core_capability
     return "tensor" if precision in TENSOR_PRECISIONS and has_tensor_cores else "simt"
@@ -59,12 +60,12 @@ class Tiling:
     fill: Floats
 
 
-def count(m: Floats, n: Floats, batch: Floats, rows: float, cols: float) -> Floats:
+def count_tiles(m: Floats, n: Floats, batch: Floats, rows: float, cols: float) -> Floats:
     """Return the number of tiles that cover `batch` outputs of m × n, shape (N,)."""
     return np.ceil(m / rows) * np.ceil(n / cols) * batch
 
 
-def choose(m: Floats, n: Floats, k: Floats, batch: Floats, gpu: Gpu, kind: str) -> Tiling:
+def choose_tiling(m: Floats, n: Floats, k: Floats, batch: Floats, gpu: Gpu, kind: str) -> Tiling:
     """Return the cheapest candidate and split of `k` for each product, shape (N,) each.
 
     The cost of a candidate, in units of one output-row-column-k product per SM, is `waves · rows · cols · (k / split +
@@ -76,7 +77,7 @@ def choose(m: Floats, n: Floats, k: Floats, batch: Floats, gpu: Gpu, kind: str) 
     best = np.full(len(m), np.inf)
     columns = np.ones((6, len(m)))
     for tile in CANDIDATES[kind]:
-        whole = count(m, n, batch, tile.rows, tile.cols)
+        whole = count_tiles(m, n, batch, tile.rows, tile.cols)
         for split in splits:
             tiles = np.ceil(whole * split)
             waves = np.ceil(tiles / gpu.sm_count)

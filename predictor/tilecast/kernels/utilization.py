@@ -29,7 +29,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tilecast.hardware import Gpu
-from tilecast.kernels.features import Inputs
+from tilecast.kernels.features import NetworkInputs
 from tilecast.spec import Floats, SpecError
 
 FORMAT = "tilecast-utilization/2"
@@ -50,11 +50,11 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
 """Cases that replace one that a file was not trained on, nearest first."""
 
 
-class _Part(BaseModel):
+class _ModelPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Spread(_Part):
+class Spread(_ModelPart):
     """Relative half-width of the 90 % interval, for GPUs seen in training and for others."""
 
     seen: float
@@ -62,12 +62,12 @@ class Spread(_Part):
     dies: Mapping[str, float] = {}
     """By die, where that many samples were measured that it has a width of its own."""
 
-    def on(self, gpu: Gpu, measured: bool) -> float:
+    def half_width_on(self, gpu: Gpu, measured: bool) -> float:
         """Return the half-width on a GPU; `measured` says whether its die was."""
-        return self.dies.get(die(gpu), self.seen) if measured else self.unseen
+        return self.dies.get(name_die(gpu), self.seen) if measured else self.unseen
 
 
-class TrainedNetwork(_Part):
+class TrainedNetwork(_ModelPart):
     """One network of the file.
 
     A context index is `dies.index(die) * len(cases) + cases.index(case)`. The first die has an empty name, which means
@@ -88,12 +88,14 @@ class TrainedNetwork(_Part):
     """Dimensions whose doubling the network looks at, and the number of details it takes; zero if not refined."""
     details: int = 0
 
-    def blank(self) -> Inputs:
+    def empty_inputs(self) -> NetworkInputs:
         """Return the inputs of one empty kernel."""
-        return Inputs(self.columns, np.zeros((1 + self.doubled, 1, len(self.columns))), np.zeros((1, self.details)))
+        return NetworkInputs(
+            self.columns, np.zeros((1 + self.doubled, 1, len(self.columns))), np.zeros((1, self.details))
+        )
 
 
-class Ceiling(_Part):
+class BandwidthCeiling(_ModelPart):
     """A kernel bound by bandwidth, as `formulas` reads it."""
 
     ramp_s: float
@@ -115,22 +117,22 @@ class Ceiling(_Part):
     """Factor on `dram_share` for the dies that were seen in training."""
 
 
-class Description(_Part):
+class ModelDescription(_ModelPart):
     """The metadata of a model file."""
 
     format: str
     version: str
     networks: Mapping[str, TrainedNetwork]
-    ceilings: Mapping[str, Ceiling]
+    ceilings: Mapping[str, BandwidthCeiling]
 
 
-def die(gpu: Gpu) -> str:
+def name_die(gpu: Gpu) -> str:
     """Return what two GPUs must share to run the same kernels equally: the SM's generation and the number of SMs."""
     return f"{gpu.compute_capability:g}x{gpu.sm_count}"
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class KernelContext:
     """Die and case of a kernel: their row in the network's bias tables, and the half-width of the prediction's range.
 
     The half-width is relative; the range holds 90 % of the measurements.
@@ -141,15 +143,15 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Utilization:
+class UtilizationModel:
     """A loaded model file."""
 
-    description: Description
+    description: ModelDescription
     sha256: str
     session: Any
     """An `onnxruntime.InferenceSession`; onnxruntime ships no types."""
 
-    def context(self, family: str, case: str, gpu: Gpu) -> Context | None:
+    def find_context(self, family: str, case: str, gpu: Gpu) -> KernelContext | None:
         """Return the context of a case on a GPU in the network of a family; None where formulas price the case.
 
         Raises:
@@ -162,21 +164,21 @@ class Utilization:
             if case in self.description.ceilings:
                 return None
             raise SpecError("utilization model", f"was not trained on any {family} kernel: {case}", REMEDY)
-        seen = die(gpu) in network.seen[name]
-        row = network.dies.index(die(gpu)) if die(gpu) in network.dies else 0
-        return Context(row * len(cases) + cases.index(name), network.spread[name].on(gpu, seen))
+        seen = name_die(gpu) in network.seen[name]
+        row = network.dies.index(name_die(gpu)) if name_die(gpu) in network.dies else 0
+        return KernelContext(row * len(cases) + cases.index(name), network.spread[name].half_width_on(gpu, seen))
 
-    def knows(self, family: str, case: str, gpu: Gpu) -> bool:
+    def was_trained_on(self, family: str, case: str, gpu: Gpu) -> bool:
         """Return whether the network of a family was trained on a case on this GPU."""
         network = self.description.networks.get(family)
-        return network is not None and die(gpu) in network.seen.get(case, ())
+        return network is not None and name_die(gpu) in network.seen.get(case, ())
 
-    def ceiling(self, case: str) -> Ceiling:
+    def ceiling(self, case: str) -> BandwidthCeiling:
         """Return the fitted ceiling of a case that formulas price."""
         return self.description.ceilings[case]
 
     def log2_cycles(
-        self, inputs: Mapping[str, Inputs], contexts: Mapping[str, npt.NDArray[np.int64]]
+        self, inputs: Mapping[str, NetworkInputs], contexts: Mapping[str, npt.NDArray[np.int64]]
     ) -> dict[str, Floats]:
         """Return log2 of the duration in clock cycles, per family (N,), by one call of the runtime.
 
@@ -187,7 +189,7 @@ class Utilization:
         feed: dict[str, npt.NDArray[Any]] = {}
         for family, network in self.description.networks.items():
             # The runtime computes every family; one without inputs gets a single row of zeros.
-            asked = inputs.get(family) or network.blank()
+            asked = inputs.get(family) or network.empty_inputs()
             feed[f"{family}_columns"] = np.ascontiguousarray(asked.columns, np.float32)
             feed[f"{family}_context"] = np.asarray(contexts.get(family, np.zeros(1)), np.int64)
             if network.details:
@@ -209,18 +211,18 @@ def use_model(path: str, sha256: str = "") -> None:
     _model, _model_sha256 = path, sha256
 
 
-def load(path: Path | None = None) -> Utilization:
+def load_model(path: Path | None = None) -> UtilizationModel:
     """Return the model of a file; without one, that of the file of `use_model`, or the one that ships.
 
     Raises:
         SpecError: the file cannot be read, is not ONNX, or is not a model of this format, or its digest is not the one
             that `use_model` stated.
     """
-    return _load(Path(_model), _model_sha256) if path is None and _model else _load(path, "")
+    return _load_file(Path(_model), _model_sha256) if path is None and _model else _load_file(path, "")
 
 
 @cache
-def _load(path: Path | None, sha256: str) -> Utilization:
+def _load_file(path: Path | None, sha256: str) -> UtilizationModel:
     source = path if path is not None else files("tilecast.kernels").joinpath("weights", "utilization.onnx")
     name = str(path) if path is not None else "the shipped utilization.onnx"
     try:
@@ -249,14 +251,14 @@ def _load(path: Path | None, sha256: str) -> Utilization:
         version = metadata.get("format", "no format")
         raise SpecError("utilization model", f"{name} states {version!r}, not {FORMAT!r}", REMEDY)
     try:
-        description = Description.model_validate(json.loads(metadata["description"]) | {"format": FORMAT})
+        description = ModelDescription.model_validate(json.loads(metadata["description"]) | {"format": FORMAT})
     except (KeyError, ValueError, ValidationError):
         raise SpecError("utilization model", f"{name} has a damaged description", REMEDY) from None
-    _check(description, session, name)
-    return Utilization(description, digest, session)
+    _check_networks(description, session, name)
+    return UtilizationModel(description, digest, session)
 
 
-def _check(description: Description, session: Any, name: str) -> None:
+def _check_networks(description: ModelDescription, session: Any, name: str) -> None:
     inputs = {item.name: item.shape for item in session.get_inputs()}
     outputs = {item.name for item in session.get_outputs()}
     for kind, network in description.networks.items():

@@ -71,11 +71,11 @@ def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
 
 def digest(workload: Workload) -> str:
     """Return a short name for everything that a workload's step depends on."""
-    text = json.dumps(replace(workload, steps=None), sort_keys=True, default=_plain)
+    text = json.dumps(replace(workload, steps=None), sort_keys=True, default=_to_json_value)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _plain(value: object) -> object:
+def _to_json_value(value: object) -> object:
     """Return a record as a mapping, and what JSON does not know as text."""
     if isinstance(value, Model):
         return value.document()
@@ -176,9 +176,9 @@ class Calibration:
 
     def at(self, key: Key) -> Correction:
         """Return the correction that applies to a group."""
-        return _finest(self._by_group(), key)
+        return _find_correction(self._corrections_by_group(), key)
 
-    def _by_group(self) -> dict[Key, Correction]:
+    def _corrections_by_group(self) -> dict[Key, Correction]:
         return {item.group: item for item in self.corrections}
 
     def of(self, gpu: str, workload: Workload, gpus: int) -> Correction:
@@ -218,16 +218,19 @@ class Calibration:
         names = {item.group for item in (*self.software, *other.software)}
         if any(abs(math.log(self.software_ratio(*name) / other.software_ratio(*name))) > tolerance for name in names):
             return True
-        mine, theirs = self._by_group(), other._by_group()
-        return any(_differ(_finest(mine, key), _finest(theirs, key), tolerance) for key in {**mine, **theirs})
+        mine, theirs = self._corrections_by_group(), other._corrections_by_group()
+        return any(
+            _corrections_differ(_find_correction(mine, key), _find_correction(theirs, key), tolerance)
+            for key in {**mine, **theirs}
+        )
 
 
-def _finest(by_group: Mapping[Key, Correction], key: Key) -> Correction:
+def _find_correction(by_group: Mapping[Key, Correction], key: Key) -> Correction:
     """Return the correction of a group, or of the next coarser group that has one."""
     return next((by_group[key[:depth]] for _, depth in reversed(LEVELS) if key[:depth] in by_group), Correction())
 
 
-def _differ(one: Correction, two: Correction, tolerance: float) -> bool:
+def _corrections_differ(one: Correction, two: Correction, tolerance: float) -> bool:
     most, least = max(one.runs, two.runs), min(one.runs, two.runs)
     return (
         abs(math.log(one.ratio / two.ratio)) > tolerance
@@ -238,7 +241,7 @@ def _differ(one: Correction, two: Correction, tolerance: float) -> bool:
 
 
 @cache
-def deviations() -> Mapping[str, float]:
+def shipped_deviations() -> Mapping[str, float]:
     """Return the standard deviations that ship with Tilecast."""
     file = FactFile.read_shipped("tilecast.learning", "calibration.toml")
     return file.numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
@@ -251,12 +254,14 @@ def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibr
         runs: oldest first; those that `drift_start` supersedes are left out.
         known: deviations to use instead of `deviations()`.
     """
-    return RunFit.of(current_runs(runs), known or deviations()).calibration()
+    return RunFit.from_runs(current_runs(runs), known or shipped_deviations()).calibration()
 
 
 def leave_one_out_errors(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Floats:
     """Return the signed relative error of every current run under a calibration that has not seen it, (n,)."""
-    error: Floats = np.expm1(RunFit.of(current_runs(runs), known or deviations()).leave_one_out_residuals())
+    error: Floats = np.expm1(
+        RunFit.from_runs(current_runs(runs), known or shipped_deviations()).leave_one_out_residuals()
+    )
     return error
 
 
@@ -280,12 +285,12 @@ def drift_start(runs: Sequence[Run]) -> int | None:
     apart, the one that leaves the least absolute deviation counts.
     """
     deviation = np.array([run.deviation for run in runs])
-    floor = deviations()["report"]
+    floor = shipped_deviations()["report"]
     segments: list[tuple[float, int]] = []
     for count in range(DRIFT_WINDOW // 2, min(DRIFT_WINDOW, len(runs) - DRIFT_WINDOW // 2) + 1):
         old, new = deviation[:-count], deviation[-count:]
         rest = np.concatenate([old - np.median(old), new - np.median(new)])
-        error = MEDIAN_ERROR * max(_mad(rest), floor) * math.sqrt(1 / len(new) + 1 / len(old))
+        error = MEDIAN_ERROR * max(_robust_spread(rest), floor) * math.sqrt(1 / len(new) + 1 / len(old))
         if abs(float(np.median(new) - np.median(old))) > DRIFT_LIMIT * error:
             segments.append((float(np.abs(rest).sum()), len(runs) - count))
     return min(segments)[1] if segments else None
@@ -303,7 +308,7 @@ def robust_median(values: Sequence[float]) -> float:
     return statistics.median(value for value, far in zip(values, away, strict=True) if far <= reach)
 
 
-def _mad(residuals: Floats) -> float:
+def _robust_spread(residuals: Floats) -> float:
     """Return the standard deviation that follows from the median absolute one."""
     return MAD_TO_DEVIATION * float(np.median(np.abs(residuals)))
 
@@ -343,21 +348,23 @@ class RunFit:
     """Effects as learned from others."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run], known: Mapping[str, float]) -> RunFit:
+    def from_runs(cls, runs: Sequence[Run], known: Mapping[str, float]) -> RunFit:
         """Return a fit of these runs alone, without anything learned from others."""
         counts: Counter[_Effect] = Counter()
         for run in runs:
-            for effect in _effects(run):
+            for effect in _effects_of_run(run):
                 counts[effect] += run.observations
         if counts["cluster", ()] < MIN_OBSERVATIONS:
             counts.clear()
-        shared = [[effect for effect in _effects(run, _SHARED) if counts[effect] >= MIN_OBSERVATIONS] for run in runs]
+        shared = [
+            [effect for effect in _effects_of_run(run, _SHARED) if counts[effect] >= MIN_OBSERVATIONS] for run in runs
+        ]
         index: dict[Hashable, int] = {name: column for column, name in enumerate(dict.fromkeys(chain(*shared)))}
         shares = np.zeros((len(runs), len(index)))
         for row, effects in enumerate(shared):
             for effect in effects:
                 shares[row, index[effect]] = known[effect[0]]
-        noise = _noise(runs, known, counts)
+        noise = _unshared_covariance(runs, known, counts)
         deviation = np.array([run.deviation for run in runs])
         inverse = _inverse(noise + shares @ shares.T)
         return cls(
@@ -365,7 +372,7 @@ class RunFit:
             known=known,
             others=(),
             counts=counts,
-            members=Counter(effect for run in runs for effect in _effects(run)),
+            members=Counter(effect for run in runs for effect in _effects_of_run(run)),
             index=index,
             mean=np.zeros(len(index)),
             covariance=np.eye(len(index)),
@@ -373,7 +380,7 @@ class RunFit:
             noise=noise,
             inverse=inverse,
             deviation=deviation,
-            robust_deviation=_robust_deviation(inverse, deviation),
+            robust_deviation=_limit_outliers(inverse, deviation),
         )
 
     def with_consensus(self, consensus: Consensus, others: tuple[RunFit, ...]) -> RunFit:
@@ -381,7 +388,7 @@ class RunFit:
         index = {name: column for column, name in enumerate(dict.fromkeys((*consensus.index, *self.index)))}
         shares = np.zeros((len(self.runs), len(index)))
         shares[:, [index[name] for name in self.index]] = self.shares
-        mean, covariance = consensus.of(len(index))
+        mean, covariance = consensus.extend_to(len(index))
         return replace(
             self,
             others=others,
@@ -398,11 +405,11 @@ class RunFit:
     @cached_property
     def party(self) -> Party:
         """The runs as a party of a consensus."""
-        return Party.of(tuple(self.index), self.shares, self.noise, self.robust_deviation)
+        return Party.from_deviations(tuple(self.index), self.shares, self.noise, self.robust_deviation)
 
     def leave_one_out_residuals(self) -> Floats:
         """Return each run's deviation minus the one that the other runs predict, (n,)."""
-        return _leave_one_out(self.inverse, self.robust_deviation, self.deviation)[0]
+        return _leave_one_out_errors(self.inverse, self.robust_deviation, self.deviation)[0]
 
     def calibration(self) -> Calibration:
         """Return the correction of every group that was observed often enough."""
@@ -413,7 +420,9 @@ class RunFit:
             members.update({} if is_apart else shared)
             most |= Counter({} if is_apart else shared)
         members.subtract(most)
-        effects = sorted((effect for effect, count in counts.items() if count >= MIN_OBSERVATIONS), key=_by_group)
+        effects = sorted(
+            (effect for effect, count in counts.items() if count >= MIN_OBSERVATIONS), key=_group_of_effect
+        )
         ratio, width = self._factors(effects)
         runs = sum(len(one.runs) for one in (self, *self.others))
         corrections = [
@@ -436,10 +445,10 @@ class RunFit:
         local = np.zeros((len(self.runs), len(effects)))
         rows_of: dict[_Effect, list[int]] = {}
         for row, run in enumerate(self.runs):
-            for effect in _groups(group(run)):
+            for effect in _containing_groups(group(run)):
                 rows_of.setdefault(effect, []).append(row)
         for column, (level, key) in enumerate(effects):
-            for effect in ((level, key),) if level == SOFTWARE else _groups(key):
+            for effect in ((level, key),) if level == SOFTWARE else _containing_groups(key):
                 if effect in self.index:
                     loadings[self.index[effect], column] = self.known[effect[0]]
                 elif effect[0] not in _SHARED and self.counts.get(effect, 0) >= MIN_OBSERVATIONS:
@@ -452,7 +461,7 @@ class RunFit:
         if self.consensus is not None:
             known = self.covariance @ self.shares.T @ self.inverse
             left_open = self.covariance - known @ self.shares @ self.covariance
-            explained -= self.consensus.unconfirmed(left_open, left - known @ shared)
+            explained -= self.consensus.unconfirmed_variance(left_open, left - known @ shared)
         width = np.sqrt((before - explained) / before) * self._spread
         return np.clip(np.exp(-expected), 1 / MAX_RATIO, MAX_RATIO), width
 
@@ -469,7 +478,7 @@ class RunFit:
             fits = [one for one, alone in zip(self.others, is_apart, strict=True) if one.counts and not alone]
             spreads = sorted(one._spread for one in fits)
             return float(np.quantile(spreads[1:] or [max([1.0, *spreads])], 0.5, method="lower"))
-        residual, spread = _leave_one_out(self.inverse, self.robust_deviation, self.deviation)
+        residual, spread = _leave_one_out_errors(self.inverse, self.robust_deviation, self.deviation)
         errors = np.sort(np.abs(residual) / spread)
         rank = min(math.ceil((len(errors) + 1) * COVERAGE), len(errors)) - 1
         weight = len(errors) / (len(errors) + 1 / (1 - COVERAGE))
@@ -481,29 +490,29 @@ _SHARED = ("cluster", "gpu", "kind", SOFTWARE)
 _ALL = (*(name for name, _ in LEVELS), SOFTWARE)
 
 
-def _groups(key: Key) -> list[_Effect]:
+def _containing_groups(key: Key) -> list[_Effect]:
     """Return the group of a key and all coarser groups that contain it."""
     return [(name, key[:depth]) for name, depth in LEVELS if depth <= len(key)]
 
 
-def _effects(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
+def _effects_of_run(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
     """Return the deviations that a run has in common with others."""
     software: list[_Effect] = [(SOFTWARE, (run.framework, run.family))] if run.framework else []
-    return [effect for effect in (*_groups(group(run)), *software) if effect[0] in levels]
+    return [effect for effect in (*_containing_groups(group(run)), *software) if effect[0] in levels]
 
 
-def _by_group(effect: _Effect) -> Key:
+def _group_of_effect(effect: _Effect) -> Key:
     return effect[1]
 
 
-def _noise(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
+def _unshared_covariance(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
     """Return the covariance of the parts of deviations that runs do not share with others, (n, n).
 
     These parts belong to the run itself, to finer groups, and to groups that were observed too rarely.
     """
     own = np.array([known["run"] ** 2 + known["report"] ** 2 / run.observations for run in runs])
     for row, run in enumerate(runs):
-        own[row] += sum(known[name] ** 2 for name, key in _effects(run) if counts[name, key] < MIN_OBSERVATIONS)
+        own[row] += sum(known[name] ** 2 for name, key in _effects_of_run(run) if counts[name, key] < MIN_OBSERVATIONS)
     covariance: Floats = np.diag(own)
     for name, depth in LEVELS:
         if name not in _SHARED and len(runs):
@@ -514,16 +523,16 @@ def _noise(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Eff
     return covariance
 
 
-def _robust_deviation(inverse: Floats, deviation: Floats) -> Floats:
+def _limit_outliers(inverse: Floats, deviation: Floats) -> Floats:
     """Return the deviations of runs, (n,), with those far from what the others predict moved towards it."""
     robust = deviation
     for _ in range(5):
-        residual, spread = _leave_one_out(inverse, robust, deviation)
+        residual, spread = _leave_one_out_errors(inverse, robust, deviation)
         robust = deviation - residual + np.clip(residual, -HUBER_LIMIT * spread, HUBER_LIMIT * spread)
     return robust
 
 
-def _leave_one_out(inverse: Floats, robust: Floats, deviation: Floats) -> tuple[Floats, Floats]:
+def _leave_one_out_errors(inverse: Floats, robust: Floats, deviation: Floats) -> tuple[Floats, Floats]:
     """Return how far each run is from what the others predict for it, and the standard deviation of that, (n,) each.
 
     See Rasmussen and Williams 2006, equations 5.10 to 5.12.

@@ -9,7 +9,7 @@ moves the estimate of l'u by at most `limit` times the length of l. A shift of t
 variance nu = length / limit. The search finds the variances under which every pull is within the limit (iteratively
 reweighted least squares).
 
-`agree` is the entry point.
+`find_consensus` is the entry point.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Party:
     """Measurement along each direction times the root of the information, (r,)."""
 
     @classmethod
-    def of(cls, names: Sequence[Hashable], effects: Floats, noise: Floats, deviation: Floats) -> Party:
+    def from_deviations(cls, names: Sequence[Hashable], effects: Floats, noise: Floats, deviation: Floats) -> Party:
         """Return a party from the deviations that it has measured.
 
         Args:
@@ -65,7 +65,7 @@ class Party:
         seen = rotation.T @ whitened[:, -1]
         return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
 
-    def pull(self, mean: Floats, shift: float) -> float:
+    def pull_length(self, mean: Floats, shift: float) -> float:
         """Return the length of the party's pull.
 
         Args:
@@ -74,7 +74,7 @@ class Party:
         """
         return float(np.linalg.norm(self._pull(mean, shift)))
 
-    def unexplained(self, mean: Floats, shift: float) -> float:
+    def own_shift(self, mean: Floats, shift: float) -> float:
         """Return the root mean square of the party's own shift along its directions, weighted by information."""
         if not len(self.information):
             return 0.0
@@ -104,7 +104,7 @@ class Consensus:
         """Whether each party's pull is at the limit, (p,)."""
         return [shift > MIN_SHIFT for shift in self.shifts.tolist()]
 
-    def of(self, count: int) -> tuple[Floats, Floats]:
+    def extend_to(self, count: int) -> tuple[Floats, Floats]:
         """Return mean and covariance of these effects and of unknown ones after them, (m,) and (m, m).
 
         `count` is m, the number of all effects.
@@ -113,7 +113,7 @@ class Consensus:
         mean[:known], covariance[:known, :known] = self.mean, self.covariance
         return mean, covariance
 
-    def unconfirmed(self, covariance: Floats, targets: Floats) -> Floats:
+    def unconfirmed_variance(self, covariance: Floats, targets: Floats) -> Floats:
         """Return the variance to add to some targets because it is explained by parties that do not confirm it, (k,).
 
         These are the parties that disagree with the others (`disagrees`) and, for each target, the one other party that
@@ -160,7 +160,9 @@ class Consensus:
         return directions @ targets, crossed, np.diag(variance) - directions @ crossed
 
 
-def agree(parties: Sequence[Party], limit: float, own: Party | None = None, start: Floats | None = None) -> Consensus:
+def find_consensus(
+    parties: Sequence[Party], limit: float, own: Party | None = None, start: Floats | None = None
+) -> Consensus:
     """Return what the parties together say about the effects, to a reader that has measured something itself.
 
     Args:
@@ -179,9 +181,9 @@ def agree(parties: Sequence[Party], limit: float, own: Party | None = None, star
     mean: Floats = np.zeros(count)
     bounds = np.array([limit] * len(parties) + [np.inf] * (len(everyone) - len(parties)))
     for number in range(ROUNDS):
-        before, mean = mean, _solved(*_normal(everyone, columns, shifts, count))
+        before, mean = mean, _solve_mean(*_normal_equations(everyone, columns, shifts, count))
         length = np.array(
-            [one.pull(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
+            [one.pull_length(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
         )
         is_within = (length <= bounds * (1 + PULL_TOLERANCE)).all()
         if is_within and (number == 0 or np.abs(mean - before).max(initial=0.0) < CONVERGENCE):
@@ -190,19 +192,21 @@ def agree(parties: Sequence[Party], limit: float, own: Party | None = None, star
             shifts[: len(parties)] = np.maximum(length[: len(parties)] / limit if start is None else start, MIN_SHIFT)
         else:
             shifts = shifts * length / bounds
-    rests = [one.unexplained(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
+    rests = [one.own_shift(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
     disagrees = tuple(rest > DISAGREEMENT_LIMIT * limit for rest in rests[: len(parties)])
     shifts = shifts[: len(parties)]
-    precision, seen = _normal(parties, columns[: len(parties)], shifts, count)
+    precision, seen = _normal_equations(parties, columns[: len(parties)], shifts, count)
     covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-    return Consensus(index, _solved(precision, seen), covariance, shifts, tuple(parties), disagrees)
+    return Consensus(index, _solve_mean(precision, seen), covariance, shifts, tuple(parties), disagrees)
 
 
-def _solved(precision: Floats, seen: Floats) -> Floats:
+def _solve_mean(precision: Floats, seen: Floats) -> Floats:
     return np.asarray(np.linalg.solve(precision, seen), dtype=np.float64)
 
 
-def _normal(parties: Sequence[Party], columns: Sequence[Ints], shifts: Floats, count: int) -> tuple[Floats, Floats]:
+def _normal_equations(
+    parties: Sequence[Party], columns: Sequence[Ints], shifts: Floats, count: int
+) -> tuple[Floats, Floats]:
     """Return the normal equations of the effects: the inverse covariance, (m, m), and its product with the mean, (m,).
 
     `columns` says which of the m columns the effects of each party have, (k,).

@@ -143,7 +143,7 @@ class JobRun:
     is_relative: bool = False
     """Whether it is of another workload under the job's name; then the deviations of its plan or shape are ignored."""
 
-    def deviations(self, is_across: bool | None) -> tuple[float, ...]:
+    def deviations_of_parts(self, is_across: bool | None) -> tuple[float, ...]:
         """Return the deviations of the parts corrected together and of each of `SEPARATE_PARTS`, for one kind of plans.
 
         `is_across` is False for plans inside a node, True for plans across nodes, None for pipelines (`LINK_KINDS`). A
@@ -223,17 +223,17 @@ def deviations() -> Mapping[str, float]:
 
     The mapping also has the factors on the variances of the two kinds of jobs, and `narrowing`.
     """
-    return {name: float(value) for name, value in _table().items() if name != "usual"}
+    return {name: float(value) for name, value in _read_job_table().items() if name != "usual"}
 
 
 @cache
 def small_deviation_share(family: str) -> float:
     """Return the share of the jobs of a model family that deviate little."""
-    shares = _table()["usual"]
+    shares = _read_job_table()["usual"]
     return float(shares.get(family, shares["other"]))
 
 
-def _table() -> Mapping[str, Any]:
+def _read_job_table() -> Mapping[str, Any]:
     keys = (*LEVELS, "run", "report", "usual", "small", "large", "narrowing")
     return FactFile.read_shipped("tilecast.learning", "calibration.toml").values("job", keys)
 
@@ -271,7 +271,7 @@ class JobRuns:
         share = small_deviation_share(place.family)
         deviation, most = np.array([[one.deviation for one in self.runs]]), np.array([[MAX_RATIO]])
         if any(one.parts for one in self.runs):
-            links = [[one.deviations(is_across) for one in self.runs] for is_across in LINK_KINDS]
+            links = [[one.deviations_of_parts(is_across) for one in self.runs] for is_across in LINK_KINDS]
             deviation = np.array(links).swapaxes(-1, -2).reshape(-1, len(self.runs))
             most = np.tile([[MAX_RATIO], [MAX_EXPOSED_RATIO], [MAX_RATIO]], (len(LINK_KINDS), 1))
         ratio, width = correction_factors(known or deviations(), share, among[:, :, 0], shared, deviation, reports)

@@ -24,9 +24,9 @@ from tilecast.learning.calibration import (
     Run,
     RunFit,
     current_runs,
-    deviations,
+    shipped_deviations,
 )
-from tilecast.learning.consensus import Consensus, agree
+from tilecast.learning.consensus import Consensus, find_consensus
 from tilecast.spec import Floats
 
 MAX_JUMP = 1.5
@@ -51,7 +51,7 @@ class NamespaceCalibration:
     def __init__(
         self, runs: Iterable[Run], trusted: Collection[str] = (), before: NamespaceCalibration | None = None
     ) -> None:
-        self._known = deviations()
+        self._known = shipped_deviations()
         of_namespace: dict[str, list[Run]] = {}
         for run in runs:
             of_namespace.setdefault(run.namespace, []).append(run)
@@ -61,7 +61,7 @@ class NamespaceCalibration:
         self._own_fits: dict[str, RunFit] = {
             name: before._own_fits[name]
             if before is not None and name in before._own_fits and before.runs[name] == members
-            else RunFit.of(members, self._known)
+            else RunFit.from_runs(members, self._known)
             for name, members in self.runs.items()
             if members and name not in trusted
         }
@@ -77,35 +77,35 @@ class NamespaceCalibration:
 
     def fit(self, namespace: str | None = None) -> Calibration:
         """Return the corrections for the jobs of a namespace; None means a namespace without runs."""
-        return self._fit(namespace).calibration()
+        return self._find_fit(namespace).calibration()
 
     def leave_one_out_errors(self, namespace: str) -> Floats:
         """Return the signed relative errors of a namespace's current runs, each predicted from all other runs, (n,)."""
-        error: Floats = np.expm1(self._fit(namespace).leave_one_out_residuals())
+        error: Floats = np.expm1(self._find_fit(namespace).leave_one_out_residuals())
         return error[: len(self.runs[namespace])]
 
     @property
     def _consensus(self) -> Consensus:
-        self._fit(None)
+        self._find_fit(None)
         return self._common_consensus
 
-    def _fit(self, namespace: str | None) -> RunFit:
+    def _find_fit(self, namespace: str | None) -> RunFit:
         if namespace not in self._fits:
-            self._fits[namespace] = self._fitted(namespace)
+            self._fits[namespace] = self._fit_namespace(namespace)
         return self._fits[namespace]
 
-    def _fitted(self, namespace: str | None) -> RunFit:
+    def _fit_namespace(self, namespace: str | None) -> RunFit:
         others = {name: one for name, one in self._own_fits.items() if name != namespace}
         if namespace in self._own_fits and not self._trusted:
             own = self._own_fits[namespace]
         else:
             full = dict.fromkeys(name for name in (namespace, *self._trusted) if name in self.runs)
-            own = RunFit.of([run for name in full for run in self.runs[name or ""]], self._known)
+            own = RunFit.from_runs([run for name in full for run in self.runs[name or ""]], self._known)
         parties, start = [one.party for one in others.values()], None
         if namespace is not None:
             shifts = dict(zip(self._own_fits, self._consensus.shifts, strict=True))
             start = np.array([shifts[name] for name in others])
-        consensus = agree(parties, self._limit, own.party, start)
+        consensus = find_consensus(parties, self._limit, own.party, start)
         if namespace is None:
             self._common_consensus = consensus
         return own.with_consensus(consensus, tuple(others.values()))

@@ -21,19 +21,19 @@ from tilecast.nodes.discovery import discovered, pools
 from tilecast.nodes.identification import RESOURCE_SLICE
 from tilecast.nodes.labels import choice_labels, gpu_device_classes, gpu_driver, gpu_resource
 from tilecast.nodes.objects import Node, Slice, node, resource_slice
-from tilecast.nodes.report import FoundPool, Level, NodesReport, OmittedNodes
+from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes, TopologyLevel
 from tilecast.spec import SpecError
 
 __all__ = [
     "RESOURCE_SLICE",
     "Documents",
     "FoundPool",
-    "Level",
     "Node",
     "NodesReport",
     "OmittedNodes",
     "PublishedDevice",
     "Slice",
+    "TopologyLevel",
     "choice_labels",
     "discovered",
     "gpu_device_classes",

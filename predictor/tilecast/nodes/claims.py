@@ -12,21 +12,23 @@ from tilecast.spec import SpecError
 
 
 @dataclass(slots=True)
-class Claims:
+class NodeClaims:
     """Nodes claimed by each GPUPool that a user wrote, and the pools that discovery remembers."""
 
     specs: dict[str, gpu_pool.GPUPoolSpec] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)
     remembered: dict[str, tuple[gpu_pool.Discovery, gpu_pool.GPUPoolSpec]] = field(default_factory=dict)
 
-    def members(self, name: str) -> list[int]:
+    def owned_positions(self, name: str) -> list[int]:
         """Return the positions of the nodes that a user's pool owns."""
         return [index for index, owner in self.owner.items() if owner == name]
 
 
-def claim(nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]) -> tuple[Claims, dict[str, SpecError]]:
+def claim_nodes(
+    nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]
+) -> tuple[NodeClaims, dict[str, SpecError]]:
     """Return the claims of GPUPool documents on nodes, and the errors of invalid documents by name."""
-    claims, invalid = Claims(), {}
+    claims, invalid = NodeClaims(), {}
     for position, document in enumerate(gpupools):
         try:
             name, spec = gpu_pool.parse(document)

@@ -14,12 +14,12 @@ from typing import Any
 from tilecast.api import gpu_pool
 from tilecast.api.base import API_VERSION
 from tilecast.nodes import naming
-from tilecast.nodes.claims import Claims, claim, selected_labels
+from tilecast.nodes.claims import NodeClaims, claim_nodes, selected_labels
 from tilecast.nodes.devices import PublishedDevice
-from tilecast.nodes.grouping import group
-from tilecast.nodes.identification import NodeFacts, Problem, identify
+from tilecast.nodes.grouping import group_nodes
+from tilecast.nodes.identification import NodeFacts, NodeProblem, identify_node
 from tilecast.nodes.objects import Node, Slice, node, resource_slice
-from tilecast.nodes.override import override
+from tilecast.nodes.override import override_pool
 from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes
 from tilecast.spec import SpecError
 
@@ -51,39 +51,39 @@ def pools(
         SpecError: an object does not have the shape of a Node. An invalid GPUPool does not raise; it is in `invalid`.
     """
     all_nodes = [item if isinstance(item, Node) else node(item) for item in nodes]
-    offered = _offered(slices)
+    offered = _devices_by_node(slices)
     node_facts: dict[int, NodeFacts] = {}
     problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     others = 0
-    claims, invalid = claim(all_nodes, gpupools)
+    claims, invalid = claim_nodes(all_nodes, gpupools)
     for index, item in enumerate(all_nodes):
         owner = claims.owner.get(index)
-        identity = identify(item, claims.specs[owner] if owner else None, offered.get(item.name, ()))
+        identity = identify_node(item, claims.specs[owner] if owner else None, offered.get(item.name, ()))
         if identity is None:
             others += 1
-        elif isinstance(identity, Problem):
+        elif isinstance(identity, NodeProblem):
             problems[identity.code, identity.message, identity.remedy].append(item.name)
         else:
             node_facts[index] = identity
-    claimed = _claimed(claims, all_nodes, node_facts, invalid, now=now)
-    discovered_pools = _discovered(claims, all_nodes, node_facts, {*claims.specs, *invalid}, forget, now=now)
+    claimed = _user_pools(claims, all_nodes, node_facts, invalid, now=now)
+    discovered_pools = _discovered_pools(claims, all_nodes, node_facts, {*claims.specs, *invalid}, forget, now=now)
     left_out = tuple(OmittedNodes(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
     current = {item.pool.name for item in discovered_pools}
     obsolete = tuple(sorted(set(claims.remembered) - current))
-    entries = tuple(_with_devices(item, offered) for item in (*claimed, *discovered_pools))
+    entries = tuple(_add_devices(item, offered) for item in (*claimed, *discovered_pools))
     return NodesReport(entries, left_out, invalid, others, obsolete)
 
 
-def _with_devices(entry: FoundPool, offered: Mapping[str, Sequence[PublishedDevice]]) -> FoundPool:
+def _add_devices(entry: FoundPool, offered: Mapping[str, Sequence[PublishedDevice]]) -> FoundPool:
     """Return the pool with the distinct devices that ResourceSlices publish for its nodes."""
     if not offered:
         return entry
     return replace(
-        entry, devices=tuple(dict.fromkeys(item for name in entry.members for item in offered.get(name, ())))
+        entry, devices=tuple(dict.fromkeys(item for name in entry.owned_positions for item in offered.get(name, ())))
     )
 
 
-def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[PublishedDevice]]:
+def _devices_by_node(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[PublishedDevice]]:
     """Return the devices of each node, from the newest generation of each pool of slices."""
     read_slices = [
         one for item in slices if (one := item if isinstance(item, Slice) else resource_slice(item)) is not None
@@ -98,8 +98,8 @@ def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[Publ
     return out
 
 
-def _claimed(
-    claims: Claims,
+def _user_pools(
+    claims: NodeClaims,
     nodes: Sequence[Node],
     node_facts: Mapping[int, NodeFacts],
     invalid: dict[str, SpecError],
@@ -110,13 +110,15 @@ def _claimed(
     pools = []
     for name in sorted(claims.specs):
         spec = claims.specs[name]
-        members = [index for index in claims.members(name) if index in node_facts]
+        members = [index for index in claims.owned_positions(name) if index in node_facts]
         try:
             if members:
-                observed = group(members, nodes, node_facts, {}, spec.topology_keys, now=now and spec.max_nodes is None)
-                pool, facts = override(name, spec, observed.pool, observed.facts, observed.spot)
+                observed = group_nodes(
+                    members, nodes, node_facts, {}, spec.topology_keys, now=now and spec.max_nodes is None
+                )
+                pool, facts = override_pool(name, spec, observed.pool, observed.facts, observed.spot)
             else:
-                pool, facts = override(name, spec)
+                pool, facts = override_pool(name, spec)
                 observed = FoundPool(pool, 0, 0, 0, facts)
             spot = observed.spot if spec.spot is None else spec.spot
             flavor = spec.kueue_flavor or ""
@@ -126,8 +128,8 @@ def _claimed(
     return pools
 
 
-def _discovered(
-    claims: Claims,
+def _discovered_pools(
+    claims: NodeClaims,
     nodes: Sequence[Node],
     node_facts: Mapping[int, NodeFacts],
     taken: Collection[str],
@@ -146,17 +148,17 @@ def _discovered(
     absent = [name for name in sorted(claims.remembered) if known.get(claims.remembered[name][0].identity) != name]
     absent += [name for identity, name in known.items() if identity not in groups]
     returning = [name for name in absent if _can_return(name, claims, nodes, forget)]
-    without_nodes = [_without_nodes(name, *claims.remembered[name]) for name in returning]
+    without_nodes = [_pool_without_nodes(name, *claims.remembered[name]) for name in returning]
     names = {identity: known[identity] for identity in groups if identity in known}
     old = [claims.remembered[names[identity]][1].selector if identity in names else {} for identity in groups]
-    select = naming.selectors(nodes, list(groups.values()), old)
+    select = naming.select_groups(nodes, list(groups.values()), old)
     grouped = {
-        identity: group(members, nodes, node_facts, select[position], now=now)
+        identity: group_nodes(members, nodes, node_facts, select[position], now=now)
         for position, (identity, members) in enumerate(groups.items())
     }
     new = {identity: item for identity, item in grouped.items() if identity not in names}
     used = {*taken, *names.values(), *(item.pool.name for item in without_nodes)}
-    names |= dict(zip(new, naming.names(list(new.values()), used), strict=True))
+    names |= dict(zip(new, naming.name_pools(list(new.values()), used), strict=True))
     out = list(without_nodes)
     for identity, item in grouped.items():
         name, most = names[identity], item.pool.max_nodes
@@ -170,7 +172,7 @@ def _discovered(
     return sorted(out, key=lambda item: item.pool.name)
 
 
-def _can_return(name: str, claims: Claims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
+def _can_return(name: str, claims: NodeClaims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
     """Return whether a remembered pool without nodes may have nodes again.
 
     It may not if it is forgotten, selects nothing or has no size, if a user's pool would take nodes with its labels,
@@ -185,9 +187,9 @@ def _can_return(name: str, claims: Claims, nodes: Sequence[Node], forget: Collec
     return not any(spec.selector.items() <= item.labels.items() for item in nodes)
 
 
-def _without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
+def _pool_without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
     """Return a remembered pool that has no nodes now."""
-    pool, facts = override(name, spec, layer="discovered")
+    pool, facts = override_pool(name, spec, layer="discovered")
     spot = bool(spec.spot)
     return FoundPool(pool, 0, 0, 0, facts, note=note, spot=spot)
 

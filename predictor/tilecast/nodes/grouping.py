@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from tilecast.hardware import Gpu, Link, Pool, find_link
 from tilecast.nodes.identification import NodeFacts
-from tilecast.nodes.labels import labels
+from tilecast.nodes.labels import label_table
 from tilecast.nodes.objects import Node
-from tilecast.nodes.report import Facts, FoundPool, Level
-from tilecast.nodes.usable import usable
+from tilecast.nodes.report import Facts, FoundPool, TopologyLevel
+from tilecast.nodes.usable import find_usable_nodes
 
 
-def group(
+def group_nodes(
     members: Sequence[int],
     nodes: Sequence[Node],
     node_facts: Mapping[int, NodeFacts],
@@ -35,11 +35,13 @@ def group(
     """
     first, there = node_facts[members[0]], [nodes[index] for index in members]
     types = {item.node_type for item in there}
-    use = usable(there, [node_facts[index] for index in members], counted=now)
+    use = find_usable_nodes(there, [node_facts[index] for index in members], counted=now)
     gpus_per_node = use.gpus_per_node if now else min(node_facts[index].gpus for index in members)
-    intra, domain_layer = _inside([item for item in there if not (now and item.unavailable)], first.gpu, gpus_per_node)
+    intra, domain_layer = _find_intra_link(
+        [item for item in there if not (now and item.unavailable)], first.gpu, gpus_per_node
+    )
     currency = first.kind.currency if first.kind else "USD"
-    facts = _facts(first, gpus_per_node, intra, domain_layer, currency)
+    facts = _pool_facts(first, gpus_per_node, intra, domain_layer, currency)
     taints = sorted({taint for item in there for taint in item.taints if taint[2] != "PreferNoSchedule"})
     pool = Pool(
         name=first.gpu.name,
@@ -50,7 +52,7 @@ def group(
         inter=first.inter,
         node_type=types.pop() if len(types) == 1 else "",
         node_selector=selector,
-        tolerations=tuple(_toleration(*taint) for taint in taints),
+        tolerations=tuple(_tolerate_taint(*taint) for taint in taints),
         price_per_gpu_hour=first.price,
         currency=currency,
         layers={name: layer for name, (_, layer) in facts.items()},
@@ -63,13 +65,13 @@ def group(
         facts=facts,
         members=tuple(sorted(item.name for item in there)),
         spot=all(node_facts[index].spot for index in members),
-        topology=_levels(there, keys or labels().topology.keys),
+        topology=_topology_levels(there, keys or label_table().topology.keys),
         unusable=len(members) - use.nodes,
         remarks=use.remarks,
     )
 
 
-def _facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_layer: str, currency: str) -> Facts:
+def _pool_facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_layer: str, currency: str) -> Facts:
     """Return value and layer of each fact of a pool, based on one of its nodes."""
     facts: Facts = {
         "gpu": (first.gpu.name, first.gpu_layer),
@@ -84,7 +86,7 @@ def _facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_layer: str,
     return facts
 
 
-def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
+def _find_intra_link(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
     """Return the link between the GPUs of a node and, if it spans nodes, the layer that says how many GPUs it joins.
 
     That layer is the label of the nodes' domains once these turn out to be smaller or larger than the product's.
@@ -92,7 +94,7 @@ def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link
     intra = find_link(gpu.intra_link)
     if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
         return intra, ""
-    for key in labels().nvlink_domain:
+    for key in label_table().nvlink_domain:
         domains = Counter(item.labels[key] for item in members if item.labels.get(key))
         largest = max(domains.values(), default=0) * gpus_per_node
         if len(domains) > 1 or largest > intra.domain:
@@ -102,11 +104,11 @@ def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link
     return intra, "gpu"
 
 
-def _levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[Level, ...]:
+def _topology_levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[TopologyLevel, ...]:
     counted = ((key, Counter(item.labels[key] for item in members if key in item.labels)) for key in keys)
-    return tuple(Level(key, len(counts), max(counts.values())) for key, counts in counted if counts)[:16]
+    return tuple(TopologyLevel(key, len(counts), max(counts.values())) for key, counts in counted if counts)[:16]
 
 
-def _toleration(key: str, value: str, effect: str) -> dict[str, str]:
+def _tolerate_taint(key: str, value: str, effect: str) -> dict[str, str]:
     match = {"operator": "Equal", "value": value} if value else {"operator": "Exists"}
     return {"key": key, **match, "effect": effect}

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from tilecast.api import gpu_pool
 from tilecast.api.base import shown
 from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
-from tilecast.hardware.instances import NodeType, default_network, ethernet, find_type, with_gpus
+from tilecast.hardware.instances import NodeType, default_network, ethernet_link, find_node_type, machine_with_gpus
 from tilecast.nodes.devices import PublishedDevice
-from tilecast.nodes.labels import Layer, labels
-from tilecast.nodes.objects import Node, profile_of
-from tilecast.nodes.quantities import count
+from tilecast.nodes.labels import LabelSource, label_table
+from tilecast.nodes.objects import Node, find_profile
+from tilecast.nodes.quantities import parse_count
 from tilecast.spec import SpecError
 
 RESOURCE_SLICE = "resource-slice"
@@ -67,7 +67,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class NodeProblem:
     """Reason why a node with GPUs is in no pool."""
 
     code: str
@@ -75,9 +75,9 @@ class Problem:
     remedy: str
 
 
-def identify(
+def identify_node(
     item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[PublishedDevice]
-) -> NodeFacts | Problem | None:
+) -> NodeFacts | NodeProblem | None:
     """Return the facts of a node, or the problem that keeps it out of every pool; None if it has no GPU.
 
     Args:
@@ -85,105 +85,107 @@ def identify(
         spec: the spec of the user's GPUPool that selects the node.
         devices: the devices that ResourceSlices publish for the node.
     """
-    table = labels()
+    table = label_table()
     whole = [device.product for device in devices if device.kind == table.dra_whole]
-    profile = _profile(item, spec)
-    problem = _partitioned(item, profile, whole, devices)
+    profile = _find_mig_profile(item, spec)
+    problem = _find_sharing_problem(item, profile, whole, devices)
     if problem is not None:
         return problem
-    kind = find_type(item.node_type)
-    gpu, gpu_layer = _identify(item, spec, kind, whole)
+    kind = find_node_type(item.node_type)
+    gpu, gpu_layer = _identify_gpu(item, spec, kind, whole)
     if gpu is None:
-        return _unknown(item, whole)
+        return _unknown_gpu_problem(item, whole)
     if profile and not gpu.mig:
         try:
             gpu = find_slice(gpu, profile)
         except SpecError as error:
             remedy = error.remedy if mig_profiles(gpu) else "disable MIG on the nodes meant for training"
-            return Problem("MigPartitioned", error.problem, remedy)
-    counted = _counted(item, spec, kind, gpu, len(whole))
+            return NodeProblem("MigPartitioned", error.problem, remedy)
+    counted = _count_gpus(item, spec, kind, gpu, len(whole))
     if counted is None:
-        return Problem("UnknownAccelerator", f"nothing says how many {gpu.name} a node has", _INSTALL)
+        return NodeProblem("UnknownAccelerator", f"nothing says how many {gpu.name} a node has", _INSTALL)
     gpus, usable, count_layer = counted
-    kind = kind or with_gpus(item.node_type, gpu, gpus)
-    physical = _labelled(item) or (None if kind is None else kind.gpus)
+    kind = kind or machine_with_gpus(item.node_type, gpu, gpus)
+    physical = _labelled_gpus(item) or (None if kind is None else kind.gpus)
     if not gpu.mig and count_layer == CAPACITY and physical is not None and gpus > physical:
         message = f"the GPUs are shared between pods (a node offers {gpus} and has {physical})"
-        return Problem("SharedGpu", message, _UNSHARE)
-    inter, inter_layer = _network(item, kind, gpu, gpus)
+        return NodeProblem("SharedGpu", message, _UNSHARE)
+    inter, inter_layer = _identify_network(item, kind, gpu, gpus)
     spot = any(item.labels.get(mark.label) == mark.value for mark in table.spot)
     return NodeFacts(gpu, gpus, usable, inter, kind, spot, gpu_layer, count_layer, inter_layer)
 
 
-def _partitioned(
+def _find_sharing_problem(
     item: Node, profile: str | None, whole: Sequence[str], devices: Sequence[PublishedDevice]
-) -> Problem | None:
+) -> NodeProblem | None:
     """Return the problem of a node whose GPUs are cut or shared while no MIG profile of its slices is known."""
-    table = labels()
+    table = label_table()
     if not whole and any(device.kind == table.dra_slice for device in devices):
         remedy = "disable MIG on the nodes meant for training"
-        return Problem("MigPartitioned", "the GPUs are cut into MIG slices (ResourceSlice)", remedy)
+        return NodeProblem("MigPartitioned", "the GPUs are cut into MIG slices (ResourceSlice)", remedy)
     for rule in table.partitioned:
         text = item.labels.get(rule.label)
         if rule.matches(text) and not (profile and rule.code == "MigPartitioned"):
-            return Problem(rule.code, f"{rule.message} ({rule.label}={shown(text, quote=False)})", rule.remedy)
+            return NodeProblem(rule.code, f"{rule.message} ({rule.label}={shown(text, quote=False)})", rule.remedy)
     if item.shared:
-        return Problem("SharedGpu", f"the GPUs are shared between pods ({', '.join(item.shared)})", _UNSHARE)
+        return NodeProblem("SharedGpu", f"the GPUs are shared between pods ({', '.join(item.shared)})", _UNSHARE)
     if item.slices and not profile and not item.gpus:
         names = ", ".join(f"{table.mig_resource_prefix}{name}" for name, *_ in item.slices)
-        return Problem("MigPartitioned", f"the GPUs are cut into MIG slices ({names})", _UNCUT)
+        return NodeProblem("MigPartitioned", f"the GPUs are cut into MIG slices ({names})", _UNCUT)
     return None
 
 
-def _profile(item: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
+def _find_mig_profile(item: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
     """Return the MIG profile of the slices that a node offers.
 
     None if its GPUs are whole, or cut into several kinds of slices of which nothing chooses one.
     """
     if spec is not None and spec.mig is not None:
         return spec.mig
-    table = labels()
+    table = label_table()
     for layer in table.layer:
         _, cut, profile = item.labels.get(layer.product, "").partition("-MIG-")
         if cut:
-            return profile_of(profile)
+            return find_profile(profile)
     for label in table.mig_profile_labels:
         if item.labels.get(label):
-            return profile_of(item.labels[label])
+            return find_profile(item.labels[label])
     return item.slices[0][0] if len(item.slices) == 1 and not item.gpus else None
 
 
-def _named(item: Node) -> Layer | None:
+def _find_label_source(item: Node) -> LabelSource | None:
     """Return the first entry of `labels.toml` whose product label the node has; None if it has none of them."""
-    return next((layer for layer in labels().layer if layer.product in item.labels), None)
+    return next((layer for layer in label_table().layer if layer.product in item.labels), None)
 
 
-def _unknown(item: Node, whole: Sequence[str]) -> Problem | None:
+def _unknown_gpu_problem(item: Node, whole: Sequence[str]) -> NodeProblem | None:
     """Return the reason why the node's GPU is unknown; None if the node has none."""
-    code, table, named = "UnknownAccelerator", labels(), _named(item)
+    code, table, named = "UnknownAccelerator", label_table(), _find_label_source(item)
     if whole:
         products = ", ".join(shown(product) for product in sorted(set(whole))[:3])
-        return Problem(code, f"no facts for {products} of the ResourceSlices", _WRITE_POOL)
+        return NodeProblem(code, f"no facts for {products} of the ResourceSlices", _WRITE_POOL)
     others = [resource for resource in item.other_devices if table.is_other_gpu(resource)]
     if others and not item.gpus:
         remedy = "Tilecast prices NVIDIA GPUs alone; leave them to other jobs"
-        return Problem(code, f"the accelerator is {others[0]}", remedy)
+        return NodeProblem(code, f"the accelerator is {others[0]}", remedy)
     if named is not None:
-        typical = find_type(item.node_type)
+        typical = find_node_type(item.node_type)
         other = "" if typical is None else f", which is not the {typical.gpu} of instance type {shown(item.node_type)}"
         product = f"{shown(item.labels[named.product])} of label {named.product}{other}"
-        return Problem(code, f"no facts for {product}", _WRITE_POOL)
+        return NodeProblem(code, f"no facts for {product}", _WRITE_POOL)
     if item.gpus or item.slices:
         kind = f", and {shown(item.node_type)} is no known instance type" if item.node_type else ""
-        return Problem(code, f"no label says which GPU they have{kind}", _INSTALL)
+        return NodeProblem(code, f"no label says which GPU they have{kind}", _INSTALL)
     mark = next((mark for mark in table.present if item.labels.get(mark.label) == mark.value), None)
     if mark is not None:
         message = f"label {mark.label} says that they have GPUs, which no device plugin offers and no label names"
-        return Problem(code, message, "install the driver and the device plugin, or write a GPUPool that selects them")
+        return NodeProblem(
+            code, message, "install the driver and the device plugin, or write a GPUPool that selects them"
+        )
     return None
 
 
-def _identify(
+def _identify_gpu(
     item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, whole: Sequence[str]
 ) -> tuple[Gpu | None, str]:
     """Return the GPU and the layer that names it."""
@@ -197,9 +199,9 @@ def _identify(
             return (find_gpu(whole[0]), RESOURCE_SLICE) if len(set(whole)) == 1 else (None, "")
         except SpecError:
             return None, ""
-    for layer in labels().layer:
+    for layer in label_table().layer:
         product = item.labels.get(layer.product)
-        name = None if product is None else layer.gpu_name(product, count(item.labels.get(layer.memory_mib)))
+        name = None if product is None else layer.gpu_name(product, parse_count(item.labels.get(layer.memory_mib)))
         if name is not None:
             try:
                 return find_gpu(name), layer.name
@@ -211,7 +213,7 @@ def _identify(
     return None, ""
 
 
-def _counted(
+def _count_gpus(
     item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
 ) -> tuple[int, int, str] | None:
     """Return how many GPUs or slices the node has, how many of them pods may use, and the layer that says so.
@@ -225,8 +227,8 @@ def _counted(
         return item.gpus, min(item.allocatable, item.gpus), CAPACITY
     if devices:
         return devices, devices, RESOURCE_SLICE
-    named = _named(item)
-    labelled = count(item.labels.get(named.count)) if named is not None else None
+    named = _find_label_source(item)
+    labelled = parse_count(item.labels.get(named.count)) if named is not None else None
     if named is not None and labelled:
         total, layer = labelled, named.name
     elif kind is not None and not kind.any_size:
@@ -238,18 +240,18 @@ def _counted(
     return total, total if item.gpus is None else 0, layer
 
 
-def _labelled(item: Node) -> int | None:
+def _labelled_gpus(item: Node) -> int | None:
     """Return the number of physical GPUs of the node, from its labels; None if they do not say."""
-    counts = (count(item.labels.get(layer.count)) for layer in labels().layer if layer.count)
+    counts = (parse_count(item.labels.get(layer.count)) for layer in label_table().layer if layer.count)
     return next((number for number in counts if number), None)
 
 
-def _network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
+def _identify_network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
     """Return the link to other nodes, and the layer that names it."""
     if kind is not None and kind.inter is not None and (gpus >= kind.gpus or not kind.any_size):
         return kind.inter, "instance type"
-    rates = ((layer, count(item.labels.get(layer.network_mbit_per_s))) for layer in labels().layer)
+    rates = ((layer, parse_count(item.labels.get(layer.network_mbit_per_s))) for layer in label_table().layer)
     labelled = next(((layer, rate) for layer, rate in rates if rate), None)
     if labelled is not None:
-        return ethernet(labelled[1] / 1000), labelled[0].name
-    return default_network(gpu, _labelled(item) or gpus), "default"
+        return ethernet_link(labelled[1] / 1000), labelled[0].name
+    return default_network(gpu, _labelled_gpus(item) or gpus), "default"

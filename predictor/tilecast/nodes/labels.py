@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tilecast import shipped
 from tilecast.hardware import normalise
-from tilecast.nodes.quantities import count
+from tilecast.nodes.quantities import parse_count
 
 MEMORY_TOLERANCE = 0.1
 """Largest relative difference at which two memory sizes are the same GPU's.
@@ -18,11 +18,11 @@ Sources differ by up to 7 % (L4: 22888, 23034 and 24576 MiB).
 """
 
 
-class _Data(BaseModel):
+class _TableModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ProductAlias(_Data):
+class ProductAlias(_TableModel):
     """A product string that the GPU files do not list, and the GPU that it means."""
 
     value: str
@@ -30,7 +30,7 @@ class ProductAlias(_Data):
     memory_gib: float | None = None
 
 
-class Layer(_Data):
+class LabelSource(_TableModel):
     """The labels of one maker."""
 
     name: str
@@ -57,7 +57,7 @@ class Layer(_Data):
         return rows[0].gpu if len({row.gpu for row in rows}) == 1 and not memory_mib else None
 
 
-class Partitioned(_Data):
+class PartitionRule(_TableModel):
     """A label which says that GPUs are cut, shared or virtual.
 
     It says so if its value contains `contains`, equals one of `equals`, is a number greater than `above`, or matches
@@ -78,7 +78,7 @@ class Partitioned(_Data):
         """Return whether the label's value says that the GPU is not a whole one."""
         if text is None:
             return False
-        number = count(text)
+        number = parse_count(text)
         return (
             text in self.equals
             or (self.contains is not None and self.contains in text)
@@ -87,14 +87,14 @@ class Partitioned(_Data):
         )
 
 
-class LabelValue(_Data):
+class LabelValue(_TableModel):
     """A label with a value."""
 
     label: str
     value: str
 
 
-class Transient(_Data):
+class TransientTaints(_TableModel):
     """Taints that report a passing state of a node."""
 
     prefixes: tuple[str, ...]
@@ -105,14 +105,14 @@ class Transient(_Data):
         return key in self.keys or key.startswith(self.prefixes)
 
 
-class Topology(_Data):
+class TopologyLabels(_TableModel):
     """Labels that say which nodes are near each other."""
 
     keys: tuple[str, ...]
     source: str
 
 
-class Labels(_Data):
+class LabelTable(_TableModel):
     """The schema of `labels.toml`."""
 
     instance_type: tuple[str, ...]
@@ -130,11 +130,11 @@ class Labels(_Data):
     other_gpu_resources: tuple[str, ...]
     present: tuple[LabelValue, ...]
     node_pool: tuple[str, ...]
-    layer: tuple[Layer, ...]
-    partitioned: tuple[Partitioned, ...]
+    layer: tuple[LabelSource, ...]
+    partitioned: tuple[PartitionRule, ...]
     spot: tuple[LabelValue, ...]
-    transient_taints: Transient
-    topology: Topology
+    transient_taints: TransientTaints
+    topology: TopologyLabels
 
     def is_other_gpu(self, resource: str) -> bool:
         """Return whether the resource is an accelerator of another vendor; a row that ends in a star is a prefix."""
@@ -144,29 +144,29 @@ class Labels(_Data):
 
 
 @cache
-def labels() -> Labels:
+def label_table() -> LabelTable:
     """Return the table as it ships."""
-    return Labels.model_validate(shipped.read_table("tilecast.nodes", "labels.toml"))
+    return LabelTable.model_validate(shipped.read_table("tilecast.nodes", "labels.toml"))
 
 
 def gpu_resource() -> str:
     """Return the name of the resource that a pod requests to get whole GPUs."""
-    return labels().gpu_resource
+    return label_table().gpu_resource
 
 
 def gpu_driver() -> str:
     """Return the name of the DRA driver that publishes GPUs."""
-    return labels().dra_driver
+    return label_table().dra_driver
 
 
 def gpu_device_classes() -> tuple[str, str]:
     """Return the DeviceClasses of whole GPUs and of slices that this driver's chart creates."""
-    return labels().dra_class, labels().dra_slice_class
+    return label_table().dra_class, label_table().dra_slice_class
 
 
 @cache
 def choice_labels() -> frozenset[str]:
     """Return the node labels that distinguish kinds of GPU nodes."""
-    table = labels()
+    table = label_table()
     keys = {key for layer in table.layer for key in (layer.product, layer.count, layer.memory_mib) if key}
     return frozenset(keys | set(table.instance_type) | {mark.label for mark in table.spot})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from tilecast.nodes.labels import labels
+from tilecast.nodes.labels import label_table
 from tilecast.nodes.objects import Node
 from tilecast.nodes.report import FoundPool
 
 
-def names(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
+def name_pools(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
     """Return short names: the GPU, then what distinguishes pools of one GPU, then a number."""
     pools = [item.pool for item in unnamed]
     base = [item.pool.gpu.name + ("-spot" if item.spot else "") for item in unnamed]
@@ -30,7 +30,7 @@ def names(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
     return out
 
 
-def selectors(
+def select_groups(
     nodes: Sequence[Node], groups: Sequence[Sequence[int]], old: Sequence[Mapping[str, str]]
 ) -> list[dict[str, str]]:
     """Return labels that select each group: exactly its nodes where possible.
@@ -39,7 +39,7 @@ def selectors(
     used: first of the labels that describe nodes, then also of those that name their node pool. If none do, all labels
     of the first sort that its nodes share are used.
     """
-    table = labels()
+    table = label_table()
     keys = [layer.product for layer in table.layer] + list(table.instance_type)
     keys += [key for layer in table.layer for key in (layer.count, layer.memory_mib) if key]
     keys += [mark.label for mark in table.spot]
@@ -50,10 +50,10 @@ def selectors(
     kinds: dict[tuple[tuple[str | None, ...], int], None] = {
         (value, home.get(index, -1)): None for index, value in enumerate(values)
     }
-    return [_selector(keys, telling, kinds, position, old[position]) for position in range(len(groups))]
+    return [_select_group(keys, telling, kinds, position, old[position]) for position in range(len(groups))]
 
 
-def _selector(
+def _select_group(
     keys: Sequence[str],
     telling: int,
     kinds: Iterable[tuple[tuple[str | None, ...], int]],

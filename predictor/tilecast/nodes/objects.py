@@ -12,8 +12,8 @@ from typing import Any
 
 from tilecast.api.base import mapping_in, shown
 from tilecast.nodes.devices import VERSION, PublishedDevice
-from tilecast.nodes.labels import labels
-from tilecast.nodes.quantities import count, size
+from tilecast.nodes.labels import label_table
+from tilecast.nodes.quantities import parse_count, parse_size
 from tilecast.spec import SpecError
 
 _AS_PRINTED = "give the node as the API server prints it"
@@ -56,7 +56,7 @@ class Node:
     @property
     def node_type(self) -> str:
         """Instance type of the node; empty if no label names it."""
-        return next((self.labels[key] for key in labels().instance_type if key in self.labels), "")
+        return next((self.labels[key] for key in label_table().instance_type if key in self.labels), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +84,36 @@ def node(document: Mapping[str, Any]) -> Node:
     capacity = _mapping(status, "capacity", f"{where}: status")
     # Resources missing from `allocatable` are taken from the capacity; the API server leaves none out.
     allocatable = {**capacity, **_mapping(status, "allocatable", f"{where}: status")}
-    table = labels()
-    taints = _mappings(spec.get("taints"), f"{where}: spec.taints")
+    table = label_table()
+    taints = _require_mappings(spec.get("taints"), f"{where}: spec.taints")
     conditions = status.get("conditions")
-    present = [str(resource) for resource, value in capacity.items() if count(value)]
+    present = [str(resource) for resource, value in capacity.items() if parse_count(value)]
     mig = [resource for resource in present if resource.startswith(table.mig_resource_prefix)]
-    shared = [resource for resource in present if _is_share(resource)]
+    shared = [resource for resource in present if _is_shared_resource(resource)]
     read_labels = _mapping(metadata, "labels", f"{where}: metadata")
     return Node(
         name=name,
         # Interned, since thousands of nodes share most of their labels.
-        labels={intern(str(key)): intern(_text(value)) for key, value in read_labels.items()},
+        labels={intern(str(key)): intern(_label_text(value)) for key, value in read_labels.items()},
         taints=tuple(
             sorted(
-                (str(item.get("key", "")), _text(item.get("value") or ""), str(item.get("effect", "")))
+                (str(item.get("key", "")), _label_text(item.get("value") or ""), str(item.get("effect", "")))
                 for item in taints
-                if item.get("key") and item.get("effect") in _EFFECTS and len(_text(item.get("value") or "")) <= 63
+                if item.get("key")
+                and item.get("effect") in _EFFECTS
+                and len(_label_text(item.get("value") or "")) <= 63
                 if not table.transient_taints.matches(str(item.get("key", "")))
             )
         ),
-        gpus=count(capacity.get(table.gpu_resource)),
-        allocatable=count(allocatable.get(table.gpu_resource)) or 0,
+        gpus=parse_count(capacity.get(table.gpu_resource)),
+        allocatable=parse_count(allocatable.get(table.gpu_resource)) or 0,
         other_devices=tuple(sorted([*mig, *filter(table.is_other_gpu, present)])),
-        slices=_slices([item for item in mig if item not in shared and _PROFILE.search(item)], capacity, allocatable),
+        slices=_count_mig_slices(
+            [item for item in mig if item not in shared and _PROFILE.search(item)], capacity, allocatable
+        ),
         shared=tuple(sorted(shared)),
         has_capacity=bool(capacity),
-        unavailable=_away(spec, conditions if isinstance(conditions, list) else (), taints),
+        unavailable=_why_unavailable(spec, conditions if isinstance(conditions, list) else (), taints),
     )
 
 
@@ -122,7 +126,7 @@ def resource_slice(document: Mapping[str, Any]) -> Slice | None:
         SpecError: the object does not have the shape of a ResourceSlice.
     """
     metadata, spec = _mapping(document, "metadata", "resourceslice"), _mapping(document, "spec", "resourceslice")
-    name, table = str(metadata.get("name", ""))[:253], labels()
+    name, table = str(metadata.get("name", ""))[:253], label_table()
     if spec.get("driver") != table.dra_driver or not spec.get("nodeName"):
         return None
     where = f"resourceslice {shown(name, quote=False)}"
@@ -131,28 +135,30 @@ def resource_slice(document: Mapping[str, Any]) -> Slice | None:
     if not isinstance(devices, list) or not all(isinstance(item, Mapping) for item in devices):
         remedy = "give the slice as the API server prints it"
         raise SpecError(f"{where}: spec.devices", "is not a list of mappings", remedy)
-    read_devices = [_device(_mapping(device, "basic", where) or device, where) for device in devices]
+    read_devices = [_read_device(_mapping(device, "basic", where) or device, where) for device in devices]
     return Slice(
         name,
         intern(str(spec["nodeName"])[:253]),
         str(owner.get("name", ""))[:253],
-        count(owner.get("generation")) or 0,
+        parse_count(owner.get("generation")) or 0,
         tuple(sorted(read_devices, key=lambda item: (item.kind, item.product, repr(item)))),
     )
 
 
-def _device(document: Mapping[str, Any], where: str) -> PublishedDevice:
+def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
     """Return a device with its attributes and capacity; names without a domain get the driver's."""
-    table, attributes = labels(), _mapping(document, "attributes", f"{where}: device")
+    table, attributes = label_table(), _mapping(document, "attributes", f"{where}: device")
     capacity = _mapping(document, "capacity", f"{where}: device")
     kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
     shared = {
-        intern(_qualified(str(name))): value
+        intern(_qualify_name(str(name))): value
         for name, given in attributes.items()
-        if str(name) not in table.dra_single and (value := _attribute(given)) is not None
+        if str(name) not in table.dra_single and (value := _read_attribute(given)) is not None
     }
-    sizes = {intern(_qualified(str(name))): size for name, given in capacity.items() if (size := _size(given))}
-    return _interned(
+    sizes = {
+        intern(_qualify_name(str(name))): size for name, given in capacity.items() if (size := _read_capacity(given))
+    }
+    return _intern_device(
         PublishedDevice(
             intern(str(kind or table.dra_whole)),
             intern(str(product or "")),
@@ -163,16 +169,16 @@ def _device(document: Mapping[str, Any], where: str) -> PublishedDevice:
 
 
 @lru_cache(maxsize=1024)
-def _interned(device: PublishedDevice) -> PublishedDevice:
+def _intern_device(device: PublishedDevice) -> PublishedDevice:
     """Return the first device that equals this one, since thousands of nodes have the same few."""
     return device
 
 
-def _qualified(name: str) -> str:
-    return name if "/" in name else f"{labels().dra_driver}/{name}"
+def _qualify_name(name: str) -> str:
+    return name if "/" in name else f"{label_table().dra_driver}/{name}"
 
 
-def _attribute(given: object) -> bool | int | str | None:
+def _read_attribute(given: object) -> bool | int | str | None:
     """Return the single value of an attribute; None for types that no GPU attribute has."""
     if not isinstance(given, Mapping):
         return None
@@ -186,32 +192,32 @@ def _attribute(given: object) -> bool | int | str | None:
     return intern(f"{VERSION}{version}") if isinstance(version, str) else None
 
 
-def _size(given: object) -> int:
+def _read_capacity(given: object) -> int:
     """Return a capacity, which v1 and v1beta1 write under `value`."""
-    return size(given.get("value") if isinstance(given, Mapping) else given) or 0
+    return parse_size(given.get("value") if isinstance(given, Mapping) else given) or 0
 
 
-def profile_of(text: str) -> str:
+def find_profile(text: str) -> str:
     """Return the MIG profile in a label or resource, without media extensions: 1g.10gb of `mig-1g.10gb.me`."""
     match = _PROFILE.search(text)
     return match[0].lower() if match else text
 
 
-def _is_share(resource: str) -> bool:
+def _is_shared_resource(resource: str) -> bool:
     """Return whether the device plugin offers shares of GPUs or slices under this name."""
-    table = labels()
+    table = label_table()
     is_nvidia = resource.startswith((table.gpu_resource, table.mig_resource_prefix))
     return is_nvidia and resource.endswith(table.shared_resource_suffix)
 
 
-def _slices(
+def _count_mig_slices(
     resources: Sequence[str], capacity: Mapping[str, Any], allocatable: Mapping[str, Any]
 ) -> tuple[tuple[str, int, int], ...]:
     total, usable = Counter[str](), Counter[str]()
     for resource in resources:
-        profile = profile_of(resource.removeprefix(labels().mig_resource_prefix))
-        total[profile] += count(capacity[resource]) or 0
-        usable[profile] += count(allocatable.get(resource)) or 0
+        profile = find_profile(resource.removeprefix(label_table().mig_resource_prefix))
+        total[profile] += parse_count(capacity[resource]) or 0
+        usable[profile] += parse_count(allocatable.get(resource)) or 0
     return tuple((profile, amount, usable[profile]) for profile, amount in sorted(total.items()))
 
 
@@ -219,7 +225,7 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 """Effects of taints. The API server stores no taint without one, without a key or with a value above 63 characters."""
 
 
-def _away(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[Mapping[str, Any]]) -> str:
+def _why_unavailable(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[Mapping[str, Any]]) -> str:
     if spec.get("unschedulable") in (True, "true"):
         return "cordoned"
     ready = [item for item in conditions if isinstance(item, Mapping) and item.get("type") == "Ready"]
@@ -228,18 +234,18 @@ def _away(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[M
     passing = (
         str(item.get("key", ""))
         for item in taints
-        if labels().transient_taints.matches(str(item.get("key", ""))) and item.get("effect") != "PreferNoSchedule"
+        if label_table().transient_taints.matches(str(item.get("key", ""))) and item.get("effect") != "PreferNoSchedule"
     )
     return next((f"tainted {shown(key, quote=False)}" for key in sorted(passing)), "")
 
 
-def _mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:
+def _require_mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:
     listed = value or []
     if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
         raise SpecError(where, "is not a list of mappings", _AS_PRINTED)
     return listed
 
 
-def _text(value: object) -> str:
+def _label_text(value: object) -> str:
     """Return a label's value as text; a hand-written file may hold a bare number or true."""
     return str(value).lower() if isinstance(value, bool) else str(value)

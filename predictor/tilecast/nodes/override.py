@@ -8,12 +8,12 @@ from dataclasses import replace
 from tilecast.api.base import shown
 from tilecast.api.gpu_pool import NODE_TYPE_LABEL, GPUPoolSpec, PoolLinks, named_link
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, find_slice
-from tilecast.hardware.instances import NodeType, default_network, find_type, with_gpus
+from tilecast.hardware.instances import NodeType, default_network, find_node_type, machine_with_gpus
 from tilecast.nodes.report import Facts
 from tilecast.spec import SpecError
 
 
-def override(
+def override_pool(
     name: str,
     spec: GPUPoolSpec,
     observed: Pool | None = None,
@@ -38,13 +38,13 @@ def override(
         SpecError: neither the user, nor the nodes, nor the instance type say which GPU, or how many per node.
     """
     layers = dict(facts or {})
-    kind = find_type(spec.node_type) if spec.node_type else None
+    kind = find_node_type(spec.node_type) if spec.node_type else None
     spot = spot if spec.spot is None else spec.spot
-    gpu = _gpu(spec, kind, observed, layers, layer)
-    gpus_per_node, max_nodes = _size(spec, gpu, kind, observed, layers, layer)
-    kind = kind or with_gpus(spec.node_type or "", gpu, gpus_per_node)
-    intra, inter = _links(spec, gpu, gpus_per_node, kind, observed, layers, layer)
-    price, currency = _price(spec, gpu, kind, observed, spot, layers, layer)
+    gpu = _override_gpu(spec, kind, observed, layers, layer)
+    gpus_per_node, max_nodes = _override_size(spec, gpu, kind, observed, layers, layer)
+    kind = kind or machine_with_gpus(spec.node_type or "", gpu, gpus_per_node)
+    intra, inter = _override_links(spec, gpu, gpus_per_node, kind, observed, layers, layer)
+    price, currency = _override_price(spec, gpu, kind, observed, spot, layers, layer)
     node_type = spec.node_type or (observed.node_type if observed else "")
     selector = dict(spec.selector) or (dict(observed.node_selector) if observed else {NODE_TYPE_LABEL: node_type})
     if spec.tolerations is not None:
@@ -68,7 +68,7 @@ def override(
     ), layers
 
 
-def _size(
+def _override_size(
     spec: GPUPoolSpec, gpu: Gpu, kind: NodeType | None, observed: Pool | None, layers: Facts, spec_layer: str
 ) -> tuple[int, int]:
     """Return the GPUs of a node, and how many nodes the pool can have."""
@@ -85,14 +85,16 @@ def _size(
     return gpus_per_node, max_nodes
 
 
-def _slice(gpu: Gpu, profile: str) -> Gpu:
+def _find_mig_slice(gpu: Gpu, profile: str) -> Gpu:
     try:
         return find_slice(gpu, profile)
     except SpecError as error:
         raise SpecError("spec.mig", error.problem, error.remedy) from None
 
 
-def _gpu(spec: GPUPoolSpec, kind: NodeType | None, observed: Pool | None, layers: Facts, spec_layer: str) -> Gpu:
+def _override_gpu(
+    spec: GPUPoolSpec, kind: NodeType | None, observed: Pool | None, layers: Facts, spec_layer: str
+) -> Gpu:
     gpu, source = None, spec_layer
     if spec.gpu is not None:
         gpu = spec.gpu.gpu()
@@ -102,7 +104,7 @@ def _gpu(spec: GPUPoolSpec, kind: NodeType | None, observed: Pool | None, layers
         gpu, source = find_gpu(kind.gpu), "instance type"
     if gpu is not None:
         if spec.mig is not None and not gpu.mig:
-            gpu = _slice(gpu, spec.mig)
+            gpu = _find_mig_slice(gpu, spec.mig)
         layers["gpu"] = (gpu.name, source)
         return gpu
     remedy = "write spec.gpu.name"
@@ -111,7 +113,7 @@ def _gpu(spec: GPUPoolSpec, kind: NodeType | None, observed: Pool | None, layers
     raise SpecError("spec.gpu", "is missing and no node shows it", remedy)
 
 
-def _links(
+def _override_links(
     spec: GPUPoolSpec,
     gpu: Gpu,
     gpus_per_node: int,
@@ -131,7 +133,7 @@ def _links(
         layers["intraNode"] = (intra.name, layer)
         layers.pop("nvlinkDomain", None)
     if stated.nvlink_domain:
-        intra = _reaching(intra, stated.nvlink_domain)
+        intra = _widen_domain(intra, stated.nvlink_domain)
         layers["nvlinkDomain"] = (str(intra.domain), spec_layer)
     elif layer and not gpu.mig and intra.domain > gpus_per_node and intra.beyond is None:
         layers["nvlinkDomain"] = (str(intra.domain), layer)
@@ -153,7 +155,7 @@ def _links(
     return intra, inter
 
 
-def _reaching(intra: Link, domain: int) -> Link:
+def _widen_domain(intra: Link, domain: int) -> Link:
     """Return the link inside nodes with a domain of `domain` GPUs across several nodes."""
     if intra.kind != "nvlink" or intra.wired or intra.beyond:
         remedy = "drop it, or name an NVLink with switches in spec.links.intraNode, for instance nvlink5-nvl72"
@@ -161,7 +163,7 @@ def _reaching(intra: Link, domain: int) -> Link:
     return replace(intra, domain=domain)
 
 
-def _price(
+def _override_price(
     spec: GPUPoolSpec,
     gpu: Gpu,
     kind: NodeType | None,

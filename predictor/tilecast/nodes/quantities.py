@@ -13,28 +13,28 @@ MAX_LENGTH = 64
 """Most characters of a quantity that is read."""
 
 
-def count(value: object) -> int | None:
+def parse_count(value: object) -> int | None:
     """Return a whole number from a label or a resource quantity; None if it is not one."""
     text = str(value).strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 
-def size(quantity: object) -> int | None:
+def parse_size(quantity: object) -> int | None:
     """Return a quantity of bytes or pieces, such as 81559Mi, rounded up; None if it is not one."""
     text = str(quantity).strip()
-    number = _number(text) if len(text) <= MAX_LENGTH else None
+    number = _parse_decimal(text) if len(text) <= MAX_LENGTH else None
     return None if number is None or not 0 <= number < MOST else ceil(number)
 
 
-def whole(quantity: object, absent: int = 0) -> int:
+def parse_gpu_count(quantity: object, absent: int = 0) -> int:
     """Return a count of GPUs from a quantity, which may be written 16, "16" or "1k"; `absent` if it is not one."""
     if quantity is None:
         return absent
-    number = _number(str(quantity).strip())
+    number = _parse_decimal(str(quantity).strip())
     return absent if number is None else min(int(number), UNLIMITED)
 
 
-def _number(text: str) -> Decimal | None:
+def _parse_decimal(text: str) -> Decimal | None:
     """Return the value of a quantity, `MOST` for a larger one; None if it is not a quantity."""
     scale = _SUFFIXES.get(text[-2:], _SUFFIXES.get(text[-1:]))
     digits = text if scale is None else text.rstrip("kMGTPEim")

@@ -16,7 +16,7 @@ Facts = dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TopologyLevel:
     """Distribution of nodes under one topology label: distinct values, and the most nodes that share one."""
 
     key: str
@@ -40,7 +40,7 @@ class FoundPool:
     spot: bool = False
     kueue_flavor: str = ""
     """Kueue flavor that the user wrote; empty if the nodes' labels decide."""
-    topology: tuple[Level, ...] = ()
+    topology: tuple[TopologyLevel, ...] = ()
     """Topology labels that the nodes have, nearest first."""
     unusable: int = 0
     """Nodes that no job can use whole now."""

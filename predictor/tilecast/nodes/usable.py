@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilecast.api.base import shown
 from tilecast.nodes.identification import NodeFacts
-from tilecast.nodes.labels import labels
+from tilecast.nodes.labels import label_table
 from tilecast.nodes.objects import Node
 
 MAX_NAMES = 3
@@ -16,7 +16,7 @@ MAX_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Usable:
+class UsableNodes:
     """Nodes of one pool that a job can use whole."""
 
     gpus_per_node: int
@@ -25,7 +25,7 @@ class Usable:
     """Sentences about the pool's other nodes, and about what all nodes require of a job."""
 
 
-def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted: bool) -> Usable:
+def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted: bool) -> UsableNodes:
     """Return the shape in which a job can use most GPUs of a pool's nodes, and how many nodes have it.
 
     Args:
@@ -34,7 +34,7 @@ def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted:
         counted: whether the pool counts only the usable nodes; the remarks then say so.
     """
     whole = min(facts.gpus for facts in node_facts)
-    size = _shape(
+    size = _best_gpus_per_node(
         [facts.usable for item, facts in zip(members, node_facts, strict=True) if not item.unavailable], whole
     )
     remarks = []
@@ -45,16 +45,16 @@ def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted:
         elif facts.usable < size:
             why[f"short of GPUs (pods may use {facts.usable} of {facts.gpus})"].append(item.name)
     for reason, names in sorted(why.items()):
-        remarks.append(f"{_of(names, members)} {reason}{' and not counted' if counted else ''}")
+        remarks.append(f"{_name_nodes(names, members)} {reason}{' and not counted' if counted else ''}")
     if counted and size < whole:
         remarks.append(f"pods may use {size} of the {whole} GPUs of a node; so many are counted")
-    remarks += _unplugged(members, node_facts)
-    remarks += _also_cut(members)
-    remarks += _tainted(members)
-    return Usable(size, len(members) - sum(map(len, why.values())), tuple(remarks))
+    remarks += _remark_on_unoffered_gpus(members, node_facts)
+    remarks += _remark_on_mig_slices(members)
+    remarks += _remark_on_taints(members)
+    return UsableNodes(size, len(members) - sum(map(len, why.values())), tuple(remarks))
 
 
-def _shape(offers: Iterable[int], whole: int) -> int:
+def _best_gpus_per_node(offers: Iterable[int], whole: int) -> int:
     """Return the GPUs per node: all of them while a node offers all, else the number that makes most usable."""
     counts = Counter(offer for offer in offers if offer)
     if not counts or max(counts) >= whole:
@@ -62,14 +62,14 @@ def _shape(offers: Iterable[int], whole: int) -> int:
     return max(counts, key=lambda size: (size * sum(n for offer, n in counts.items() if offer >= size), size))
 
 
-def _of(names: Sequence[str], members: Sequence[Node]) -> str:
+def _name_nodes(names: Sequence[str], members: Sequence[Node]) -> str:
     """Return how many nodes, and their names."""
     examples = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
     more = ", …" if len(names) > MAX_NAMES else ""
-    return f"{_share(len(names), len(members))} ({examples}{more}) {_verb(len(names))}"
+    return f"{_say_share(len(names), len(members))} ({examples}{more}) {_verb(len(names))}"
 
 
-def _share(amount: int, total: int) -> str:
+def _say_share(amount: int, total: int) -> str:
     if amount < total:
         return f"{amount} of {total} nodes"
     return "its only node" if total == 1 else f"all {total} nodes"
@@ -79,12 +79,12 @@ def _verb(amount: int) -> str:
     return "is" if amount == 1 else "are"
 
 
-def _unplugged(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list[str]:
+def _remark_on_unoffered_gpus(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list[str]:
     """Return remarks on nodes whose GPUs no device plugin offers.
 
     Nodes described only by labels, without a capacity, are trusted.
     """
-    resource = labels().gpu_resource
+    resource = label_table().gpu_resource
     names = [
         item.name
         for item, facts in zip(members, node_facts, strict=True)
@@ -93,10 +93,10 @@ def _unplugged(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list
     if not names:
         return []
     layer = next(facts.count_layer for facts in node_facts)
-    return [f"{_of(names, members)} without {resource}: no device plugin offers it; counted by {layer}"]
+    return [f"{_name_nodes(names, members)} without {resource}: no device plugin offers it; counted by {layer}"]
 
 
-def _also_cut(members: Sequence[Node]) -> list[str]:
+def _remark_on_mig_slices(members: Sequence[Node]) -> list[str]:
     """Return remarks on nodes that offer whole GPUs together with slices of other GPUs."""
     both = [item for item in members if item.gpus and item.slices]
     if not both:
@@ -106,17 +106,16 @@ def _also_cut(members: Sequence[Node]) -> list[str]:
         amounts.update({profile: total for profile, total, _ in item.slices})
     slices = ", ".join(f"{amount} x {profile}" for profile, amount in sorted(amounts.items()))
     names = [item.name for item in both]
-    return [
-        f"{_of(names, members)} cut in part ({slices}): only whole GPUs are counted; a GPUPool with mig takes slices"
-    ]
+    remark = f"cut in part ({slices}): only whole GPUs are counted; a GPUPool with mig takes slices"
+    return [f"{_name_nodes(names, members)} {remark}"]
 
 
-def _tainted(members: Sequence[Node]) -> list[str]:
+def _remark_on_taints(members: Sequence[Node]) -> list[str]:
     """Return remarks on the taints that a job has to tolerate."""
     taints = Counter(taint for item in members for taint in item.taints if taint[2] != "PreferNoSchedule")
     remarks = []
     for (key, value, effect), amount in sorted(taints.items()):
         text = shown(f"{key}={value}:{effect}" if value else f"{key}:{effect}", quote=False)
-        which = "all nodes are" if amount == len(members) else f"{_share(amount, len(members))} {_verb(amount)}"
+        which = "all nodes are" if amount == len(members) else f"{_say_share(amount, len(members))} {_verb(amount)}"
         remarks.append(f"{which} tainted {text}, which a job has to tolerate")
     return remarks

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilecast.planner.columns import QueueColumns
 from tilecast.planner.policies import QueuePolicy
-from tilecast.planner.timeline import Simulation, Tasks, simulate
+from tilecast.planner.timeline import PoolSimulation, PoolTasks, simulate_pool
 from tilecast.spec import Floats, Ints
 
 QueueScore: TypeAlias = tuple[float, ...]
@@ -28,7 +28,7 @@ class PoolTimeline:
     finish: Floats
     peak: float
     sums: tuple[float, ...]
-    simulation: Simulation
+    simulation: PoolSimulation
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class Assignment:
         members: list[list[int]] = [[] for _ in self.columns.pools]
         for job, option in enumerate(self.option):
             members[self.columns.pool[option]].append(job)
-        self.pools = [self._timeline(pool, jobs, {}) for pool, jobs in enumerate(members)]
+        self.pools = [self._simulate_pool(pool, jobs, {}) for pool, jobs in enumerate(members)]
 
     @property
     def score(self) -> QueueScore:
         """Score of the whole queue."""
-        return _total(self.pools)
+        return _total_score(self.pools)
 
     @property
     def finish(self) -> Floats:
@@ -65,7 +65,7 @@ class Assignment:
             ends[pool.jobs] = pool.finish
         return ends
 
-    def tried(self, moves: Mapping[int, int]) -> tuple[QueueScore, dict[int, PoolTimeline]]:
+    def try_moves(self, moves: Mapping[int, int]) -> tuple[QueueScore, dict[int, PoolTimeline]]:
         """Return the score with other options for some jobs, and the pools that change, without applying the moves."""
         members = dict[int, list[int]]()
         for job, option in moves.items():
@@ -77,8 +77,8 @@ class Assignment:
         for job, option in moves.items():
             line = members[int(self.columns.pool[option])]
             line.insert(bisect_left(line, job), job)
-        changed = {pool: self._timeline(pool, jobs, moves) for pool, jobs in members.items()}
-        return _total([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
+        changed = {pool: self._simulate_pool(pool, jobs, moves) for pool, jobs in members.items()}
+        return _total_score([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
 
     def apply(self, moves: Mapping[int, int], changed: Mapping[int, PoolTimeline]) -> None:
         """Apply moves with the changed pools that `tried` returned for them."""
@@ -94,33 +94,33 @@ class Assignment:
         made.pools, made.simulated = list(self.pools), self.simulated
         return made
 
-    def _timeline(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
+    def _simulate_pool(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
         self.simulated += len(jobs)
         if not jobs:
-            return PoolTimeline(jobs, np.zeros(0), -math.inf, (), Simulation([]))
+            return PoolTimeline(jobs, np.zeros(0), -math.inf, (), PoolSimulation([]))
         columns = self.columns
         options = np.array([moves.get(job, self.option[job]) for job in jobs])
         rows = np.array(jobs)
-        tasks = _tasks(columns, pool, rows, options)
-        simulation = self._again(pool, rows, tasks, moves) if moves else simulate(columns.pools[pool], tasks)
+        tasks = _pool_tasks(columns, pool, rows, options)
+        simulation = self._resume_pool(pool, rows, tasks, moves) if moves else simulate_pool(columns.pools[pool], tasks)
         finish = np.array(simulation.begin) + columns.seconds[options]
         peaks, sums = self.policy.terms(columns, rows, options, finish)
         peak = -math.inf if peaks is None else float(peaks.max())
         return PoolTimeline(jobs, finish, peak, tuple(float(column.sum()) for column in sums), simulation)
 
-    def _again(self, pool: int, rows: Ints, tasks: Tasks, moves: Mapping[int, int]) -> Simulation:
+    def _resume_pool(self, pool: int, rows: Ints, tasks: PoolTasks, moves: Mapping[int, int]) -> PoolSimulation:
         """Simulate a pool after some moves, starting from the last stored moment that no move can affect."""
         old, columns = self.pools[pool], self.columns
-        since = old.simulation.before(self._untouched(pool, moves)) if old.simulation.moments else None
+        since = old.simulation.last_moment(self._count_untouched(pool, moves)) if old.simulation.moments else None
         if since is None:
-            return simulate(columns.pools[pool], tasks)
+            return simulate_pool(columns.pools[pool], tasks)
         begin = np.full(len(rows), math.inf)
         begun = np.array(old.simulation.order[: since.started])
         old_begin = np.array(old.simulation.begin)
         begin[np.searchsorted(rows, begun)] = old_begin[np.searchsorted(np.array(old.jobs), begun)]
-        return simulate(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
+        return simulate_pool(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
 
-    def _untouched(self, pool: int, moves: Mapping[int, int]) -> int:
+    def _count_untouched(self, pool: int, moves: Mapping[int, int]) -> int:
         """Count the jobs of a pool that start before any move can change anything.
 
         A job that leaves changes nothing before its own start. A job that arrives changes nothing before the start of
@@ -144,10 +144,10 @@ class Assignment:
         return count
 
 
-def _tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> Tasks:
+def _pool_tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> PoolTasks:
     """Return what some jobs request from a pool."""
     quotas, arrival = columns.pools[pool].quotas, columns.arrival[jobs]
-    return Tasks(
+    return PoolTasks(
         gpus=columns.gpus[options].tolist(),
         seconds=columns.seconds[options].tolist(),
         ready_s=arrival.tolist() if (arrival > 0).any() else None,
@@ -156,7 +156,7 @@ def _tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> Tasks
     )
 
 
-def _total(pools: Sequence[PoolTimeline]) -> QueueScore:
+def _total_score(pools: Sequence[PoolTimeline]) -> QueueScore:
     used = [pool for pool in pools if pool.jobs]
     if not used:
         return ()
@@ -165,7 +165,7 @@ def _total(pools: Sequence[PoolTimeline]) -> QueueScore:
     return sums if peak == -math.inf else (peak, *sums)
 
 
-def is_less(score: QueueScore, other: QueueScore) -> bool:
+def is_better_score(score: QueueScore, other: QueueScore) -> bool:
     """Return whether a score is better than another by more than rounding errors."""
     for one, two in zip(score, other, strict=True):
         if abs(one - two) > 1e-9 * max(abs(one), abs(two)):

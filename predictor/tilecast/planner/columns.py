@@ -25,7 +25,7 @@ class QueueColumns:
     due: Floats
     """The job's deadline, else the horizon; infinite without either."""
     alone: Floats
-    """Seconds that each job takes with an equal share of every pool, see `alone_s`.
+    """Seconds that each job takes with an equal share of every pool, see `isolated_s`.
 
     For a running job, the time since its arrival is added.
     """
@@ -50,15 +50,15 @@ class QueueColumns:
     def pools(self) -> tuple[PoolCapacity, ...]:
         return self.problem.pools
 
-    def of(self, job: int) -> range:
+    def options_of_job(self, job: int) -> range:
         """Return the indices of a job's options."""
         return range(self.first[job], self.first[job + 1])
 
 
-def columns(problem: QueueProblem) -> QueueColumns:
+def build_columns(problem: QueueProblem) -> QueueColumns:
     """Return the columns of a checked problem."""
     jobs = problem.jobs
-    given = [_movable(job) for job in jobs]
+    given = [_available_options(job) for job in jobs]
     first = np.cumsum([0, *map(len, given)])
     places = {pool.name: index for index, pool in enumerate(problem.pools)}
     horizon = math.inf if problem.horizon_s is None else problem.horizon_s
@@ -68,14 +68,14 @@ def columns(problem: QueueProblem) -> QueueColumns:
         if id(some) not in same:
             same[id(some)] = equal.setdefault(some, len(equal))
     which = [same[id(some)] for some in given]
-    facts = [_facts(some, places) for some in equal]
+    facts = [_option_columns(some, places) for some in equal]
     pool, gpus, seconds, cost, width = (
         np.concatenate([facts[index][row] for index in which] or [np.zeros(0)]) for row in range(5)
     )
     kinds = dict[tuple[object, ...], int]()
-    kind = [kinds.setdefault((index, *_kind(job)), len(kinds)) for job, index in zip(jobs, which, strict=True)]
+    kind = [kinds.setdefault((index, *_class_key(job)), len(kinds)) for job, index in zip(jobs, which, strict=True)]
     one_of = {number: job for job, number in zip(jobs, kind, strict=True)}
-    shares = {number: alone_s(job.options, problem.pools, len(jobs)) for number, job in one_of.items()}
+    shares = {number: isolated_s(job.options, problem.pools, len(jobs)) for number, job in one_of.items()}
     waited = [max(-job.arrival_s, 0.0) * job.is_running for job in jobs]
     weight = np.array([job.weight for job in jobs], dtype=float)
     return QueueColumns(
@@ -86,7 +86,7 @@ def columns(problem: QueueProblem) -> QueueColumns:
         due=np.array([horizon if job.deadline_s is None else job.deadline_s for job in jobs], dtype=float),
         alone=np.array([shares[number] for number in kind], dtype=float) + np.array(waited, dtype=float),
         present=np.array(
-            [_present(job, some, start) for job, some, start in zip(jobs, given, first, strict=False)], int
+            [_find_present_option(job, some, start) for job, some, start in zip(jobs, given, first, strict=False)], int
         ),
         is_running=np.array([job.is_running for job in jobs], dtype=np.int64),
         kind=np.array(kind, dtype=np.int64),
@@ -101,13 +101,13 @@ def columns(problem: QueueProblem) -> QueueColumns:
     )
 
 
-def _facts(options: Sequence[JobOption], places: Mapping[str, int]) -> Floats:
+def _option_columns(options: Sequence[JobOption], places: Mapping[str, int]) -> Floats:
     """Return pool, GPUs, seconds, cost and width of each option, (5, k)."""
     rows = [(places[item.pool], item.gpus, item.seconds, item.cost or 0.0, item.width) for item in options]
     return np.array(rows, dtype=float).reshape(-1, 5).T
 
 
-def _movable(job: QueuedJob) -> tuple[JobOption, ...]:
+def _available_options(job: QueuedJob) -> tuple[JobOption, ...]:
     """Return the options that a job can still take.
 
     A running job has its present option, and the others with the cost of a move added if it may move.
@@ -118,10 +118,10 @@ def _movable(job: QueuedJob) -> tuple[JobOption, ...]:
     if job.move_s is None:
         return here
     moved = (option for option in job.options if option not in here)
-    return (*here, *(_later(option, job.move_s) for option in moved))
+    return (*here, *(_add_move_time(option, job.move_s) for option in moved))
 
 
-def _later(option: JobOption, seconds: float) -> JobOption:
+def _add_move_time(option: JobOption, seconds: float) -> JobOption:
     """Return the option with `seconds` added to its remaining run time, and its cost scaled to match."""
     ratio = 1 + seconds / option.seconds
     cost = None if option.cost is None else option.cost * ratio
@@ -129,17 +129,17 @@ def _later(option: JobOption, seconds: float) -> JobOption:
     return JobOption(option.pool, option.gpus, *ends, cost, option.plan, option.step_s)
 
 
-def _present(job: QueuedJob, options: Sequence[JobOption], start: int) -> int:
+def _find_present_option(job: QueuedJob, options: Sequence[JobOption], start: int) -> int:
     matches = (index for index, item in enumerate(options) if (item.pool, item.gpus) == job.present)
     return next((int(start) + index for index in matches), -1)
 
 
-def _kind(job: QueuedJob) -> tuple[object, ...]:
+def _class_key(job: QueuedJob) -> tuple[object, ...]:
     """Return the properties that jobs with equal options must also share to be equal."""
     return job.weight, job.priority, job.queue, job.deadline_s, job.present, job.is_advised, job.is_running
 
 
-def alone_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:
+def isolated_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:
     """Return the seconds that a job takes with an equal share of the cluster: one of `jobs` parts of every pool.
 
     The job uses its shares of the pools alternately, the fastest first, and never two at once. Finish-time fairness

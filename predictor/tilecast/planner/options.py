@@ -41,15 +41,15 @@ def job_options(request: Request, pools: Sequence[Pool], left: float = 1.0) -> t
         raise SpecError("training.steps", problem, "give training.steps or training.tokens")
     asked = replace(request, objective="time", deadline_s=None, budget=None, baseline=None)
     return tuple(
-        _option(offer, left)
+        _to_job_option(offer, left)
         for pool in sorted(pools, key=lambda item: item.name)
         if not (request.constraints.allowed_pools and pool.name not in request.constraints.allowed_pools)
         if request.constraints.allow_sharing or not pool.gpu.mig
-        for offer in _offers(asked, pool)
+        for offer in _offers_by_gpus(asked, pool)
     )
 
 
-def _option(offer: Offer, left: float) -> JobOption:
+def _to_job_option(offer: Offer, left: float) -> JobOption:
     ratio = left * (offer.finish_s or 0.0) / offer.step_s
     return JobOption(
         pool=offer.pool.name,
@@ -63,13 +63,13 @@ def _option(offer: Offer, left: float) -> JobOption:
     )
 
 
-def _offers(request: Request, pool: Pool) -> list[Offer]:
+def _offers_by_gpus(request: Request, pool: Pool) -> list[Offer]:
     """Return the recommended plan for each useful GPU count, in ascending order of counts."""
     plans = find_candidates(request, pool)
     allowed = plans.within(request.constraints) & plans.fits
     allowed &= (plans.gpus <= pool.gpus_per_node) | (plans.gpus % pool.gpus_per_node == 0)
     offers = []
-    for gpus in _faster(plans, allowed):
+    for gpus in _faster_gpu_counts(plans, allowed):
         exact = replace(request, constraints=Constraints(gpus=gpus, max_tensor=request.constraints.max_tensor))
         choice = choose(exact, plans, sensible(exact, plans, allowed & (plans.gpus == gpus)))
         if choice is not None:
@@ -77,7 +77,7 @@ def _offers(request: Request, pool: Pool) -> list[Offer]:
     return offers
 
 
-def _faster(plans: Candidates, allowed: Mask) -> list[int]:
+def _faster_gpu_counts(plans: Candidates, allowed: Mask) -> list[int]:
     """Return the GPU counts whose best run is shorter than that of every smaller count."""
     counts, shortest = list[int](), np.inf
     for gpus in np.unique(plans.gpus[allowed]).tolist():

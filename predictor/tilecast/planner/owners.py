@@ -24,7 +24,7 @@ Smaller gains would only make jobs move to and fro.
 """
 
 
-def exchange(current: Assignment, effort: int) -> None:
+def exchange_places(current: Assignment, effort: int) -> None:
     """Exchange places among the jobs of each owner by the owner's weights.
 
     Args:
@@ -33,19 +33,19 @@ def exchange(current: Assignment, effort: int) -> None:
     """
     columns = current.columns
     stop = current.simulated + effort
-    for members in _members(columns):
+    for members in _jobs_by_owner(columns):
         for job in sorted(members, key=lambda one: -columns.problem.jobs[one].own_weight):
-            for other, moves in _promising(current, members, job):
+            for other, moves in _promising_exchanges(current, members, job):
                 if current.simulated >= stop:
                     return
-                score, changed = current.tried(moves)
-                is_wished = _is_allowed(current, score) and _gains(current, changed, members, (job, other))
-                if is_wished and not _delays(current, changed, members):
+                score, changed = current.try_moves(moves)
+                is_wished = _policy_allows(current, score) and _owner_gains(current, changed, members, (job, other))
+                if is_wished and not _delays_others(current, changed, members):
                     current.apply(moves, changed)
                     break
 
 
-def _members(columns: QueueColumns) -> Sequence[Sequence[int]]:
+def _jobs_by_owner(columns: QueueColumns) -> Sequence[Sequence[int]]:
     """Return the waiting jobs of each owner that gives its jobs different weights."""
     of_owner: dict[str, list[int]] = {}
     for number, job in enumerate(columns.problem.jobs):
@@ -55,15 +55,15 @@ def _members(columns: QueueColumns) -> Sequence[Sequence[int]]:
     return [members for members in of_owner.values() if len({jobs[one].own_weight for one in members}) > 1]
 
 
-def _promising(current: Assignment, members: Sequence[int], job: int) -> list[tuple[int, Mapping[int, int]]]:
+def _promising_exchanges(current: Assignment, members: Sequence[int], job: int) -> list[tuple[int, Mapping[int, int]]]:
     """Return jobs with a lower owner's weight, and the moves by which `job` and each of them exchange places."""
     columns, finish = current.columns, current.finish
     jobs, exchanges = columns.problem.jobs, list[tuple[float, int, Mapping[int, int]]]()
     for other in members:
         if jobs[other].own_weight >= jobs[job].own_weight:
             continue
-        there = _option(columns, job, current.option[other])
-        here = _option(columns, other, current.option[job])
+        there = _find_option(columns, job, current.option[other])
+        here = _find_option(columns, other, current.option[job])
         if there is None or here is None or columns.pool[there] == columns.pool[here]:
             continue
         start = finish[other] - columns.seconds[current.option[other]]
@@ -73,13 +73,13 @@ def _promising(current: Assignment, members: Sequence[int], job: int) -> list[tu
     return [(other, moves) for _, other, moves in sorted(exchanges, key=lambda item: item[:2])[:TRIED]]
 
 
-def _option(columns: QueueColumns, job: int, like: int) -> int | None:
+def _find_option(columns: QueueColumns, job: int, like: int) -> int | None:
     """Return the job's option on the pool and GPU count of option `like`; None if there is none."""
     place = columns.pool[like], columns.gpus[like]
-    return next((one for one in columns.of(job) if (columns.pool[one], columns.gpus[one]) == place), None)
+    return next((one for one in columns.options_of_job(job) if (columns.pool[one], columns.gpus[one]) == place), None)
 
 
-def _ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Floats, Floats]:
+def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Floats, Floats]:
     """Return when every job ends now, and when it would end after the change, (n,) each."""
     before, after = current.finish, current.finish
     for pool in changed.values():
@@ -87,7 +87,7 @@ def _ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Flo
     return before, after
 
 
-def _is_allowed(current: Assignment, score: QueueScore) -> bool:
+def _policy_allows(current: Assignment, score: QueueScore) -> bool:
     """Return whether the policy allows a score.
 
     The completion policy allows every score: its mean of completion times may be traded between an owner's jobs. Under
@@ -97,20 +97,20 @@ def _is_allowed(current: Assignment, score: QueueScore) -> bool:
     return current.policy.name == "completion" or score[:part] <= current.score[:part]
 
 
-def _gains(
+def _owner_gains(
     current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int], pair: tuple[int, int]
 ) -> bool:  # fmt: skip
     """Return whether the owner's jobs end earlier by its weights, by enough for the two that would exchange places."""
-    before, after = _ends(current, changed)
+    before, after = _compare_ends(current, changed)
     weight = np.array([current.columns.problem.jobs[one].own_weight for one in members])
     rows, two = np.array(members), np.isin(members, pair)
     took = weight * (before[rows] - current.columns.arrival[rows])
     return float((weight * (before[rows] - after[rows])).sum()) > LEAST_GAIN * float(took[two].sum())
 
 
-def _delays(current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int]) -> bool:
+def _delays_others(current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int]) -> bool:
     """Return whether a job of anybody else would end later."""
-    before, after = _ends(current, changed)
+    before, after = _compare_ends(current, changed)
     is_other = np.ones(len(before), dtype=bool)
     is_other[np.array(members)] = False
     return bool((after > before * (1 + 1e-9) + 1e-9)[is_other].any())

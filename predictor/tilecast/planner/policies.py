@@ -37,30 +37,30 @@ class QueuePolicy:
     needs_price: bool = False
 
 
-def _mean(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
-    return None, (_share(columns, jobs, finish), columns.cost[options])
+def _completion_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+    return None, (_completion_share(columns, jobs, finish), columns.cost[options])
 
 
-def _share(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
+def _completion_share(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
     """Return each job's part of the weighted mean of completion times."""
     return np.asarray(columns.share[jobs] * (finish - columns.arrival[jobs]))
 
 
-def _makespan(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
-    return finish, (_share(columns, jobs, finish), columns.cost[options])
+def _makespan_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+    return finish, (_completion_share(columns, jobs, finish), columns.cost[options])
 
 
-def _cost(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+def _cost_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     missed = (finish > columns.due[jobs] * (1 + 1e-9)) * columns.weight[jobs]
-    return None, (missed, columns.cost[options], _share(columns, jobs, finish))
+    return None, (missed, columns.cost[options], _completion_share(columns, jobs, finish))
 
 
-def _fairness(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
+def _fairness_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: Floats) -> Terms:
     ratio = (finish - columns.arrival[jobs]) / columns.alone[jobs]
     return ratio, (ratio / len(columns.weight), columns.cost[options])
 
 
-def _mean_stake(columns: QueueColumns, job: int, option: int, ratio: float) -> float:
+def _completion_stake(columns: QueueColumns, job: int, option: int, ratio: float) -> float:
     return float(columns.share[job] * columns.seconds[option] * ratio)
 
 
@@ -71,18 +71,19 @@ def _fairness_stake(columns: QueueColumns, job: int, option: int, ratio: float) 
 POLICIES: dict[str, QueuePolicy] = {
     record.name: record
     for record in (
-        QueuePolicy("completion", "the least weighted mean of completion times", _mean, _mean_stake),
+        QueuePolicy("completion", "the least weighted mean of completion times", _completion_terms, _completion_stake),
         QueuePolicy(
-            "makespan", "the earliest end of the last job", _makespan,
+            "makespan", "the earliest end of the last job", _makespan_terms,
             lambda columns, job, option, ratio: float(columns.seconds[option] * ratio),
         ),
         QueuePolicy(
-            "cost", "the fewest missed deadlines, then the least cost", _cost,
+            "cost", "the fewest missed deadlines, then the least cost", _cost_terms,
             lambda columns, job, option, ratio: float(columns.cost[option] * ratio),
             deciding=1, unit="price", needs_price=True,
         ),
         QueuePolicy(
-            "fairness", "the least of the largest finish-time fairness ratio", _fairness, _fairness_stake, unit="ratio"
+            "fairness", "the least of the largest finish-time fairness ratio", _fairness_terms, _fairness_stake,
+            unit="ratio",
         ),
     )
 }  # fmt: skip

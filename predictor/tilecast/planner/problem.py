@@ -79,10 +79,10 @@ def running(job: QueuedJob, ran_s: float) -> QueuedJob:
         where = f"{job.present[1]} GPUs of {job.present[0]}" if job.present else "nowhere"
         raise SpecError("status", f"it runs on {where}, where no forecast of it is", "see `tilecast advise`")
     left = max(1 - ran_s / here.seconds, LEAST_LEFT)
-    return replace(job, options=tuple(_rest(item, left) for item in job.options), is_running=True)
+    return replace(job, options=tuple(_scale_option(item, left) for item in job.options), is_running=True)
 
 
-def _rest(option: JobOption, left: float) -> JobOption:
+def _scale_option(option: JobOption, left: float) -> JobOption:
     return replace(
         option,
         seconds=option.seconds * left,
@@ -119,7 +119,7 @@ class PoolCapacity:
         ]
         return [self.gpus_per_node - taken for taken in held]
 
-    def holds(self, gpus: int) -> bool:
+    def can_hold(self, gpus: int) -> bool:
         """Return whether a job of `gpus` GPUs can ever start: on one node, or on whole nodes."""
         if gpus <= self.gpus_per_node:
             return gpus <= max(self.free, default=0)
@@ -151,14 +151,14 @@ class QueueProblem:
         return next(pool for pool in self.pools if pool.name == name)
 
 
-def checked(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]:
+def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]:
     """Return the problem without impossible options and jobs, in Kueue's start order, and why parts were refused.
 
     Raises:
         SpecError: two jobs or two pools have the same name, or a pool or a quota has an invalid number.
     """
-    _check_names("pools", [pool.name for pool in problem.pools])
-    _check_names("jobs", [job.name for job in problem.jobs])
+    _require_unique_names("pools", [pool.name for pool in problem.pools])
+    _require_unique_names("jobs", [job.name for job in problem.jobs])
     for pool in problem.pools:
         _check_pool(pool)
     by_name = {pool.name: pool for pool in problem.pools}
@@ -168,12 +168,12 @@ def checked(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]
     for job in problem.jobs:
         key = id(job.options), job.queue, job.present, job.is_running
         if key not in undominated_options:
-            undominated_options[key] = undominated(
-                job, [item for item in job.options if not _why_not(job, item, by_name)]
+            undominated_options[key] = drop_dominated(
+                job, [item for item in job.options if not _why_impossible(job, item, by_name)]
             )
         feasible = replace(job, options=undominated_options[key])
         if not feasible.options:
-            refused.append(_nowhere(job, by_name))
+            refused.append(_refuse_job(job, by_name))
             continue
         if job.deadline_s is not None and job.deadline_s <= 0:
             remedy = "give it a later one; it is planned as if it had none"
@@ -184,7 +184,7 @@ def checked(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]
     return replace(problem, jobs=tuple(remaining)), tuple(refused)
 
 
-def _check_names(field_: str, names: Sequence[str]) -> None:
+def _require_unique_names(field_: str, names: Sequence[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise SpecError(field_, f"{count} are named {name}", "give each a name of its own")
@@ -199,7 +199,7 @@ def _check_pool(pool: PoolCapacity) -> None:
             raise SpecError(f"pool {pool.name}", f"queue {queue} has a quota of {quota}", "give a count from 0")
 
 
-def _why_not(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolCapacity]) -> str:
+def _why_impossible(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolCapacity]) -> str:
     """Return why an option is impossible; empty if it is possible."""
     pool = pools.get(option.pool)
     if pool is None:
@@ -210,7 +210,7 @@ def _why_not(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolCapacity
         return ""
     if not pool.gpus:
         return f"{pool.name} has no GPU free of others"
-    if not pool.holds(option.gpus):
+    if not pool.can_hold(option.gpus):
         return f"{pool.name} has no place for {option.gpus} GPUs at once ({pool.nodes} nodes of {pool.gpus_per_node})"
     quota = pool.quotas.get(job.queue)
     if quota is not None and quota < option.gpus:
@@ -218,14 +218,14 @@ def _why_not(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolCapacity
     return ""
 
 
-def _nowhere(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> Unplanned:
-    reasons = list(dict.fromkeys(_why_not(job, option, pools) for option in job.options))
+def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> Unplanned:
+    reasons = list(dict.fromkeys(_why_impossible(job, option, pools) for option in job.options))
     if not reasons:
         return Unplanned(job.name, "no pool can run it", "see `tilecast advise` for what would help")
     return Unplanned(job.name, "; ".join(reasons[:3]), "give it fewer GPUs, another pool, or more quota")
 
 
-def undominated(job: QueuedJob, options: Sequence[JobOption]) -> tuple[JobOption, ...]:
+def drop_dominated(job: QueuedJob, options: Sequence[JobOption]) -> tuple[JobOption, ...]:
     """Return the options that no other on the same pool beats in GPUs, time and cost at once, and the present one."""
     remaining = list[JobOption]()
     for option in sorted(options, key=lambda item: (item.pool, item.gpus, item.seconds, item.cost or 0.0)):

@@ -12,7 +12,7 @@ import numpy as np
 from tilecast.planner.assignment import Assignment
 from tilecast.planner.columns import QueueColumns
 from tilecast.planner.policies import POLICIES
-from tilecast.planner.timeline import Nodes
+from tilecast.planner.timeline import FreeNodes
 from tilecast.spec import Floats, Ints
 
 
@@ -27,30 +27,30 @@ class QueueOutcome:
 
 def own_best(columns: QueueColumns) -> list[int]:
     """Return the fastest option of each job, with the fewest GPUs where several are equally fast."""
-    return _least(columns, (columns.seconds, columns.gpus))
+    return _choose_least(columns, (columns.seconds, columns.gpus))
 
 
-def _least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]) -> list[int]:
+def _choose_least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]) -> list[int]:
     """Return the option of each job with the least of one column, then the least of another, then the first."""
     order = np.lexsort((by[1], by[0], columns.job))
     return [int(item) for item in order[columns.first[:-1]]]
 
 
-def cheapest(columns: QueueColumns) -> list[int]:
+def choose_cheapest(columns: QueueColumns) -> list[int]:
     """Return the cheapest option of each job, the fastest where several cost the same."""
-    return _least(columns, (columns.cost, columns.seconds))
+    return _choose_least(columns, (columns.cost, columns.seconds))
 
 
-def earliest(columns: QueueColumns) -> list[int]:
+def choose_earliest(columns: QueueColumns) -> list[int]:
     """Return the option by which each job ends first, given the choices of the jobs before it in the queue."""
-    lines = [_Line(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
+    lines = [_FreeTimes(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
     chosen = []
     for job in _jobs(columns):
         begin = max(float(columns.arrival[job]), 0.0)
         best, ends = -1, (math.inf, 0)
-        for item in columns.of(job):
+        for item in columns.options_of_job(job):
             gpus = int(columns.gpus[item])
-            after = (max(lines[columns.pool[item]].ready(gpus), begin) + columns.seconds[item], gpus)
+            after = (max(lines[columns.pool[item]].when_free(gpus), begin) + columns.seconds[item], gpus)
             if best < 0 or after < ends:
                 best, ends = item, after
         lines[columns.pool[best]].add(int(columns.gpus[best]), ends[0])
@@ -58,7 +58,7 @@ def earliest(columns: QueueColumns) -> list[int]:
     return chosen
 
 
-class _Line:
+class _FreeTimes:
     """GPUs of a pool and when each becomes free, if no job passes another."""
 
     def __init__(self, free: np.ndarray, per_node: int) -> None:
@@ -67,7 +67,7 @@ class _Line:
         self.until[np.arange(per_node) < free[:, None]] = 0.0
         self._ready: dict[int, float] = {}
 
-    def ready(self, gpus: int) -> float:
+    def when_free(self, gpus: int) -> float:
         """Return when so many GPUs are free at once, on one node or on whole nodes."""
         if gpus not in self._ready:
             self._ready[gpus] = float(np.partition(self._nodes(gpus), self._count(gpus) - 1)[self._count(gpus) - 1])
@@ -89,19 +89,19 @@ class _Line:
         return self.until[:, min(gpus, self.per_node) - 1]
 
 
-def outcome_of(columns: QueueColumns, option: list[int]) -> QueueOutcome:
+def queue_outcome(columns: QueueColumns, option: list[int]) -> QueueOutcome:
     """Return the outcome of one option for each job."""
     return QueueOutcome(option, Assignment(columns, POLICIES["completion"], list(option)).finish)
 
 
-def flavors(columns: QueueColumns) -> QueueOutcome:
+def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
     """Simulate Kueue without advice.
 
     In the queue's order, each job takes the first pool of the list that has room now, and waits while none has. A job
     keeps the number of GPUs that it requests, or the nearest number that the pool has an option for.
     """
     count = len(columns.weight)
-    rooms = [_Room(Nodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
+    rooms = [_PoolRoom(FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)) for pool in columns.pools]
     option, finish = [-1] * count, np.full(count, math.inf)
     coming = sorted((max(float(at), 0.0), job) for job, at in enumerate(columns.arrival))
     waiting, running = dict[int, list[int]](), list[tuple[float, int, list[int]]]()
@@ -138,10 +138,10 @@ def flavors(columns: QueueColumns) -> QueueOutcome:
 
 
 @dataclass(slots=True)
-class _Room:
+class _PoolRoom:
     """Free GPUs and quotas of a pool."""
 
-    nodes: Nodes
+    nodes: FreeNodes
     quotas: dict[str, int]
 
     def has(self, queue: str, gpus: int) -> bool:
@@ -176,7 +176,7 @@ def _kueue_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple
 
 def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
     """Return pool, GPUs and position among the job's options of each option that Kueue tries, in the order of pools."""
-    options = columns.of(job)
+    options = columns.options_of_job(job)
     present = int(columns.present[job])
     is_own = present >= 0 and not columns.problem.jobs[job].is_advised
     own = present if is_own else min(options, key=lambda item: columns.seconds[item])
@@ -194,9 +194,9 @@ def _jobs(columns: QueueColumns) -> range:
 
 
 REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {
-    "ownBest": ("each on its own best pool, first come first served", lambda held: outcome_of(held, own_best(held))),
-    "earliest": ("each where it would finish first", lambda held: outcome_of(held, earliest(held))),
-    "flavors": ("Kueue's order of flavors", flavors),
-    "cheapest": ("each on its cheapest pool", lambda held: outcome_of(held, cheapest(held))),
+    "ownBest": ("each on its own best pool, first come first served", lambda held: queue_outcome(held, own_best(held))),
+    "earliest": ("each where it would finish first", lambda held: queue_outcome(held, choose_earliest(held))),
+    "flavors": ("Kueue's order of flavors", simulate_kueue),
+    "cheapest": ("each on its cheapest pool", lambda held: queue_outcome(held, choose_cheapest(held))),
 }
 """Ways to place jobs without a plan for all of them, by name: a summary, and the function that returns the outcome."""

@@ -22,17 +22,17 @@ _BISECTIONS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed:
+class RelaxedSolution:
     """Bound and option shares from a relaxation."""
 
     bound: float | None
     """Value that no plan can be below; None if the program was not solved."""
     share: Floats
-    """Number of jobs of its class that take each option of `Classes`, (m,)."""
+    """Number of jobs of its class that take each option of `JobClasses`, (m,)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Classes:
+class JobClasses:
     """Classes of equal jobs, one row per class, and their options, (m,)."""
 
     jobs: list[Ints]
@@ -45,7 +45,7 @@ class Classes:
     """Number of jobs in each class."""
 
     @classmethod
-    def of(cls, columns: QueueColumns) -> Classes:
+    def from_columns(cls, columns: QueueColumns) -> JobClasses:
         order = np.argsort(columns.kind, kind="stable")
         bounds = np.flatnonzero(np.diff(columns.kind[order], prepend=-1))
         jobs = np.split(order, bounds[1:])
@@ -53,7 +53,7 @@ class Classes:
         row = np.repeat(np.arange(len(jobs)), [len(some) for some in options])
         return cls(jobs, np.concatenate(options), row, np.array([len(some) for some in jobs], dtype=float))
 
-    def spread(self, columns: QueueColumns, share: Floats) -> list[int]:
+    def assign_options(self, columns: QueueColumns, share: Floats) -> list[int]:
         """Return an option for every job: each class takes its options in proportion to the shares, evenly mixed."""
         chosen = [-1] * len(columns.weight)
         for index, jobs in enumerate(self.jobs):
@@ -67,7 +67,7 @@ class Classes:
         return chosen
 
 
-def completion(columns: QueueColumns, classes: Classes, end_s: float) -> Relaxed:
+def bound_completion(columns: QueueColumns, classes: JobClasses, end_s: float) -> RelaxedSolution:
     """Bound the weighted mean of completion times.
 
     Time is divided into parts, and a job may be worked on in any of them. It ends half its run after the mean of the
@@ -85,23 +85,25 @@ def completion(columns: QueueColumns, classes: Classes, end_s: float) -> Relaxed
     column = np.arange(cost.size).reshape(cost.shape)
     class_row = np.broadcast_to(classes.row[:, None], cost.shape)
     pool_row = len(classes.count) + columns.pool[options][:, None] * parts + np.arange(parts)
-    room = (_gpus(columns)[:, None] * np.diff(edges)).ravel()
-    solved = _minimum(
+    room = (_gpus_by_pool(columns)[:, None] * np.diff(edges)).ravel()
+    solved = _solve_program(
         cost.ravel(),
         [(class_row, column, np.ones_like(cost)), (pool_row, column, np.broadcast_to(area[:, None], cost.shape))],
         np.concatenate([classes.count, np.full(len(room), -math.inf)]),
         np.concatenate([classes.count, room]),
     )
     if solved is None:
-        return Relaxed(None, _shortest(columns, classes))
+        return RelaxedSolution(None, _fastest_shares(columns, classes))
     value, taken = solved
     first = np.flatnonzero(np.diff(classes.row, prepend=-1))
     alone = float((classes.count * np.minimum.reduceat(length, first) * each[first]).sum())
     waited = float((columns.weight * columns.arrival).sum() / columns.weight.sum())
-    return Relaxed(max(value, alone) - waited, taken.reshape(-1, parts).sum(axis=1))
+    return RelaxedSolution(max(value, alone) - waited, taken.reshape(-1, parts).sum(axis=1))
 
 
-def peak(columns: QueueColumns, classes: Classes, since: Floats, scale: Floats, most: float) -> Relaxed:
+def bound_peak(
+    columns: QueueColumns, classes: JobClasses, since: Floats, scale: Floats, most: float
+) -> RelaxedSolution:
     """Bound the largest `(end - since) / scale` over all jobs, for policies that minimize it.
 
     Bisection searches for the smallest value by which all jobs can be done: each job is due by then, and the work that
@@ -118,33 +120,37 @@ def peak(columns: QueueColumns, classes: Classes, since: Floats, scale: Floats, 
     """
     late = np.array([since[some].max() for some in classes.jobs])
     scales = np.array([scale[some[0]] for some in classes.jobs])
-    low, high, share = 0.0, most, _shortest(columns, classes)
+    low, high, share = 0.0, most, _fastest_shares(columns, classes)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        taken = _by(columns, classes, late + middle * scales)
+        taken = _shares_within_due(columns, classes, late + middle * scales)
         if taken is None:
             low = middle
         else:
             high, share = middle, taken
-    return Relaxed(low, share)
+    return RelaxedSolution(low, share)
 
 
-def cost(columns: QueueColumns, classes: Classes, missed: float) -> Relaxed:
+def bound_cost(columns: QueueColumns, classes: JobClasses, missed: float) -> RelaxedSolution:
     """Bound the cost of all jobs if jobs of at most `missed` total weight miss their deadlines."""
     due = np.array([columns.due[some].max() for some in classes.jobs])
     options = classes.option
-    rows = _due_rows(columns, classes, due, columns.cost[options], missed)
-    return Relaxed(None if rows is None else rows[0], _shortest(columns, classes) if rows is None else rows[1])
+    rows = _least_price_within_due(columns, classes, due, columns.cost[options], missed)
+    return RelaxedSolution(
+        None if rows is None else rows[0], _fastest_shares(columns, classes) if rows is None else rows[1]
+    )
 
 
-def _by(columns: QueueColumns, classes: Classes, due: Floats) -> Floats | None:
+def _shares_within_due(columns: QueueColumns, classes: JobClasses, due: Floats) -> Floats | None:
     """Return shares of options by which each class can end before it is due; None if there are none."""
-    solved = _due_rows(columns, classes, due, columns.seconds[classes.option] * columns.gpus[classes.option], 0.0)
+    solved = _least_price_within_due(
+        columns, classes, due, columns.seconds[classes.option] * columns.gpus[classes.option], 0.0
+    )
     return None if solved is None else solved[1]
 
 
-def _due_rows(
-    columns: QueueColumns, classes: Classes, due: Floats, price: Floats, missed: float
+def _least_price_within_due(
+    columns: QueueColumns, classes: JobClasses, due: Floats, price: Floats, missed: float
 ) -> tuple[float, Floats] | None:
     """Return the least price, and the shares of options, by which classes end before they are due.
 
@@ -163,8 +169,8 @@ def _due_rows(
     pools = len(columns.pools)
     classes_count = len(classes.count)
     moment_row = classes_count + 1 + columns.pool[options][choice] * len(moments) + moment
-    room = (_gpus(columns)[:, None] * moments).ravel()
-    return _minimum(
+    room = (_gpus_by_pool(columns)[:, None] * moments).ravel()
+    return _solve_program(
         np.concatenate([price, price]),
         [
             (classes.row, column, np.ones(count)),
@@ -183,11 +189,11 @@ _MOMENTS = 16
 """Number of moments by which the work that is due has to fit; ignoring other moments only lowers a bound."""
 
 
-def _gpus(columns: QueueColumns) -> Floats:
+def _gpus_by_pool(columns: QueueColumns) -> Floats:
     return np.array([pool.gpus for pool in columns.pools], dtype=float)
 
 
-def _shortest(columns: QueueColumns, classes: Classes) -> Floats:
+def _fastest_shares(columns: QueueColumns, classes: JobClasses) -> Floats:
     """Return shares where every class takes its fastest option."""
     share = np.zeros(len(classes.option))
     for index, jobs in enumerate(classes.jobs):
@@ -196,7 +202,7 @@ def _shortest(columns: QueueColumns, classes: Classes) -> Floats:
     return share
 
 
-def _minimum(
+def _solve_program(
     price: Floats,
     entries: Sequence[tuple[Ints, Ints, Floats]],
     lower: Floats,

@@ -14,11 +14,11 @@ import numpy as np
 
 from tilecast import uncertainty
 from tilecast.planner import owners, references, relaxation
-from tilecast.planner.assignment import Assignment, QueueScore, is_less
-from tilecast.planner.columns import QueueColumns, columns
+from tilecast.planner.assignment import Assignment, QueueScore, is_better_score
+from tilecast.planner.columns import QueueColumns, build_columns
 from tilecast.planner.policies import POLICIES, QueuePolicy
-from tilecast.planner.problem import QueueProblem, Unplanned, checked
-from tilecast.planner.relaxation import Classes, Relaxed
+from tilecast.planner.problem import QueueProblem, Unplanned, check_problem
+from tilecast.planner.relaxation import JobClasses, RelaxedSolution
 from tilecast.spec import Floats, SpecError
 
 EFFORT = 600_000
@@ -91,35 +91,35 @@ def solve(
     Raises:
         SpecError: the policy is unknown, needs a price that a pool lacks, or the problem is invalid.
     """
-    record = _policy(policy)
-    feasible, refused = checked(problem)
-    queue_columns = columns(feasible)
+    record = _find_policy(policy)
+    feasible, refused = check_problem(problem)
+    queue_columns = build_columns(feasible)
     if record.needs_price and (pool := next((item.pool for item in queue_columns.options if item.cost is None), None)):
         raise SpecError(f"pool {pool}", f"has no price, which policy {policy} needs", "give its GPUPool a price")
     if not feasible.jobs:
         return QueueSolution(queue_columns, record, [], np.zeros(0), (), (), None, refused)
-    first = _first(queue_columns, record)
+    first = _starting_plan(queue_columns, record)
     relaxed = None
     if is_bounded:
-        classes = Classes.of(queue_columns)
-        relaxed = _relaxed(queue_columns, record, classes, first)
-        spread = Assignment(queue_columns, record, classes.spread(queue_columns, relaxed.share))
-        first = spread if is_less(spread.score, first.score) else first
-    current = _searched(first, effort // _RESUME_DIVISOR if _is_planned(queue_columns) else effort)
+        classes = JobClasses.from_columns(queue_columns)
+        relaxed = _bound_score(queue_columns, record, classes, first)
+        spread = Assignment(queue_columns, record, classes.assign_options(queue_columns, relaxed.share))
+        first = spread if is_better_score(spread.score, first.score) else first
+    current = _search_plan(first, effort // _RESUME_DIVISOR if _continues_plan(queue_columns) else effort)
     best = current.score
-    _settle(current, effort)
-    owners.exchange(current, effort // _RESUME_DIVISOR)
+    _undo_small_changes(current, effort)
+    owners.exchange_places(current, effort // _RESUME_DIVISOR)
     bound = None if relaxed is None else relaxed.bound
     return QueueSolution(queue_columns, record, current.option, current.finish, current.score, best, bound, refused)
 
 
-def _policy(name: str) -> QueuePolicy:
+def _find_policy(name: str) -> QueuePolicy:
     if name not in POLICIES:
         raise SpecError("policy", f"{name!r} is not known", f"use {', '.join(POLICIES)}")
     return POLICIES[name]
 
 
-def _first(queue_columns: QueueColumns, policy: QueuePolicy) -> Assignment:
+def _starting_plan(queue_columns: QueueColumns, policy: QueuePolicy) -> Assignment:
     """Return the best plan that needs no search: a reference that chooses an option for each job, or the present plan.
 
     The present plan wins while it is hardly worse. In a large queue with few new jobs, only it is considered.
@@ -127,50 +127,52 @@ def _first(queue_columns: QueueColumns, policy: QueuePolicy) -> Assignment:
     is_new = queue_columns.present < 0
     own = references.own_best(queue_columns)
     there = [own[job] if item < 0 else item for job, item in enumerate(queue_columns.present.tolist())]
-    if _is_planned(queue_columns):
+    if _continues_plan(queue_columns):
         current = Assignment(queue_columns, policy, there)
-        budget, promise = _Budget(EFFORT), _promise(current)
+        budget, promise = _TrialBudget(EFFORT), _estimate_gains(current)
         for job in np.flatnonzero(is_new).tolist():
             options = np.arange(queue_columns.first[job], queue_columns.first[job + 1])
             for item in options[np.argsort(-promise[options], kind="stable")][:_TRIED_OPTIONS_NEW].tolist():
-                budget.tried(current, {job: item})
+                budget.try_moves(current, {job: item})
         return current
-    ways = (there, references.earliest(queue_columns), own, references.cheapest(queue_columns))
+    ways = (there, references.choose_earliest(queue_columns), own, references.choose_cheapest(queue_columns))
     several = [Assignment(queue_columns, policy, way) for way in ways]
     best = several[0]
     for other in several[1:]:
-        best = other if is_less(other.score, best.score) else best
-    is_kept = not is_new.any() and _is_near(policy, several[0].score, best.score)
+        best = other if is_better_score(other.score, best.score) else best
+    is_kept = not is_new.any() and _is_nearly_best(policy, several[0].score, best.score)
     return several[0] if is_kept else best
 
 
-def _is_planned(queue_columns: QueueColumns) -> bool:
+def _continues_plan(queue_columns: QueueColumns) -> bool:
     """Return whether a large queue is planned from the present one because few of its jobs are new."""
     return len(queue_columns.present) > _MAX_SWAP_JOBS and float((queue_columns.present < 0).mean()) < _MAX_NEW_SHARE
 
 
-def _is_near(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
+def _is_nearly_best(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
     """Return whether a score is so little worse than the best that the difference does not matter."""
     deciding = policy.deciding
     return score[:deciding] <= best[:deciding] and score[deciding] <= best[deciding] * (1 + MAX_LOSS)
 
 
-def _relaxed(queue_columns: QueueColumns, policy: QueuePolicy, classes: Classes, first: Assignment) -> Relaxed:
+def _bound_score(
+    queue_columns: QueueColumns, policy: QueuePolicy, classes: JobClasses, first: Assignment
+) -> RelaxedSolution:
     if policy.name == "completion":
-        return relaxation.completion(queue_columns, classes, float(first.finish.max()))
+        return relaxation.bound_completion(queue_columns, classes, float(first.finish.max()))
     if policy.name == "cost":
-        return relaxation.cost(queue_columns, classes, first.score[0])
+        return relaxation.bound_cost(queue_columns, classes, first.score[0])
     ones = np.ones(len(queue_columns.weight))
     if policy.name == "makespan":
-        return relaxation.peak(queue_columns, classes, 0 * ones, ones, first.score[0])
-    return relaxation.peak(queue_columns, classes, queue_columns.arrival, queue_columns.alone, first.score[0])
+        return relaxation.bound_peak(queue_columns, classes, 0 * ones, ones, first.score[0])
+    return relaxation.bound_peak(queue_columns, classes, queue_columns.arrival, queue_columns.alone, first.score[0])
 
 
-def _searched(first: Assignment, effort: int) -> Assignment:
+def _search_plan(first: Assignment, effort: int) -> Assignment:
     """Return the best plan found by moves of single jobs, swaps of two, and restarts from random moves."""
-    budget = _Budget(effort)
+    budget = _TrialBudget(effort)
     best = first.copy()
-    _descend(best, budget)
+    _improve_plan(best, budget)
     if len(best.option) > _MAX_SWAP_JOBS:
         return best
     draw = np.random.default_rng(0)
@@ -180,16 +182,16 @@ def _searched(first: Assignment, effort: int) -> Assignment:
         other = best.copy()
         count = draw.integers(1, min(len(other.option), _RESTART_MOVES) + 1)
         moved = draw.choice(len(other.option), size=count, replace=False)
-        moves = {int(job): int(draw.choice(other.columns.of(int(job)))) for job in moved}
-        other.apply(moves, other.tried(moves)[1])
-        _descend(other, budget)
-        if is_less(other.score, best.score):
+        moves = {int(job): int(draw.choice(other.columns.options_of_job(int(job)))) for job in moved}
+        other.apply(moves, other.try_moves(moves)[1])
+        _improve_plan(other, budget)
+        if is_better_score(other.score, best.score):
             best = other
     return best
 
 
 @dataclass(slots=True)
-class _Budget:
+class _TrialBudget:
     """Trials that a search has left."""
 
     left: int
@@ -198,32 +200,32 @@ class _Budget:
     def is_spent(self) -> bool:
         return self.left <= 0
 
-    def tried(self, current: Assignment, moves: dict[int, int]) -> bool:
+    def try_moves(self, current: Assignment, moves: dict[int, int]) -> bool:
         """Apply the moves if they improve the score, and return whether they did."""
         before = current.simulated
-        score, changed = current.tried(moves)
+        score, changed = current.try_moves(moves)
         self.left -= current.simulated - before + _TRIAL
-        if not is_less(score, current.score):
+        if not is_better_score(score, current.score):
             return False
         current.apply(moves, changed)
         return True
 
 
-def _descend(current: Assignment, budget: _Budget) -> None:
+def _improve_plan(current: Assignment, budget: _TrialBudget) -> None:
     """Move jobs, then swap pairs of them, until nothing improves or the budget is spent."""
     while not budget.is_spent:
         is_better = False
-        for job, options in _moves(current):
+        for job, options in _list_moves(current):
             for option in options:
                 if option != current.option[job] and not budget.is_spent:
-                    is_better |= budget.tried(current, {job: option})
+                    is_better |= budget.try_moves(current, {job: option})
         if not is_better and len(current.option) <= _MAX_SWAP_JOBS:
-            is_better = _swap(current, budget)
+            is_better = _swap_pairs(current, budget)
         if not is_better:
             return
 
 
-def _swap(current: Assignment, budget: _Budget) -> bool:
+def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
     """Exchange the pools of two jobs wherever that helps, and return whether it did."""
     columns, is_better = current.columns, False
     for one in range(len(current.option)):
@@ -231,20 +233,20 @@ def _swap(current: Assignment, budget: _Budget) -> bool:
             pools = columns.pool[current.option[one]], columns.pool[current.option[two]]
             if pools[0] == pools[1] or budget.is_spent:
                 continue
-            for there in columns.of(one):
-                for here in columns.of(two):
+            for there in columns.options_of_job(one):
+                for here in columns.options_of_job(two):
                     if (columns.pool[there], columns.pool[here]) == (pools[1], pools[0]) and not budget.is_spent:
-                        is_better |= budget.tried(current, {one: there, two: here})
+                        is_better |= budget.try_moves(current, {one: there, two: here})
     return is_better
 
 
-def _moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
+def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
     """Return jobs with the options to try, the most promising first; all of them for a small queue."""
     columns = current.columns
-    promise = _promise(current)
+    promise = _estimate_gains(current)
     if len(current.option) <= _MAX_SWAP_JOBS:
         order = np.argsort(-np.maximum.reduceat(promise, columns.first[:-1]), kind="stable")
-        return [(int(job), sorted(columns.of(int(job)), key=lambda item: -promise[item])) for job in order]
+        return [(int(job), sorted(columns.options_of_job(int(job)), key=lambda item: -promise[item])) for job in order]
     places = np.argsort(-promise, kind="stable")
     listed = dict[int, list[int]]()
     for option in places[: min(int(np.searchsorted(-promise[places], 0.0)), _MOST_LISTED)].tolist():
@@ -254,7 +256,7 @@ def _moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
     return list(listed.items())
 
 
-def _promise(current: Assignment) -> Floats:
+def _estimate_gains(current: Assignment) -> Floats:
     """Estimate the gain of each option, (m,): for its job, and for the jobs behind it on both pools."""
     columns = current.columns
     chosen = np.array(current.option)
@@ -278,19 +280,19 @@ def _promise(current: Assignment) -> Floats:
     return np.asarray(own + delay[chosen][jobs] - delay)
 
 
-def _settle(current: Assignment, effort: int) -> None:
+def _undo_small_changes(current: Assignment, effort: int) -> None:
     """Take back changes from the present, job by job, that gain less than the forecasts can tell."""
     columns, policy = current.columns, current.policy
-    best, budget = current.score, _Budget(effort)
+    best, budget = current.score, _TrialBudget(effort)
     for job in np.flatnonzero((columns.present >= 0) & (columns.present != current.option)).tolist():
         here, there = int(columns.present[job]), current.option[job]
         spread = math.hypot(columns.width[here], columns.width[there])
         ratio = math.expm1(spread if columns.is_running[job] else min(_REACH * spread, uncertainty.MOST_TIED))
-        score, changed = current.tried({job: here})
+        score, changed = current.try_moves({job: here})
         lost = score[policy.deciding] - current.score[policy.deciding]
         is_none = score[: policy.deciding] <= current.score[: policy.deciding]
         is_none &= lost <= policy.stake(columns, job, here, ratio)
-        if is_none and (columns.is_running[job] or _is_near(policy, score, best)):
+        if is_none and (columns.is_running[job] or _is_nearly_best(policy, score, best)):
             current.apply({job: here}, changed)
         budget.left -= sum(len(pool.jobs) for pool in changed.values()) + _TRIAL
         if budget.is_spent:

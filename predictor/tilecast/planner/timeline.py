@@ -19,12 +19,12 @@ from tilecast.planner.problem import PoolCapacity
 
 SNAPSHOT_INTERVAL = 32
 """Number of starts between stored moments from which a simulation can be resumed."""
-Line: TypeAlias = tuple[int, str]
+TaskLine: TypeAlias = tuple[int, str]
 """GPUs and queue of jobs that start in order among themselves."""
 
 
 @dataclass(slots=True)
-class Nodes:
+class FreeNodes:
     """Nodes of a pool and their free GPUs; changes as jobs start and end."""
 
     per_node: int
@@ -72,9 +72,9 @@ class Nodes:
         for node in nodes:
             self._set(node, self.free[node] + each)
 
-    def copy(self) -> Nodes:
+    def copy(self) -> FreeNodes:
         """Return a copy that can be changed independently."""
-        made = Nodes.__new__(Nodes)
+        made = FreeNodes.__new__(FreeNodes)
         made.per_node, made.free = self.per_node, self.free.copy()
         made._by_free = [nodes.copy() for nodes in self._by_free]
         return made
@@ -86,7 +86,7 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks:
+class PoolTasks:
     """Requests of jobs to one pool, in the order in which they may start; all lists have one length."""
 
     gpus: Sequence[int]
@@ -104,12 +104,12 @@ class QueueAdmission:
     """State of a pool at one moment of a simulation."""
 
     at_s: float
-    nodes: Nodes
+    nodes: FreeNodes
     left: dict[str, int]
     """Unused GPUs of each quota."""
     running: list[tuple[float, int, int, str, list[int]]] = field(default_factory=list)
     """Heap of running jobs: end, name, GPUs, queue and nodes of each."""
-    passed: dict[Line, int] = field(default_factory=dict)
+    passed: dict[TaskLine, int] = field(default_factory=dict)
     """Number of jobs of each line that have started."""
     started: int = 0
 
@@ -120,7 +120,7 @@ class QueueAdmission:
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
+class PoolSimulation:
     """Start times of the tasks of a pool, and moments from which it can be simulated again."""
 
     begin: list[float]
@@ -129,24 +129,24 @@ class Simulation:
     moments: list[QueueAdmission] = field(default_factory=list)
     """Stored moments, ascending; none if all tasks have the same size."""
 
-    def before(self, started: int) -> QueueAdmission | None:
+    def last_moment(self, started: int) -> QueueAdmission | None:
         """Return the last moment by which at most `started` tasks had started; None if there is none stored."""
         place = bisect_right(self.moments, started, key=lambda moment: moment.started)
         return self.moments[place - 1] if place else None
 
 
-def start_times(pool: PoolCapacity, tasks: Tasks) -> list[float]:
+def start_times(pool: PoolCapacity, tasks: PoolTasks) -> list[float]:
     """Return when each task starts, in seconds from now; infinite for one that never can."""
-    return simulate(pool, tasks).begin
+    return simulate_pool(pool, tasks).begin
 
 
-def simulate(
+def simulate_pool(
     pool: PoolCapacity,
-    tasks: Tasks,
-    other: Simulation | None = None,
+    tasks: PoolTasks,
+    other: PoolSimulation | None = None,
     since: QueueAdmission | None = None,
     begin: list[float] | None = None,
-) -> Simulation:
+) -> PoolSimulation:
     """Simulate the starts, with moments from which another simulation can continue.
 
     Args:
@@ -157,25 +157,25 @@ def simulate(
         begin: start times of the tasks that had started by then; infinite for the others.
     """  # fmt: skip
     if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
-        return Simulation(_alike(_places(pool, tasks.gpus[0]), tasks.seconds))
+        return PoolSimulation(_start_equal_tasks(_count_places(pool, tasks.gpus[0]), tasks.seconds))
     if other is None or since is None or begin is None:
-        made = Simulation([math.inf] * len(tasks.gpus))
-        _mixed(tasks, QueueAdmission(0.0, Nodes(pool.gpus_per_node, pool.free), dict(pool.quotas)), made)
+        made = PoolSimulation([math.inf] * len(tasks.gpus))
+        _simulate_mixed(tasks, QueueAdmission(0.0, FreeNodes(pool.gpus_per_node, pool.free), dict(pool.quotas)), made)
         return made
     earlier = [moment for moment in other.moments if moment.started <= since.started]
-    made = Simulation(begin, other.order[: since.started], earlier)
-    _mixed(tasks, since.copy(), made)
+    made = PoolSimulation(begin, other.order[: since.started], earlier)
+    _simulate_mixed(tasks, since.copy(), made)
     return made
 
 
-def _places(pool: PoolCapacity, gpus: int) -> int:
+def _count_places(pool: PoolCapacity, gpus: int) -> int:
     """Return how many jobs of `gpus` GPUs can run at once."""
     if gpus <= pool.gpus_per_node:
         return sum(free // gpus for free in pool.free)
     return pool.free.count(pool.gpus_per_node) * pool.gpus_per_node // gpus
 
 
-def _alike(places: int, seconds: Sequence[float]) -> list[float]:
+def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
     """Return the starts of jobs of equal size: each takes the place that is free first."""
     if not places:
         return [math.inf] * len(seconds)
@@ -191,10 +191,10 @@ def _alike(places: int, seconds: Sequence[float]) -> list[float]:
     return begins
 
 
-def _mixed(tasks: Tasks, state: QueueAdmission, made: Simulation) -> None:
+def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulation) -> None:
     """Simulate jobs of several sizes: at every end or arrival, the jobs that fit start in order."""
     seconds, ready, names = tasks.seconds, tasks.ready_s, tasks.names
-    lines, later = _lines(tasks)
+    lines, later = _build_lines(tasks)
     nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
     heads = {line: members[at] for line, members in lines.items() if (at := passed.get(line, 0)) < len(members)}
     while True:
@@ -236,9 +236,9 @@ def _mixed(tasks: Tasks, state: QueueAdmission, made: Simulation) -> None:
             place += 1
 
 
-def _lines(tasks: Tasks) -> tuple[dict[Line, list[int]], list[tuple[float, int, Line]]]:
+def _build_lines(tasks: PoolTasks) -> tuple[dict[TaskLine, list[int]], list[tuple[float, int, TaskLine]]]:
     """Return the ready tasks by line, and the tasks that arrive later, the next one first."""
-    lines, later = dict[Line, list[int]](), list[tuple[float, int, Line]]()
+    lines, later = dict[TaskLine, list[int]](), list[tuple[float, int, TaskLine]]()
     if tasks.ready_s is None and tasks.queues is None:
         sizes = np.array(tasks.gpus)
         return {(size, ""): np.flatnonzero(sizes == size).tolist() for size in sorted(set(tasks.gpus))}, later

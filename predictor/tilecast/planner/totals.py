@@ -32,7 +32,7 @@ class QueueTotals:
     """Number of jobs that end after they are due."""
 
 
-def totals(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
+def sum_up(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
     """Return the totals of an outcome with at least one job."""
     took = outcome.finish - columns.arrival
     costs = [columns.options[item].cost for item in outcome.option]
@@ -89,7 +89,10 @@ def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
     wish = outcomes["ownBest"]
     gain = wish.finish - solution.finish
     start = solution.finish - columns.seconds[solution.option]
-    ends = [_at(solution, [getattr(item, name) for item in columns.options]) for name in ("lower_s", "upper_s")]
+    ends = [
+        _finish_with_seconds(solution, [getattr(item, name) for item in columns.options])
+        for name in ("lower_s", "upper_s")
+    ]
     lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
     places = tuple(
         QueuedPlace(
@@ -99,23 +102,23 @@ def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
             float(lower[job]),
             float(upper[job]),
             float(gain[job]),
-            _payers(solution, wish, gain, start, job) if has_payers else (),
+            _find_payers(solution, wish, gain, start, job) if has_payers else (),
         )
         for job in range(len(gain))
     )
     own = QueueOutcome(solution.option, solution.finish)
     return QueueReport(
-        solution, places, totals(columns, own), {name: totals(columns, outcome) for name, outcome in outcomes.items()}
+        solution, places, sum_up(columns, own), {name: sum_up(columns, outcome) for name, outcome in outcomes.items()}
     )
 
 
-def _at(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
+def _finish_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
     """Return when each job ends if its options take other times."""
     columns = replace(solution.columns, seconds=np.array(seconds))
     return Assignment(columns, solution.policy, list(solution.option)).finish
 
 
-def _payers(solution: QueueSolution, wish: QueueOutcome, gain: Floats, start: Floats, job: int) -> tuple[str, ...]:
+def _find_payers(solution: QueueSolution, wish: QueueOutcome, gain: Floats, start: Floats, job: int) -> tuple[str, ...]:
     columns = solution.columns
     if gain[job] >= 0:
         return ()

@@ -12,7 +12,7 @@ from tilecast.jobs.interface import JobKind
 from tilecast.spec import SpecError
 
 
-def _found() -> Iterator[JobKind]:
+def _import_kinds() -> Iterator[JobKind]:
     """Yield the `KIND` of every module of this package."""
     for module in iter_modules(__path__, f"{__name__}."):
         kind: JobKind = import_module(module.name).KIND
@@ -20,7 +20,7 @@ def _found() -> Iterator[JobKind]:
 
 
 JOB_KINDS: Mapping[str, JobKind] = {
-    kind.kind: kind for kind in sorted(_found(), key=lambda kind: (kind.group, kind.kind), reverse=True)
+    kind.kind: kind for kind in sorted(_import_kinds(), key=lambda kind: (kind.group, kind.kind), reverse=True)
 }
 """Every kind of job in the order in which messages name them: by API group, that of Kubernetes' own Job last."""
 
@@ -31,7 +31,7 @@ def is_job(document: Document) -> bool:
     return kind is not None and document.get("apiVersion") == kind.api_version
 
 
-def kind_of(document: Document) -> JobKind:
+def find_kind(document: Document) -> JobKind:
     """Return the entry of `JOB_KINDS` that a document belongs to.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange
-from tilecast.jobs.interface import JobKind, Pods, template
+from tilecast.jobs.interface import JobKind, Pods, read_pod_template
 from tilecast.jobs.shapes import count_at
 
 
@@ -22,7 +22,7 @@ class BatchJob(JobKind):
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         count = count_at(document, ("spec", "parallelism"))
         count = min(count, count_at(document, ("spec", "completions"), count))
-        yield template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
+        yield read_pod_template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def is_active(self, status: Document) -> bool:
         # startTime is removed when a Job that ran is suspended

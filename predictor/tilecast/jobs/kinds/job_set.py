@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.jobs.interface import Job, JobKind, Pods, template
-from tilecast.jobs.quantities import any_count, whole_count
-from tilecast.jobs.shapes import count_at, require
+from tilecast.jobs.interface import Job, JobKind, Pods, read_pod_template
+from tilecast.jobs.quantities import count_or_default, has_any_count
+from tilecast.jobs.shapes import count_at, require_shape
 
 _SUBDOMAIN: Path = ("spec", "network", "subdomain")
 
@@ -23,16 +23,16 @@ class JobSet(JobKind):
     placed_by = "pod templates of replicated jobs with GPUs"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
-        require(value_at(document, _SUBDOMAIN[:-1]), {"subdomain": str}, _SUBDOMAIN[:-1])
+        require_shape(value_at(document, _SUBDOMAIN[:-1]), {"subdomain": str}, _SUBDOMAIN[:-1])
         for index, item in enumerate(document["spec"]["replicatedJobs"]):
             above: Path = ("spec", "replicatedJobs", index)
             below: Path = (*above, "template", "spec")
             count = count_at(document, (*above, "replicas")) * count_at(document, (*below, "parallelism"))
             pod = item["template"]["spec"]["template"]["spec"]
-            yield template(str(item["name"]), (*below, "template", "spec"), count, pod)
+            yield read_pod_template(str(item["name"]), (*below, "template", "spec"), count, pod)
 
     def is_active(self, status: Document) -> bool:
-        return any_count(status.get("replicatedJobsStatus") or (), "active", "ready", "succeeded", "failed")
+        return has_any_count(status.get("replicatedJobsStatus") or (), "active", "ready", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
         """Resize a JobSet with one group of GPU pods."""
@@ -41,9 +41,9 @@ class JobSet(JobKind):
             return []
         path: Path = ("spec", "replicatedJobs", groups[0])
         below: Path = (*path, "template", "spec")
-        if whole_count(value_at(document, (*below, "parallelism"))) == 1:
+        if count_or_default(value_at(document, (*below, "parallelism"))) == 1:
             return [FieldChange((*path, "replicas"), pods)]
-        if whole_count(value_at(document, (*path, "replicas"))) > 1:
+        if count_or_default(value_at(document, (*path, "replicas"))) > 1:
             return []
         has_completions = value_at(document, (*below, "completions")) is not None
         more = [FieldChange((*below, "completions"), pods)] if has_completions else []

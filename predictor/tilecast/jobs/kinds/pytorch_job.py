@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.jobs.interface import JobKind, Pods, template
-from tilecast.jobs.quantities import any_count
-from tilecast.jobs.shapes import count_at, require
+from tilecast.jobs.interface import JobKind, Pods, read_pod_template
+from tilecast.jobs.quantities import has_any_count
+from tilecast.jobs.shapes import count_at, require_shape
 
 _ROLES = ("Master", "Worker")
 _POLICY: Path = ("spec", "runPolicy", "schedulingPolicy")
@@ -29,15 +29,15 @@ class PyTorchJob(JobKind):
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         replicas = document["spec"]["pytorchReplicaSpecs"]
-        require(policy := value_at(document, _POLICY) or {}, {"priorityClass": str}, _POLICY)
+        require_shape(policy := value_at(document, _POLICY) or {}, {"priorityClass": str}, _POLICY)
         for role in (name for name in _ROLES if name in replicas):
             path = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
             count = count_at(document, ("spec", "pytorchReplicaSpecs", role, "replicas"))
-            pods = template(role, path, count, replicas[role]["template"]["spec"])
+            pods = read_pod_template(role, path, count, replicas[role]["template"]["spec"])
             yield replace(pods, priority_class=policy.get("priorityClass") or pods.priority_class)
 
     def is_active(self, status: Document) -> bool:
-        return any_count((status.get("replicaStatuses") or {}).values(), "active", "succeeded", "failed")
+        return has_any_count((status.get("replicaStatuses") or {}).values(), "active", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
         replicas = document["spec"]["pytorchReplicaSpecs"]

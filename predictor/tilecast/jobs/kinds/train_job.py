@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.jobs.interface import Job, JobKind, Placement, Pods, selector, template, tolerated, unplaced
+from tilecast.jobs.interface import Job, JobKind, Placement, Pods, read_pod_template, selector, tolerated, unplaced
 from tilecast.jobs.keys import ADVISOR
-from tilecast.jobs.quantities import any_count, requested
-from tilecast.jobs.shapes import POD, RESOURCES, Shape, count_at, require
+from tilecast.jobs.quantities import has_any_count, requested_gpus
+from tilecast.jobs.shapes import POD, RESOURCES, Shape, count_at, require_shape
 from tilecast.nodes import gpu_resource
 
 _STEP = ("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
@@ -36,11 +36,11 @@ class TrainJob(JobKind):
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         spec = document["spec"]
-        require(spec, _SPEC, ("spec",))
+        require_shape(spec, _SPEC, ("spec",))
         trainer = spec.get("trainer") or {}
         base_spec = ((runtime or {}).get("spec")) or {}
-        require(base_spec, {"template": _JOBS}, ("runtime",))
-        replicated = _trainer_job(base_spec)
+        require_shape(base_spec, {"template": _JOBS}, ("runtime",))
+        replicated = _find_trainer_job(base_spec)
         pod = value_at(replicated, ("template", "spec", "template", "spec")) or {}
         container: Document = next((item for item in pod.get("containers") or () if item.get("name") == "node"), {})
         resources = trainer.get("resourcesPerNode") or container.get("resources")
@@ -54,7 +54,7 @@ class TrainJob(JobKind):
             for job in value_at(patch, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")) or ()
             if job.get("name") == name
         ]
-        base = template(name, (), count, pod)
+        base = read_pod_template(name, (), count, pod)
         own: dict[str, str] = {}
         tolerations = base.tolerations
         for item in over:
@@ -64,18 +64,18 @@ class TrainJob(JobKind):
             name=name,
             path=(),
             count=count,
-            gpus=requested(resources),
+            gpus=requested_gpus(resources),
             node_selector={**base.node_selector, **own},
             pinned=base.node_selector,
             affinity=base.affinity,
             tolerations=tolerations,
-            priority_class=_priority_class(base_spec),
+            priority_class=_find_priority_class(base_spec),
             scheduler=base.scheduler,
             claims=base.claims,
         )
 
     def is_active(self, status: Document) -> bool:
-        return any_count(status.get("jobsStatus") or (), "active", "ready", "succeeded", "failed")
+        return has_any_count(status.get("jobsStatus") or (), "active", "ready", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
         return [FieldChange(("spec", "trainer", "numNodes"), pods)]
@@ -107,7 +107,7 @@ class TrainJob(JobKind):
         pods = unplaced(job).pods[0]
         if pods == job.pods[0]:
             return []
-        paths = _choices(document, pods.name)
+        paths = _find_choices(document, pods.name)
         return [FieldChange((*path, "nodeSelector"), dict(pods.node_selector)) for path in paths]
 
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
@@ -124,7 +124,7 @@ class TrainJob(JobKind):
         return "$PET_MASTER_ADDR"  # torchrun's own variable, which Kubeflow Trainer sets
 
 
-def _choices(document: Document, name: str) -> list[Path]:
+def _find_choices(document: Document, name: str) -> list[Path]:
     """Return the paths of the pod specs in a TrainJob whose node selectors advice wrote."""
     spec = document["spec"]
     below: Path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
@@ -139,7 +139,7 @@ def _choices(document: Document, name: str) -> list[Path]:
     return [path for path in paths if value_at(document, (*path, "nodeSelector")) is not None]
 
 
-def _trainer_job(runtime_spec: Document) -> Document:
+def _find_trainer_job(runtime_spec: Document) -> Document:
     """Return the replicated job of a runtime that trains: labelled as such, or named "node"."""
     jobs = value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
     for item in (*(item for item in jobs if value_at(item, _STEP) == "trainer"), *jobs):
@@ -149,7 +149,7 @@ def _trainer_job(runtime_spec: Document) -> Document:
     return {}
 
 
-def _priority_class(runtime_spec: Document) -> str:
+def _find_priority_class(runtime_spec: Document) -> str:
     """Return the priority class of the first replicated job that names one, whichever it is, as Kueue uses it."""
     for item in value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ():
         if name := value_at(item, ("template", "spec", "template", "spec", "priorityClassName")):
