@@ -1,15 +1,12 @@
-"""Callbacks for Hugging Face Trainer and Lightning; neither is imported, since both call methods by their names."""
+"""Callbacks for Hugging Face Trainer and Lightning. Neither library is imported, because both call methods by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from tilecast_observe.parts import do_nothing
 from tilecast_observe.timer import StepTimer
-
-
-def _do_nothing(*_: object, **__: object) -> None:
-    return None
 
 
 class TrainerCallback:
@@ -17,7 +14,7 @@ class TrainerCallback:
 
     def __init__(self, timer: StepTimer | None = None) -> None:
         self.timer = timer or StepTimer()
-        self._update_ended: Callable[[], None] = _do_nothing
+        self._update_ended: Callable[[], None] = do_nothing
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the timer when the training loop begins."""
@@ -38,25 +35,19 @@ class TrainerCallback:
         self.timer.step()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leave out the current interval, in which data loaders start for a new epoch."""
+        """Leave out the current interval: data loaders start, or an evaluation or a checkpoint has ended."""
         self.timer.skip()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leave out the current interval, in which an evaluation has ended."""
-        self.timer.skip()
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leave out the current interval, in which a checkpoint was written."""
-        self.timer.skip()
+    on_evaluate = on_save = on_epoch_begin
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop the timer when the training loop has ended."""
         self.timer.stop()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Return a method that does nothing for every other event of the trainer, of this version or a later one."""
+        """Return a function that does nothing, for every other event that this or a later trainer has."""
         if name.startswith("on_"):
-            return _do_nothing
+            return do_nothing
         raise AttributeError(name)
 
 
@@ -68,7 +59,7 @@ class LightningCallback:
     def __init__(self, timer: StepTimer | None = None) -> None:
         self.timer = timer or StepTimer()
         self._seen = 0
-        self._part_ended: Callable[[], None] = _do_nothing
+        self._part_ended: Callable[[], None] = do_nothing
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the timer when the training loop begins."""
@@ -100,32 +91,24 @@ class LightningCallback:
             self._seen = now
             self.timer.step()
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Leave out the current interval, in which data loaders start for a new epoch."""
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Leave out the current interval: data loaders start, a validation has ended or a checkpoint is written."""
         self.timer.skip()
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave out the current interval, in which a validation has ended."""
-        self.timer.skip()
+    on_validation_end = on_save_checkpoint = on_train_epoch_start
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Leave out the current interval, in which a checkpoint is written."""
-        self.timer.skip()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stop the timer when the training loop has ended."""
+    def on_train_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Stop the timer when the training loop has ended, or an exception has ended it."""
         self.timer.stop()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Stop the timer when an exception ends the training loop."""
-        self.timer.stop()
+    on_exception = on_train_end
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state: the callback stores nothing in checkpoints."""
         return {}
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Return a method that does nothing for every other hook of the trainer, of this version or a later one."""
+        """Return a function that does nothing, for every other hook that this or a later trainer has."""
         if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
-            return _do_nothing
+            return do_nothing
         raise AttributeError(name)

@@ -17,16 +17,16 @@ INPUT = "input"
 PARTS = ("forward", "backward", "optimizer", "communication")
 """Names of the other parts of a step."""
 PENDING = 16
-"""Most timed steps whose events the GPU has not reached; with so many pending, the next step is not timed."""
+"""Most timed steps whose CUDA events the GPU has not reached. While so many are pending, the next step is not timed."""
 MOST_SPANS = 256
-"""Most spans of one step; timing ends if a step has more."""
+"""Most spans of one step. A step with more spans ends the timing of parts."""
 SHARE = 0.005
-"""Largest share of the training's time that timing itself may take; beyond it steps are not timed."""
+"""Largest share of the training's time that the timing itself may take. Beyond it, steps are not timed."""
 
 
 @dataclass
 class PartSpan:
-    """One run of a part of a step: an event or a time at either end, and the name of the part around it."""
+    """One run of a part of a step: its start and end as CUDA events or times, and the name of the part around it."""
 
     name: str
     outer: str | None
@@ -43,14 +43,14 @@ class TimedStep:
     """Names of the parts that have begun and not ended, outermost first."""
 
     def begin(self, name: str, start: Any) -> PartSpan:
-        """Begin a part at an event or a time."""
+        """Begin a part at an event or a time, and return its span."""
         span = PartSpan(name, self.around[-1] if self.around else None, start)
         self.around.append(name)
         self.spans.append(span)
         return span
 
     def end(self, span: PartSpan, end: Any) -> None:
-        """End a part, unless it began on the host's clock and ends on the GPU's or vice versa."""
+        """End a part, if its start and its end are both CUDA events or both times of the host."""
         if isinstance(span.start, float) == isinstance(end, float):
             self.around.remove(span.name)
             span.end = end
@@ -60,7 +60,7 @@ class TimedStep:
         return all(isinstance(span.end, float) or span.end.query() for span in self.spans)
 
     def part_seconds(self) -> Iterator[tuple[str, float]]:
-        """Yield part names with seconds; the time of an inner part is subtracted from the part around it."""
+        """Yield part names with seconds. The time of an inner part is subtracted from the part around it."""
         for span in self.spans:
             on_host = isinstance(span.end, float)
             seconds = span.end - span.start if on_host else span.start.elapsed_time(span.end) * 1e-3
@@ -70,16 +70,17 @@ class TimedStep:
 
 
 class PartTimes:
-    """Seconds of a step by part.
+    """Timer of the parts of steps.
 
-    If PyTorch uses a GPU, CUDA events before and after a part measure it, because the host's time is hidden behind
-    queued kernels. The events are queried once the GPU has passed them, so that nothing waits for the GPU, and by the
-    thread that trains, because no other thread may do so while a CUDA graph is captured. Without a GPU the host's clock
-    measures. A step is timed as a whole or not at all, and only as many steps as keep the cost below `SHARE`. Any
-    failure ends the timing.
+    If PyTorch uses a GPU, CUDA events before and after a part measure it, because queued kernels hide the host's time.
+    The events are queried after the GPU has passed them, so that nothing waits for the GPU. The training thread queries
+    them, because no other thread may do so while a CUDA graph is captured. Without a GPU, the host's clock measures.
+
+    A step is timed as a whole or not at all. Only as many steps are timed as keep the cost below `SHARE`. Any failure
+    ends the timing.
 
     Args:
-        clock: returns seconds, monotonic.
+        clock: function that returns monotonic seconds.
         is_used: whether the parts are reported; otherwise nothing is timed.
     """
 
@@ -96,7 +97,7 @@ class PartTimes:
         self._steps = 0
 
     def next_step(self, counts: bool) -> None:
-        """End the current step and begin the next one, which may be timed if it counts."""
+        """End the current step and begin the next one, which may be timed if `counts` is true."""
         if not self._is_used:
             return
         ended, self._now = self._now, None
@@ -109,11 +110,11 @@ class PartTimes:
             self._now = TimedStep()
 
     def skip(self) -> None:
-        """Discard the current step; nothing is timed until the next step begins."""
+        """Discard the current step and time nothing until the next step begins."""
         self._now = None
 
     def time_loader(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches of a loader and time the wait for each; the loader's errors are raised unchanged."""
+        """Yield the batches of a loader and time the wait for each batch. Errors of the loader are raised unchanged."""
         batches = iter(loader)
         while True:
             end = self.begin(INPUT)
@@ -131,7 +132,7 @@ class PartTimes:
             self._stop_timing("a step has more than %d parts; they are not timed", MOST_SPANS)
         now, start = self._now, self._read_clock()
         if now is None or start is None:
-            return _do_nothing
+            return do_nothing
         span = now.begin(name, start)
 
         def end() -> None:
@@ -142,7 +143,7 @@ class PartTimes:
         return end
 
     def take_means(self) -> Mapping[str, float]:
-        """Return the mean seconds of each part over the steps since the last call; any thread may call it."""
+        """Return the mean seconds of each part over the steps since the last call. Any thread may call this method."""
         with self._lock:
             seconds, steps = self._seconds, self._steps
             self._seconds, self._steps = {}, 0
@@ -170,6 +171,7 @@ class PartTimes:
         return event
 
     def _collect_passed_steps(self) -> None:
+        """Add the seconds of all pending steps that the GPU has passed."""
         before = self._clock()
         try:
             while self._pending and self._pending[0].is_passed():
@@ -183,10 +185,11 @@ class PartTimes:
         self._spent_s += self._clock() - before
 
     def _stop_timing(self, message: str, *values: object) -> None:
+        """Log a warning and end the timing of parts."""
         log.warning(message, *values)
         self._is_used, self._now = False, None
         self._pending.clear()
 
 
-def _do_nothing() -> None:
-    return None
+def do_nothing(*_: object, **__: object) -> None:
+    """Accept any arguments and return None."""

@@ -16,7 +16,7 @@ from typing import Any
 log = logging.getLogger("tilecast_observe")
 
 LEAST_STEPS = 5
-"""Least number of new steps for a report; the last report has no such limit."""
+"""Least number of new steps for a report. The last report has no such limit."""
 TIMEOUT_S = 5.0
 """Timeout of a request to the operator, in seconds."""
 STOP_S = 2.0
@@ -28,7 +28,7 @@ DRIVER_FILE = "/proc/driver/nvidia/version"
 
 @dataclass(frozen=True)
 class ReporterSettings:
-    """Destination of reports, and what they say about the run; the README lists the environment variables."""
+    """Destination of reports, and the description of the run in them. The README lists the environment variables."""
 
     url: str = ""
     job: str = ""
@@ -43,7 +43,7 @@ class ReporterSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ReporterSettings:
-        """Return the settings that environment variables give; values that cannot be read are logged and ignored."""
+        """Return the settings that environment variables state. Values that cannot be read are logged and ignored."""
         plan = environment.get("TILECAST_PLAN", "")
         try:
             split = json.loads(plan) if plan else {}
@@ -84,15 +84,15 @@ PART_HELP = {
 """Help texts of Prometheus metrics by part of a step."""
 
 TakeSteps = Callable[[int], StepSample | None]
-"""Function that takes the least number of new steps and returns what was measured since its last result, or None."""
+"""Function that takes the least number of new steps and returns the sample since its last result, or None."""
 
 
 class Reporter:
-    """Thread that reports new steps to the operator and to Prometheus; none of its failures reaches the training loop.
+    """Thread that reports new steps to the operator and to Prometheus. None of its failures reaches the training loop.
 
     Args:
         settings: destination and contents of the reports.
-        take: returns what was measured since its last result; None if there are fewer new steps than its argument.
+        take: function that returns the steps since its last result; None if there are fewer than its argument.
         interval_s: seconds between two reports.
     """
 
@@ -120,7 +120,7 @@ class Reporter:
         return None if self._server is None else self._server.server_address[1]
 
     def start(self) -> None:
-        """Start the thread and the metrics server; a second call or a call on ranks other than 0 does nothing."""
+        """Start the thread and the metrics server. A second call, or a call on a rank other than 0, does nothing."""
         if self._thread is not None or not self._settings.is_reporting:
             return
         try:
@@ -132,7 +132,7 @@ class Reporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send a last report and end the thread; wait for it at most two seconds."""
+        """Send a last report and end the thread, after a wait of at most two seconds."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(STOP_S)
@@ -154,6 +154,7 @@ class Reporter:
                 return
 
     def _report(self, steps: StepSample) -> None:
+        """Write a sample of steps to the metrics file and send it to the operator."""
         self._steps += steps.steps
         peak = _peak_memory_bytes()
         self._text = self._prometheus_text(steps, peak)
@@ -224,7 +225,7 @@ class Reporter:
 
 
 def torch_cuda() -> Any:
-    """Return `torch.cuda` if the training uses it, else None; torch is never imported here."""
+    """Return `torch.cuda` if the training uses it, else None. This function never imports torch."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() and cuda.is_available() else None
@@ -247,6 +248,7 @@ def _driver_version() -> str | None:
 
 
 def _read_text(path: str) -> str:
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -254,13 +256,14 @@ def _read_text(path: str) -> str:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    """Replace a file atomically, so that readers see the old or the new text as a whole."""
+    """Replace a file atomically, so that a reader sees either the old text or the new one."""
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 
 
 def _read_number(environment: Mapping[str, str], name: str) -> int | None:
+    """Return an environment variable as a whole number; None if it is unset. Other text is logged and ignored."""
     text = environment.get(name, "")
     if text and not text.isdecimal():
         log.warning("%s=%r is no whole number and is left aside", name, text[:40])

@@ -1,4 +1,4 @@
-"""`StepTimer`: the time between the ends of optimizer steps, after warm-up, and the parts of a step."""
+"""`StepTimer`, which measures the time between the ends of optimizer steps after warm-up, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ if TYPE_CHECKING:
     from typing import Self
 
 READ_S = 600.0
-"""Longest time to read a profile, in seconds."""
+"""Longest time, in seconds, that reading a profile may take."""
 MOST_STEPS = 1024
-"""Most steps in the median of a report; it uses the latest ones."""
+"""Most steps in the median of a report; older steps are dropped."""
 
 
 class StepTimer:
-    """Timer of optimizer steps, which reports their median from a thread of its own.
+    """Timer of optimizer steps, which reports the median step from a separate thread.
 
-    A step lasts from the end of the step before to its own end and includes data loading. The host runs ahead of the
-    GPU by a bounded number of kernels only, so over many steps the host's intervals equal the GPU's.
+    A step lasts from the end of the previous step to the end of this one, and includes data loading. The host runs
+    ahead of the GPU by a bounded number of kernels only. So over many steps the host's intervals equal the GPU's.
 
-    Use it as a context manager around the training loop and call `step` once per optimizer step. No method raises.
+    Use the timer as a context manager around the training loop and call `step` once per optimizer step. No method
+    raises.
 
     Args:
         warmup_steps: number of first steps that do not count: compilation, autotuning, cold caches.
         interval_s: seconds between two reports.
         settings: destination of the reports; read from the environment if absent.
-        clock: returns seconds, monotonic.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class StepTimer:
         self._is_reading = threading.Lock()
 
     def step(self) -> None:
-        """Note the end of an optimizer step."""
+        """Count an optimizer step that ends now."""
         now, before = self._clock(), self._mark
         self._mark = now
         if before is not None and self._left:
@@ -83,9 +84,9 @@ class StepTimer:
         self._parts.next_step(counts=self._left == 0)
 
     def loading(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches of a loader, and report how long the GPU waits for them in a step.
+        """Yield the batches of a loader, and report how long the GPU waits for data in a step.
 
-        Write `for batch in timer.loading(loader):` instead of `for batch in loader:`. The loader's errors are raised
+        Write `for batch in timer.loading(loader):` instead of `for batch in loader:`. Errors of the loader are raised
         unchanged.
         """
         return self._parts.time_loader(loader)
@@ -94,8 +95,8 @@ class StepTimer:
     def part(self, name: str) -> Iterator[None]:
         """Time the body of a `with` statement as a part of the step.
 
-        Parts are "forward", "backward", "optimizer" and "communication"; with any other name nothing is timed. The time
-        of a part inside another one counts for the inner part only.
+        Parts are "forward", "backward", "optimizer" and "communication". With any other name nothing is timed. The time
+        of a part inside another part counts for the inner part only.
         """
         end = self.begin(name)
         try:
@@ -104,17 +105,17 @@ class StepTimer:
             end()
 
     def begin(self, name: str) -> Callable[[], None]:
-        """Begin a part as `part` does, and return a function that ends it, for parts that end in another function."""
+        """Begin a part as `part` does, and return a function that ends the part, which another function may call."""
         if name not in PARTS:
             log.warning("%r is no part of a step; there are %s", name, ", ".join(PARTS))
             return lambda: None
         return self._parts.begin(name)
 
     def traced(self, profile: Any) -> None:
-        """Read from a profile how long a step waits for its collectives, and report it from then on.
+        """Read from a profile how long a step waits for its collectives, and report that time from then on.
 
         Use it as `torch.profiler.profile(schedule=…, on_trace_ready=timer.traced)`. A separate process on rank 0 reads
-        the trace; while one is read, further profiles are ignored.
+        the trace. While one trace is being read, further profiles are ignored.
         """
         if not self._is_reporting or self._is_reading.locked():
             return
@@ -127,6 +128,7 @@ class StepTimer:
             log.warning("the profile is not read", exc_info=True)
 
     def _read_trace(self, folder: tempfile.TemporaryDirectory[str], path: Path) -> None:
+        """Read the exposed share of a trace in a separate process, and log a failure."""
         try:
             with self._is_reading, folder:
                 command = [sys.executable, trace.__file__, str(path)]
@@ -138,19 +140,19 @@ class StepTimer:
             log.warning("the profile is not read: %s", error)
 
     def skip(self) -> None:
-        """Leave out the time until the next step ends, which is no training: an evaluation, a checkpoint."""
+        """Leave out the time until the next step ends, because it is no training: an evaluation or a checkpoint."""
         self._mark = None
         self._parts.skip()
 
     def start(self) -> None:
-        """Start reporting; a `with` statement calls this."""
+        """Start reporting. A `with` statement calls this method."""
         self._mark = self._clock()
         self._parts.next_step(counts=self._left == 0)
         if self._reporter is not None:
             self._reporter.start()
 
     def stop(self) -> None:
-        """Send a last report and end, waiting for it at most two seconds; a `with` statement calls this."""
+        """Send a last report and end, after a wait of at most two seconds. A `with` statement calls this method."""
         if self._reporter is not None:
             self._reporter.stop()
 
@@ -164,7 +166,7 @@ class StepTimer:
         self.stop()
 
     def _take_steps(self, least: int) -> StepSample | None:
-        """Return what was measured since the last result, or None if there are fewer than `least` new steps."""
+        """Return the steps since the last result, or None if there are fewer than `least` of them."""
         with self._lock:
             if self._count < least:
                 return None
@@ -176,11 +178,15 @@ class StepTimer:
 
 
 def _scale_parts(seconds: float, means: Mapping[str, float], exposed: float | None) -> Mapping[str, float]:
-    """Return the seconds of the parts of a step, scaled so that their sum is at most the step.
+    """Return the seconds of the parts of a step, scaled so that the sum is at most the step.
 
-    `seconds` is the median step, `means` has the mean seconds of the timed parts, and `exposed` is the share of the
-    step in which only collectives ran. Unless "communication" was timed, its seconds follow from that share and are
-    subtracted from "backward", "forward" and "optimizer", in this order.
+    Unless "communication" was timed, its seconds are the exposed share of the step. They are then subtracted from
+    "backward", "forward" and "optimizer", in this order.
+
+    Args:
+        seconds: the median step.
+        means: mean seconds of each timed part.
+        exposed: share of the step in which only collectives ran; None if no profile was read.
     """
     parts = dict(means)
     if exposed is not None and "communication" not in parts:

@@ -1,9 +1,9 @@
-"""Exposed communication in a trace of `torch.profiler`.
+"""Measure exposed communication in a trace of `torch.profiler`.
 
     python trace.py TRACE.json
 
-prints its share of the profiled steps. `StepTimer` runs this file as a process of its own: a trace may have hundreds of
-megabytes, and parsing it would delay the thread that trains.
+prints the share of the profiled steps in which only NCCL kernels ran. `StepTimer` runs this file as a separate process.
+A trace may have hundreds of megabytes, and parsing it would delay the training thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def exposed_share(trace: Mapping[str, Any]) -> float | None:
     """Return the share of the profiled steps in which only NCCL kernels ran, or None if the trace has no step.
 
     Args:
-        trace: document as `export_chrome_trace` writes it: complete events ("X") with category, name, begin and
+        trace: the document that `export_chrome_trace` writes: complete events ("X") with category, name, begin and
             duration.
     """
     steps_us, edges = 0.0, list[tuple[float, int, int]]()
