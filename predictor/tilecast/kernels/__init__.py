@@ -33,7 +33,7 @@ __all__ = ["KernelTimes", "model_info", "seconds"]
 FLAGS = ("accumulated", "causal", "backward", "direction", "drawn", "read_bytes", "written_bytes")
 """Dimensions that may be zero."""
 LARGEST = 2.0**48
-"""Largest possible dimension of a kernel; a larger one is a typing error."""
+"""Largest dimension of a kernel that is accepted; a larger one is a typing error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,69 +59,68 @@ class KernelTimes:
         return self.roofline_s / self.seconds
 
     def tiling(self) -> tiles.Tiling:
-        """Return how each kernel is cut into tiles; kinds without tiles report one tile and one wave, (N,) each."""
+        """Return how each kernel is tiled, (N,) each; kinds without tiles have one tile and one wave."""
         columns = np.ones((6, len(self.table)))
-        for kind, precision, rows, d in _group_kernels(self.table):
+        for kind, precision, rows, dims in _group_kernels(self.table):
             if kind.name in features.PRODUCTS:
-                p = features.PRODUCTS[kind.name](d)
-                tiling = tiles.choose_tiling(p.m, p.n, p.k, p.batch, self.gpu, tiles.compute_units(precision, self.gpu))
-                parts = (tiling.rows, tiling.cols, tiling.split_k, tiling.tiles, tiling.waves, tiling.fill)
-                columns[:, rows] = np.stack(parts)
+                sides, units = features.PRODUCTS[kind.name](dims), tiles.compute_units(precision, self.gpu)
+                tiling = tiles.choose_tiling(sides.m, sides.n, sides.k, sides.batch, self.gpu, units)
+                columns[:, rows] = [tiling.rows, tiling.cols, tiling.split_k, tiling.tiles, tiling.waves, tiling.fill]
         return tiles.Tiling(*columns)
 
 
 def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded: bool = True) -> KernelTimes:
-    """Return the durations of all kernels of the table on a GPU, in one batched call of the runtime.
+    """Predict the durations of all kernels of a table on a GPU, in one batched call of the runtime.
 
     Args:
         table: N kernels of any kinds and precisions.
-        gpu: the GPU; one that was not in the training data is priced by the general law.
-        model: a file that `python -m tilecast_lab fit` wrote; None takes the one that ships.
-        bounded: whether parts of convolutions on tensor cores limit the times of the whole (`_bound_convolutions`).
+        gpu: the GPU; the general law prices a GPU that was not in the training data.
+        model: a file that `python -m tilecast_lab fit` wrote; None takes the file that ships.
+        bounded: whether times of parts bound the times of convolutions on tensor cores (`_bound_convolutions`).
 
     Raises:
         SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model file is
             damaged.
     """
     learned = utilization.load_model(model)
-    questions = _NetworkBatch(learned, gpu)
+    batch = _NetworkBatch(learned, gpu)
     total, spread, roofline = np.zeros((3, len(table)))
     irregular, implicit, share = np.zeros(len(table), bool), np.zeros(len(table)), np.ones(len(table))
     flat: list[Rows] = []
-    for kind, precision, rows, d in _group_kernels(table):
-        _require_valid_sizes(kind, d)
+    for kind, precision, rows, dims in _group_kernels(table):
+        _require_valid_sizes(kind, dims)
         if kind.name == "gemm" and tiles.compute_units(precision, gpu) == "tensor":
-            irregular[rows] = features.has_irregular_sides(d)
-        plain = features.compute_work(kind, precision, d)
+            irregular[rows] = features.has_irregular_sides(dims)
+        plain = features.compute_work(kind, precision, dims)
         compute_s = plain.flops / gpu.peak(precision) if kind.name in features.PRODUCTS else np.zeros(len(rows))
         roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(plain.moved_bytes, gpu))
-        name = name_cases(kind, precision, d, gpu)
+        name = name_cases(kind, precision, dims, gpu)
         priced, family = plain, features.network_family(kind.name, precision, gpu)
         if family == "conv_simt":
-            share[rows] = np.where(d["k_d"] > 1, constants.shipped().kernels.volume_share, 1.0)
+            share[rows] = np.where(dims["k_d"] > 1, constants.shipped().kernels.volume_share, 1.0)
         if kind.name == "conv" and family == "gemm_tensor":
-            measured = learned.was_trained_on(family, name[0], gpu) & (d["groups"] == 1)
+            measured = learned.was_trained_on(family, name[0], gpu) & (dims["groups"] == 1)
             if measured.any():
                 flat.append(rows[measured])
-            if not (measured.all() and features.is_image_convolution(d)[0]):
+            if not (measured.all() and features.is_image_convolution(dims)[0]):
                 # Such convolutions were not measured on this GPU's tensor cores: they are priced as implicit GEMMs.
                 priced, name = features.pack_groups_into_gemm(plain), np.full(len(rows), "tensor")
                 implicit[rows] = features.tensor_rate_doublings(gpu, precision)
         for text in sorted(set(name.tolist())):
             part = name == text
             if context := learned.find_context(family, text, gpu):
-                spread[rows[part]] = questions.add_kernels(family, context, priced.take(part), precision, rows[part])
+                spread[rows[part]] = batch.add_kernels(family, context, priced.take(part), precision, rows[part])
             else:
                 ceiling = learned.ceiling(text)
-                total[rows[part]] = _price_by_formula(kind, d, part, plain, gpu, ceiling)
-                spread[rows[part]] = ceiling.spread.on(gpu, utilization.name_die(gpu) in ceiling.dies)
-    questions.predict_seconds(total)
+                total[rows[part]] = _price_by_formula(kind, dims, part, plain, gpu, ceiling)
+                spread[rows[part]] = ceiling.spread.half_width_on(gpu, utilization.name_die(gpu) in ceiling.dies)
+    batch.predict_seconds(total)
     times = KernelTimes(table, gpu, np.maximum(total / share, roofline), spread, roofline, irregular, implicit)
     return _bound_convolutions(times, np.concatenate(flat), model) if flat and bounded else times
 
 
 class _NetworkBatch:
-    """Inputs of the networks on one GPU, by family: all kernels go through one call of the runtime."""
+    """Inputs of the neural networks for kernels on one GPU, by network, which one call of the runtime evaluates."""
 
     def __init__(self, learned: utilization.UtilizationModel, gpu: Gpu) -> None:
         self.learned, self.gpu, self.fed = learned, gpu, gpu.without_fp32_limit()
@@ -132,7 +131,7 @@ class _NetworkBatch:
     def add_kernels(
         self, family: str, context: utilization.KernelContext, work: features.KernelWork, precision: str, rows: Rows
     ) -> Floats:
-        """Add the kernels of these rows and return their spreads, (n,).
+        """Add the kernels of some rows of the table and return the spreads of their predictions, (n,).
 
         Raises:
             SpecError: the model file expects other columns.
@@ -149,7 +148,7 @@ class _NetworkBatch:
         return np.asarray(context.spread * np.where(outside, constants.shipped().kernels.extrapolation_spread, 1.0))
 
     def predict_seconds(self, total: Floats) -> None:
-        """Write the seconds of every added kernel into its row of `total`, (N,)."""
+        """Write the predicted seconds of every added kernel into its row of `total`, (N,)."""
         if not self.inputs:
             return
         cycles = self.learned.log2_cycles(
@@ -161,30 +160,39 @@ class _NetworkBatch:
 
 
 def _price_by_formula(
-    kind: Kind, d: Dims, part: Mask, plain: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
+    kind: Kind, dims: Dims, part: Mask, plain: features.KernelWork, gpu: Gpu, ceiling: utilization.BandwidthCeiling
 ) -> Floats:
-    """Return the seconds of the kernels of a kind in `part`, which no network prices, (n,)."""
+    """Return the seconds of the kernels of one kind that no network predicts, (n,).
+
+    Args:
+        kind: the kind of the kernels.
+        dims: dimensions of all kernels of the group.
+        part: mask of the n kernels to price.
+        plain: work of all kernels of the group.
+        gpu: the GPU.
+        ceiling: fitted bandwidth ceiling of the kernels.
+    """
     moved = plain.moved_bytes[part]
     if kind.name == "direct_conv":
         return formulas.direct_conv_s(plain.flops[part], moved, gpu, ceiling)
-    count = formulas.count_rows(d, plain.moved_bytes)[part]
-    cols = d["cols"][part] if "cols" in d else formulas.THREADS
-    drawn_s = formulas.random_numbers_s(d["drawn"] * d["elements"], gpu)[part] if "drawn" in d else 0.0
+    count = formulas.count_rows(dims, plain.moved_bytes)[part]
+    cols = dims["cols"][part] if "cols" in dims else formulas.THREADS
+    drawn_s = formulas.random_numbers_s(dims["drawn"] * dims["elements"], gpu)[part] if "drawn" in dims else 0.0
     return formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols) + drawn_s
 
 
 _LEAST_BATCH = 4
-"""Images of the smallest part into which the batch of a convolution is divided."""
+"""Least number of images in a part of the batch of a convolution."""
 _BATCH_COLUMN = KINDS["conv"].dims.index("batch")
 _DEPTH_COLUMNS = [KINDS["conv"].dims.index(name) for name in ("in_d", "k_d", "out_d")]
 
 
 def _bound_convolutions(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
-    """Return the times with bounds on some convolutions, `rows`, by the times of parts of them.
+    """Return the times, where times of parts bound the times of the convolutions in `rows`.
 
-    These are convolutions of one group on a GPU that was measured. They take no longer than 2, 4, 8, … parts of their
-    batch one after the other, which a library may run instead, since few batches were measured. Volumes take no less
-    than one of their slices.
+    The convolutions have one group and run on a GPU that was measured. A convolution takes no longer than 2, 4, 8, …
+    parts of its batch one after the other. A library may run these parts instead, and few batch sizes were measured. A
+    convolution over volumes takes no less time than one of its slices.
     """
 
     def others(rows: Rows, dims: Floats) -> Floats:
@@ -216,27 +224,27 @@ def model_info(model: Path | None = None) -> tuple[str, str]:
     return learned.description.version, learned.sha256
 
 
-def name_cases(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
-    """Return the names of the trained cases of N kernels, shape (N,) of strings.
+def name_cases(kind: Kind, precision: str, dims: Dims, gpu: Gpu) -> Names:
+    """Return the names of the trained cases of N kernels, (N,) of strings.
 
-    A case is what changes the code that runs but is no dimension: the units, the mask, the direction.
+    A case names properties that change the code of a kernel and are no dimensions: compute units, mask, direction.
     """
-    count = len(next(iter(d.values())))
+    count = len(next(iter(dims.values())))
     if kind.name == "gemm":
         is_measured = gpu.compute_capability < constants.shipped().kernels.unmeasured_fp8_capability
         units = "fp8" if precision == "fp8" and is_measured else tiles.compute_units(precision, gpu)
         names = [units, f"{units} irregular"]
-        code = features.has_irregular_sides(d).astype(int) if units == "simt" else np.zeros(count, int)
+        code = features.has_irregular_sides(dims).astype(int) if units == "simt" else np.zeros(count, int)
     elif kind.name == "conv":
-        names, code = [f"conv {word}" for word in DIRECTIONS], d["direction"].astype(int)
+        names, code = [f"conv {word}" for word in DIRECTIONS], dims["direction"].astype(int)
     elif kind.name == "direct_conv":
         names, code = ["elementwise"], np.zeros(count, int)
     elif kind.name == "attention":
         names = [f"fp8 {text}" if precision == "fp8" else text for text in ATTENTION_CASES]
-        code = (2 * (d["backward"] > 0) + (d["causal"] > 0)).astype(int)
+        code = (2 * (dims["backward"] > 0) + (dims["causal"] > 0)).astype(int)
     else:
         names = [kind.name, f"{kind.name} backward"]
-        code = (d["backward"] > 0).astype(int) if "backward" in d else np.zeros(count, int)
+        code = (dims["backward"] > 0).astype(int) if "backward" in dims else np.zeros(count, int)
     labels: Names = np.array(names)[code]
     return labels
 
@@ -246,22 +254,24 @@ ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward 
 
 
 def _group_kernels(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
-    """Return the kernels by kind and precision: (kind, precision, rows, dimensions of those rows).
+    """Return the kernels by kind and precision, each group with its rows and their dimensions.
 
-    Convolutions are in two groups (`is_flat`).
+    Convolutions form two groups by `features.is_image_convolution`.
     """
     groups: list[tuple[Kind, str, Rows, Dims]] = []
-    for kind, rows, d in table.groups():
-        plain = features.is_image_convolution(d) if kind.name == "conv" else np.zeros(len(rows), bool)
+    for kind, rows, dims in table.groups():
+        plain = features.is_image_convolution(dims) if kind.name == "conv" else np.zeros(len(rows), bool)
         codes = 2 * table.precision[rows] + plain
         for code in np.unique(codes):
             part = codes == code
-            groups.append((kind, PRECISIONS[code // 2], rows[part], {dim: column[part] for dim, column in d.items()}))
+            groups.append(
+                (kind, PRECISIONS[code // 2], rows[part], {dim: column[part] for dim, column in dims.items()})
+            )
     return groups
 
 
-def _require_valid_sizes(kind: Kind, d: Dims) -> None:
-    for dim, column in d.items():
+def _require_valid_sizes(kind: Kind, dims: Dims) -> None:
+    for dim, column in dims.items():
         low = 0.0 if dim in FLAGS else np.finfo(float).tiny
         bad = ~(np.isfinite(column) & (column >= low) & (column <= LARGEST))
         if bad.any():

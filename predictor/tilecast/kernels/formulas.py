@@ -3,12 +3,13 @@
     t = ramp + max(traffic / (l2_share · L2), spilled / (dram_share · DRAM), rows · row_cycles · block / (SMs · clock),
                    row bytes / (rate · clock))
 
-Bytes beyond the L2 spill to DRAM: none below one L2, all above two. Row-wise kernels read a row more than once. The
-further passes hit the L2 while the rows in flight, one on every SM, fit into it, and add traffic once they do not. A
-row costs an SM a number of cycles, and a single SM streams a whole row, however many other SMs are idle; rows of less
-than a whole `block` of threads share the SM with others. Every term is non-decreasing in every dimension. The ceilings
-are fitted per case (`tilecast_lab.fit`) and are the same on all GPUs; the share of DRAM bandwidth is corrected for dies
-seen in training.
+Bytes beyond the L2 spill to DRAM: none below one L2, all above two. Row-wise kernels read a row several times. Further
+passes hit the L2 while the rows in flight, one on every SM, fit into it, and otherwise add traffic. A row costs an SM a
+number of cycles. A single SM streams a whole row, even if other SMs are idle. Rows of less than a whole `block` of
+threads share the SM with other rows. Every term is non-decreasing in every dimension.
+
+The ceilings are fitted per case (`tilecast_lab.fit`) and are equal on all GPUs. Only the share of DRAM bandwidth is
+corrected for dies in the training data.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from tilecast.spec import Floats
 
 
 def dram_bytes(moved: Floats, gpu: Gpu) -> Floats:
-    """Return how many of the bytes go to DRAM: none up to one L2, all from two L2 on, shape (N,)."""
+    """Return the bytes that go to DRAM: none up to one L2, all from two L2 on, (N,)."""
     return np.clip(2.0 * (moved - gpu.l2_bytes), 0.0, moved)
 
 
 def memory_floor_s(moved: Floats, gpu: Gpu) -> Floats:
-    """Return the least seconds in which any kernel can move these bytes.
+    """Return the least seconds in which any kernel can move some bytes, (N,).
 
-    They are those at L2 bandwidth and, beyond two L2, at DRAM bandwidth.
+    The seconds are those at L2 bandwidth and, beyond two L2, at DRAM bandwidth.
     """
     beyond = np.where(moved > 2.0 * gpu.l2_bytes, moved / gpu.memory_bandwidth_bytes_per_s, 0.0)
     return np.maximum(moved / gpu.l2_bandwidth_bytes_per_s, beyond)
 
 
 THREADS = constants.shipped().kernels.block_threads
-"""Threads of the longest block: longer rows have an SM to themselves."""
+"""Threads of the longest block; longer rows have an SM to themselves."""
 
 
 def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: BandwidthCeiling) -> Floats:
-    """Return the duration of grouped convolutions on the CUDA cores, shape (N,)."""
+    """Return the seconds of grouped convolutions on the CUDA cores, (N,)."""
     streamed = bandwidth_bound_s(moved, np.zeros(len(moved)), gpu, ceiling)
     return np.maximum(streamed, flops / (constants.shipped().kernels.direct_share * gpu.peak("fp32")))
 
@@ -49,9 +50,14 @@ def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: BandwidthCeil
 def bandwidth_bound_s(
     moved: Floats, rows: Floats, gpu: Gpu, ceiling: BandwidthCeiling, cols: Floats | float = THREADS
 ) -> Floats:
-    """Return the duration of kernels that must move `moved` bytes, shape (N,).
+    """Return the seconds of kernels that are bound by memory bandwidth, (N,).
 
-    The bytes are in `rows` rows (0 for kernels without rows) of `cols` elements.
+    Args:
+        moved: bytes that each kernel must move.
+        rows: rows that the bytes are in; 0 for kernels without rows.
+        gpu: the GPU.
+        ceiling: fitted ceiling of the kernels.
+        cols: elements of a row.
     """
     block = np.clip(cols / THREADS, 1 / constants.shipped().kernels.resident_blocks, 1.0)
     row_bytes = np.where(rows > 0, moved / np.maximum(rows, 1.0), 0.0)
@@ -70,10 +76,10 @@ def bandwidth_bound_s(
 
 
 def random_numbers_s(numbers: Floats, gpu: Gpu) -> Floats:
-    """Return the seconds that drawing random numbers adds to a kernel, shape (N,)."""
+    """Return the seconds that generating random numbers adds to a kernel, (N,)."""
     return numbers * constants.shipped().kernels.random_number_cycles / (gpu.sm_count * gpu.boost_clock_hz)
 
 
-def count_rows(d: Dims, moved: Floats) -> Floats:
-    """Return the rows of the row-wise kinds, zero for the rest, shape (N,)."""
-    return d["rows"] if "rows" in d else np.zeros(len(moved))
+def count_rows(dims: Dims, moved: Floats) -> Floats:
+    """Return the rows of kernels of row-wise kinds, and zero for other kinds, (N,)."""
+    return dims["rows"] if "rows" in dims else np.zeros(len(moved))

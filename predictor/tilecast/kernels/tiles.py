@@ -1,11 +1,11 @@
-"""Tiles and waves: how a library cuts a matrix product into thread blocks, and how often those fill the GPU.
+"""Tiles and waves: the thread blocks into which a library cuts a matrix product, and how well they fill the GPU.
 
 A product C[m, n] = A[m, k] B[k, n] is cut into tiles of `rows` × `cols` outputs. Each streaming multiprocessor (SM)
-computes one tile at a time, so `T` tiles need `W = ceil(T / SMs)` waves, and the last wave may be nearly empty. Where
+computes one tile at a time. So `T` tiles need `W = ceil(T / SMs)` waves, and the last wave may be nearly empty. If
 there are fewer tiles than SMs, libraries also cut `k` (split-K).
 
-The candidates are data (`CANDIDATES`, from `constants.toml`). `choose_tiling` takes the one of least cost.
-The utilization network does not depend on that choice: it sees the waves of every candidate (`features`).
+The candidates are data (`CANDIDATES`, from `constants.toml`), and `choose_tiling` takes the candidate of least cost.
+The utilization network does not depend on that choice, because it sees the waves of every candidate (`features`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TENSOR_PRECISIONS: tuple[str, ...] = ("tf32", "fp16", "bf16", "fp8")
 
 @dataclass(frozen=True, slots=True)
 class TileCandidate:
-    """A tile shape and the share of the SM's peak that its inner loop reaches with a long `k`.
+    """A tile shape, and the share of the SM's peak that its inner loop reaches with a long `k`.
 
-    A tile of `rows` × `cols` loads rows + cols operands for rows × cols products, so small tiles are bound by shared
-    memory and the L2 cache: `efficiency` grows with the harmonic mean of the sides.
+    A tile of `rows` × `cols` loads rows + cols operands for rows × cols products. So shared memory and the L2 cache
+    bound small tiles, and `efficiency` grows with the harmonic mean of the sides.
     """
 
     rows: int
@@ -43,14 +43,14 @@ CANDIDATES: Mapping[str, tuple[TileCandidate, ...]] = {
 
 
 def compute_units(precision: str, gpu: Gpu) -> str:
-    """Return which units run a matrix product, `tensor` or `simt`. FP16 on Pascal has no tensor cores."""
+    """Return the units that run a matrix product, `tensor` or `simt`; FP16 on Pascal has no tensor cores."""
     has_tensor_cores = gpu.compute_capability >= constants.shipped().kernels.tensor_core_capability
     return "tensor" if precision in TENSOR_PRECISIONS and has_tensor_cores else "simt"
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Tiles of N kernels. All columns are (N,); `fill` is the share of the last wave that has work."""
+    """Tiles of N kernels. All columns are (N,), and `fill` is the busy share of the last wave."""
 
     rows: Floats
     cols: Floats
@@ -61,16 +61,16 @@ class Tiling:
 
 
 def count_tiles(m: Floats, n: Floats, batch: Floats, rows: float, cols: float) -> Floats:
-    """Return the number of tiles that cover `batch` outputs of m × n, shape (N,)."""
+    """Return the number of tiles that cover `batch` outputs of m × n, (N,)."""
     return np.ceil(m / rows) * np.ceil(n / cols) * batch
 
 
 def choose_tiling(m: Floats, n: Floats, k: Floats, batch: Floats, gpu: Gpu, kind: str) -> Tiling:
-    """Return the cheapest candidate and split of `k` for each product, shape (N,) each.
+    """Return the cheapest tile and split of `k` for each product, (N,) each.
 
-    The cost of a candidate, in units of one output-row-column-k product per SM, is `waves · rows · cols · (k / split +
-    prologue) / efficiency · (1 + cost · (split - 1))`, with the `cost` of a split. Ties go to the first candidate
-    of the table, the largest tile.
+    The cost, in units of one output-row-column-k product per SM, is `waves · rows · cols · (k / split + prologue) /
+    efficiency · (1 + cost · (split - 1))`, where the factor `cost` is the cost of a split. Ties go to the first
+    candidate of the table, the largest tile.
     """
     known = constants.shipped()
     prologue_k, splits, cost_of_split = known.tiles[kind].prologue_k, known.split_k.splits, known.split_k.cost

@@ -1,15 +1,15 @@
-"""The trained model: one ONNX file with a network per kind of kernel and the fitted ceilings of the rest.
+"""The trained model: one ONNX file with a network per kind of kernel and the fitted ceilings of the other kinds.
 
-Only this module uses onnxruntime. The file describes itself. Its metadata contain, as JSON, the columns each network
-expects (names, order, scaling and the range seen in training), the cases and GPUs it was trained on, the bandwidth
-ceilings of the kinds without a network, and the calibrated spreads. All of it is checked when the file is loaded, so a
-foreign or damaged file is refused before it is used.
+Only this module uses onnxruntime. The metadata of the file hold, as JSON, the columns that each network expects (names,
+order, scaling and the range in training), the cases and GPUs of the training data, the bandwidth ceilings of kinds
+without a network, and the calibrated spreads. All of it is checked when the file is loaded, so that a foreign or
+damaged file is refused.
 
 Each network maps the columns of `features` to log2 of the kernel's duration in clock cycles. Its weights on the columns
-are non-negative and its activations non-decreasing, so a larger column never shortens a kernel. What does not depend on
-the shape (case, GPU) enters as a bias chosen by the context index. A refined network adds a share, computed from all
-inputs, of the least increase by a doubled dimension, so that the doubled kernel still takes no less. The utilization is
-the roofline's share of that duration.
+are non-negative and its activations non-decreasing, so a larger column never shortens a kernel. Properties other than
+the shape (case, GPU) enter as a bias, which the context index chooses. A refined network adds a share of the least
+increase by a doubled dimension, computed from all inputs, so that the doubled kernel still takes no less time. The
+utilization is the roofline's share of that duration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tilecast.spec import Floats, SpecError
 
 FORMAT = "tilecast-utilization/2"
 MODEL, MODEL_SHA256 = "TILECAST_UTILIZATION_MODEL", "TILECAST_UTILIZATION_MODEL_SHA256"
-"""Environment variables that replace the shipped file by another, and state its digest."""
+"""Environment variables that name another model file than the shipped one, and its digest."""
 REMEDY = "use a file written by `python -m tilecast_lab fit`, or leave the option out for the one that ships"
 
 
@@ -47,7 +47,7 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "fp8 backward full": ("backward full",),
     "fp8 backward causal": ("backward causal",),
 }
-"""Cases that replace one that a file was not trained on, nearest first."""
+"""Cases that replace a case which the file was not trained on, nearest first."""
 
 
 class _ModelPart(BaseModel):
@@ -55,20 +55,20 @@ class _ModelPart(BaseModel):
 
 
 class Spread(_ModelPart):
-    """Relative half-width of the 90 % interval, for GPUs seen in training and for others."""
+    """Relative half-width of the 90 % interval, for GPUs in the training data and for other GPUs."""
 
     seen: float
     unseen: float
     dies: Mapping[str, float] = {}
-    """By die, where that many samples were measured that it has a width of its own."""
+    """Half-width by die, for dies with enough measured samples."""
 
     def half_width_on(self, gpu: Gpu, measured: bool) -> float:
-        """Return the half-width on a GPU; `measured` says whether its die was."""
+        """Return the half-width on a GPU; `measured` says whether its die is in the training data."""
         return self.dies.get(name_die(gpu), self.seen) if measured else self.unseen
 
 
 class TrainedNetwork(_ModelPart):
-    """One network of the file.
+    """Description of one network of the file.
 
     A context index is `dies.index(die) * len(cases) + cases.index(case)`. The first die has an empty name, which means
     no GPU in particular.
@@ -82,34 +82,34 @@ class TrainedNetwork(_ModelPart):
     cases: tuple[str, ...]
     dies: tuple[str, ...]
     seen: Mapping[str, tuple[str, ...]]
-    """For every case the dies that were measured in it; another case lends a die its bias, but not its certainty."""
+    """Measured dies by case. In another case a die uses the bias of a case, but has the spread of unseen dies."""
     spread: Mapping[str, Spread]
     doubled: int = 0
-    """Dimensions whose doubling the network looks at, and the number of details it takes; zero if not refined."""
+    """Number of dimensions whose doubling the network reads; zero if details do not refine the network."""
     details: int = 0
 
     def empty_inputs(self) -> NetworkInputs:
-        """Return the inputs of one empty kernel."""
+        """Return the inputs of one kernel whose columns are all zero."""
         return NetworkInputs(
             self.columns, np.zeros((1 + self.doubled, 1, len(self.columns))), np.zeros((1, self.details))
         )
 
 
 class BandwidthCeiling(_ModelPart):
-    """A kernel bound by bandwidth, as `formulas` reads it."""
+    """Fitted limits of a kernel that bandwidth bounds, which `formulas` reads."""
 
     ramp_s: float
     """Duration on an empty GPU."""
     dram_share: float
     l2_share: float
     sm_bytes_per_clock: float
-    """What one SM streams per clock of a single row."""
+    """Bytes of a single row that one SM streams per clock."""
     row_cycles: float
-    """Clock cycles that a row costs its SM at least."""
+    """Least clock cycles that a row costs its SM."""
     extra_passes: float
     """Traffic of the passes over a row after the first, relative to the least traffic."""
     resident_row_bytes: float
-    """Rows up to this size need no further pass."""
+    """Largest row that needs no further pass."""
     reuse_share: float
     """Share of the L2 that rows in flight may fill before those passes miss."""
     spread: Spread
@@ -127,15 +127,15 @@ class ModelDescription(_ModelPart):
 
 
 def name_die(gpu: Gpu) -> str:
-    """Return what two GPUs must share to run the same kernels equally: the SM's generation and the number of SMs."""
+    """Return the generation and the number of the SMs of a GPU; GPUs of equal text run the same kernels equally."""
     return f"{gpu.compute_capability:g}x{gpu.sm_count}"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelContext:
-    """Die and case of a kernel: their row in the network's bias tables, and the half-width of the prediction's range.
+    """Row of a die and a case in the bias tables of a network, and the spread of predictions there.
 
-    The half-width is relative; the range holds 90 % of the measurements.
+    The spread is a relative half-width; the range holds 90 % of the measurements.
     """
 
     index: int
@@ -152,7 +152,7 @@ class UtilizationModel:
     """An `onnxruntime.InferenceSession`; onnxruntime ships no types."""
 
     def find_context(self, family: str, case: str, gpu: Gpu) -> KernelContext | None:
-        """Return the context of a case on a GPU in the network of a family; None where formulas price the case.
+        """Return the context of a case on a GPU in a network; None if formulas price the case.
 
         Raises:
             SpecError: the case needs a network and the file has none.
@@ -180,7 +180,7 @@ class UtilizationModel:
     def log2_cycles(
         self, inputs: Mapping[str, NetworkInputs], contexts: Mapping[str, npt.NDArray[np.int64]]
     ) -> dict[str, Floats]:
-        """Return log2 of the duration in clock cycles, per family (N,), by one call of the runtime.
+        """Return log2 of durations in clock cycles by family, (N,) each, by one call of the runtime.
 
         Args:
             inputs: inputs of the network of each family.
@@ -203,20 +203,20 @@ _model, _model_sha256 = "", ""
 
 
 def use_model(path: str, sha256: str = "") -> None:
-    """Use the model of a file instead of the one that ships, and only if it has this digest; either may be empty.
+    """Use the model file at `path` instead of the shipped one; refuse it if its SHA-256 is not `sha256`.
 
-    A program calls this once, where it starts.
+    Either may be empty. A program calls this function once, where it starts.
     """
     global _model, _model_sha256
     _model, _model_sha256 = path, sha256
 
 
 def load_model(path: Path | None = None) -> UtilizationModel:
-    """Return the model of a file; without one, that of the file of `use_model`, or the one that ships.
+    """Return the model of a file; without a path, the model of `use_model`, else the shipped one.
 
     Raises:
-        SpecError: the file cannot be read, is not ONNX, or is not a model of this format, or its digest is not the one
-            that `use_model` stated.
+        SpecError: the file cannot be read, is not ONNX, is not a model of this format, or has another digest than
+            `use_model` stated.
     """
     return _load_file(Path(_model), _model_sha256) if path is None and _model else _load_file(path, "")
 
@@ -259,6 +259,7 @@ def _load_file(path: Path | None, sha256: str) -> UtilizationModel:
 
 
 def _check_networks(description: ModelDescription, session: Any, name: str) -> None:
+    """Raise SpecError unless the networks of a file have the inputs and outputs that its description states."""
     inputs = {item.name: item.shape for item in session.get_inputs()}
     outputs = {item.name for item in session.get_outputs()}
     for kind, network in description.networks.items():
