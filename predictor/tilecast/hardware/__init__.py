@@ -1,7 +1,7 @@
-"""Facts about GPUs and links, read from the TOML files beside this one.
+"""GPUs, links and MIG profiles, read from the TOML files beside this module.
 
 Every number has its unit in its key and its source in the same file. Loading checks the files: an unknown key, a
-missing one or an implausible value fails with the file's name.
+missing key or an implausible value is refused with the file's name.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ _link_folder = ""
 
 
 def use_links(folder: str) -> None:
-    """Use the link files of a folder besides those that ship with Tilecast.
+    """Use the link files of a folder in addition to the shipped ones; an empty `folder` means none.
 
-    An empty `folder` means none. A program calls this once, where it starts. That the folder does not exist is an error
-    only when a link is looked up.
+    A program calls this function once, where it starts. A folder that does not exist is an error only when a link is
+    looked up.
     """
     global _link_folder
     _link_folder = folder
@@ -91,7 +91,8 @@ def use_links(folder: str) -> None:
 def links() -> Mapping[str, Link]:
     """Return every link by name.
 
-    Links ship with Tilecast or come from the TOML files in the folder of `use_links`, which win.
+    Links ship with Tilecast or come from the TOML files in the folder of `use_links`. If both have a name, the folder
+    wins.
 
     Raises:
         SpecError: the folder or a file in it cannot be read, or breaks the `LinkFile` schema.
@@ -120,7 +121,7 @@ def _read_links(folder: str) -> Mapping[str, Link]:
 
 
 def gpu_facts(name: str) -> GpuFile:
-    """Return the shipped file of a GPU, with its sources; for a slice, the file of the whole GPU.
+    """Return the shipped file of a GPU, with its sources; for a MIG slice, the file of the whole GPU.
 
     Raises:
         SpecError: no shipped GPU has the name.
@@ -131,7 +132,7 @@ def gpu_facts(name: str) -> GpuFile:
 
 
 def link_facts(name: str) -> LinkFile:
-    """Return the file of a link, with its sources, shipped or from the folder of `use_links`.
+    """Return the file of a link, with its sources; it is shipped or in the folder of `use_links`.
 
     Raises:
         SpecError: there is no such link.
@@ -150,7 +151,7 @@ def load_link(path: Path | Traversable) -> Link:
 
 @cache
 def digest() -> str:
-    """Return the SHA-256 of every file of facts beside this one: GPUs, links, protocols, MIG, instance types."""
+    """Return the SHA-256 of all files of facts in this folder: GPUs, links, protocols, MIG and instance types."""
     root = files("tilecast.hardware")
     paths = [
         root.joinpath("protocols.toml"),
@@ -181,15 +182,15 @@ def _mig_profiles_by_gpu() -> Mapping[str, tuple[MigProfile, ...]]:
 
 
 def mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
-    """Return the slices that a whole GPU can be cut into, smallest first.
+    """Return the MIG slices that a whole GPU can be cut into, smallest first.
 
-    It is empty if the GPU cannot be cut, or if Tilecast has no facts about its slices.
+    The result is empty if the GPU cannot be cut, or if Tilecast has no facts about its slices.
     """
     return () if gpu.mig else _mig_profiles_by_gpu().get(gpu.name, ())
 
 
 def find_slice(gpu: Gpu, profile: str) -> Gpu:
-    """Return the slice of a GPU that a profile describes, for instance `1g.10gb`.
+    """Return the MIG slice of a GPU that a profile describes, for instance `1g.10gb`.
 
     Raises:
         SpecError: the GPU has no such profile.
@@ -202,10 +203,10 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU whose name or product string is `name`; for `GPU-MIG-PROFILE`, the slice.
+    """Return the GPU whose name or product string is `name`; for `GPU-MIG-PROFILE`, the MIG slice.
 
     Raises:
-        SpecError: no shipped GPU has the name; the message offers the nearest names.
+        SpecError: no shipped GPU has the name; the message offers the nearest name.
     """
     whole, cut, profile = name.lower().partition(MIG_INFIX)
     if cut:
@@ -222,11 +223,14 @@ def find_gpu(name: str) -> Gpu:
 
 
 _CLOSE = 0.7
-"""Least similarity of two names, by difflib's ratio, to suggest one: 4090 is an RTX 4090, an MI300X is no B300."""
+"""Least similarity of two names, by difflib's ratio, to suggest one of them.
+
+The name 4090 suggests an RTX 4090, but MI300X suggests no B300.
+"""
 
 
 def find_link(name: str) -> Link:
-    """Return the link named `name`.
+    """Return the link with a name.
 
     Raises:
         SpecError: there is no such link.

@@ -1,6 +1,6 @@
-"""Instance types of the clouds, as data: the GPUs of a node, its network and its list price.
+"""Instance types of clouds: the GPUs of a node, its network and its list price.
 
-The files are `hardware/nodes/*.toml`; each names its sources.
+The data are in `hardware/nodes/*.toml`; each file names its sources.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NodeType:
     name: str
     gpu: str
     gpus: int
-    """GPUs of the whole node; if one name covers several sizes, of the largest."""
+    """GPUs of the whole node; if one name covers several sizes, GPUs of the largest."""
     inter: Link | None
     """Link between nodes; None if no source states it."""
     price_per_hour: float | None
@@ -64,7 +64,7 @@ def _read_network(row: Mapping[str, Any]) -> Link | None:
 
 
 def find_node_type(name: str) -> NodeType | None:
-    """Return the instance type named `name`, in whatever case a cluster writes it; None if no file has it."""
+    """Return the instance type with a name, in any letter case; None if no file has it."""
     return node_types().get(name) or _types_by_folded_name().get(name.casefold())
 
 
@@ -74,9 +74,9 @@ def _types_by_folded_name() -> Mapping[str, NodeType]:
 
 
 def machine_with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
-    """Return the type of a machine that has GPUs as an extra (Google's N1).
+    """Return the type of a machine to which GPUs are added (Google's N1); None if the price of either is not known.
 
-    Its price is that of the machine plus those of its GPUs. None if either is not known.
+    Its price is the price of the machine plus the prices of its GPUs.
     """
     for table in _read_node_files().values():
         machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
@@ -86,10 +86,10 @@ def machine_with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
 
 
 def usual_type(gpu: Gpu) -> NodeType | None:
-    """Return the instance type that is assumed for a GPU of which only the name is known.
+    """Return the instance type that is assumed for a GPU of which only the name is known; None if no cloud offers it.
 
-    It has as many GPUs as the maker's own system, or the largest number below that. Of several such types, one with a
-    price is preferred. None if no cloud offers the GPU.
+    The type has as many GPUs as the maker's own system, or the largest number below. Of several such types, one with a
+    price is preferred.
     """
     most = default_gpus_per_node(gpu)
     types = [kind for kind in node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
@@ -97,13 +97,13 @@ def usual_type(gpu: Gpu) -> NodeType | None:
 
 
 def ethernet_link(gbit_per_s: float) -> Link:
-    """Return Ethernet of a rate per node, with the overheads of the shipped 10 Gb/s link."""
+    """Return an Ethernet link of `gbit_per_s` per node, with the overheads of the shipped 10 Gb/s link."""
     rate = gbit_per_s * GIGABIT_BYTES_PER_S
     return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
 
 
 def network(name: str) -> Link:
-    """Return the link between nodes named `name`; `ethernet-N` is Ethernet of N Gb/s if no file describes it.
+    """Return the link between nodes with a name; `ethernet-N` is Ethernet of N Gb/s unless a file describes it.
 
     Raises:
         SpecError: there is no such link.
@@ -126,7 +126,10 @@ def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
 
 
 def default_gpus_per_node(gpu: Gpu) -> int:
-    """Return the GPUs of a node of which only the GPU is known: those of the maker's own system, else 8."""
+    """Return the GPUs that are assumed for a node of which only the GPU is known.
+
+    They are as many as in the maker's own system, or else 8.
+    """
     return next(
         (
             row["gpus_per_node"]
@@ -146,10 +149,14 @@ def _read_node_files() -> Mapping[str, dict[str, Any]]:
 
 
 def require_sources(name: str, table: Mapping[str, Any]) -> None:
-    """Check that the content of a file of `hardware/nodes` has a source for every column of numbers.
+    """Raise SpecError unless a table of `hardware/nodes` has a source for every column of numbers.
+
+    Args:
+        name: file name, for the message.
+        table: content of the file.
 
     Raises:
-        SpecError: it has none for one; the message names the file and the column.
+        SpecError: a column has no source; the message names the file and the column.
     """
     columns = {key for row in table.get("nodes", ()) for key in NUMBERS if key in row}
     columns |= {key for key in ("machines", "extra_gpus") if key in table}

@@ -10,12 +10,12 @@ from tilecast.learning.job_calibration import JobRuns
 from tilecast.spec import Precision, SpecError
 
 FP32_LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
-"""Precisions in which the tensor cores of GeForce products are slowed down when they accumulate in FP32."""
+"""Precisions in which tensor cores of GeForce products are slower if they accumulate in FP32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU model. Rates are dense, per second, and those of the data sheet unless named sustained."""
+    """A GPU model. Rates are dense, per second, and from the data sheet unless named sustained."""
 
     name: str
     product: str
@@ -31,17 +31,18 @@ class Gpu:
     peak_flops: Mapping[str, float]
     """FLOP/s by precision; precisions that the GPU cannot run are absent."""
     sustained_ratio: Mapping[str, float]
-    """Share of `peak_flops` that power or clock limits leave under sustained load; 1 if not stated. `attention`, if
-    stated, is the share of fused attention, which reaches less of the peak and so meets the limit later."""
+    """Share of `peak_flops` that power or clock limits leave under sustained load, by precision; 1 if not stated.
+
+    The key `attention` is for fused attention, which reaches less of the peak and so meets the limit later.
+    """
     intra_link: str
     """Name of the link that usually joins GPUs of this product inside a node."""
     fp16_accumulate_flops: float = 0.0
-    """Peak of the tensor cores in FP16 with FP16 accumulation, if they are slower with FP32 accumulation; 0 if both are
-    equal."""
+    """Peak of the tensor cores in FP16 with FP16 accumulation; 0 if FP32 accumulation is as fast."""
     bridge: str = ""
-    """Name of the link that NVLink bridges make between some of the GPUs; empty if the product takes none."""
+    """Name of the link of NVLink bridges between some of the GPUs; empty if the product takes no bridges."""
     aliases: tuple[str, ...] = ()
-    """Product strings as drivers, labels and tables write them, normalised by `normalise`."""
+    """Product strings in drivers, labels and tables, normalised by `normalise`."""
     mig: str = ""
     """MIG profile of a slice; empty for a whole GPU. A job runs on one slice, since slices cannot reach each other."""
     share: float = 1.0
@@ -64,9 +65,9 @@ class Gpu:
         return self.peak_flops[precision]
 
     def without_fp32_limit(self) -> Gpu:
-        """Return the GPU without the limit on FP32 accumulation.
+        """Return the GPU with tensor-core rates that FP32 accumulation does not limit.
 
-        The chip is built to feed its tensor cores at these rates.
+        The caches and memory of the chip are built to feed its tensor cores at these rates.
         """
         if not self.fp16_accumulate_flops:
             return self
@@ -80,7 +81,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A profile of Multi-Instance GPU: a slice that a GPU can be cut into."""
+    """A profile of Multi-Instance GPU: one kind of slice that a GPU can be cut into."""
 
     name: str
     sms: int
@@ -94,13 +95,13 @@ class MigProfile:
 
     @property
     def share(self) -> float:
-        """Share of the GPU that nobody else can use: the larger of both shares."""
+        """Share of the GPU that nobody else can use: the larger of its compute and memory shares."""
         return max(self.compute_share, self.memory_share)
 
     def slice_gpu(self, gpu: Gpu) -> Gpu:
-        """Return the slice as a GPU of its own.
+        """Return the slice of a GPU as a GPU.
 
-        Its clocks are those of the whole GPU; its rates follow the number of multiprocessors and of memory slices.
+        Its clocks are those of the whole GPU. Its rates follow its number of multiprocessors and of memory slices.
         """
         sms = self.sms / gpu.sm_count
         return replace(
@@ -128,15 +129,17 @@ MIG_INFIX = "-mig-"
 PROTOCOLS = ("ll", "ll128", "simple")
 """NCCL's protocols to move bytes: with a flag in every 8 bytes, with one in every 128 bytes, or in plain chunks."""
 MESSAGE = "message"
-"""Name of the further protocol by which a message from one rank to another can move. A link that does not state it
-moves messages like collectives."""
+"""Name of a further protocol, by which a message from one rank to another can move.
+
+On a link that does not state it, messages move like collectives.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """Costs of a protocol on a link, and its share of the rate.
+    """Costs of a protocol on a link, and its share of the link's rate.
 
-    `start_s` is paid once and `hop_s` for each hop, in seconds; bulk data reach `share` of the rate that they reach on
+    `start_s` is paid once and `hop_s` for each hop, in seconds. Bulk data reach `share` of the rate that they reach on
     the link.
     """
 
@@ -147,7 +150,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTier:
-    """A tier of a network: `nodes` nodes share a switch whose uplinks carry 1/oversubscription of their rate."""
+    """A tier of a network: `nodes` nodes share a switch whose uplinks carry 1/oversubscription of the nodes' rate."""
 
     nodes: int
     oversubscription: float
@@ -155,7 +158,7 @@ class NetworkTier:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way between GPUs, inside a node or between nodes (`per_node`).
+    """A connection between GPUs, inside a node or between nodes (`per_node`).
 
     Inside a node the bandwidth is one direction of one GPU. Between nodes it is one direction of all network interfaces
     of one node together.
@@ -180,13 +183,18 @@ class Link:
     switched: bool = True
     """Whether all pairs have the full bandwidth at once (NVSwitch), or share a bus (PCIe)."""
     wired: tuple[tuple[float, float], ...] = ()
-    """For GPUs wired to each other without a switch: numbers of GPUs, in rising order, and the share of the bandwidth
-    that so many have among themselves. Between the points the share is interpolated."""
+    """Numbers of GPUs, ascending, with the share of the bandwidth that so many GPUs have among themselves.
+
+    It is for GPUs that are wired to each other without a switch. Between the points the share is interpolated.
+    """
     domain: int = 0
-    """Number of GPUs that the link joins, if not just those of a node: fewer (NVLink bridges), or those of several
-    nodes (NVLink domains of a rack). 0 means those of a node. For a bus, the GPUs of each island that it joins."""
+    """Number of GPUs that the link joins; 0 means the GPUs of a node.
+
+    It is smaller for NVLink bridges, and larger for NVLink domains of a rack. For a bus, it is the number of GPUs of
+    each island.
+    """
     beyond: Link | None = None
-    """Link between such domains."""
+    """Link between such domains; None if there is no other."""
     reduction_bytes_per_s: float = 0.0
     """Rate of each GPU in an all-reduce in the switch (NVLS); 0 if there is none."""
     reduction_start_s: float = 0.0
@@ -211,8 +219,7 @@ class Pool:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     layers: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Source of each fact: override, the vendor of a label, instance type, default. Pools compare equal whatever these
-    are."""
+    """Source of each fact: override, the maker of a label, instance type or default. It does not affect equality."""
     free_gpus: int | None = None
     """GPUs that nothing uses now; None if that is not known. It does not affect the ranking."""
     calibration: Calibration = field(default_factory=Calibration)
@@ -220,7 +227,7 @@ class Pool:
     own: JobRuns = field(default_factory=JobRuns)
     """The job's own runs, here or elsewhere, which correct its forecasts."""
     usual_gpus_per_node: int = 0
-    """GPUs of a whole node, if the pool was declared to have a part of one; 0 if its nodes are whole."""
+    """GPUs of a whole node, if the pool is declared as a part of a node; 0 if its nodes are whole."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -236,6 +243,6 @@ class Pool:
 
     @property
     def domain(self) -> int:
-        """GPUs that the link inside nodes joins: those of a node, or of the whole nodes that share an NVLink domain."""
+        """GPUs that the link inside nodes joins: those of a node, or of all whole nodes of an NVLink domain."""
         wide = self.intra.domain if self.intra.switched and self.intra.beyond is None else 0
         return max(wide // self.gpus_per_node, 1) * self.gpus_per_node

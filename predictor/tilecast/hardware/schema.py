@@ -1,4 +1,4 @@
-"""Schemas of the TOML files of facts, and their conversion into values in SI units."""
+"""Schemas of the TOML files of GPUs, links and MIG, and conversions of their content into values in SI units."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class _FactModel(BaseModel):
 
 ModelT = TypeVar("FileT", bound=_FactModel)
 Source = Annotated[str, Field(min_length=1)]
-"""Where numbers come from: a paper, a data sheet, source code or a fit."""
+"""Source of numbers: a paper, a data sheet, source code or a fit."""
 NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
 class GpuFile(_FactModel):
-    """The schema of `gpus/*.toml`, and of a GPU file that a user brings."""
+    """The schema of `gpus/*.toml`, and of a GPU file that a user supplies."""
 
     name: str = Field(pattern=NAME)
     product: str
@@ -84,7 +84,7 @@ class MigProfileFile(_FactModel):
 
 
 class MigGpuFile(_FactModel):
-    """The GPUs that can be cut alike."""
+    """GPUs that can be cut into equal sets of MIG profiles."""
 
     names: tuple[str, ...]
     compute_slices: PositiveInt
@@ -129,14 +129,14 @@ class TierFile(_FactModel):
 
 
 class LinkFile(_FactModel):
-    """The schema of `links/*.toml`, and of a link file that a user brings."""
+    """The schema of `links/*.toml`, and of a link file that a user supplies."""
 
     name: str = Field(pattern=NAME)
     kind: str
     bandwidth_gb_per_s: PositiveFloat
     efficiency: float = Field(gt=0, le=1)
     protocols: str | ConstantsFile
-    """Name of a table of `protocols.toml`, or such a table."""
+    """Name of a table of `protocols.toml`, or the table itself."""
     per_node: bool = False
     nics: PositiveInt = 1
     gpu_nics: PositiveInt = 1
@@ -210,20 +210,25 @@ def normalise(product: str) -> str:
     return "-".join(words)
 
 
-def chained_link_error(item: LinkFile) -> SpecError:
-    """Return the error of a link whose `beyond` is the link itself or has another beyond it."""
-    problem = f"{item.beyond!r} is the link itself or has another beyond it"
-    return SpecError(f"{item.name}: beyond", problem, "name a link that has none beyond it")
+def chained_link_error(link: LinkFile) -> SpecError:
+    """Return the error of a link whose `beyond` is the link itself, or has another link beyond it."""
+    problem = f"{link.beyond!r} is the link itself or has another beyond it"
+    return SpecError(f"{link.name}: beyond", problem, "name a link that has none beyond it")
 
 
 NamedT = TypeVar("NamedT")
 
 
 def find_named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
-    """Return the row named `name` of a table.
+    """Return the entry of a table with a name.
+
+    Args:
+        table: the entries by name.
+        name: name of the entry.
+        field: field that states the name, for the message.
 
     Raises:
-        SpecError: there is none; the message lists the names that exist.
+        SpecError: there is no such entry; the message lists the names that exist.
     """
     if name not in table:
         raise SpecError(field, f"unknown {field.split()[-1]} {name!r}", f"known: {', '.join(table)}")
@@ -238,10 +243,10 @@ def protocol_tables() -> Mapping[str, ConstantsFile]:
 
 
 def read_facts(path: Path | Traversable, schema: type[ModelT]) -> ModelT:
-    """Read a TOML file and check it against its schema.
+    """Read a TOML file and check it against a schema.
 
     Raises:
-        SpecError: it cannot be read, is not TOML, or breaks the schema; the message names the key.
+        SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
     """
     try:
         return schema.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
