@@ -1,12 +1,12 @@
-"""Discovery of pools from nodes: which GPUs a cluster has, in which shapes, over which links.
+"""Discovery of pools from nodes: the GPUs of a cluster, their node shapes and their links.
 
-Facts come in layers, and the first layer that answers is used: a GPUPool that a user wrote, the devices of
-ResourceSlices, the labels of `labels.toml` (GPU Feature Discovery, then the clouds'), the instance types of
-`hardware/nodes`. If none answers, the node is left out and the report says why. Nothing is guessed except the network,
-and then the layer says `default`.
+Facts come from label sources in a fixed order, and the first source that answers is used. The sources are a GPUPool
+that a user wrote, the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature Discovery, then labels of
+clouds), and the instance types of `hardware/nodes`. If no source answers, the node is left out and the report says why.
+Only the network may be assumed, and then its source is `default`.
 
-A pool describes what the cluster has. Call `pools(..., now=True)` for the part of it that a job can use now. The
-remarks of a pool describe what applies to only some of its nodes. Read `discovery` first.
+A pool describes the nodes that the cluster has. `pools(..., now=True)` returns the part of a pool that a job can use
+now. The remarks of a pool describe conditions of only some of its nodes. Read `discovery` first.
 """
 
 from __future__ import annotations

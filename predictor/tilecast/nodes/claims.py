@@ -13,21 +13,20 @@ from tilecast.spec import SpecError
 
 @dataclass(slots=True)
 class NodeClaims:
-    """Nodes claimed by each GPUPool that a user wrote, and the pools that discovery remembers."""
+    """Nodes of each GPUPool that a user wrote, and the pools that discovery remembers."""
 
     specs: dict[str, gpu_pool.GPUPoolSpec] = field(default_factory=dict)
+    """Specs of the pools that users wrote, by name."""
     owner: dict[int, str] = field(default_factory=dict)
+    """Names of pools that users wrote, by the positions of their nodes."""
     remembered: dict[str, tuple[gpu_pool.Discovery, gpu_pool.GPUPoolSpec]] = field(default_factory=dict)
-
-    def owned_positions(self, name: str) -> list[int]:
-        """Return the positions of the nodes that a user's pool owns."""
-        return [index for index, owner in self.owner.items() if owner == name]
+    """Records and specs of the pools that discovery wrote earlier, by name."""
 
 
 def claim_nodes(
     nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]
 ) -> tuple[NodeClaims, dict[str, SpecError]]:
-    """Return the claims of GPUPool documents on nodes, and the errors of invalid documents by name."""
+    """Assign nodes to GPUPool documents; also return the errors of invalid documents by name."""
     claims, invalid = NodeClaims(), {}
     for position, document in enumerate(gpupools):
         try:
@@ -51,5 +50,5 @@ def claim_nodes(
 
 
 def selected_labels(spec: gpu_pool.GPUPoolSpec) -> Mapping[str, str]:
-    """Return the labels of the nodes that a pool takes; none if it selects no nodes."""
+    """Return the labels by which a pool selects nodes; none if it selects no nodes."""
     return spec.selector or ({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})

@@ -13,7 +13,7 @@ class PublishedDevice:
     """A device of a ResourceSlice, without the attributes that distinguish identical devices."""
 
     kind: str
-    """Whole GPU or slice of one, spelled as in labels.toml."""
+    """Whole GPU or MIG slice, spelled as in labels.toml."""
     product: str
     attributes: tuple[tuple[str, bool | int | str], ...] = ()
     """Attributes by qualified name, sorted; a version is written as `version:1.2.3`."""

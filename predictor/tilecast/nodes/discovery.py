@@ -1,6 +1,6 @@
-"""Pools formed by nodes, and the GPUPools that discovery writes for them.
+"""Discovery of the pools that nodes form, and of the GPUPools that record them.
 
-The GPUPools that discovery wrote are its memory: a pool keeps its name, its selector and the size that it can grow to
+The GPUPools that discovery wrote are its memory. A pool keeps its name, its selector and the size that it can grow to
 while its nodes come and go.
 """
 
@@ -24,6 +24,7 @@ from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes
 from tilecast.spec import SpecError
 
 UNSELECTED = "its nodes share no label that others lack, so that no node selector leads to them"
+"""Remark on a pool whose nodes no selector selects."""
 
 
 def pools(
@@ -34,18 +35,18 @@ def pools(
     *,
     now: bool = False,
 ) -> NodesReport:
-    """Return the pools that the nodes form, after the GPUPools that users wrote have claimed theirs.
+    """Return the pools that nodes form, after the GPUPools that users wrote have claimed nodes.
 
-    One pool is one GPU product in one node shape over one kind of link at one price. It is named after its GPU,
-    followed by the shape if two pools share a GPU. Once discovery has written a pool down, the pool keeps its name.
+    A pool has one GPU product in one node shape over one kind of link at one price. It is named after its GPU, followed
+    by the shape if two pools share a GPU. Once discovery has written a GPUPool, the pool keeps its name.
 
     Args:
-        nodes: Node objects, or what `node` returned for them.
+        nodes: Node objects, or results of `node`.
         gpupools: GPUPool objects, written by users and by discovery.
-        slices: ResourceSlice objects, or what `resource_slice` returned for them.
-        forget: names of discovery's pools whose missing nodes are gone for good.
+        slices: ResourceSlice objects, or results of `resource_slice`.
+        forget: names of pools of discovery whose missing nodes are gone for good.
         now: whether to count only the nodes and GPUs that a job can use now, for advice that is followed at once.
-            Otherwise a pool is what the cluster has, so that a node that restarts causes no new advice.
+            Otherwise a pool has all nodes of the cluster, so that a node that restarts causes no new advice.
 
     Raises:
         SpecError: an object does not have the shape of a Node. An invalid GPUPool does not raise; it is in `invalid`.
@@ -76,26 +77,21 @@ def pools(
 
 def _add_devices(entry: FoundPool, offered: Mapping[str, Sequence[PublishedDevice]]) -> FoundPool:
     """Return the pool with the distinct devices that ResourceSlices publish for its nodes."""
-    if not offered:
-        return entry
-    return replace(
-        entry, devices=tuple(dict.fromkeys(item for name in entry.owned_positions for item in offered.get(name, ())))
-    )
+    devices = dict.fromkeys(device for name in entry.members for device in offered.get(name, ()))
+    return replace(entry, devices=tuple(devices))
 
 
 def _devices_by_node(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[PublishedDevice]]:
-    """Return the devices of each node, from the newest generation of each pool of slices."""
-    read_slices = [
-        one for item in slices if (one := item if isinstance(item, Slice) else resource_slice(item)) is not None
-    ]
-    newest: dict[tuple[str, str], int] = {}
-    for item in read_slices:
-        newest[item.node, item.pool] = max(item.generation, newest.get((item.node, item.pool), 0))
-    out: dict[str, list[PublishedDevice]] = defaultdict(list)
-    for item in read_slices:
+    """Return the devices of each node, from the newest generation of each pool of ResourceSlices."""
+    known = [item if isinstance(item, Slice) else resource_slice(item) for item in slices]
+    newest: dict[tuple[str, str], int] = defaultdict(int)
+    for item in filter(None, known):
+        newest[item.node, item.pool] = max(item.generation, newest[item.node, item.pool])
+    devices: dict[str, list[PublishedDevice]] = defaultdict(list)
+    for item in filter(None, known):
         if item.generation == newest[item.node, item.pool]:
-            out[item.node] += item.devices
-    return out
+            devices[item.node] += item.devices
+    return devices
 
 
 def _user_pools(
@@ -106,11 +102,14 @@ def _user_pools(
     *,
     now: bool,
 ) -> list[FoundPool]:
-    """Return the pools that users wrote; a size that one states is kept, whatever its nodes do now."""
+    """Return the pools that users wrote, and add invalid ones to `invalid`.
+
+    A size that a user stated is kept, whatever state the nodes are in.
+    """
     pools = []
     for name in sorted(claims.specs):
         spec = claims.specs[name]
-        members = [index for index in claims.owned_positions(name) if index in node_facts]
+        members = [index for index, owner in claims.owner.items() if owner == name and index in node_facts]
         try:
             if members:
                 observed = group_nodes(
@@ -137,7 +136,16 @@ def _discovered_pools(
     *,
     now: bool,
 ) -> list[FoundPool]:
-    """Return the pools of nodes that no user's pool owns, and remembered pools without nodes that may return."""
+    """Return the pools of nodes that no user's pool owns, and remembered pools whose nodes may return.
+
+    Args:
+        claims: nodes of users' pools, and remembered pools.
+        nodes: all nodes.
+        node_facts: facts of the nodes with known GPUs, by position.
+        taken: names of pools that users wrote.
+        forget: names of pools whose missing nodes are gone for good.
+        now: whether to count only nodes that a job can use now.
+    """
     groups: dict[str, list[int]] = defaultdict(list)
     for index, facts in node_facts.items():
         if index not in claims.owner:
@@ -165,18 +173,18 @@ def _discovered_pools(
         if name not in forget and identity in known:
             away = item.unusable if now else 0
             most = max(most, (claims.remembered[name][1].max_nodes or 0) - away)
-        layer = node_facts[groups[identity][0]].gpu_layer
         pool = replace(item.pool, name=name, max_nodes=most)
         remarks = item.remarks if pool.node_selector or len(grouped) == 1 else (*item.remarks, UNSELECTED)
-        out.append(replace(item, pool=pool, note=gpu_pool.Discovery(identity, layer), remarks=remarks))
+        note = gpu_pool.Discovery(identity, node_facts[groups[identity][0]].gpu_source)
+        out.append(replace(item, pool=pool, note=note, remarks=remarks))
     return sorted(out, key=lambda item: item.pool.name)
 
 
 def _can_return(name: str, claims: NodeClaims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
     """Return whether a remembered pool without nodes may have nodes again.
 
-    It may not if it is forgotten, selects nothing or has no size, if a user's pool would take nodes with its labels,
-    or if a node that exists matches its selector.
+    It may not if it is forgotten, selects no nodes or has no size, if a user's pool would claim nodes with its labels,
+    or if an existing node matches its selector.
     """
     spec = claims.remembered[name][1]
     labels = {**selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
@@ -189,13 +197,12 @@ def _can_return(name: str, claims: NodeClaims, nodes: Sequence[Node], forget: Co
 
 def _pool_without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
     """Return a remembered pool that has no nodes now."""
-    pool, facts = override_pool(name, spec, layer="discovered")
-    spot = bool(spec.spot)
-    return FoundPool(pool, 0, 0, 0, facts, note=note, spot=spot)
+    pool, facts = override_pool(name, spec, source="discovered")
+    return FoundPool(pool, 0, 0, 0, facts, note=note, spot=bool(spec.spot))
 
 
 def discovered(source: FoundPool) -> dict[str, Any] | None:
-    """Return the GPUPool that discovery writes for a pool; None for a pool that a user wrote."""
+    """Return the GPUPool document that discovery writes for a pool; None for a pool that a user wrote."""
     if source.note is None:
         return None
     pool = source.pool

@@ -1,4 +1,4 @@
-"""Grouping of nodes of one kind into a pool."""
+"""Formation of a pool from nodes of one kind."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def group_nodes(
     *,
     now: bool = False,
 ) -> FoundPool:
-    """Return the pool that these nodes form, named after its GPU.
+    """Return the pool that some nodes form, named after its GPU.
 
     Args:
-        members: positions of the pool's nodes; the facts of the first one describe what all of them share.
-        nodes: every node.
+        members: positions of the pool's nodes; the facts of the first node describe the properties that all share.
+        nodes: all nodes.
         node_facts: facts of the nodes, by position.
         selector: labels that select the nodes.
-        keys: topology labels that a user named; empty uses the known ones.
+        keys: topology labels that a user named; empty for the known ones.
         now: whether to count only nodes that a job can use now.
     """
     first, there = node_facts[members[0]], [nodes[index] for index in members]
     types = {item.node_type for item in there}
     use = find_usable_nodes(there, [node_facts[index] for index in members], counted=now)
     gpus_per_node = use.gpus_per_node if now else min(node_facts[index].gpus for index in members)
-    intra, domain_layer = _find_intra_link(
+    intra, domain_source = _find_intra_link(
         [item for item in there if not (now and item.unavailable)], first.gpu, gpus_per_node
     )
     currency = first.kind.currency if first.kind else "USD"
-    facts = _pool_facts(first, gpus_per_node, intra, domain_layer, currency)
+    facts = _pool_facts(first, gpus_per_node, intra, domain_source, currency)
     taints = sorted({taint for item in there for taint in item.taints if taint[2] != "PreferNoSchedule"})
     pool = Pool(
         name=first.gpu.name,
@@ -55,7 +55,7 @@ def group_nodes(
         tolerations=tuple(_tolerate_taint(*taint) for taint in taints),
         price_per_gpu_hour=first.price,
         currency=currency,
-        layers={name: layer for name, (_, layer) in facts.items()},
+        layers={name: source for name, (_, source) in facts.items()},
     )
     return FoundPool(
         pool,
@@ -71,25 +71,26 @@ def group_nodes(
     )
 
 
-def _pool_facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_layer: str, currency: str) -> Facts:
-    """Return value and layer of each fact of a pool, based on one of its nodes."""
+def _pool_facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_source: str, currency: str) -> Facts:
+    """Return value and source of each fact of a pool, from the facts of one of its nodes."""
     facts: Facts = {
-        "gpu": (first.gpu.name, first.gpu_layer),
-        "gpusPerNode": (str(gpus_per_node), first.count_layer),
+        "gpu": (first.gpu.name, first.gpu_source),
+        "gpusPerNode": (str(gpus_per_node), first.count_source),
         "intraNode": (intra.name, "gpu"),
-        "interNode": (first.inter.name, first.inter_layer),
+        "interNode": (first.inter.name, first.inter_source),
     }
-    if domain_layer:
-        facts["nvlinkDomain"] = (str(intra.domain), domain_layer)
+    if domain_source:
+        facts["nvlinkDomain"] = (str(intra.domain), domain_source)
     if first.price is not None:
         facts["price"] = (f"{first.price:g} {currency}", "instance type")
     return facts
 
 
 def _find_intra_link(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
-    """Return the link between the GPUs of a node and, if it spans nodes, the layer that says how many GPUs it joins.
+    """Return the link between the GPUs of a node, and the source of its NVLink domain; "" if it joins one node.
 
-    That layer is the label of the nodes' domains once these turn out to be smaller or larger than the product's.
+    The source is the label of the nodes' domains if the labels say that domains are smaller or larger than the
+    product's.
     """
     intra = find_link(gpu.intra_link)
     if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
@@ -110,5 +111,6 @@ def _topology_levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[Topo
 
 
 def _tolerate_taint(key: str, value: str, effect: str) -> dict[str, str]:
+    """Return the toleration of a taint."""
     match = {"operator": "Equal", "value": value} if value else {"operator": "Exists"}
     return {"key": key, **match, "effect": effect}

@@ -1,8 +1,8 @@
-"""Identification of a node's GPU, its number of GPUs and its network, each from the first layer that states it.
+"""Identification of a node's GPU, its number of GPUs and its network, each from the first source that states it.
 
-The layers are, in order: a user's GPUPool, the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature
-Discovery, then the clouds'), the instance types of `hardware/nodes`. If none answers, the node has a problem. Nothing
-is guessed except the network; then the layer says `default`.
+The sources are, in order: a user's GPUPool, the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature
+Discovery, then labels of clouds), the instance types of `hardware/nodes`. If no source answers, the node has a problem.
+Only the network may be assumed; then its source is `default`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tilecast.nodes.quantities import parse_count
 from tilecast.spec import SpecError
 
 RESOURCE_SLICE = "resource-slice"
-"""Layer of facts that a DRA driver publishes."""
+"""Source of facts that a DRA driver publishes."""
 CAPACITY = "capacity"
-"""Layer of facts that a device plugin offers."""
+"""Source of facts that a device plugin reports."""
 _WRITE_POOL = "write a GPUPool that selects them and states the GPU"
 _INSTALL = "install GPU Feature Discovery, or write a GPUPool that selects them"
 _UNSHARE = "turn time-slicing and MPS off on the nodes meant for training"
@@ -32,7 +32,7 @@ _UNCUT = "select them with a GPUPool that states mig, or disable MIG on the node
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts about one node from all layers."""
+    """Facts about one node from all sources."""
 
     gpu: Gpu
     gpus: int
@@ -41,27 +41,27 @@ class NodeFacts:
     inter: Link
     kind: NodeType | None
     spot: bool
-    gpu_layer: str
-    count_layer: str
-    inter_layer: str
+    gpu_source: str
+    count_source: str
+    inter_source: str
 
     @property
     def is_offered(self) -> bool:
-        """Whether the node offers its GPUs to pods; labels and instance types may describe GPUs that nobody may use."""
-        return self.count_layer in (CAPACITY, RESOURCE_SLICE)
+        """Whether the node offers its GPUs to pods; GPUs that only labels or its type state may be out of reach."""
+        return self.count_source in (CAPACITY, RESOURCE_SLICE)
 
     @property
     def price(self) -> float | None:
-        """List price of one GPU, or of a slice's share of one.
+        """List price of one GPU, or of a MIG slice's share of one.
 
-        Unknown (None) for spot nodes, whose price changes by the hour.
+        It is None for spot nodes, because their price changes by the hour.
         """
         price = None if self.kind is None or self.spot else self.kind.price_per_gpu_hour
         return None if price is None else price * self.gpu.share
 
     @property
     def identity(self) -> str:
-        """Text that nodes of one pool share: GPUs, network and price."""
+        """Text that all nodes of one pool have in common: GPUs, network and price."""
         market = "spot" if self.spot else "no price" if self.price is None else f"{self.price:.6g}"
         return f"{self.gpus} x {self.gpu.name}, {self.inter.name}, {market}"
 
@@ -76,107 +76,107 @@ class NodeProblem:
 
 
 def identify_node(
-    item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[PublishedDevice]
+    node: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[PublishedDevice]
 ) -> NodeFacts | NodeProblem | None:
     """Return the facts of a node, or the problem that keeps it out of every pool; None if it has no GPU.
 
     Args:
-        item: the node.
+        node: the node.
         spec: the spec of the user's GPUPool that selects the node.
         devices: the devices that ResourceSlices publish for the node.
     """
     table = label_table()
     whole = [device.product for device in devices if device.kind == table.dra_whole]
-    profile = _find_mig_profile(item, spec)
-    problem = _find_sharing_problem(item, profile, whole, devices)
+    profile = _find_mig_profile(node, spec)
+    problem = _find_sharing_problem(node, profile, whole, devices)
     if problem is not None:
         return problem
-    kind = find_node_type(item.node_type)
-    gpu, gpu_layer = _identify_gpu(item, spec, kind, whole)
+    kind = find_node_type(node.node_type)
+    gpu, gpu_source = _identify_gpu(node, spec, kind, whole)
     if gpu is None:
-        return _unknown_gpu_problem(item, whole)
+        return _unknown_gpu_problem(node, whole)
     if profile and not gpu.mig:
         try:
             gpu = find_slice(gpu, profile)
         except SpecError as error:
             remedy = error.remedy if mig_profiles(gpu) else "disable MIG on the nodes meant for training"
             return NodeProblem("MigPartitioned", error.problem, remedy)
-    counted = _count_gpus(item, spec, kind, gpu, len(whole))
+    counted = _count_gpus(node, spec, kind, gpu, len(whole))
     if counted is None:
         return NodeProblem("UnknownAccelerator", f"nothing says how many {gpu.name} a node has", _INSTALL)
-    gpus, usable, count_layer = counted
-    kind = kind or machine_with_gpus(item.node_type, gpu, gpus)
-    physical = _labelled_gpus(item) or (None if kind is None else kind.gpus)
-    if not gpu.mig and count_layer == CAPACITY and physical is not None and gpus > physical:
+    gpus, usable, count_source = counted
+    kind = kind or machine_with_gpus(node.node_type, gpu, gpus)
+    physical = _labelled_gpus(node) or (None if kind is None else kind.gpus)
+    if not gpu.mig and count_source == CAPACITY and physical is not None and gpus > physical:
         message = f"the GPUs are shared between pods (a node offers {gpus} and has {physical})"
         return NodeProblem("SharedGpu", message, _UNSHARE)
-    inter, inter_layer = _identify_network(item, kind, gpu, gpus)
-    spot = any(item.labels.get(mark.label) == mark.value for mark in table.spot)
-    return NodeFacts(gpu, gpus, usable, inter, kind, spot, gpu_layer, count_layer, inter_layer)
+    inter, inter_source = _identify_network(node, kind, gpu, gpus)
+    spot = any(node.labels.get(mark.label) == mark.value for mark in table.spot)
+    return NodeFacts(gpu, gpus, usable, inter, kind, spot, gpu_source, count_source, inter_source)
 
 
 def _find_sharing_problem(
-    item: Node, profile: str | None, whole: Sequence[str], devices: Sequence[PublishedDevice]
+    node: Node, profile: str | None, whole: Sequence[str], devices: Sequence[PublishedDevice]
 ) -> NodeProblem | None:
-    """Return the problem of a node whose GPUs are cut or shared while no MIG profile of its slices is known."""
+    """Return the problem of a node whose GPUs are cut or shared, unless the MIG profile of its slices is known."""
     table = label_table()
     if not whole and any(device.kind == table.dra_slice for device in devices):
         remedy = "disable MIG on the nodes meant for training"
         return NodeProblem("MigPartitioned", "the GPUs are cut into MIG slices (ResourceSlice)", remedy)
     for rule in table.partitioned:
-        text = item.labels.get(rule.label)
+        text = node.labels.get(rule.label)
         if rule.matches(text) and not (profile and rule.code == "MigPartitioned"):
             return NodeProblem(rule.code, f"{rule.message} ({rule.label}={shown(text, quote=False)})", rule.remedy)
-    if item.shared:
-        return NodeProblem("SharedGpu", f"the GPUs are shared between pods ({', '.join(item.shared)})", _UNSHARE)
-    if item.slices and not profile and not item.gpus:
-        names = ", ".join(f"{table.mig_resource_prefix}{name}" for name, *_ in item.slices)
+    if node.shared:
+        return NodeProblem("SharedGpu", f"the GPUs are shared between pods ({', '.join(node.shared)})", _UNSHARE)
+    if node.slices and not profile and not node.gpus:
+        names = ", ".join(f"{table.mig_resource_prefix}{name}" for name, *_ in node.slices)
         return NodeProblem("MigPartitioned", f"the GPUs are cut into MIG slices ({names})", _UNCUT)
     return None
 
 
-def _find_mig_profile(item: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
+def _find_mig_profile(node: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
     """Return the MIG profile of the slices that a node offers.
 
-    None if its GPUs are whole, or cut into several kinds of slices of which nothing chooses one.
+    It is None if its GPUs are whole, or are cut into several kinds of slices of which no source chooses one.
     """
     if spec is not None and spec.mig is not None:
         return spec.mig
     table = label_table()
-    for layer in table.layer:
-        _, cut, profile = item.labels.get(layer.product, "").partition("-MIG-")
+    for source in table.sources:
+        _, cut, profile = node.labels.get(source.product, "").partition("-MIG-")
         if cut:
             return find_profile(profile)
     for label in table.mig_profile_labels:
-        if item.labels.get(label):
-            return find_profile(item.labels[label])
-    return item.slices[0][0] if len(item.slices) == 1 and not item.gpus else None
+        if node.labels.get(label):
+            return find_profile(node.labels[label])
+    return node.slices[0][0] if len(node.slices) == 1 and not node.gpus else None
 
 
-def _find_label_source(item: Node) -> LabelSource | None:
-    """Return the first entry of `labels.toml` whose product label the node has; None if it has none of them."""
-    return next((layer for layer in label_table().layer if layer.product in item.labels), None)
+def _find_label_source(node: Node) -> LabelSource | None:
+    """Return the first source of `labels.toml` whose product label the node has; None if it has none of them."""
+    return next((source for source in label_table().sources if source.product in node.labels), None)
 
 
-def _unknown_gpu_problem(item: Node, whole: Sequence[str]) -> NodeProblem | None:
-    """Return the reason why the node's GPU is unknown; None if the node has none."""
-    code, table, named = "UnknownAccelerator", label_table(), _find_label_source(item)
+def _unknown_gpu_problem(node: Node, whole: Sequence[str]) -> NodeProblem | None:
+    """Return the reason why the node's GPU is unknown; None if the node has no GPU."""
+    code, table, named = "UnknownAccelerator", label_table(), _find_label_source(node)
     if whole:
         products = ", ".join(shown(product) for product in sorted(set(whole))[:3])
         return NodeProblem(code, f"no facts for {products} of the ResourceSlices", _WRITE_POOL)
-    others = [resource for resource in item.other_devices if table.is_other_gpu(resource)]
-    if others and not item.gpus:
+    others = [resource for resource in node.other_devices if table.is_other_gpu(resource)]
+    if others and not node.gpus:
         remedy = "Tilecast prices NVIDIA GPUs alone; leave them to other jobs"
         return NodeProblem(code, f"the accelerator is {others[0]}", remedy)
     if named is not None:
-        typical = find_node_type(item.node_type)
-        other = "" if typical is None else f", which is not the {typical.gpu} of instance type {shown(item.node_type)}"
-        product = f"{shown(item.labels[named.product])} of label {named.product}{other}"
+        typical = find_node_type(node.node_type)
+        other = "" if typical is None else f", which is not the {typical.gpu} of instance type {shown(node.node_type)}"
+        product = f"{shown(node.labels[named.product])} of label {named.product}{other}"
         return NodeProblem(code, f"no facts for {product}", _WRITE_POOL)
-    if item.gpus or item.slices:
-        kind = f", and {shown(item.node_type)} is no known instance type" if item.node_type else ""
+    if node.gpus or node.slices:
+        kind = f", and {shown(node.node_type)} is no known instance type" if node.node_type else ""
         return NodeProblem(code, f"no label says which GPU they have{kind}", _INSTALL)
-    mark = next((mark for mark in table.present if item.labels.get(mark.label) == mark.value), None)
+    mark = next((mark for mark in table.present if node.labels.get(mark.label) == mark.value), None)
     if mark is not None:
         message = f"label {mark.label} says that they have GPUs, which no device plugin offers and no label names"
         return NodeProblem(
@@ -186,9 +186,9 @@ def _unknown_gpu_problem(item: Node, whole: Sequence[str]) -> NodeProblem | None
 
 
 def _identify_gpu(
-    item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, whole: Sequence[str]
+    node: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, whole: Sequence[str]
 ) -> tuple[Gpu | None, str]:
-    """Return the GPU and the layer that names it."""
+    """Return the GPU of a node and the source that names it; None and "" if no source names a known one."""
     if spec is not None and spec.gpu is not None:
         try:
             return spec.gpu.gpu(), "override"
@@ -199,14 +199,14 @@ def _identify_gpu(
             return (find_gpu(whole[0]), RESOURCE_SLICE) if len(set(whole)) == 1 else (None, "")
         except SpecError:
             return None, ""
-    for layer in label_table().layer:
-        product = item.labels.get(layer.product)
-        name = None if product is None else layer.gpu_name(product, parse_count(item.labels.get(layer.memory_mib)))
+    for source in label_table().sources:
+        product = node.labels.get(source.product)
+        name = None if product is None else source.gpu_name(product, parse_count(node.labels.get(source.memory_mib)))
         if name is not None:
             try:
-                return find_gpu(name), layer.name
+                return find_gpu(name), source.name
             except SpecError:
-                if layer.is_exact:
+                if source.is_exact:
                     return None, ""
     if kind is not None:
         return find_gpu(kind.gpu), "instance type"
@@ -214,44 +214,45 @@ def _identify_gpu(
 
 
 def _count_gpus(
-    item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
+    node: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
 ) -> tuple[int, int, str] | None:
-    """Return how many GPUs or slices the node has, how many of them pods may use, and the layer that says so.
+    """Return the node's GPUs or MIG slices, how many of them pods may use, and the source of these numbers.
 
-    None if no layer does. If a device plugin offers no GPU at all, labels still give the number, but none are usable.
+    It is None if no source states them. If a device plugin reports no GPU at all, labels still give the number, but
+    none of the GPUs are usable.
     """
-    cut = {name: (total, usable) for name, total, usable in item.slices}
+    cut = {name: (total, usable) for name, total, usable in node.slices}
     if gpu.mig in cut:
         return (*cut[gpu.mig], CAPACITY)
-    if item.gpus:
-        return item.gpus, min(item.allocatable, item.gpus), CAPACITY
+    if node.gpus:
+        return node.gpus, min(node.allocatable, node.gpus), CAPACITY
     if devices:
         return devices, devices, RESOURCE_SLICE
-    named = _find_label_source(item)
-    labelled = parse_count(item.labels.get(named.count)) if named is not None else None
+    named = _find_label_source(node)
+    labelled = parse_count(node.labels.get(named.count)) if named is not None else None
     if named is not None and labelled:
-        total, layer = labelled, named.name
+        total, source = labelled, named.name
     elif kind is not None and not kind.any_size:
-        total, layer = kind.gpus, "instance type"
+        total, source = kind.gpus, "instance type"
     elif spec is not None and spec.gpus_per_node:
-        total, layer = spec.gpus_per_node, "override"
+        total, source = spec.gpus_per_node, "override"
     else:
         return None
-    return total, total if item.gpus is None else 0, layer
+    return total, total if node.gpus is None else 0, source
 
 
-def _labelled_gpus(item: Node) -> int | None:
-    """Return the number of physical GPUs of the node, from its labels; None if they do not say."""
-    counts = (parse_count(item.labels.get(layer.count)) for layer in label_table().layer if layer.count)
+def _labelled_gpus(node: Node) -> int | None:
+    """Return the number of physical GPUs that the labels of a node state; None if they state none."""
+    counts = (parse_count(node.labels.get(source.count)) for source in label_table().sources if source.count)
     return next((number for number in counts if number), None)
 
 
-def _identify_network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
-    """Return the link to other nodes, and the layer that names it."""
+def _identify_network(node: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
+    """Return the link to other nodes, and the source that names it."""
     if kind is not None and kind.inter is not None and (gpus >= kind.gpus or not kind.any_size):
         return kind.inter, "instance type"
-    rates = ((layer, parse_count(item.labels.get(layer.network_mbit_per_s))) for layer in label_table().layer)
-    labelled = next(((layer, rate) for layer, rate in rates if rate), None)
+    rates = ((source, parse_count(node.labels.get(source.network_mbit_per_s))) for source in label_table().sources)
+    labelled = next(((source, rate) for source, rate in rates if rate), None)
     if labelled is not None:
         return ethernet_link(labelled[1] / 1000), labelled[0].name
-    return default_network(gpu, _labelled_gpus(item) or gpus), "default"
+    return default_network(gpu, _labelled_gpus(node) or gpus), "default"

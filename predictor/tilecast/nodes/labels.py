@@ -12,7 +12,7 @@ from tilecast.hardware import normalise
 from tilecast.nodes.quantities import parse_count
 
 MEMORY_TOLERANCE = 0.1
-"""Largest relative difference at which two memory sizes are the same GPU's.
+"""Largest relative difference between two memory sizes of one GPU.
 
 Sources differ by up to 7 % (L4: 22888, 23034 and 24576 MiB).
 """
@@ -31,20 +31,20 @@ class ProductAlias(_TableModel):
 
 
 class LabelSource(_TableModel):
-    """The labels of one maker."""
+    """The labels by which one maker of labels describes the GPUs of a node."""
 
     name: str
     product: str
     source: str
     is_exact: bool = False
-    """Whether the product is what the driver reads from the device: no instance type knows better."""
+    """Whether the driver reads the product from the device, so that no instance type knows better."""
     count: str = ""
     memory_mib: str = ""
     network_mbit_per_s: str = ""
     values: tuple[ProductAlias, ...] = ()
 
     def gpu_name(self, product: str, memory_mib: int | None) -> str | None:
-        """Return the GPU's name or product that this layer's product string means; None if it is ambiguous."""
+        """Return the name or product of the GPU that a product label means; None if it is ambiguous."""
         rows = [row for row in self.values if normalise(row.value) == normalise(product)]
         if not rows:
             return product
@@ -58,7 +58,7 @@ class LabelSource(_TableModel):
 
 
 class PartitionRule(_TableModel):
-    """A label which says that GPUs are cut, shared or virtual.
+    """Label that says that GPUs are cut, shared or virtual.
 
     It says so if its value contains `contains`, equals one of `equals`, is a number greater than `above`, or matches
     the regular expression `pattern`.
@@ -75,7 +75,7 @@ class PartitionRule(_TableModel):
     pattern: str | None = None
 
     def matches(self, text: str | None) -> bool:
-        """Return whether the label's value says that the GPU is not a whole one."""
+        """Return whether a label's value says that the GPU is not a whole one; None is a label that is absent."""
         if text is None:
             return False
         number = parse_count(text)
@@ -88,7 +88,7 @@ class PartitionRule(_TableModel):
 
 
 class LabelValue(_TableModel):
-    """A label with a value."""
+    """A label with one of its values."""
 
     label: str
     value: str
@@ -101,12 +101,12 @@ class TransientTaints(_TableModel):
     keys: tuple[str, ...]
 
     def matches(self, key: str) -> bool:
-        """Return whether the taint only reports a passing state of the node."""
+        """Return whether the taint with this key only reports a passing state of the node."""
         return key in self.keys or key.startswith(self.prefixes)
 
 
 class TopologyLabels(_TableModel):
-    """Labels that say which nodes are near each other."""
+    """Labels whose values tell which nodes are near each other."""
 
     keys: tuple[str, ...]
     source: str
@@ -130,14 +130,14 @@ class LabelTable(_TableModel):
     other_gpu_resources: tuple[str, ...]
     present: tuple[LabelValue, ...]
     node_pool: tuple[str, ...]
-    layer: tuple[LabelSource, ...]
+    sources: tuple[LabelSource, ...]
     partitioned: tuple[PartitionRule, ...]
     spot: tuple[LabelValue, ...]
     transient_taints: TransientTaints
     topology: TopologyLabels
 
     def is_other_gpu(self, resource: str) -> bool:
-        """Return whether the resource is an accelerator of another vendor; a row that ends in a star is a prefix."""
+        """Return whether a resource is an accelerator of another vendor; a row that ends in a star is a prefix."""
         return any(
             resource.startswith(row[:-1]) if row.endswith("*") else resource == row for row in self.other_gpu_resources
         )
@@ -145,7 +145,7 @@ class LabelTable(_TableModel):
 
 @cache
 def label_table() -> LabelTable:
-    """Return the table as it ships."""
+    """Return the content of `labels.toml`."""
     return LabelTable.model_validate(shipped.read_table("tilecast.nodes", "labels.toml"))
 
 
@@ -160,7 +160,7 @@ def gpu_driver() -> str:
 
 
 def gpu_device_classes() -> tuple[str, str]:
-    """Return the DeviceClasses of whole GPUs and of slices that this driver's chart creates."""
+    """Return the DeviceClasses of whole GPUs and of MIG slices that the chart of NVIDIA's DRA driver creates."""
     return label_table().dra_class, label_table().dra_slice_class
 
 
@@ -168,5 +168,5 @@ def gpu_device_classes() -> tuple[str, str]:
 def choice_labels() -> frozenset[str]:
     """Return the node labels that distinguish kinds of GPU nodes."""
     table = label_table()
-    keys = {key for layer in table.layer for key in (layer.product, layer.count, layer.memory_mib) if key}
+    keys = {key for source in table.sources for key in (source.product, source.count, source.memory_mib) if key}
     return frozenset(keys | set(table.instance_type) | {mark.label for mark in table.spot})

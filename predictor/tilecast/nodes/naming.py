@@ -11,7 +11,12 @@ from tilecast.nodes.report import FoundPool
 
 
 def name_pools(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
-    """Return short names: the GPU, then what distinguishes pools of one GPU, then a number."""
+    """Return a short name for each pool: its GPU, then properties that distinguish pools of one GPU, then a number.
+
+    Args:
+        unnamed: the pools.
+        taken: names that are in use.
+    """
     pools = [item.pool for item in unnamed]
     base = [item.pool.gpu.name + ("-spot" if item.spot else "") for item in unnamed]
     shape = [f"{name}-{pool.gpus_per_node}x" for name, pool in zip(base, pools, strict=True)]
@@ -33,15 +38,20 @@ def name_pools(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
 def select_groups(
     nodes: Sequence[Node], groups: Sequence[Sequence[int]], old: Sequence[Mapping[str, str]]
 ) -> list[dict[str, str]]:
-    """Return labels that select each group: exactly its nodes where possible.
+    """Return labels that select each group of nodes: exactly its nodes where possible.
 
-    Its old labels are kept while they select all of its nodes and no others. Otherwise the fewest labels that do so are
-    used: first of the labels that describe nodes, then also of those that name their node pool. If none do, all labels
-    of the first sort that its nodes share are used.
+    The old labels of a group are kept while they select all of its nodes and no others. Otherwise the fewest labels
+    that do so are used: first labels that describe nodes, then also labels that name their node pool. If no labels do
+    so, all descriptive labels that its nodes share are used.
+
+    Args:
+        nodes: all nodes.
+        groups: positions of the nodes of each group.
+        old: labels that selected each group before; empty for a new group.
     """
     table = label_table()
-    keys = [layer.product for layer in table.layer] + list(table.instance_type)
-    keys += [key for layer in table.layer for key in (layer.count, layer.memory_mib) if key]
+    keys = [source.product for source in table.sources] + list(table.instance_type)
+    keys += [key for source in table.sources for key in (source.count, source.memory_mib) if key]
     keys += [mark.label for mark in table.spot]
     telling = len(keys)
     keys += table.node_pool
@@ -60,6 +70,15 @@ def _select_group(
     position: int,
     old: Mapping[str, str],
 ) -> dict[str, str]:
+    """Return labels that select one group of nodes (`select_groups`).
+
+    Args:
+        keys: label keys in order of preference.
+        telling: how many of the keys describe nodes; the others name their node pool.
+        kinds: distinct pairs of label values and position of a group, -1 for none.
+        position: position of the group.
+        old: labels that selected the group before.
+    """
     own = [value for value, owner in kinds if owner == position]
     others = [value for value, owner in kinds if owner != position]
     if old and old.keys() <= set(keys):

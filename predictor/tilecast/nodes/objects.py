@@ -23,29 +23,29 @@ _PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII | re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The relevant part of a Node object; small enough to keep thousands of them."""
+    """The fields of a Node object that determine its pool, small enough to keep thousands of nodes."""
 
     name: str
     labels: Mapping[str, str]
     taints: tuple[tuple[str, str, str], ...]
-    """Taints as (key, value, effect), without those that come and go with the node's state."""
+    """Taints as (key, value, effect), without those that report a passing state."""
     gpus: int | None
-    """Whole GPUs offered by the device plugin; None if it does not report any, not even zero."""
+    """Whole GPUs that the device plugin reports; None if it reports no number, not even zero."""
     allocatable: int
-    """Number of these that pods may use: the device plugin excludes GPUs that it finds unhealthy."""
+    """Number of `gpus` that pods may use; the device plugin excludes GPUs that it finds unhealthy."""
     other_devices: tuple[str, ...]
-    """Extended resources that are slices of GPUs, or accelerators of other vendors."""
+    """Extended resources that are MIG slices, or accelerators of other vendors."""
     slices: tuple[tuple[str, int, int], ...] = ()
     """MIG slices that the node offers, as (profile, number, number that pods may use)."""
     shared: tuple[str, ...] = ()
-    """Extended resources that are shares of GPUs."""
+    """Extended resources that are time-sliced or MPS shares of GPUs."""
     has_capacity: bool = False
-    """Whether the node's capacity is listed at all, for instance its CPUs."""
+    """Whether the node states any capacity, for instance its CPUs."""
     unavailable: str = ""
     """Reason why no new pod can start on the node now; empty if one can.
 
-    The node is cordoned, not ready, or tainted with a passing state. This affects what is free and what a pool has now,
-    but never what a pool is.
+    The node is cordoned, not ready, or tainted with a passing state. The reason affects free GPUs and the present size
+    of a pool, but never which pools there are.
     """
 
     @property
@@ -61,18 +61,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The relevant part of a ResourceSlice: the GPUs that a DRA driver offers on a node."""
+    """The fields of a ResourceSlice that list the GPUs of a DRA driver on a node."""
 
     name: str
     node: str
     pool: str
     generation: int
-    """Generation of the slice; slices of older generations of its pool are void."""
+    """Generation of the ResourceSlice; older generations of a pool of slices are void."""
     devices: tuple[PublishedDevice, ...]
 
 
 def node(document: Mapping[str, Any]) -> Node:
-    """Return the part of a Node object that determines its pool.
+    """Return the fields of a Node object that determine its pool.
 
     Raises:
         SpecError: the object does not have the shape of a Node.
@@ -118,7 +118,7 @@ def node(document: Mapping[str, Any]) -> Node:
 
 
 def resource_slice(document: Mapping[str, Any]) -> Slice | None:
-    """Return the part of a ResourceSlice that lists the GPUs of a node; None if it has another driver, or no node.
+    """Return the GPUs that a ResourceSlice lists for a node; None if it has another driver, or no node.
 
     All versions of the API are read: attributes are in the device, or under its `basic`.
 
@@ -146,7 +146,7 @@ def resource_slice(document: Mapping[str, Any]) -> Slice | None:
 
 
 def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
-    """Return a device with its attributes and capacity; names without a domain get the driver's."""
+    """Return a device with its attributes and capacity; a name without a domain gets the driver's domain."""
     table, attributes = label_table(), _mapping(document, "attributes", f"{where}: device")
     capacity = _mapping(document, "capacity", f"{where}: device")
     kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
@@ -170,7 +170,7 @@ def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
 
 @lru_cache(maxsize=1024)
 def _intern_device(device: PublishedDevice) -> PublishedDevice:
-    """Return the first device that equals this one, since thousands of nodes have the same few."""
+    """Return the first device that equals this one, because thousands of nodes have the same few devices."""
     return device
 
 
@@ -179,7 +179,7 @@ def _qualify_name(name: str) -> str:
 
 
 def _read_attribute(given: object) -> bool | int | str | None:
-    """Return the single value of an attribute; None for types that no GPU attribute has."""
+    """Return the value of an attribute; None for types that no GPU attribute has."""
     if not isinstance(given, Mapping):
         return None
     number, version = given.get("int"), given.get("version")
@@ -204,7 +204,7 @@ def find_profile(text: str) -> str:
 
 
 def _is_shared_resource(resource: str) -> bool:
-    """Return whether the device plugin offers shares of GPUs or slices under this name."""
+    """Return whether a resource name is the device plugin's name for shares of GPUs or of MIG slices."""
     table = label_table()
     is_nvidia = resource.startswith((table.gpu_resource, table.mig_resource_prefix))
     return is_nvidia and resource.endswith(table.shared_resource_suffix)
@@ -222,7 +222,7 @@ def _count_mig_slices(
 
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-"""Effects of taints. The API server stores no taint without one, without a key or with a value above 63 characters."""
+"""Effects of taints. The API server stores no taint without an effect or a key, or with a value above 63 characters."""
 
 
 def _why_unavailable(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[Mapping[str, Any]]) -> str:

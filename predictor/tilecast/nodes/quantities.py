@@ -6,28 +6,28 @@ from decimal import Decimal, InvalidOperation, Overflow
 from math import ceil
 
 UNLIMITED = 2**31
-"""Value that larger quantities are cut to."""
+"""Number that larger counts are cut to."""
 MOST = Decimal(2**63)
-"""A number above every quantity of the API server."""
+"""Number that is above every quantity of the API server."""
 MAX_LENGTH = 64
 """Most characters of a quantity that is read."""
 
 
 def parse_count(value: object) -> int | None:
-    """Return a whole number from a label or a resource quantity; None if it is not one."""
+    """Return the whole number in a label or a resource quantity; None if it is not one."""
     text = str(value).strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 
 def parse_size(quantity: object) -> int | None:
-    """Return a quantity of bytes or pieces, such as 81559Mi, rounded up; None if it is not one."""
+    """Return a quantity of bytes or pieces, such as 81559Mi, rounded up; None if the text is no such quantity."""
     text = str(quantity).strip()
     number = _parse_decimal(text) if len(text) <= MAX_LENGTH else None
     return None if number is None or not 0 <= number < MOST else ceil(number)
 
 
 def parse_gpu_count(quantity: object, absent: int = 0) -> int:
-    """Return a count of GPUs from a quantity, which may be written 16, "16" or "1k"; `absent` if it is not one."""
+    """Return a count of GPUs from a quantity, which may be written 16, "16" or "1k"; `absent` if it is no count."""
     if quantity is None:
         return absent
     number = _parse_decimal(str(quantity).strip())
@@ -35,7 +35,7 @@ def parse_gpu_count(quantity: object, absent: int = 0) -> int:
 
 
 def _parse_decimal(text: str) -> Decimal | None:
-    """Return the value of a quantity, `MOST` for a larger one; None if it is not a quantity."""
+    """Return the value of a quantity, `MOST` for a larger one; None if the text is no quantity."""
     scale = _SUFFIXES.get(text[-2:], _SUFFIXES.get(text[-1:]))
     digits = text if scale is None else text.rstrip("kMGTPEim")
     try:

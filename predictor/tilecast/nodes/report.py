@@ -12,7 +12,7 @@ from tilecast.nodes.devices import PublishedDevice
 from tilecast.spec import SpecError
 
 Facts = dict[str, tuple[str, str]]
-"""Value and layer of each fact of a pool: gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price."""
+"""Value and source of each fact of a pool: gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class TopologyLevel:
 
 @dataclass(frozen=True, slots=True)
 class FoundPool:
-    """A pool with the nodes behind it. `facts` holds value and layer of each fact."""
+    """A pool, its nodes, and the value and source of each of its facts."""
 
     pool: Pool
     nodes: int
@@ -39,11 +39,11 @@ class FoundPool:
     """Discovery's record of the pool; None for a pool that a user wrote."""
     spot: bool = False
     kueue_flavor: str = ""
-    """Kueue flavor that the user wrote; empty if the nodes' labels decide."""
+    """Kueue flavor that the user wrote; empty if the labels of the nodes determine it."""
     topology: tuple[TopologyLevel, ...] = ()
     """Topology labels that the nodes have, nearest first."""
     unusable: int = 0
-    """Nodes that no job can use whole now."""
+    """Number of nodes that no job can use whole now."""
     devices: tuple[PublishedDevice, ...] = ()
     """Distinct devices that ResourceSlices publish for the pool's nodes."""
     remarks: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class FoundPool:
 
 @dataclass(frozen=True, slots=True)
 class OmittedNodes:
-    """GPU nodes that are in no pool, and why.
+    """GPU nodes that are in no pool, and the reason.
 
     `code` is one of UnknownAccelerator, MigPartitioned, SharedGpu, VirtualGpu.
     """
@@ -65,7 +65,7 @@ class OmittedNodes:
 
 @dataclass(frozen=True, slots=True)
 class NodesReport:
-    """Pools of a list of nodes and GPUPools, and the nodes that are in none."""
+    """Pools that nodes and GPUPools form, and the nodes that are in no pool."""
 
     entries: tuple[FoundPool, ...]
     left_out: tuple[OmittedNodes, ...]
@@ -74,7 +74,7 @@ class NodesReport:
     other_nodes: int
     """Number of nodes without GPUs."""
     obsolete: tuple[str, ...] = ()
-    """GPUPools of discovery whose nodes are in another pool now, or gone for good."""
+    """Names of GPUPools of discovery whose nodes are in another pool now, or gone for good."""
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -82,7 +82,7 @@ class NodesReport:
 
     @property
     def devices(self) -> dict[str, tuple[PublishedDevice, ...]]:
-        """Devices of ResourceSlices by pool; a pool without any is absent."""
+        """Devices of ResourceSlices by pool; a pool without devices is absent."""
         return {item.pool.name: item.devices for item in self.entries if item.devices}
 
     def calibrated(self, table: Calibration) -> NodesReport:
@@ -91,7 +91,7 @@ class NodesReport:
         return replace(self, entries=tuple(calibrated))
 
     def refuse_invalid(self) -> None:
-        """Raise an error if any GPUPool is invalid.
+        """Raise SpecError if a GPUPool is invalid.
 
         Raises:
             SpecError: a GPUPool is invalid.
@@ -100,10 +100,10 @@ class NodesReport:
             raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
 
     def require(self) -> tuple[Pool, ...]:
-        """Return the pools, for a caller that cannot continue without any.
+        """Return the pools, for a caller that cannot continue without a pool.
 
         Raises:
-            SpecError: a GPUPool is invalid, or no pool has or can have a node; the message says what was left
+            SpecError: a GPUPool is invalid, or no pool has or can have a node; the message says which nodes were left
                 out and why.
         """
         self.refuse_invalid()

@@ -1,4 +1,4 @@
-"""Nodes of a pool that a job can use now, their shape, and remarks about the others."""
+"""Nodes of a pool that a job can use now, their number of GPUs, and remarks about the other nodes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class UsableNodes:
-    """Nodes of one pool that a job can use whole."""
+    """Number and size of the nodes of one pool that a job can use whole."""
 
     gpus_per_node: int
     nodes: int
     remarks: tuple[str, ...]
-    """Sentences about the pool's other nodes, and about what all nodes require of a job."""
+    """Sentences about the other nodes of the pool, and about requirements of all nodes on a job."""
 
 
 def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted: bool) -> UsableNodes:
-    """Return the shape in which a job can use most GPUs of a pool's nodes, and how many nodes have it.
+    """Return the GPUs per node that let a job use most GPUs of a pool, and how many nodes have so many usable.
 
     Args:
         members: the pool's nodes.
@@ -55,7 +55,7 @@ def find_usable_nodes(members: Sequence[Node], node_facts: Sequence[NodeFacts], 
 
 
 def _best_gpus_per_node(offers: Iterable[int], whole: int) -> int:
-    """Return the GPUs per node: all of them while a node offers all, else the number that makes most usable."""
+    """Return all GPUs of a node while some node offers all, else the number that makes most GPUs usable."""
     counts = Counter(offer for offer in offers if offer)
     if not counts or max(counts) >= whole:
         return whole
@@ -63,7 +63,7 @@ def _best_gpus_per_node(offers: Iterable[int], whole: int) -> int:
 
 
 def _name_nodes(names: Sequence[str], members: Sequence[Node]) -> str:
-    """Return how many nodes, and their names."""
+    """Return the number of nodes as text, with the names of a few."""
     examples = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
     more = ", …" if len(names) > MAX_NAMES else ""
     return f"{_say_share(len(names), len(members))} ({examples}{more}) {_verb(len(names))}"
@@ -82,7 +82,7 @@ def _verb(amount: int) -> str:
 def _remark_on_unoffered_gpus(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list[str]:
     """Return remarks on nodes whose GPUs no device plugin offers.
 
-    Nodes described only by labels, without a capacity, are trusted.
+    Nodes without a capacity, which only labels describe, are trusted.
     """
     resource = label_table().gpu_resource
     names = [
@@ -92,12 +92,12 @@ def _remark_on_unoffered_gpus(members: Sequence[Node], node_facts: Sequence[Node
     ]
     if not names:
         return []
-    layer = next(facts.count_layer for facts in node_facts)
-    return [f"{_name_nodes(names, members)} without {resource}: no device plugin offers it; counted by {layer}"]
+    source = node_facts[0].count_source
+    return [f"{_name_nodes(names, members)} without {resource}: no device plugin offers it; counted by {source}"]
 
 
 def _remark_on_mig_slices(members: Sequence[Node]) -> list[str]:
-    """Return remarks on nodes that offer whole GPUs together with slices of other GPUs."""
+    """Return remarks on nodes that offer whole GPUs together with MIG slices of other GPUs."""
     both = [item for item in members if item.gpus and item.slices]
     if not both:
         return []
