@@ -1,12 +1,13 @@
-"""Jobs of existing kinds: what advice needs to read from them, and the fields that advice changes in them.
+"""Jobs of existing kinds: the properties that advice reads from them, and the fields that advice changes in them.
 
-`interface` defines what Tilecast must know about a kind; each kind is one module of `kinds`. `kueue` reads the queues
-that jobs wait in, `candidates` finds the pools that a job may use, and `priorities` its order of admission; `changes`
-and `commands` compute what advice writes. All functions here are pure and work on dictionaries. Read `interface` first.
+`interface` defines the properties of a kind of job, and each module of `kinds` describes one kind. `kueue` reads the
+queues that jobs wait in, `candidates` finds the pools that a job may use, and `priorities` finds its order of
+admission. `changes` and `commands` compute the fields to write. All functions are pure and work on dictionaries. Read
+`interface` first.
 """
 
 from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of, weight
-from tilecast.jobs.changes import placement_changes
+from tilecast.jobs.changes import changes
 from tilecast.jobs.claims import objects_of, resolved
 from tilecast.jobs.interface import Job, Placement, Pods, chosen_labels, selector, tolerated, unplaced
 from tilecast.jobs.keys import (
@@ -51,6 +52,7 @@ __all__ = [
     "Priorities",
     "PriorityClass",
     "bare",
+    "changes",
     "chosen_labels",
     "described",
     "in_annotations",
@@ -58,7 +60,6 @@ __all__ = [
     "is_job",
     "mode_of",
     "objects_of",
-    "placement_changes",
     "read",
     "require_gpus",
     "resolved",
@@ -67,4 +68,4 @@ __all__ = [
     "tolerated",
     "unplaced",
     "weight",
-]
+]  # fmt: skip

@@ -17,7 +17,7 @@ def described(job: Job) -> dict[str, Any]:
     """Return the spec of a TrainingJob that a job's annotations describe, unchecked.
 
     Raises:
-        SpecError: an annotation is missing or cannot be read; the message names it.
+        SpecError: an annotation is missing or cannot be read; the message names the annotation.
     """
     annotations = job.annotations
     name = annotations.get(MODEL, "").strip()
@@ -57,7 +57,7 @@ _FIELDS = {
 
 
 def mode_of(job: Job) -> Mode:
-    """Return the mode that a job's annotation requests; Advise if there is none.
+    """Return the mode that a job's annotation requests; Advise if there is no annotation.
 
     Raises:
         SpecError: there is no such mode.
@@ -70,7 +70,7 @@ def mode_of(job: Job) -> Mode:
 
 
 def weight(annotations: Mapping[str, object]) -> float:
-    """Return the weight of a job in the plan of a queue, from its annotations; 1 if they name none.
+    """Return the weight of a job in the plan of a queue, from its annotations; 1 if they state none.
 
     Raises:
         SpecError: the annotation is not a weight.

@@ -22,15 +22,16 @@ Labels: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CandidatePool:
-    """A pool that a job may use, reduced to the part that it may use."""
+    """A pool that a job may use, limited to the nodes and GPUs that the job can have."""
 
     pool: Pool
     """The pool, with no more nodes and GPUs than the job can have."""
     flavor: Flavor | None
+    """Kueue flavor of the pool; None if Kueue does not manage the job."""
     node_selector: Labels
     tolerations: tuple[Mapping[str, str], ...]
     device_requests: tuple[str, ...] = ()
-    """Requests of the job's ResourceClaims that the pool's devices meet."""
+    """Names of the requests of the job's ResourceClaims that the pool's devices meet."""
 
     def has_room(self, gpus: int) -> bool:
         """Return whether the queue has free quota for `gpus` GPUs now."""
@@ -39,14 +40,14 @@ class CandidatePool:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Pools that a job may use, reasons against the others, and the pool that it uses without advice."""
+    """Pools that a job may use, rejections of the other pools, and the pool that the job uses without advice."""
 
     usable: tuple[CandidatePool, ...]
     rejections: tuple[Rejection, ...]
     baseline: Baseline | None
     """The job's own request: the pool that its selectors or its queue's order of flavors lead to.
 
-    None if they leave the pool open, or if the job requests no GPU.
+    It is None if they leave the pool open, or if the job requests no GPU.
     """
 
     @property
@@ -54,7 +55,7 @@ class Candidates:
         return [item.pool for item in self.usable]
 
     def candidate_of(self, pool: str) -> CandidatePool:
-        """Return the candidate of the pool with that name."""
+        """Return the candidate whose pool has a name."""
         return next(item for item in self.usable if item.pool.name == pool)
 
 
@@ -67,7 +68,7 @@ def candidates(
     *,
     is_placed: bool,
 ) -> Candidates:
-    """Return the pools that a job may use, and why it may not use the others.
+    """Return the pools that a job may use, and the rejections of the other pools.
 
     Args:
         job: the job.
@@ -76,8 +77,8 @@ def candidates(
         queue: the job's queue, if Kueue manages it.
         devices: the devices that ResourceSlices publish, by pool; None if slices are not read, and claims then restrict
             nothing.
-        is_placed: whether the advice will be written into the job (mode Initial). A pool must then fit its pods as
-            they are, and may have no taint that they do not tolerate.
+        is_placed: whether the advice will be written into the job (mode Initial). A pool must then fit the pods of the
+            job unchanged, and may have no taint that they do not tolerate.
 
     Raises:
         SpecError: a selector of the job's ResourceClaims cannot be evaluated.
@@ -103,8 +104,8 @@ def candidates(
 def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) -> Request:
     """Return the request of a job, with its own GPUs as the baseline.
 
-    If the advice will be written into the job, its number of GPUs stays as it is, unless the kind can be resized and
-    the user's constraints name a number.
+    If the advice will be written into the job, its number of GPUs stays unchanged. It may change only if the kind can
+    be resized and the user's constraints name a number.
 
     Raises:
         SpecError: every pool that the user allows is rejected.
@@ -122,19 +123,20 @@ def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) 
 
 
 def settled(advice: Advice, possible: Candidates) -> Advice:
-    """Return the advice of a job with offers of free quota first, and rejections for the pools that it may not use."""
-    offers = [_name_met_requests(item, possible.candidate_of(item.pool.name).device_requests) for item in advice.offers]
-    now = [offer for offer in offers if possible.candidate_of(offer.pool.name).has_room(offer.gpus)]
-    later = [
-        replace(offer, reason=f"{offer.reason}; waits for quota of {_name_flavor(possible, offer)}")
-        for offer in offers
-        if offer not in now
-    ]
+    """Return advice with offers that have free quota first, and with rejections of the pools the job may not use."""
+    now, later = list[Offer](), list[Offer]()
+    for offer in advice.offers:
+        candidate = possible.candidate_of(offer.pool.name)
+        named = _name_met_requests(offer, candidate.device_requests)
+        if candidate.flavor is None or candidate.has_room(offer.gpus):
+            now.append(named)
+        else:
+            later.append(replace(named, reason=f"{named.reason}; waits for quota of {candidate.flavor.name}"))
     return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *possible.rejections))
 
 
 def _name_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
-    """Return the offer with the requests of the job's ResourceClaims that its devices meet."""
+    """Return the offer with the names of the ResourceClaim requests that its devices meet."""
     if not requests:
         return offer
     reason = f"{offer.reason}; meets request {' and '.join(requests)}"[:MAX_REASON]
@@ -142,7 +144,7 @@ def _name_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
 
 
 def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
-    """Return how an offer is written into a job; None if the job cannot have its GPUs in whole pods.
+    """Return the placement of an offer in an existing job; None if the job cannot have the GPUs in whole pods.
 
     The number of pods changes only if the offer has another number of GPUs and the job can be resized.
     """
@@ -156,10 +158,10 @@ def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
 
 
 def exported(offer: Offer, job: Job, possible: Candidates) -> Placement:
-    """Return how an offer is written into a manifest that is not created yet.
+    """Return the placement of an offer in a manifest that is not created yet.
 
-    If the number of pods is only a number in the manifest, it becomes the number of nodes, and each pod gets the GPUs
-    of one node.
+    If the manifest states the number of pods as a plain number, it becomes the number of nodes. Each pod then gets the
+    GPUs of one node.
     """
     candidate = possible.candidate_of(offer.pool.name)
     if not job.is_countable or (offer.gpus == job.gpus and offer.gpus_per_node == job.gpus_per_pod):
@@ -167,15 +169,13 @@ def exported(offer: Offer, job: Job, possible: Candidates) -> Placement:
     return Placement(candidate.node_selector, candidate.tolerations, offer.nodes, offer.gpus_per_node)
 
 
-def _name_flavor(possible: Candidates, offer: Offer) -> str:
-    flavor = possible.candidate_of(offer.pool.name).flavor
-    return flavor.name if flavor else ""
-
-
 def _count_by_labels(
     job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queue | None
 ) -> list[tuple[Labels, int]]:
-    """Count the nodes by their labels, considering only the labels that matter here."""
+    """Return the distinct sets of relevant node labels, with the number of nodes of each set.
+
+    Labels are relevant if a selector, flavor or affinity of these arguments names them.
+    """
     keys = {key for pool in pools for key in pool.node_selector}
     keys |= {key for flavor in (queue.flavors if queue else ()) for key in flavor.node_labels}
     keys |= {key for pods in job.workers for key in pods.node_selector}
@@ -187,7 +187,7 @@ def _count_by_labels(
 
 
 def _reject_unmet_claim(pool: Pool, request: str) -> Rejection:
-    """Return the rejection of a pool without devices for a request of the job's ResourceClaims."""
+    """Return the rejection of a pool whose devices do not meet a request of the job's ResourceClaims."""
     message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
     return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
 
@@ -195,6 +195,15 @@ def _reject_unmet_claim(pool: Pool, request: str) -> Rejection:
 def _accept_or_reject(
     job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: Queue | None, is_placed: bool
 ) -> CandidatePool | Rejection:
+    """Return the part of a pool that a job may use, or the rejection of the pool.
+
+    Args:
+        job: the job.
+        pool: the pool.
+        kinds: sets of node labels with the number of nodes of each.
+        queue: the job's queue, if Kueue manages it.
+        is_placed: whether the advice will be written into the job.
+    """
     if is_placed and pool.gpus_per_node < job.gpus_per_pod:
         message = f"a pod asks for {job.gpus_per_pod} GPUs, its nodes have {pool.gpus_per_node}"
         return Rejection(pool.name, "PodTooLarge", message, "ask for fewer GPUs in each of more pods")
@@ -229,6 +238,7 @@ def _accept_or_reject(
 
 
 def _limit_to_quota(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
+    """Return a pool as a candidate with at most `nodes` nodes, and at most the quota of a flavor."""
     limited = replace(pool, max_nodes=min(pool.max_nodes, nodes))
     if flavor is None:
         return CandidatePool(limited, None, pool.node_selector, pool.tolerations)
@@ -245,9 +255,9 @@ def _selects_labels(flavor: Flavor, labels: Labels) -> bool:
 def _find_baseline(
     job: Job, pools: Sequence[Pool], kinds: Sequence[tuple[Labels, int]], queue: Queue | None
 ) -> Baseline | None:
-    """Return the only pool that the job's own selectors leave, or that of the flavor that Kueue tries first.
+    """Return the only pool that the job's selectors leave, or the pool of the flavor that Kueue tries first.
 
-    None if that does not lead to exactly one pool.
+    It is None if the result is not exactly one pool.
     """
     if not job.gpus:
         return None
@@ -267,17 +277,14 @@ def _find_baseline(
 
 
 def _job_accepts_labels(job: Job, labels: Labels, is_placed: bool) -> bool:
-    """Return whether the parts of a job that advice does not replace accept nodes with these labels.
+    """Return whether a job accepts nodes with some labels, apart from selectors that advice replaces.
 
-    These parts are selectors by other labels, pinned selectors and, if the advice will be written, the whole node
-    affinity.
+    The selectors that stay are selectors by other labels, pinned selectors and, if the advice will be written, the
+    whole node affinity.
     """
-
-    def stays(key: str) -> bool:
-        return not is_choice_label(key)
-
     return all(
-        pods.pinned.items() <= labels.items() and _pods_accept_labels(pods, labels, stays, whole_affinity=is_placed)
+        pods.pinned.items() <= labels.items()
+        and _pods_accept_labels(pods, labels, lambda key: not is_choice_label(key), whole_affinity=is_placed)
         for pods in job.workers
     )
 
@@ -285,7 +292,14 @@ def _job_accepts_labels(job: Job, labels: Labels, is_placed: bool) -> bool:
 def _pods_accept_labels(
     pods: Pods, labels: Labels, counts: Callable[[str], bool], whole_affinity: bool = False
 ) -> bool:
-    """Return whether pods may run on a node with these labels, considering only the label keys that count."""
+    """Return whether pods may run on a node with some labels.
+
+    Args:
+        pods: the pods.
+        labels: labels of the node.
+        counts: function that returns whether selectors by a label key count.
+        whole_affinity: whether all terms of the affinity count.
+    """
     if any(labels.get(key) != value for key, value in pods.node_selector.items() if counts(key)):
         return False
     terms = [term.get("matchExpressions") or () for term in pods.affinity]
@@ -322,7 +336,7 @@ _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
 
 
 def _find_untolerated_taint(job: Job, pool: Pool) -> str:
-    """Return a taint of the pool that the job does not tolerate, except the usual one of GPU nodes; empty if none."""
+    """Return a taint of the pool that the job does not tolerate, except the usual taint of GPU nodes; empty if none."""
     for taint in pool.tolerations:
         key, value, effect = taint.get("key", ""), taint.get("value", ""), taint.get("effect", "")
         is_usual = key == gpu_resource()

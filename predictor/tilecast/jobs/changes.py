@@ -7,17 +7,15 @@ from tilecast.jobs.interface import Job, Placement
 from tilecast.jobs.quantities import count_or_default, format_like
 
 
-def placement_changes(
-    document: Document, job: Job, placement: Placement, *, runtime_patches: bool = True
-) -> list[FieldChange]:
-    """Return the fields that put a job where the placement says, with whole new values; only those that differ.
+def changes(document: Document, job: Job, placement: Placement, *, runtime_patches: bool = True) -> list[FieldChange]:
+    """Return the field changes that put a job on the nodes of a placement, without fields that have the value already.
 
     Labels that choose nodes are replaced, and every other label of a selector is kept. Tolerations are added.
 
     Args:
-        document: the job.
-        job: what `read` returned for it.
-        placement: where it shall run.
+        document: the job's document.
+        job: the job that `read` returned for the document.
+        placement: nodes, pods and GPUs per pod to write.
         runtime_patches: whether the API of a TrainJob has `runtimePatches` (Trainer 2.2 and later) rather than
             `podTemplateOverrides`.
     """
@@ -32,7 +30,7 @@ def placement_changes(
 
 
 def _set_processes(document: Document, job: Job, gpus: int) -> list[FieldChange]:
-    """Set one process per GPU, if the job states how many processes a pod has."""
+    """Return the change that sets one process per GPU, if the job states how many processes a pod has."""
     path = job.kind.processes
     given = None if path is None else value_at(document, path)
     return [FieldChange(path, format_like(given, gpus))] if path is not None and count_or_default(given, 0) else []

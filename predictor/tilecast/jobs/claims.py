@@ -1,4 +1,4 @@
-"""GPUs that a job's ResourceClaims request, and the pools whose devices meet them."""
+"""GPUs that a job's ResourceClaims request, and the devices that meet the requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilecast.spec import SpecError
 def objects_of(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
     """Return kind and name of the objects that determine which GPUs a job's claims request.
 
-    These are claims and templates, and the device classes named by those that are in `known`.
+    These are claims and templates, and the device classes that those of them in `known` name.
     """
     named = {(item.kind, item.object) for pods in job.pods for item in pods.claims}
     classes = {
@@ -39,14 +39,14 @@ def objects_of(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple
 
 
 def resolved(job: Job, objects: Mapping[tuple[str, str], Document]) -> Job:
-    """Return the job with the GPUs that its pods request by claims.
+    """Return the job with the GPUs that its pods request by ResourceClaims.
 
     Args:
-        job: the job as its document describes it.
+        job: the job without these GPUs.
         objects: ResourceClaimTemplates, ResourceClaims and DeviceClasses by kind and name.
 
     Raises:
-        SpecError: a claim cannot be read, requests slices of GPUs or all GPUs of a node, or is shared by pods.
+        SpecError: a claim cannot be read, requests MIG slices or all GPUs of a node, or is shared by pods.
     """
     pods = tuple(_resolve_pod_claims(pods, objects) for pods in job.pods)
     # Another number of GPUs per pod would need another claim template, and other jobs may name the present one.
@@ -71,7 +71,7 @@ def _resolve_pod_claims(pods: Pods, objects: Mapping[tuple[str, str], Document])
 
 
 def match_devices(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | str:
-    """Return the first alternative of each request, if a pool's devices meet them; else the name of an unmet request.
+    """Return the first alternative of each request that a pool's devices meet; else the name of an unmet request.
 
     Raises:
         SpecError: a selector cannot be evaluated.

@@ -1,4 +1,4 @@
-"""Commands of the containers with GPUs: the Python program that they run, and a script to run in its place."""
+"""Commands of the containers with GPUs: the Python program that they run, and a script that replaces it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from tilecast.jobs.interface import Job
 
 
 def program(document: Document, job: Job) -> tuple[str, ...]:
-    """Return the Python program that a job's GPU containers run, and its arguments, as the job writes them.
+    """Return the Python program that a job's GPU containers run, and its arguments, as the job states them.
 
-    Empty if no word of the command names such a program.
+    It is empty if no word of the command names a Python program.
     """
     for container in job.kind.containers(document, job).values():
         words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
@@ -22,7 +22,8 @@ def program(document: Document, job: Job) -> tuple[str, ...]:
 def running(document: Document, job: Job, script: str) -> list[FieldChange]:
     """Return the changes that make every GPU container run a bash script.
 
-    If the script uses MASTER_ADDR and the job's kind names the address of the first pod, the script exports it first.
+    If the script uses MASTER_ADDR and the job's kind knows the address of the first pod, the script first exports the
+    address.
     """
     address = job.kind.main_address(document, job)
     lines = f'export MASTER_ADDR="{address}"\n{script}' if address and "$MASTER_ADDR" in script else script

@@ -1,8 +1,8 @@
 """GPUs that pods request by Dynamic Resource Allocation: ResourceClaims, their templates and DeviceClasses.
 
-Field names are those of `resource.k8s.io/v1`; requests of v1beta1, which lack `exactly`, are read too. A selector is an
-expression in CEL about one device (https://kubernetes.io/docs/reference/using-api/cel/). `_FUNCTIONS` holds the
-functions that Kubernetes adds to the language, if selectors of GPUs use them.
+Field names are those of `resource.k8s.io/v1`. Requests of v1beta1, which lack `exactly`, are read too. A selector is a
+CEL expression about one device (https://kubernetes.io/docs/reference/using-api/cel/). `_FUNCTIONS` has the functions
+that Kubernetes adds to CEL, if selectors of GPUs use them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MACRO = re.compile(r"\b(?:all|exists|exists_one|map|filter)\s*\(")
 
 @dataclass(frozen=True, slots=True)
 class ClaimReference:
-    """Entry of a pod's `resourceClaims`: the object that determines which devices the pod gets."""
+    """Entry of a pod's `resourceClaims`, with the object that determines which devices the pod gets."""
 
     name: str
     """Name of the entry in the pod."""
@@ -40,10 +40,10 @@ class ClaimReference:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """One way to meet a request for GPUs."""
+    """One alternative of a request for GPUs."""
 
     name: str
-    """Claim and request, and the subrequest if several are listed: `gpus/trainer/h100`."""
+    """Name of the claim and request, and of the subrequest if several are listed: `gpus/trainer/h100`."""
     gpus: int
     """GPUs of each pod."""
     selectors: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class DeviceRequest:
 
 
 def read_references(spec: Document) -> tuple[ClaimReference, ...]:
-    """Return the claims of a pod spec that name an object."""
+    """Return the entries of a pod spec's `resourceClaims` that name an object."""
     named = (
         ClaimReference(str(entry.get("name", "")), kind, str(entry[field]))
         for entry in items(spec.get("resourceClaims"))
@@ -62,7 +62,7 @@ def read_references(spec: Document) -> tuple[ClaimReference, ...]:
 
 
 def list_requests(document: Document) -> list[Document]:
-    """Return the requests of a claim, or of the claims that a template makes."""
+    """Return the requests of a ResourceClaim, or of the claims that a template makes."""
     path = ("spec", "spec") if document.get("kind") == TEMPLATE else ("spec",)
     return items(value_at(document, (*path, "devices", "requests")))
 
@@ -84,7 +84,7 @@ def read_request(
         objects: the DeviceClasses by kind and name.
 
     Raises:
-        SpecError: it requests slices of GPUs, all GPUs of a node, or an invalid number of them.
+        SpecError: the request is for MIG slices, for all GPUs of a node, or for an invalid number of GPUs.
     """
     whole, cut = gpu_device_classes()
     name, alternatives = f"{claim}/{request.get('name', '')}", list[DeviceRequest]()
@@ -123,7 +123,7 @@ def meets_request(request: DeviceRequest, device: PublishedDevice) -> bool:
 
 @lru_cache(maxsize=4096)
 def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
-    """Return whether a selector selects a device; a device without the attribute that it reads is not selected.
+    """Return whether a CEL selector selects a device; False if the device lacks an attribute that the selector reads.
 
     Raises:
         SpecError: the selector is too long, or uses a part of CEL that is not supported here.

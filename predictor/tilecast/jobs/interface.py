@@ -55,7 +55,7 @@ class Pods:
     claims: tuple[ClaimReference, ...] = ()
     """Claims by which they request devices."""
     requests: tuple[tuple[DeviceRequest, ...], ...] = ()
-    """Requests of those claims for GPUs, each with its alternatives; `claims.resolved` fills them in."""
+    """Requests for GPUs of these claims, each with its alternatives; `resolved` of `claims` adds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Job:
     is_resizable: bool
     """Whether the number of its pods may change while it is suspended."""
     is_countable: bool
-    """Whether its manifest can have another number of pods by a change of numbers alone."""
+    """Whether a change of numbers alone can give its manifest another number of pods."""
 
     @property
     def workers(self) -> tuple[Pods, ...]:
@@ -150,8 +150,8 @@ class Job:
     def is_held(self) -> bool:
         """Whether the job waits for Tilecast, and clearly for nobody else.
 
-        It is gated in Tilecast's name, parked in another queue than the one it names for Tilecast, or suspended by its
-        author in mode Initial, without Kueue and before its first run.
+        It is gated in Tilecast's name, or is parked in another queue than the one it names for Tilecast. Or its author
+        suspended it in mode Initial, without Kueue and before its first run.
         """
         return self.is_gated or self.is_parked or self.is_suspended_for_us
 
@@ -170,7 +170,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Placement of a job: its node selector, tolerations, pods and GPUs per pod. None leaves a count as it is."""
+    """Node selector, tolerations and numbers of pods and GPUs to write into a job; None leaves a number unchanged."""
 
     node_selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, str], ...] = ()
@@ -179,10 +179,10 @@ class Placement:
 
 
 class JobKind(ABC):
-    """One kind of job: its API, and where its objects keep each property.
+    """One kind of job: its API, and the places of each property in its objects.
 
-    A subclass is the only place that states a property of its kind. `tools/job_kinds.py` writes from it what the API,
-    the chart and the documentation say. The methods that are not abstract fit kinds whose pod templates are in the job
+    Only the subclass of a kind states properties of that kind. `tools/job_kinds.py` writes parts of the API, the chart
+    and the documentation from it. The methods that are not abstract fit kinds whose pod templates are in the job
     itself.
     """
 
@@ -238,7 +238,7 @@ class JobKind(ABC):
 
     @abstractmethod
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """Return the changes that give a manifest `pods` pods; none if that needs more than changed numbers."""
+        """Return the changes that give a manifest `pods` pods; none if changed numbers do not suffice."""
 
     def is_resizable(self, document: Document) -> bool:
         """Return whether the API allows the number of pods to change after creation, while suspended."""
@@ -252,9 +252,9 @@ class JobKind(ABC):
         """Return the changes that put the pods with GPUs onto the nodes of a placement.
 
         Args:
-            document: the job.
-            job: what `read` returned for it.
-            placement: where it shall run.
+            document: the job's document.
+            job: the job that `read` returned for the document.
+            placement: nodes, pods and GPUs per pod to write.
             runtime_patches: whether the API of a TrainJob has `runtimePatches`; other kinds ignore it.
         """
         changes = []
@@ -274,7 +274,7 @@ class JobKind(ABC):
         ]
 
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
-        """Return the changes that give each pod with GPUs `gpus` of them, in a manifest that is not created yet.
+        """Return the changes that give each pod with GPUs `gpus` GPUs, in a manifest that is not created yet.
 
         Only containers that request GPUs already are changed.
         """
@@ -297,18 +297,18 @@ class JobKind(ABC):
         }
 
     def main_address(self, document: Document, job: Job) -> str:
-        """Return where a shell in a pod finds the address of the first pod; empty if MASTER_ADDR is set already."""
+        """Return the shell text of the first pod's address inside a pod; empty if MASTER_ADDR is set already."""
         return ""
 
 
 def selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return the node selector of pods after a choice; labels that do not describe the kind of node stay."""
+    """Return the node selector of pods after a node choice; labels that do not describe the kind of node stay."""
     others = {key: value for key, value in pods.node_selector.items() if not is_choice_label(key) or key in pods.pinned}
     return others | dict(chosen)
 
 
 def chosen_labels(job: Job, chosen: Mapping[str, str]) -> list[str]:
-    """Return the labels of a node choice that only `CHOSEN_LABELS` distinguishes from what the job's author wrote."""
+    """Return the labels of a node choice that only `CHOSEN_LABELS` distinguishes from labels of the job's author."""
     given = {key for pods in job.workers for key in pods.node_selector}
     return sorted(key for key in chosen if key not in given and not is_choice_label(key))
 
@@ -327,7 +327,7 @@ def unplaced(job: Job) -> Job:
 
 
 def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
-    """Return the tolerations of pods together with those that they lack."""
+    """Return the tolerations of pods, together with tolerations that they lack."""
     return [*pods.tolerations, *(item for item in more if item not in pods.tolerations)]
 
 
@@ -340,7 +340,7 @@ def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods
     """Return the pods of one template: `count` pods of the spec at `path`.
 
     Raises:
-        SpecError: a part of the spec that is read does not have the shape of a pod's.
+        SpecError: a part of the spec that is read does not have the shape of a pod spec.
     """
     require_shape(spec, POD, path or ("runtime",))
     required = value_at(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}

@@ -32,10 +32,10 @@ HOLD_QUEUE = "tilecast-hold"
 """LocalQueue that the chart's admission policy makes jobs wait in."""
 
 BATCH_SCHEDULERS = {"kai-scheduler": "kai.scheduler/queue", "volcano": "scheduling.volcano.sh/queue-name"}
-"""Schedulers with their own queues, and the label or annotation that names a job's queue."""
+"""Labels or annotations that name a job's queue, by the schedulers that have queues."""
 
 CONFIG_MAP = "configmap:"
 """Prefix of a model in a ConfigMap: `tilecast.dev/model: configmap:NAME/KEY` names a config.json or a graph."""
 
 AS_SERVED = "give the job as the API server has it"
-"""Remedy for a job that does not have the shape of an object."""
+"""Remedy for a job document that does not have the shape of an object."""

@@ -1,7 +1,7 @@
-"""Flavors that a Kueue LocalQueue gives access to, their quota, and the free part of it.
+"""Flavors that a Kueue LocalQueue gives access to, their quotas, and the free parts of these quotas.
 
-Pure functions on the objects of `kueue.x-k8s.io`. v1beta1 and v1beta2 name the fields used here alike, except for the
-cohort.
+The functions are pure and work on objects of `kueue.x-k8s.io`. v1beta1 and v1beta2 have equal names for the fields used
+here, except for the cohort.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilecast.api.fields import Document
-from tilecast.api.fields import items as items
-from tilecast.api.fields import mapping as mapping
+from tilecast.api.fields import Document, items, mapping
 from tilecast.nodes import gpu_resource
 from tilecast.nodes.quantities import UNLIMITED, parse_gpu_count
 from tilecast.spec import SpecError
@@ -21,20 +19,20 @@ from tilecast.spec import SpecError
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """A kind of node with a quota of GPUs. Flavors are in the order in which Kueue tries them."""
+    """A kind of node with a quota of GPUs (ResourceFlavor)."""
 
     name: str
     node_labels: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
     quota: int
-    """Most GPUs that the queue can have of this flavor, including borrowed ones."""
+    """Most GPUs of this flavor that the queue can have, including borrowed ones."""
     free: int
-    """GPUs of the quota that nobody has reserved."""
+    """GPUs of the quota that no Workload has reserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A LocalQueue with the flavors of its ClusterQueue that have GPUs."""
+    """A LocalQueue with the flavors of its ClusterQueue that have GPUs, in the order in which Kueue tries them."""
 
     name: str
     cluster_queue: str
@@ -49,7 +47,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Kueue objects that were read, by name; LocalQueues by namespace and name."""
+    """Kueue objects by name; LocalQueues by namespace and name."""
 
     local_queues: Mapping[tuple[str, str], Document] = field(default_factory=dict)
     cluster_queues: Mapping[str, Document] = field(default_factory=dict)
@@ -57,7 +55,7 @@ class Objects:
 
 
 def queue(objects: Objects, namespace: str, name: str) -> Queue:
-    """Return the queue with that name in a namespace.
+    """Return a LocalQueue with its flavors, by namespace and name.
 
     Raises:
         SpecError: the queue, its ClusterQueue, one of its flavors or a quota of GPUs does not exist.
@@ -72,30 +70,34 @@ def queue(objects: Objects, namespace: str, name: str) -> Queue:
     cluster = objects.cluster_queues.get(owner)
     if cluster is None:
         raise SpecError(label, f"LocalQueue {name} names ClusterQueue {owner}, which does not exist", "create it")
-    siblings = _find_cohort_members(objects, owner)
-    for missing in sorted(_names_of_gpu_flavors(cluster) - objects.flavors.keys()):
+    siblings, given = _find_cohort_members(objects, owner), _list_gpu_flavors(cluster)
+    for missing in sorted({str(item["name"]) for item in given} - objects.flavors.keys()):
         raise SpecError(
             label, f"ClusterQueue {owner} names ResourceFlavor {missing}, which does not exist", "create it"
         )
-    flavors = tuple(
-        _read_flavor(objects, owner, siblings, str(item["name"]), item)
-        for group in (cluster.get("spec") or {}).get("resourceGroups") or ()
-        if gpu_resource() in (group.get("coveredResources") or ())
-        for item in group.get("flavors") or ()
-    )
+    flavors = tuple(_read_flavor(objects, owner, siblings, item) for item in given)
     if not flavors:
         raise SpecError(label, f"ClusterQueue {owner} has no quota of {gpu_resource()}", "add it to a resource group")
     return Queue(name, owner, flavors)
 
 
-def _names_of_gpu_flavors(cluster_queue: Document) -> set[str]:
-    """Return the names of the flavors that have a quota of GPUs."""
+def _list_gpu_flavors(cluster_queue: Document) -> list[Document]:
+    """Return the entries of the flavors of a ClusterQueue that have a quota of GPUs."""
     groups = (cluster_queue.get("spec") or {}).get("resourceGroups") or ()
     with_gpus = (group for group in groups if gpu_resource() in (group.get("coveredResources") or ()))
-    return {str(item["name"]) for group in with_gpus for item in group.get("flavors") or ()}
+    return [item for group in with_gpus for item in group.get("flavors") or ()]
 
 
-def _read_flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, given: Document) -> Flavor:
+def _read_flavor(objects: Objects, owner: str, siblings: Iterable[str], given: Document) -> Flavor:
+    """Return a flavor of a ClusterQueue with its quota and the free part of it.
+
+    Args:
+        objects: all Kueue objects.
+        owner: name of the ClusterQueue.
+        siblings: names of the other ClusterQueues of its cohort.
+        given: entry of the flavor in the ClusterQueue.
+    """
+    name = str(given["name"])
     flavor = objects.flavors.get(name, {})
     own = next((item for _, item in _gpu_resources([given])), {})
     nominal = parse_gpu_count(own.get("nominalQuota"))
@@ -143,7 +145,7 @@ class Quotas:
 
 
 def quotas(cluster_queue: Document) -> Quotas:
-    """Return the GPU quotas of a ClusterQueue; parts that do not have the expected shape count nothing."""
+    """Return the GPU quotas of a ClusterQueue; parts that do not have the expected shape count as 0."""
     nominal, lendable, reserved = Counter[str](), Counter[str](), Counter[str]()
     for group in items(mapping(cluster_queue.get("spec")).get("resourceGroups")):
         for name, quota in _gpu_resources(group.get("flavors")):

@@ -1,4 +1,4 @@
-"""Priority of a job as Kueue determines it: pure functions on the objects of both kinds of priority classes."""
+"""Priority of a job as Kueue determines it, from the objects of both kinds of priority classes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class PriorityClass:
 
     @classmethod
     def of(cls, body: Document) -> PriorityClass:
-        """Return the priority class of an object; its value is 0 if the object has none."""
+        """Return the priority class that an object defines; its value is 0 if the object has none."""
         value = body.get("value")
         return cls(value if isinstance(value, int) else 0, body.get("globalDefault") is True)
 
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """Known priority classes, by name."""
+    """Known priority classes of Kueue's Workloads and of pods, by name."""
 
     of_workloads: Mapping[str, PriorityClass] = field(default_factory=dict)
     of_pods: Mapping[str, PriorityClass] = field(default_factory=dict)
@@ -33,12 +33,12 @@ class Priorities:
     def value(self, workload_class: str, pod_class: str) -> int:
         """Return the priority of a job (Kueue, `ExtractPriority` of pkg/controller/jobframework).
 
-        It is that of its WorkloadPriorityClass, else of its pods' PriorityClass, else the cluster's default (the lowest
-        of several), else 0.
+        It comes from the WorkloadPriorityClass, else from the pods' PriorityClass, else from the cluster's default
+        class (the lowest of several), else it is 0.
 
         Args:
-            workload_class: the name on its label; empty if it has none.
-            pod_class: the name in its pods; empty if they have none.
+            workload_class: the name on the job's label; empty if it has none.
+            pod_class: the name in the pods; empty if they have none.
         """
         if workload_class or pod_class:
             classes, name = (self.of_workloads, workload_class) if workload_class else (self.of_pods, pod_class)

@@ -18,7 +18,7 @@ def count_or_default(value: object, otherwise: int = 1) -> int:
 
 
 def requested_gpus(resources: Document | None) -> int:
-    """Return the GPUs of a `resources` block: the larger of its limit and its request, which Kubernetes keeps equal."""
+    """Return the GPUs of a `resources` block: the larger of limit and request, which Kubernetes keeps equal."""
     parts = resources or {}
     return max(count_or_default((parts.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
 
@@ -37,10 +37,10 @@ def pod_gpus(pod: Document) -> int:
 
 
 def format_like(old: object, new: int) -> int | str:
-    """Return the new number in the notation of the old one: text if that was text."""
+    """Return the number `new` as text if `old` is text, else as a number."""
     return str(new) if isinstance(old, str) else new
 
 
 def has_any_count(entries: Iterable[Document], *counts: str) -> bool:
-    """Return whether any entry of a status has one of the counts above zero."""
+    """Return whether any entry of a status has one of the named counts above zero."""
     return any(count_or_default(entry.get(name), 0) for entry in entries for name in counts)

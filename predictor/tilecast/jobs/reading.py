@@ -19,7 +19,7 @@ def read(document: Document, runtime: Document | None = None) -> Job:
     """Return the job that a document of one of `JOB_KINDS` describes.
 
     Args:
-        document: the job.
+        document: the job's document.
         runtime: the TrainingRuntime or ClusterTrainingRuntime that a TrainJob names (`runtime_of`), if it is available.
 
     Raises:
@@ -27,7 +27,9 @@ def read(document: Document, runtime: Document | None = None) -> Job:
     """
     kind = find_kind(document)
     try:
-        return _read_with_pods(kind, document, runtime)
+        pods = tuple(kind.pods(document, runtime))
+        is_countable = bool(kind.resize(document, sum(item.count for item in pods)))
+        return _build_job(kind, document, pods, is_countable=is_countable)
     except (KeyError, TypeError, AttributeError, IndexError):
         remedy = f"write it as `kubectl explain {kind.plural}` says"
         raise SpecError("spec", f"is not that of a {kind.kind}", remedy) from None
@@ -36,7 +38,7 @@ def read(document: Document, runtime: Document | None = None) -> Job:
 def bare(document: Document) -> Job:
     """Return the job that a document describes, without its pods.
 
-    Of its spec only the field that makes it wait is read, so that invalid pod templates raise nothing.
+    Of the spec, only the field that suspends the job is read, so that invalid pod templates raise no error.
 
     Raises:
         SpecError: the document is of another kind, or its metadata or status does not have the expected shape.
@@ -46,12 +48,6 @@ def bare(document: Document) -> Job:
         return _build_job(kind, document, (), is_countable=False)
     except (TypeError, AttributeError):
         raise SpecError("metadata", "is not that of an object", AS_SERVED) from None
-
-
-def _read_with_pods(kind: JobKind, document: Document, runtime: Document | None) -> Job:
-    pods = tuple(kind.pods(document, runtime))
-    is_countable = bool(kind.resize(document, sum(item.count for item in pods)))
-    return _build_job(kind, document, pods, is_countable=is_countable)
 
 
 def _build_job(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_countable: bool) -> Job:
@@ -77,10 +73,10 @@ def _build_job(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_
 
 
 def require_gpus(job: Job) -> None:
-    """Raise an error unless the job requests GPUs.
+    """Raise SpecError unless the job requests GPUs.
 
     Raises:
-        SpecError: it requests none.
+        SpecError: the job requests none.
     """
     if not job.gpus:
         remedy = f"add {gpu_resource()} to {job.kind.gpu_field}"

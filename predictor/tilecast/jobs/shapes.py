@@ -1,7 +1,7 @@
-"""Expected shapes of the parts of a job that are read, as far as reading them requires.
+"""Expected shapes of the parts of a job that are read.
 
-A shape is a type, a list of one shape for a list of such values, or a mapping of keys to shapes; the key `EVERY`
-matches all keys. Values that a shape does not name may be anything: the API server checks the rest (PodSpec of
+A shape is a type, a list of one shape for a list of such values, or a mapping of keys to shapes. The key `EVERY`
+matches all keys. Values that a shape does not name may be anything, because the API server checks the rest (PodSpec of
 core/v1).
 """
 
@@ -34,12 +34,15 @@ POD: Shape = {
 
 
 def require_shape(value: object, shape: Shape, path: Path) -> None:
-    """Raise SpecError unless `value` has `shape`.
+    """Raise SpecError unless a value has a shape; None has every shape, except inside a list.
 
-    None has every shape, except inside a list.
+    Args:
+        value: the value.
+        shape: the expected shape.
+        path: path of the value in the document, for the message.
 
     Raises:
-        SpecError: the value has another shape; the message names the place, which `path` leads to.
+        SpecError: the value has another shape.
     """
     if value is None:
         return
@@ -61,7 +64,7 @@ def require_shape(value: object, shape: Shape, path: Path) -> None:
 
 
 def count_at(document: object, path: Path, absent: int = 1) -> int:
-    """Return the number of pods, or of jobs, at a path; `absent` if there is none.
+    """Return the number of pods, or of jobs, at a path of a document; `absent` if there is no value.
 
     Raises:
         SpecError: the value is not such a number.
@@ -78,7 +81,7 @@ def count_at(document: object, path: Path, absent: int = 1) -> int:
 
 
 def format_path(path: Path) -> str:
-    """Return a path in the notation of messages."""
+    """Return a path as text, for messages: `spec.containers[0].name`."""
     first, *rest = path
     return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
 

@@ -25,25 +25,10 @@ from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes, Topology
 from tilecast.spec import SpecError
 
 __all__ = [
-    "RESOURCE_SLICE",
-    "Documents",
-    "FoundPool",
-    "Node",
-    "NodesReport",
-    "OmittedNodes",
-    "PublishedDevice",
-    "Slice",
-    "TopologyLevel",
-    "choice_labels",
-    "discovered",
-    "gpu_device_classes",
-    "gpu_driver",
-    "gpu_resource",
-    "node",
-    "parse",
-    "pools",
-    "resource_slice",
-]
+    "RESOURCE_SLICE", "Documents", "FoundPool", "Node", "NodesReport", "OmittedNodes", "PublishedDevice", "Slice",
+    "TopologyLevel", "choice_labels", "discovered", "gpu_device_classes", "gpu_driver", "gpu_resource", "node", "parse",
+    "pools", "resource_slice",
+]  # fmt: skip
 
 Documents: TypeAlias = list[documents.Document]
 

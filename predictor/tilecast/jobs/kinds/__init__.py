@@ -1,4 +1,4 @@
-"""Kinds of jobs that can be advised: each module of this package is one, and nothing else lists them by hand."""
+"""Kinds of jobs that can be advised: each module of this package defines one, and there is no other list of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _import_kinds() -> Iterator[JobKind]:
 JOB_KINDS: Mapping[str, JobKind] = {
     kind.kind: kind for kind in sorted(_import_kinds(), key=lambda kind: (kind.group, kind.kind), reverse=True)
 }
-"""Every kind of job in the order in which messages name them: by API group, that of Kubernetes' own Job last."""
+"""Kinds of jobs by name, in the order in which messages name them: by API group, Kubernetes' own Job last."""
 
 
 def is_job(document: Document) -> bool:
@@ -32,10 +32,10 @@ def is_job(document: Document) -> bool:
 
 
 def find_kind(document: Document) -> JobKind:
-    """Return the entry of `JOB_KINDS` that a document belongs to.
+    """Return the kind of job that a document belongs to.
 
     Raises:
-        SpecError: there is none.
+        SpecError: there is no such kind.
     """
     kind = JOB_KINDS.get(str(document.get("kind")))
     if kind is None:

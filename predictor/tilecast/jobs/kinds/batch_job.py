@@ -29,7 +29,7 @@ class BatchJob(JobKind):
         return any(status.get(name) for name in ("startTime", "active", "succeeded", "failed"))
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """Resize a Job whose pods all run at once."""
+        """Return the changes that resize a Job whose pods all run at once."""
         spec = document["spec"]
         if spec.get("completions", 1) != spec.get("parallelism", 1):
             return []

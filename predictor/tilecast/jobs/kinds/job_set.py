@@ -35,7 +35,7 @@ class JobSet(JobKind):
         return has_any_count(status.get("replicatedJobsStatus") or (), "active", "ready", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
-        """Resize a JobSet with one group of GPU pods."""
+        """Return the changes that resize a JobSet with one group of GPU pods."""
         groups = [index for index, item in enumerate(self.pods(document, None)) if item.gpus]
         if len(groups) != 1:
             return []

@@ -85,7 +85,7 @@ class TrainJob(JobKind):
         return str(kind or "ClusterTrainingRuntime"), str(name or "")
 
     def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
-        """Return an entry of Tilecast in `runtimePatches` (Trainer 2.2 and later) or in `podTemplateOverrides`."""
+        """Return the change that writes Tilecast's entry in `runtimePatches` or `podTemplateOverrides`."""
         pods = job.pods[0]
         chosen: dict[str, Any] = {"nodeSelector": selector(pods, placement.node_selector)}
         if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
@@ -103,7 +103,7 @@ class TrainJob(JobKind):
         return [FieldChange(("spec", "podTemplateOverrides"), [*(spec.get("podTemplateOverrides") or ()), override])]
 
     def unplace(self, document: Document, job: Job) -> list[FieldChange]:
-        """Return the changes that remove the node choice from Tilecast's entry, which stays for its tolerations."""
+        """Return the changes that remove the node choice from Tilecast's entry, whose tolerations stay."""
         pods = unplaced(job).pods[0]
         if pods == job.pods[0]:
             return []
@@ -140,7 +140,7 @@ def _find_choices(document: Document, name: str) -> list[Path]:
 
 
 def _find_trainer_job(runtime_spec: Document) -> Document:
-    """Return the replicated job of a runtime that trains: labelled as such, or named "node"."""
+    """Return the replicated job of a runtime that trains: it is labelled so, or named "node"."""
     jobs = value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
     for item in (*(item for item in jobs if value_at(item, _STEP) == "trainer"), *jobs):
         job: Document = item
@@ -150,7 +150,7 @@ def _find_trainer_job(runtime_spec: Document) -> Document:
 
 
 def _find_priority_class(runtime_spec: Document) -> str:
-    """Return the priority class of the first replicated job that names one, whichever it is, as Kueue uses it."""
+    """Return the priority class of the first replicated job that names one, as Kueue does."""
     for item in value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ():
         if name := value_at(item, ("template", "spec", "template", "spec", "priorityClassName")):
             return str(name)
