@@ -31,10 +31,8 @@ class Gpu:
     peak_flops: Mapping[str, float]
     """FLOP/s by precision; precisions that the GPU cannot run are absent."""
     sustained_ratio: Mapping[str, float]
-    """Share of `peak_flops` that power or clock limits leave under sustained load, by precision; 1 if not stated.
-
-    The key `attention` is for fused attention, which reaches less of the peak and so meets the limit later.
-    """
+    """Share of `peak_flops` that power or clock limits leave under sustained load, by precision; 1 if not stated. The
+    key `attention` is for fused attention, which reaches less of the peak and so meets the limit later."""
     intra_link: str
     """Name of the link that usually joins GPUs of this product inside a node."""
     fp16_accumulate_flops: float = 0.0
@@ -129,10 +127,8 @@ MIG_INFIX = "-mig-"
 PROTOCOLS = ("ll", "ll128", "simple")
 """NCCL's protocols to move bytes: with a flag in every 8 bytes, with one in every 128 bytes, or in plain chunks."""
 MESSAGE = "message"
-"""Name of a further protocol, by which a message from one rank to another can move.
-
-On a link that does not state it, messages move like collectives.
-"""
+"""Name of a further protocol, by which a message from one rank to another can move. On a link that does not state it,
+messages move like collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +179,11 @@ class Link:
     switched: bool = True
     """Whether all pairs have the full bandwidth at once (NVSwitch), or share a bus (PCIe)."""
     wired: tuple[tuple[float, float], ...] = ()
-    """Numbers of GPUs, ascending, with the share of the bandwidth that so many GPUs have among themselves.
-
-    It is for GPUs that are wired to each other without a switch. Between the points the share is interpolated.
-    """
+    """Numbers of GPUs, ascending, with the share of the bandwidth that so many GPUs have among themselves. It is for
+    GPUs that are wired to each other without a switch. Between the points the share is interpolated."""
     domain: int = 0
-    """Number of GPUs that the link joins; 0 means the GPUs of a node.
-
-    It is smaller for NVLink bridges, and larger for NVLink domains of a rack. For a bus, it is the number of GPUs of
-    each island.
-    """
+    """Number of GPUs that the link joins; 0 means the GPUs of a node. It is smaller for NVLink bridges, and larger for
+    NVLink domains of a rack. For a bus, it is the number of GPUs of each island."""
     beyond: Link | None = None
     """Link between such domains; None if there is no other."""
     reduction_bytes_per_s: float = 0.0

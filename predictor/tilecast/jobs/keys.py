@@ -19,10 +19,8 @@ APPLIED = f"{GROUP}/applied"
 NEXT_QUEUE = f"{GROUP}/queue"
 """Annotation with the LocalQueue that a job moves to once it is placed; until then it waits in a held queue."""
 CHOSEN_LABELS = f"{GROUP}/chosen-labels"
-"""Annotation with the node labels that advice added to the job, separated by commas.
-
-It lists only labels that nothing else distinguishes from the ones the job's author wrote, so that they can be removed.
-"""
+"""Annotation with the node labels that advice added to the job, separated by commas. It lists only labels that nothing
+else distinguishes from the ones the job's author wrote, so that they can be removed."""
 ADVISOR = f"{GROUP}/advisor"
 """Tilecast's name in lists of gates and of managers."""
 ADMISSION_GATES = "kueue.x-k8s.io/admission-gated-by"

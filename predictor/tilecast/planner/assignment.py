@@ -21,7 +21,7 @@ QueueScore: TypeAlias = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class PoolTimeline:
-    """Jobs of one pool and their simulated times."""
+    """Jobs of one pool, their simulated times, and the pool's part of the score."""
 
     jobs: list[int]
     """Rows of the jobs, in the order in which they may start."""
@@ -35,7 +35,7 @@ class PoolTimeline:
 class Assignment:
     """An option for every job.
 
-    It changes by moves of jobs to other options; each move simulates only the pools that it touches.
+    Moves of jobs to other options change it. Each move simulates only the pools that it affects.
     """
 
     columns: QueueColumns
@@ -66,7 +66,7 @@ class Assignment:
         return ends
 
     def try_moves(self, moves: Mapping[int, int]) -> tuple[QueueScore, dict[int, PoolTimeline]]:
-        """Return the score with other options for some jobs, and the pools that change, without applying the moves."""
+        """Return the score after moves of some jobs to other options, and the changed pools; apply no move."""
         members = dict[int, list[int]]()
         for job, option in moves.items():
             for pool in (int(self.columns.pool[self.option[job]]), int(self.columns.pool[option])):
@@ -81,7 +81,7 @@ class Assignment:
         return _total_score([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
 
     def apply(self, moves: Mapping[int, int], changed: Mapping[int, PoolTimeline]) -> None:
-        """Apply moves with the changed pools that `tried` returned for them."""
+        """Apply moves with the changed pools that `try_moves` returned for them."""
         for job, option in moves.items():
             self.option[job] = option
         for pool, timeline in changed.items():
@@ -95,6 +95,7 @@ class Assignment:
         return made
 
     def _simulate_pool(self, pool: int, jobs: list[int], moves: Mapping[int, int]) -> PoolTimeline:
+        """Return the timeline of some jobs in a pool, with other options for the jobs in `moves`."""
         self.simulated += len(jobs)
         if not jobs:
             return PoolTimeline(jobs, np.zeros(0), -math.inf, (), PoolSimulation([]))
@@ -109,7 +110,7 @@ class Assignment:
         return PoolTimeline(jobs, finish, peak, tuple(float(column.sum()) for column in sums), simulation)
 
     def _resume_pool(self, pool: int, rows: Ints, tasks: PoolTasks, moves: Mapping[int, int]) -> PoolSimulation:
-        """Simulate a pool after some moves, starting from the last stored moment that no move can affect."""
+        """Simulate a pool after some moves, from the last stored moment that no move can affect."""
         old, columns = self.pools[pool], self.columns
         since = old.simulation.last_moment(self._count_untouched(pool, moves)) if old.simulation.moments else None
         if since is None:
@@ -121,10 +122,10 @@ class Assignment:
         return simulate_pool(columns.pools[pool], tasks, old.simulation, since, begin.tolist())
 
     def _count_untouched(self, pool: int, moves: Mapping[int, int]) -> int:
-        """Count the jobs of a pool that start before any move can change anything.
+        """Return how many jobs of a pool start before any of the moves can change a start.
 
-        A job that leaves changes nothing before its own start. A job that arrives changes nothing before the start of
-        the last job ahead of it in its line, since jobs of one line start in order.
+        A job that leaves changes no start before its own. A job that arrives changes no start before the last job ahead
+        of it in its line, because jobs of one line start in order.
         """
         old, columns = self.pools[pool], self.columns
         jobs, order = columns.problem.jobs, old.simulation.order
@@ -145,7 +146,7 @@ class Assignment:
 
 
 def _pool_tasks(columns: QueueColumns, pool: int, jobs: Ints, options: Ints) -> PoolTasks:
-    """Return what some jobs request from a pool."""
+    """Return the requests of some jobs to a pool."""
     quotas, arrival = columns.pools[pool].quotas, columns.arrival[jobs]
     return PoolTasks(
         gpus=columns.gpus[options].tolist(),

@@ -1,4 +1,4 @@
-"""A checked problem as arrays with one row per job or option; equal jobs share a class."""
+"""Arrays of a checked problem with one row per job or per option. Equal jobs share a class."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ class QueueColumns:
     """Share of each job in the total weight."""
     arrival: Floats
     due: Floats
-    """The job's deadline, else the horizon; infinite without either."""
+    """Deadline of each job, else the horizon; infinite without either."""
     alone: Floats
-    """Seconds that each job takes with an equal share of every pool, see `isolated_s`.
-
-    For a running job, the time since its arrival is added.
-    """
+    """Seconds that each job takes with an equal share of every pool (`isolated_s`). For a running job, the time since
+    its arrival is added."""
     present: Ints
-    """Each job's present option; -1 if it has none."""
+    """Present option of each job; -1 if it has none."""
     is_running: Ints
     kind: Ints
-    """Class of each job: jobs of one class differ only in name and arrival."""
+    """Class of each job. Jobs of one class differ only in name and arrival."""
     first: Ints
-    """Index of each job's first option, and the end of the last job's options, (n + 1,)."""
+    """Index of each job's first option, followed by the number of all options, (n + 1,)."""
     job: Ints
     pool: Ints
     gpus: Ints
@@ -110,7 +108,7 @@ def _option_columns(options: Sequence[JobOption], places: Mapping[str, int]) -> 
 def _available_options(job: QueuedJob) -> tuple[JobOption, ...]:
     """Return the options that a job can still take.
 
-    A running job has its present option, and the others with the cost of a move added if it may move.
+    A running job has its present option. If it may move, it also has the others with the cost of a move added.
     """
     if not job.is_running:
         return job.options
@@ -122,7 +120,7 @@ def _available_options(job: QueuedJob) -> tuple[JobOption, ...]:
 
 
 def _add_move_time(option: JobOption, seconds: float) -> JobOption:
-    """Return the option with `seconds` added to its remaining run time, and its cost scaled to match."""
+    """Return an option with `seconds` added to its remaining run time, and its cost scaled to match."""
     ratio = 1 + seconds / option.seconds
     cost = None if option.cost is None else option.cost * ratio
     ends = (option.seconds + seconds, option.lower_s + seconds, option.upper_s + seconds)
@@ -130,20 +128,21 @@ def _add_move_time(option: JobOption, seconds: float) -> JobOption:
 
 
 def _find_present_option(job: QueuedJob, options: Sequence[JobOption], start: int) -> int:
+    """Return the index of a job's present option among the options of all jobs; -1 if it has none."""
     matches = (index for index, item in enumerate(options) if (item.pool, item.gpus) == job.present)
     return next((int(start) + index for index in matches), -1)
 
 
 def _class_key(job: QueuedJob) -> tuple[object, ...]:
-    """Return the properties that jobs with equal options must also share to be equal."""
+    """Return the properties in which jobs of one class agree besides their options."""
     return job.weight, job.priority, job.queue, job.deadline_s, job.present, job.is_advised, job.is_running
 
 
 def isolated_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:
     """Return the seconds that a job takes with an equal share of the cluster: one of `jobs` parts of every pool.
 
-    The job uses its shares of the pools alternately, the fastest first, and never two at once. Finish-time fairness
-    is measured against this time (Themis, NSDI 2020, section 3; Gavel, OSDI 2020, section 4.2).
+    The job uses its shares of the pools alternately, the fastest first, and never two at once. Finish-time fairness is
+    measured against this time (Themis, NSDI 2020, section 3; Gavel, OSDI 2020, section 4.2).
     """
     best = dict[str, tuple[float, float]]()
     for option in options:

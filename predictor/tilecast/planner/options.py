@@ -1,4 +1,4 @@
-"""Options of jobs from the search behind `tilecast advise`, and pools as capacity."""
+"""Options of jobs from the search of `tilecast advise`, and capacities of pools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilecast.spec import Ints, SpecError
 
 
 def capacity(pool: Pool, held_gpus: int = 0) -> PoolCapacity:
-    """Return the capacity of a pool, of which others hold `held_gpus`."""
+    """Return the capacity of a pool, of which others hold `held_gpus` GPUs."""
     return PoolCapacity(
         pool.name, pool.max_nodes, pool.gpus_per_node, held_gpus, {}, pool.price_per_gpu_hour, pool.currency
     )
@@ -26,7 +26,7 @@ def capacity(pool: Pool, held_gpus: int = 0) -> PoolCapacity:
 def job_options(request: Request, pools: Sequence[Pool], left: float = 1.0) -> tuple[JobOption, ...]:
     """Return an option for the best plan on every pool and GPU count.
 
-    Only counts that are faster than every smaller count are included.
+    A GPU count is included only if it is faster than every smaller one.
 
     Args:
         request: the job; its objective, deadline and budget are ignored.
@@ -34,7 +34,7 @@ def job_options(request: Request, pools: Sequence[Pool], left: float = 1.0) -> t
         left: the share of its run that is still to come.
 
     Raises:
-        SpecError: how long the job runs is not known.
+        SpecError: the length of the job's run is not known.
     """
     if request.workload.steps is None and request.tokens is None:
         problem = "how long the job runs is not known"
@@ -64,7 +64,7 @@ def _to_job_option(offer: Offer, left: float) -> JobOption:
 
 
 def _offers_by_gpus(request: Request, pool: Pool) -> list[Offer]:
-    """Return the recommended plan for each useful GPU count, in ascending order of counts."""
+    """Return the recommended plan for each useful GPU count of a pool, in ascending order of counts."""
     plans = find_candidates(request, pool)
     allowed = plans.within(request.constraints) & plans.fits
     allowed &= (plans.gpus <= pool.gpus_per_node) | (plans.gpus % pool.gpus_per_node == 0)
@@ -78,7 +78,7 @@ def _offers_by_gpus(request: Request, pool: Pool) -> list[Offer]:
 
 
 def _faster_gpu_counts(plans: Candidates, allowed: Mask) -> list[int]:
-    """Return the GPU counts whose best run is shorter than that of every smaller count."""
+    """Return the GPU counts whose best run is shorter than the best run of every smaller count."""
     counts, shortest = list[int](), np.inf
     for gpus in np.unique(plans.gpus[allowed]).tolist():
         rows: Ints = np.flatnonzero(allowed & (plans.gpus == gpus))

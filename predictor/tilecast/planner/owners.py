@@ -1,8 +1,8 @@
 """Exchange of places among the jobs of one owner, by the owner's weights and at nobody else's cost.
 
-A plan counts jobs by weights that their owners cannot choose. What an owner says about its own jobs counts after that:
-two of them exchange places if the one with the higher owner's weight gains by it and no job of anybody else ends later
-than before. Jobs of other owners keep their places, whatever the weights are.
+A plan weighs jobs by weights that their owners cannot choose. The weights that an owner gives to its own jobs count
+afterwards. Two of its jobs exchange places if the job with the higher owner's weight gains, and no job of another owner
+ends later than before. Jobs of other owners keep their places, whatever the weights are.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from tilecast.planner.columns import QueueColumns
 from tilecast.spec import Floats
 
 TRIED = 3
-"""Exchanges tried for each job: those that it would gain most from."""
+"""Most exchanges that are tried for each job: those with the largest gains for it."""
 LEAST_GAIN = 0.03
-"""Least gain of an exchange, as a share of the weighted completion times of the two jobs.
-
-Smaller gains would only make jobs move to and fro.
-"""
+"""Least gain of an exchange, as a share of the weighted completion times of the two jobs. Smaller gains would only make
+jobs move to and fro."""
 
 
 def exchange_places(current: Assignment, effort: int) -> None:
@@ -29,7 +27,7 @@ def exchange_places(current: Assignment, effort: int) -> None:
 
     Args:
         current: the plan, which changes.
-        effort: how many job starts may be simulated.
+        effort: most job starts to simulate.
     """
     columns = current.columns
     stop = current.simulated + effort
@@ -74,7 +72,7 @@ def _promising_exchanges(current: Assignment, members: Sequence[int], job: int) 
 
 
 def _find_option(columns: QueueColumns, job: int, like: int) -> int | None:
-    """Return the job's option on the pool and GPU count of option `like`; None if there is none."""
+    """Return the job's option with the pool and GPU count of option `like`; None if there is none."""
     place = columns.pool[like], columns.gpus[like]
     return next((one for one in columns.options_of_job(job) if (columns.pool[one], columns.gpus[one]) == place), None)
 
@@ -90,8 +88,8 @@ def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> t
 def _policy_allows(current: Assignment, score: QueueScore) -> bool:
     """Return whether the policy allows a score.
 
-    The completion policy allows every score: its mean of completion times may be traded between an owner's jobs. Under
-    the other policies, the score may not get worse up to the deciding part.
+    The completion policy allows every score, because its mean of completion times may be traded between an owner's
+    jobs. Under the other policies, the score may not get worse up to its deciding part.
     """
     part = current.policy.deciding + 1
     return current.policy.name == "completion" or score[:part] <= current.score[:part]
@@ -100,7 +98,7 @@ def _policy_allows(current: Assignment, score: QueueScore) -> bool:
 def _owner_gains(
     current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int], pair: tuple[int, int]
 ) -> bool:  # fmt: skip
-    """Return whether the owner's jobs end earlier by its weights, by enough for the two that would exchange places."""
+    """Return whether the owner's jobs end earlier by its weights, by enough for the two jobs of the exchange."""
     before, after = _compare_ends(current, changed)
     weight = np.array([current.columns.problem.jobs[one].own_weight for one in members])
     rows, two = np.array(members), np.isin(members, pair)
@@ -109,7 +107,7 @@ def _owner_gains(
 
 
 def _delays_others(current: Assignment, changed: Mapping[int, PoolTimeline], members: Sequence[int]) -> bool:
-    """Return whether a job of anybody else would end later."""
+    """Return whether a job of another owner would end later."""
     before, after = _compare_ends(current, changed)
     is_other = np.ones(len(before), dtype=bool)
     is_other[np.array(members)] = False

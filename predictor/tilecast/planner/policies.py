@@ -1,4 +1,4 @@
-"""Policies that say what is best for a queue, one record each."""
+"""Policies that define the best plan of a queue, one record each."""
 
 from __future__ import annotations
 
@@ -21,18 +21,13 @@ class QueuePolicy:
     name: str
     summary: str
     terms: Callable[[QueueColumns, Ints, Ints, Floats], Terms]
-    """Function of the columns, some jobs (k,), their options (k,) and their ends (k,).
-
-    It returns the column whose largest value counts first (None if none does), and the columns whose sums count next,
-    (k,) each.
-    """
+    """Function of the columns, some jobs (k,), their options (k,) and their ends (k,). It returns the column whose
+    maximum is minimized first (None for none), and the columns whose sums are minimized next, (k,) each."""
     stake: Callable[[QueueColumns, int, int, float], float]
-    """Function of the columns, a job, an option and a ratio.
-
-    It returns the job's own part of the deciding value, times the ratio.
-    """
+    """Function of the columns, a job, an option and a ratio. It returns the job's part of the deciding value, times the
+    ratio."""
     deciding: int = 0
-    """Index of the part of the score that judges a plan; parts before it are counted, not weighed."""
+    """Index of the part of the score that judges a plan. Parts before it are only counts."""
     unit: Literal["seconds", "price", "ratio"] = "seconds"
     needs_price: bool = False
 
@@ -42,7 +37,7 @@ def _completion_terms(columns: QueueColumns, jobs: Ints, options: Ints, finish: 
 
 
 def _completion_share(columns: QueueColumns, jobs: Ints, finish: Floats) -> Floats:
-    """Return each job's part of the weighted mean of completion times."""
+    """Return each job's part of the weighted mean of completion times, (k,)."""
     return np.asarray(columns.share[jobs] * (finish - columns.arrival[jobs]))
 
 

@@ -1,4 +1,4 @@
-"""A queue as a value: jobs with the options to run each of them, and pools with their nodes and quotas."""
+"""The values of a queue: jobs with the options to run each of them, and pools with their nodes and quotas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JobOption:
     """Forecast of the remaining run time."""
     lower_s: float
     upper_s: float
-    """Ends of the 90 % range of `seconds`."""
+    """Upper end of the 90 % range of `seconds`; `lower_s` is the lower end."""
     cost: float | None = None
     """Price of the remaining run; None if the pool has no price."""
     plan: str = ""
@@ -39,40 +39,40 @@ class QueuedJob:
     name: str
     options: tuple[JobOption, ...]
     arrival_s: float = 0.0
-    """Arrival; negative for a job that waits already."""
+    """Arrival time; negative for a job that waits already."""
     weight: float = 1.0
     owner: str = ""
-    """Owner of the job; empty where that does not matter."""
+    """Owner of the job; empty if owners do not matter."""
     own_weight: float = 1.0
-    """Weight of the job among the jobs of its owner, and nowhere else."""
+    """Weight of the job among the jobs of its owner; it does not matter elsewhere."""
     priority: int = 0
     """Priority; Kueue starts jobs with a higher one first."""
     deadline_s: float | None = None
     queue: str = ""
-    """The queue whose quotas the job takes from."""
+    """Name of the queue whose quotas the job uses."""
     present: tuple[str, int] | None = None
-    """Pool and GPUs that it runs on, was advised before, or would take without advice; None if unknown."""
+    """Pool and GPUs that it runs on, was advised before, or would use without advice; None if unknown."""
     is_advised: bool = False
-    """Whether `present` comes from an earlier plan, and so does not say where the job would go without advice."""
+    """Whether `present` comes from an earlier plan, so that it does not tell where the job would run without advice."""
     is_running: bool = False
-    """Whether it runs on `present`; its options then describe the remaining run."""
+    """Whether the job runs on `present`; its options then describe the remaining run."""
     move_s: float | None = None
     """Cost of a move once it runs, in seconds of the run; None if its owner does not allow moves."""
 
 
 LEAST_LEFT = 0.02
-"""Least share of a running job that is taken to remain, however long it has run, since forecasts err."""
+"""Least share of a running job that is assumed to remain, however long it has run, because forecasts err."""
 
 
 def running(job: QueuedJob, ran_s: float) -> QueuedJob:
-    """Return a running job with options for its remaining run, from the forecast where it runs.
+    """Return a waiting job as a running one, with options for its remaining run.
 
     Args:
-        job: the whole job; `present` is where it runs.
-        ran_s: how long it has run, in seconds.
+        job: the whole job; `present` is the pool and GPU count that it runs on.
+        ran_s: seconds for which it has run.
 
     Raises:
-        SpecError: there is no forecast for where it runs.
+        SpecError: there is no forecast for the present pool and GPU count.
     """
     here = next((item for item in job.options if (item.pool, item.gpus) == job.present), None)
     if here is None:
@@ -100,7 +100,7 @@ class PoolCapacity:
     nodes: int
     gpus_per_node: int
     held_gpus: int = 0
-    """GPUs held by others with no known end."""
+    """GPUs held by others for an unknown time."""
     quotas: Mapping[str, int] = field(default_factory=dict)
     """Most GPUs that each queue may have at once; a queue that is not named has no limit."""
     price_per_gpu_hour: float | None = None
@@ -113,7 +113,7 @@ class PoolCapacity:
 
     @property
     def free(self) -> list[int]:
-        """Free GPUs of each node while no job runs; GPUs held by others fill whole nodes first."""
+        """Free GPUs of each node while no job runs. GPUs held by others fill whole nodes first."""
         held = [
             min(max(self.held_gpus - index * self.gpus_per_node, 0), self.gpus_per_node) for index in range(self.nodes)
         ]
@@ -128,7 +128,7 @@ class PoolCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Unplanned:
-    """A job that cannot be planned as requested."""
+    """A job that cannot be planned as requested, with the problem and a remedy."""
 
     job: str
     problem: str
@@ -152,7 +152,7 @@ class QueueProblem:
 
 
 def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]:
-    """Return the problem without impossible options and jobs, in Kueue's start order, and why parts were refused.
+    """Return the problem without impossible options and jobs, in Kueue's start order, and the refused parts.
 
     Raises:
         SpecError: two jobs or two pools have the same name, or a pool or a quota has an invalid number.
@@ -200,7 +200,7 @@ def _check_pool(pool: PoolCapacity) -> None:
 
 
 def _why_impossible(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolCapacity]) -> str:
-    """Return why an option is impossible; empty if it is possible."""
+    """Return the reason why an option is impossible; empty if it is possible."""
     pool = pools.get(option.pool)
     if pool is None:
         return f"there is no pool {option.pool}"
@@ -219,6 +219,7 @@ def _why_impossible(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolC
 
 
 def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> Unplanned:
+    """Return the refusal of a job that has no possible option, with the reasons of its options."""
     reasons = list(dict.fromkeys(_why_impossible(job, option, pools) for option in job.options))
     if not reasons:
         return Unplanned(job.name, "no pool can run it", "see `tilecast advise` for what would help")
@@ -226,7 +227,7 @@ def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> Unplanned:
 
 
 def drop_dominated(job: QueuedJob, options: Sequence[JobOption]) -> tuple[JobOption, ...]:
-    """Return the options that no other on the same pool beats in GPUs, time and cost at once, and the present one."""
+    """Return the options that no other of the pool beats in GPUs, time and cost at once, and the present option."""
     remaining = list[JobOption]()
     for option in sorted(options, key=lambda item: (item.pool, item.gpus, item.seconds, item.cost or 0.0)):
         beaten = any(

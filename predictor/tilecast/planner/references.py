@@ -1,4 +1,4 @@
-"""Outcomes of a queue without a plan for all of it: four ways to place jobs that people and Kueue use."""
+"""Outcomes of a queue without a plan for all jobs: four ways in which people and Kueue place jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class QueueOutcome:
 
 
 def own_best(columns: QueueColumns) -> list[int]:
-    """Return the fastest option of each job, with the fewest GPUs where several are equally fast."""
+    """Return the fastest option of each job, with the fewest GPUs if several are equally fast."""
     return _choose_least(columns, (columns.seconds, columns.gpus))
 
 
@@ -37,7 +37,7 @@ def _choose_least(columns: QueueColumns, by: tuple[Floats | Ints, Floats | Ints]
 
 
 def choose_cheapest(columns: QueueColumns) -> list[int]:
-    """Return the cheapest option of each job, the fastest where several cost the same."""
+    """Return the cheapest option of each job, the fastest if several cost the same."""
     return _choose_least(columns, (columns.cost, columns.seconds))
 
 
@@ -45,7 +45,7 @@ def choose_earliest(columns: QueueColumns) -> list[int]:
     """Return the option by which each job ends first, given the choices of the jobs before it in the queue."""
     lines = [_FreeTimes(np.array(pool.free), pool.gpus_per_node) for pool in columns.pools]
     chosen = []
-    for job in _jobs(columns):
+    for job in range(len(columns.weight)):
         begin = max(float(columns.arrival[job]), 0.0)
         best, ends = -1, (math.inf, 0)
         for item in columns.options_of_job(job):
@@ -59,7 +59,7 @@ def choose_earliest(columns: QueueColumns) -> list[int]:
 
 
 class _FreeTimes:
-    """GPUs of a pool and when each becomes free, if no job passes another."""
+    """Times at which the GPUs of a pool become free, if no job passes another."""
 
     def __init__(self, free: np.ndarray, per_node: int) -> None:
         self.per_node = per_node
@@ -74,7 +74,7 @@ class _FreeTimes:
         return self._ready[gpus]
 
     def add(self, gpus: int, end: float) -> None:
-        """Occupy the GPUs that are free first with a job of so many GPUs, until its end."""
+        """Occupy the GPUs that are free first with a job of `gpus` GPUs, until its end."""
         for node in np.argsort(self._nodes(gpus), kind="stable")[: self._count(gpus)]:
             row = self.until[node]
             row[: min(gpus, self.per_node)] = end
@@ -85,19 +85,19 @@ class _FreeTimes:
         return -(-gpus // self.per_node)
 
     def _nodes(self, gpus: int) -> Floats:
-        """Return when each node has as many free GPUs as the job takes from it."""
+        """Return when each node has as many free GPUs as the job uses of it."""
         return self.until[:, min(gpus, self.per_node) - 1]
 
 
 def queue_outcome(columns: QueueColumns, option: list[int]) -> QueueOutcome:
-    """Return the outcome of one option for each job."""
+    """Return the simulated ends of jobs with one option for each job."""
     return QueueOutcome(option, Assignment(columns, POLICIES["completion"], list(option)).finish)
 
 
 def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
     """Simulate Kueue without advice.
 
-    In the queue's order, each job takes the first pool of the list that has room now, and waits while none has. A job
+    In the queue's order, each job uses the first pool of the list that has room now, and waits while none has. A job
     keeps the number of GPUs that it requests, or the nearest number that the pool has an option for.
     """
     count = len(columns.weight)
@@ -139,7 +139,7 @@ def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
 
 @dataclass(slots=True)
 class _PoolRoom:
-    """Free GPUs and quotas of a pool."""
+    """Free GPUs and unused quotas of a pool."""
 
     nodes: FreeNodes
     quotas: dict[str, int]
@@ -159,9 +159,9 @@ class _PoolRoom:
 
 
 def _kueue_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
-    """Return the line of each class of jobs, and the wishes of the jobs in each line.
+    """Return the line of each class of jobs, and the options that Kueue tries for the jobs of each line.
 
-    Jobs with the same wishes and the same queue share a line: none of them can start while the first cannot.
+    Jobs with equal options in the same queue share a line, because none of them can start while the first cannot.
     """
     lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
     for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):
@@ -175,7 +175,10 @@ def _kueue_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple
 
 
 def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
-    """Return pool, GPUs and position among the job's options of each option that Kueue tries, in the order of pools."""
+    """Return the options of a job that Kueue tries, in the order of pools.
+
+    Each is a pool, a number of GPUs and a position among the job's options.
+    """
     options = columns.options_of_job(job)
     present = int(columns.present[job])
     is_own = present >= 0 and not columns.problem.jobs[job].is_advised
@@ -187,10 +190,6 @@ def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]
         if pool not in nearest or abs(columns.gpus[item] - asked) < abs(columns.gpus[nearest[pool]] - asked):
             nearest[pool] = item
     return [(pool, int(columns.gpus[item]), item - options[0]) for pool, item in sorted(nearest.items())]
-
-
-def _jobs(columns: QueueColumns) -> range:
-    return range(len(columns.weight))
 
 
 REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {

@@ -1,7 +1,7 @@
 """Linear programs that bound every plan of a queue from below, and the shares of options in their solutions.
 
-The programs ignore nodes and the order of jobs: the GPUs of a pool are one bulk that can be divided freely. The
-distance of a plan from the bound is therefore at least its distance from the best plan. HiGHS solves the programs.
+The programs ignore nodes and the order of jobs: the GPUs of a pool can be divided freely. So the distance of a plan
+from the bound is at least its distance from the best plan. HiGHS solves the programs.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tilecast.planner.columns import QueueColumns
 from tilecast.spec import Floats, Ints
 
 MOST_COLUMNS = 24_000
-"""Most variables of a program; it limits the number of parts that time is divided into."""
+"""Most variables of a program, which limits the number of parts that time is divided into."""
 _BISECTIONS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RelaxedSolution:
-    """Bound and option shares from a relaxation."""
+    """Bound and option shares from a linear program."""
 
     bound: float | None
-    """Value that no plan can be below; None if the program was not solved."""
+    """Value that no plan is below; None if the program was not solved."""
     share: Floats
     """Number of jobs of its class that take each option of `JobClasses`, (m,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobClasses:
-    """Classes of equal jobs, one row per class, and their options, (m,)."""
+    """Classes of equal jobs, one row per class, and the options of these classes, (m,)."""
 
     jobs: list[Ints]
     """Jobs of each class, in order."""
@@ -46,6 +46,7 @@ class JobClasses:
 
     @classmethod
     def from_columns(cls, columns: QueueColumns) -> JobClasses:
+        """Return the classes of the jobs of a queue."""
         order = np.argsort(columns.kind, kind="stable")
         bounds = np.flatnonzero(np.diff(columns.kind[order], prepend=-1))
         jobs = np.split(order, bounds[1:])
@@ -54,7 +55,7 @@ class JobClasses:
         return cls(jobs, np.concatenate(options), row, np.array([len(some) for some in jobs], dtype=float))
 
     def assign_options(self, columns: QueueColumns, share: Floats) -> list[int]:
-        """Return an option for every job: each class takes its options in proportion to the shares, evenly mixed."""
+        """Return an option for every job: each class uses its options in proportion to the shares, evenly mixed."""
         chosen = [-1] * len(columns.weight)
         for index, jobs in enumerate(self.jobs):
             places = np.flatnonzero(self.row == index)
@@ -106,8 +107,8 @@ def bound_peak(
 ) -> RelaxedSolution:
     """Bound the largest `(end - since) / scale` over all jobs, for policies that minimize it.
 
-    Bisection searches for the smallest value by which all jobs can be done: each job is due by then, and the work that
-    is due by any moment has to fit before it.
+    Bisection searches for the smallest value by which all jobs can be done. At each value every job has a deadline, and
+    the work that is due by any moment must fit before that moment.
 
     Source: Lenstra, Shmoys and Tardos (Math. Programming 46, 1990), without their rounding step.
 
@@ -120,14 +121,15 @@ def bound_peak(
     """
     late = np.array([since[some].max() for some in classes.jobs])
     scales = np.array([scale[some[0]] for some in classes.jobs])
+    area = columns.seconds[classes.option] * columns.gpus[classes.option]
     low, high, share = 0.0, most, _fastest_shares(columns, classes)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        taken = _shares_within_due(columns, classes, late + middle * scales)
-        if taken is None:
+        solved = _least_price_within_due(columns, classes, late + middle * scales, area, 0.0)
+        if solved is None:
             low = middle
         else:
-            high, share = middle, taken
+            high, share = middle, solved[1]
     return RelaxedSolution(low, share)
 
 
@@ -141,20 +143,17 @@ def bound_cost(columns: QueueColumns, classes: JobClasses, missed: float) -> Rel
     )
 
 
-def _shares_within_due(columns: QueueColumns, classes: JobClasses, due: Floats) -> Floats | None:
-    """Return shares of options by which each class can end before it is due; None if there are none."""
-    solved = _least_price_within_due(
-        columns, classes, due, columns.seconds[classes.option] * columns.gpus[classes.option], 0.0
-    )
-    return None if solved is None else solved[1]
-
-
 def _least_price_within_due(
     columns: QueueColumns, classes: JobClasses, due: Floats, price: Floats, missed: float
 ) -> tuple[float, Floats] | None:
-    """Return the least price, and the shares of options, by which classes end before they are due.
+    """Return the least price, and the shares of options, by which classes end before they are due; None if impossible.
 
-    Jobs of at most `missed` total weight may end late. None if there is no solution.
+    Args:
+        columns: the jobs.
+        classes: the same jobs, with equal ones as one class.
+        due: when each class is due.
+        price: price of each option of the classes, (m,).
+        missed: most total weight of jobs that may end late.
     """
     options = classes.option
     area = columns.seconds[options] * columns.gpus[options]
@@ -186,7 +185,7 @@ def _least_price_within_due(
 
 
 _MOMENTS = 16
-"""Number of moments by which the work that is due has to fit; ignoring other moments only lowers a bound."""
+"""Number of moments by which the work that is due must fit. Ignoring other moments only lowers a bound."""
 
 
 def _gpus_by_pool(columns: QueueColumns) -> Floats:
@@ -194,7 +193,7 @@ def _gpus_by_pool(columns: QueueColumns) -> Floats:
 
 
 def _fastest_shares(columns: QueueColumns, classes: JobClasses) -> Floats:
-    """Return shares where every class takes its fastest option."""
+    """Return shares of options with which every class uses its fastest option, (m,)."""
     share = np.zeros(len(classes.option))
     for index, jobs in enumerate(classes.jobs):
         places = np.flatnonzero(classes.row == index)
@@ -210,7 +209,7 @@ def _solve_program(
     most: Floats | None = None,
     fold: int | None = None,
 ) -> tuple[float, Floats] | None:
-    """Return the minimum of a linear function and where it is reached; None if there is no feasible optimum.
+    """Return the minimum of a linear program and the variables that reach it; None if there is no feasible optimum.
 
     Args:
         price: coefficient of each variable; all variables are at least 0.
@@ -218,7 +217,7 @@ def _solve_program(
         lower: lower bound of each row.
         upper: upper bound of each row.
         most: upper bound of each variable.
-        fold: where variables repeat after this many, return the sums of the repeated ones.
+        fold: number of variables after which they repeat; the result then has the sums of repeated ones.
     """
     row, column = (np.concatenate([item[part].ravel() for item in entries]) for part in (0, 1))
     value = np.concatenate([item[2].ravel() for item in entries])

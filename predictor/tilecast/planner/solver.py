@@ -1,6 +1,6 @@
-"""Search for a plan: list scheduling on the relaxation, then a local search that counts the simulations it makes.
+"""Search for a plan: list scheduling on the relaxation, then a local search that counts its simulations.
 
-The same queue always gets the same plan: nothing depends on the clock, and random numbers come from a fixed seed.
+The same queue always gets the same plan: no step depends on the clock, and random numbers come from a fixed seed.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ _MOST_LISTED = 20_000
 _MAX_NEW_SHARE = 0.1
 """Largest share of new jobs with which a large queue is planned from the present one."""
 _RESUME_DIVISOR = 4
-"""Divisor of the effort in that case, since the next arrival continues from the result."""
+"""Divisor of the effort for a queue that is planned from the present plan, because the next arrival continues from it.
+"""
 _RESTARTS = 40
 """Number of restarts near the best plan in the search of a small queue."""
 _RESTART_MOVES = 6
 """Most jobs that a restart moves."""
 _REACH = NormalDist().inv_cdf(1 - uncertainty.ODDS) / NormalDist().inv_cdf(0.95)
-"""Factor on the half-width of a 90 % range.
-
-At a distance of the product, two forecasts are ordered wrongly with probability `uncertainty.ODDS`.
-"""
+"""Factor on the half-width of a 90 % range. At a distance of the product, two forecasts are ordered wrongly with
+probability `uncertainty.ODDS`."""
 MAX_LOSS = 0.03
-"""Largest loss allowed for keeping the present where forecasts cannot tell, as a share of the deciding value."""
+"""Largest loss for keeping the present plan, as a share of the deciding value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,14 @@ class QueueSolution:
     finish: Floats
     score: QueueScore
     best: QueueScore
-    """Score of the plan before changes too small for the forecasts to tell apart were taken back."""
+    """Score of the plan before changes that the forecasts cannot tell apart were undone."""
     bound: float | None
     """Lower bound of the deciding part of the score over all plans; None if it was not requested or not solved."""
     refused: tuple[Unplanned, ...] = ()
 
     @property
     def gap(self) -> float | None:
-        """Distance of the plan from the bound, as a ratio of the bound.
-
-        The plan is at most this far from the best plan.
-        """
+        """Distance of the plan from the bound, as a ratio of the bound; the best plan is no farther from the plan."""
         if self.bound is None or not self.score:
             return None
         value = self.score[self.policy.deciding]
@@ -91,52 +87,49 @@ def solve(
     Raises:
         SpecError: the policy is unknown, needs a price that a pool lacks, or the problem is invalid.
     """
-    record = _find_policy(policy)
+    if policy not in POLICIES:
+        raise SpecError("policy", f"{policy!r} is not known", f"use {', '.join(POLICIES)}")
+    record = POLICIES[policy]
     feasible, refused = check_problem(problem)
-    queue_columns = build_columns(feasible)
-    if record.needs_price and (pool := next((item.pool for item in queue_columns.options if item.cost is None), None)):
+    columns = build_columns(feasible)
+    if record.needs_price and (pool := next((item.pool for item in columns.options if item.cost is None), None)):
         raise SpecError(f"pool {pool}", f"has no price, which policy {policy} needs", "give its GPUPool a price")
     if not feasible.jobs:
-        return QueueSolution(queue_columns, record, [], np.zeros(0), (), (), None, refused)
-    first = _starting_plan(queue_columns, record)
+        return QueueSolution(columns, record, [], np.zeros(0), (), (), None, refused)
+    first = _starting_plan(columns, record)
     relaxed = None
     if is_bounded:
-        classes = JobClasses.from_columns(queue_columns)
-        relaxed = _bound_score(queue_columns, record, classes, first)
-        spread = Assignment(queue_columns, record, classes.assign_options(queue_columns, relaxed.share))
+        classes = JobClasses.from_columns(columns)
+        relaxed = _bound_score(columns, record, classes, first)
+        spread = Assignment(columns, record, classes.assign_options(columns, relaxed.share))
         first = spread if is_better_score(spread.score, first.score) else first
-    current = _search_plan(first, effort // _RESUME_DIVISOR if _continues_plan(queue_columns) else effort)
+    current = _search_plan(first, effort // _RESUME_DIVISOR if _continues_plan(columns) else effort)
     best = current.score
     _undo_small_changes(current, effort)
     owners.exchange_places(current, effort // _RESUME_DIVISOR)
     bound = None if relaxed is None else relaxed.bound
-    return QueueSolution(queue_columns, record, current.option, current.finish, current.score, best, bound, refused)
+    return QueueSolution(columns, record, current.option, current.finish, current.score, best, bound, refused)
 
 
-def _find_policy(name: str) -> QueuePolicy:
-    if name not in POLICIES:
-        raise SpecError("policy", f"{name!r} is not known", f"use {', '.join(POLICIES)}")
-    return POLICIES[name]
+def _starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignment:
+    """Return the best plan that needs no search: a reference, or the present plan.
 
-
-def _starting_plan(queue_columns: QueueColumns, policy: QueuePolicy) -> Assignment:
-    """Return the best plan that needs no search: a reference that chooses an option for each job, or the present plan.
-
-    The present plan wins while it is hardly worse. In a large queue with few new jobs, only it is considered.
+    The present plan wins while it is hardly worse. In a large queue with few new jobs, only the present plan is
+    considered.
     """
-    is_new = queue_columns.present < 0
-    own = references.own_best(queue_columns)
-    there = [own[job] if item < 0 else item for job, item in enumerate(queue_columns.present.tolist())]
-    if _continues_plan(queue_columns):
-        current = Assignment(queue_columns, policy, there)
+    is_new = columns.present < 0
+    own = references.own_best(columns)
+    there = [own[job] if item < 0 else item for job, item in enumerate(columns.present.tolist())]
+    if _continues_plan(columns):
+        current = Assignment(columns, policy, there)
         budget, promise = _TrialBudget(EFFORT), _estimate_gains(current)
         for job in np.flatnonzero(is_new).tolist():
-            options = np.arange(queue_columns.first[job], queue_columns.first[job + 1])
+            options = np.arange(columns.first[job], columns.first[job + 1])
             for item in options[np.argsort(-promise[options], kind="stable")][:_TRIED_OPTIONS_NEW].tolist():
                 budget.try_moves(current, {job: item})
         return current
-    ways = (there, references.choose_earliest(queue_columns), own, references.choose_cheapest(queue_columns))
-    several = [Assignment(queue_columns, policy, way) for way in ways]
+    ways = (there, references.choose_earliest(columns), own, references.choose_cheapest(columns))
+    several = [Assignment(columns, policy, way) for way in ways]
     best = several[0]
     for other in several[1:]:
         best = other if is_better_score(other.score, best.score) else best
@@ -144,9 +137,9 @@ def _starting_plan(queue_columns: QueueColumns, policy: QueuePolicy) -> Assignme
     return several[0] if is_kept else best
 
 
-def _continues_plan(queue_columns: QueueColumns) -> bool:
-    """Return whether a large queue is planned from the present one because few of its jobs are new."""
-    return len(queue_columns.present) > _MAX_SWAP_JOBS and float((queue_columns.present < 0).mean()) < _MAX_NEW_SHARE
+def _continues_plan(columns: QueueColumns) -> bool:
+    """Return whether a large queue is planned from the present plan because few of its jobs are new."""
+    return len(columns.present) > _MAX_SWAP_JOBS and float((columns.present < 0).mean()) < _MAX_NEW_SHARE
 
 
 def _is_nearly_best(policy: QueuePolicy, score: QueueScore, best: QueueScore) -> bool:
@@ -155,17 +148,16 @@ def _is_nearly_best(policy: QueuePolicy, score: QueueScore, best: QueueScore) ->
     return score[:deciding] <= best[:deciding] and score[deciding] <= best[deciding] * (1 + MAX_LOSS)
 
 
-def _bound_score(
-    queue_columns: QueueColumns, policy: QueuePolicy, classes: JobClasses, first: Assignment
-) -> RelaxedSolution:
+def _bound_score(columns: QueueColumns, policy: QueuePolicy, classes: JobClasses, first: Assignment) -> RelaxedSolution:
+    """Return the relaxation of a queue under a policy."""
     if policy.name == "completion":
-        return relaxation.bound_completion(queue_columns, classes, float(first.finish.max()))
+        return relaxation.bound_completion(columns, classes, float(first.finish.max()))
     if policy.name == "cost":
-        return relaxation.bound_cost(queue_columns, classes, first.score[0])
-    ones = np.ones(len(queue_columns.weight))
+        return relaxation.bound_cost(columns, classes, first.score[0])
+    ones = np.ones(len(columns.weight))
     if policy.name == "makespan":
-        return relaxation.bound_peak(queue_columns, classes, 0 * ones, ones, first.score[0])
-    return relaxation.bound_peak(queue_columns, classes, queue_columns.arrival, queue_columns.alone, first.score[0])
+        return relaxation.bound_peak(columns, classes, 0 * ones, ones, first.score[0])
+    return relaxation.bound_peak(columns, classes, columns.arrival, columns.alone, first.score[0])
 
 
 def _search_plan(first: Assignment, effort: int) -> Assignment:
@@ -192,7 +184,7 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
 
 @dataclass(slots=True)
 class _TrialBudget:
-    """Trials that a search has left."""
+    """Number of trials that a search has left."""
 
     left: int
 
@@ -212,7 +204,7 @@ class _TrialBudget:
 
 
 def _improve_plan(current: Assignment, budget: _TrialBudget) -> None:
-    """Move jobs, then swap pairs of them, until nothing improves or the budget is spent."""
+    """Move jobs, then swap pairs of them, until no trial improves the plan or the budget is spent."""
     while not budget.is_spent:
         is_better = False
         for job, options in _list_moves(current):
@@ -226,7 +218,7 @@ def _improve_plan(current: Assignment, budget: _TrialBudget) -> None:
 
 
 def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
-    """Exchange the pools of two jobs wherever that helps, and return whether it did."""
+    """Exchange the pools of two jobs wherever that improves the plan, and return whether any exchange did."""
     columns, is_better = current.columns, False
     for one in range(len(current.option)):
         for two in range(one + 1, len(current.option)):
@@ -257,7 +249,7 @@ def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
 
 
 def _estimate_gains(current: Assignment) -> Floats:
-    """Estimate the gain of each option, (m,): for its job, and for the jobs behind it on both pools."""
+    """Return the estimated gain of each option, (m,), for its job and for the jobs behind it on both pools."""
     columns = current.columns
     chosen = np.array(current.option)
     finish = current.finish
@@ -281,7 +273,7 @@ def _estimate_gains(current: Assignment) -> Floats:
 
 
 def _undo_small_changes(current: Assignment, effort: int) -> None:
-    """Take back changes from the present, job by job, that gain less than the forecasts can tell."""
+    """Undo changes from the present plan, job by job, that gain less than the forecasts can tell."""
     columns, policy = current.columns, current.policy
     best, budget = current.score, _TrialBudget(effort)
     for job in np.flatnonzero((columns.present >= 0) & (columns.present != current.option)).tolist():

@@ -1,7 +1,7 @@
-"""Start times of the jobs of one pool, as Kueue admits them: in order, whichever fits (`BestEffortFIFO`).
+"""Simulation of the start times of a pool's jobs as Kueue admits them: in order, whichever fits (`BestEffortFIFO`).
 
-A job takes GPUs of one node, or whole nodes. Of the nodes with room, the fullest is taken. Nothing is preempted, and no
-GPUs are reserved for a job that does not fit yet.
+A job uses GPUs of one node, or whole nodes. Of the nodes with enough free GPUs, the fullest is used. No job is
+preempted, and no GPUs are reserved for a job that does not fit yet.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ TaskLine: TypeAlias = tuple[int, str]
 
 @dataclass(slots=True)
 class FreeNodes:
-    """Nodes of a pool and their free GPUs; changes as jobs start and end."""
+    """Free GPUs of a pool's nodes, which change as jobs start and end."""
 
     per_node: int
     free: list[int]
     """Free GPUs of each node."""
     _by_free: list[dict[int, None]] = field(init=False)
-    """Nodes by their number of free GPUs; the node that reached that number last is at the end."""
+    """Nodes by their number of free GPUs. The node that reached that number last is at the end."""
 
     def __post_init__(self) -> None:
         self._by_free = [{} for _ in range(self.per_node + 1)]
@@ -54,7 +54,7 @@ class FreeNodes:
         return gpus <= self.room
 
     def take(self, gpus: int) -> list[int]:
-        """Allocate `gpus` GPUs and return the nodes they are on; there has to be room."""
+        """Allocate `gpus` GPUs and return their nodes; the pool must have room."""
         if gpus < self.per_node:
             node = next(reversed(next(filter(None, self._by_free[gpus:]))))
             self._set(node, self.free[node] - gpus)
@@ -87,14 +87,14 @@ class FreeNodes:
 
 @dataclass(frozen=True, slots=True)
 class PoolTasks:
-    """Requests of jobs to one pool, in the order in which they may start; all lists have one length."""
+    """Requests of jobs to one pool, in the order in which they may start. All lists have one length."""
 
     gpus: Sequence[int]
     seconds: Sequence[float]
     ready_s: Sequence[float] | None = None
     """Earliest start of each job in seconds from now; None if all can start now."""
     queues: Sequence[str] | None = None
-    """Queue whose quota each job takes from; None if there are no quotas."""
+    """Queue whose quota each job uses; None if there are no quotas."""
     names: Sequence[int] | None = None
     """Name of each job, ascending; None for 0, 1, 2 and so on."""
 
@@ -121,7 +121,7 @@ class QueueAdmission:
 
 @dataclass(frozen=True, slots=True)
 class PoolSimulation:
-    """Start times of the tasks of a pool, and moments from which it can be simulated again."""
+    """Start times of the tasks of a pool, and moments from which the simulation can be resumed."""
 
     begin: list[float]
     order: list[int] = field(default_factory=list)
@@ -130,13 +130,13 @@ class PoolSimulation:
     """Stored moments, ascending; none if all tasks have the same size."""
 
     def last_moment(self, started: int) -> QueueAdmission | None:
-        """Return the last moment by which at most `started` tasks had started; None if there is none stored."""
+        """Return the last moment by which at most `started` tasks had started; None if none is stored."""
         place = bisect_right(self.moments, started, key=lambda moment: moment.started)
         return self.moments[place - 1] if place else None
 
 
 def start_times(pool: PoolCapacity, tasks: PoolTasks) -> list[float]:
-    """Return when each task starts, in seconds from now; infinite for one that never can."""
+    """Return when each task starts, in seconds from now; infinite for a task that never can."""
     return simulate_pool(pool, tasks).begin
 
 
@@ -147,15 +147,15 @@ def simulate_pool(
     since: QueueAdmission | None = None,
     begin: list[float] | None = None,
 ) -> PoolSimulation:
-    """Simulate the starts, with moments from which another simulation can continue.
+    """Simulate the starts of tasks, and store moments from which another simulation can be resumed.
 
     Args:
         pool: the pool.
-        tasks: all of the tasks.
-        other: a simulation of other tasks, with the same starts up to one of its moments.
-        since: that moment; None simulates everything.
-        begin: start times of the tasks that had started by then; infinite for the others.
-    """  # fmt: skip
+        tasks: all tasks.
+        other: a simulation of other tasks, whose starts are the same up to one of its moments.
+        since: that moment; None simulates from the beginning.
+        begin: start times of the tasks that had started by that moment; infinite for the others.
+    """
     if tasks.ready_s is None and not pool.quotas and tasks.gpus and min(tasks.gpus) == max(tasks.gpus):
         return PoolSimulation(_start_equal_tasks(_count_places(pool, tasks.gpus[0]), tasks.seconds))
     if other is None or since is None or begin is None:
@@ -176,7 +176,7 @@ def _count_places(pool: PoolCapacity, gpus: int) -> int:
 
 
 def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
-    """Return the starts of jobs of equal size: each takes the place that is free first."""
+    """Return the start times of jobs of equal size, each of which gets the place that is free first."""
     if not places:
         return [math.inf] * len(seconds)
     ends: list[float] = []
@@ -192,7 +192,13 @@ def _start_equal_tasks(places: int, seconds: Sequence[float]) -> list[float]:
 
 
 def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulation) -> None:
-    """Simulate jobs of several sizes: at every end or arrival, the jobs that fit start in order."""
+    """Simulate jobs of several sizes: at every end or arrival, the jobs that fit start in order.
+
+    Args:
+        tasks: the jobs.
+        state: the moment to begin at, which changes.
+        made: the simulation to write start times and moments to.
+    """
     seconds, ready, names = tasks.seconds, tasks.ready_s, tasks.names
     lines, later = _build_lines(tasks)
     nodes, left, running, passed, place = state.nodes, state.left, state.running, state.passed, 0
@@ -237,7 +243,7 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
 
 
 def _build_lines(tasks: PoolTasks) -> tuple[dict[TaskLine, list[int]], list[tuple[float, int, TaskLine]]]:
-    """Return the ready tasks by line, and the tasks that arrive later, the next one first."""
+    """Return the tasks that are ready by line, and the tasks that arrive later, the next one first."""
     lines, later = dict[TaskLine, list[int]](), list[tuple[float, int, TaskLine]]()
     if tasks.ready_s is None and tasks.queues is None:
         sizes = np.array(tasks.gpus)

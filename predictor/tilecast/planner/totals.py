@@ -1,4 +1,4 @@
-"""Summary of a plan for the cluster, compared with the references, and which jobs delay which."""
+"""Totals of a plan for the cluster, compared with the references, and the jobs that delay others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilecast.spec import Floats
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """Numbers of a whole queue, in seconds except for `cost`, `fairness` and `missed`."""
+    """Totals of a whole queue, in seconds except for `cost`, `fairness` and `missed`."""
 
     completion_s: float
     """Weighted mean of completion times."""
@@ -49,7 +49,7 @@ def sum_up(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
 
 @dataclass(frozen=True, slots=True)
 class QueuedPlace:
-    """Place and time of a job in the plan, in seconds from now."""
+    """Times of a job in the plan, in seconds from now."""
 
     job: int
     """Row of the job in the columns."""
@@ -57,16 +57,16 @@ class QueuedPlace:
     finish_s: float
     lower_s: float
     upper_s: float
-    """End of the job if every forecast is at the lower or upper end of its range."""
+    """End of the job if every forecast is at the upper end of its range; `lower_s` is that at the lower end."""
     gain_s: float
     """Time by which the job ends earlier than if each job ran on its own best pool."""
     payers: tuple[str, ...] = ()
-    """If the job ends later than that: jobs that take its place on its own best pool, those that gain most first."""
+    """Jobs that use its place on its own best pool, if it ends later than there; those that gain most are first."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """A plan and its summary."""
+    """A plan, its totals, and the totals of the references."""
 
     solution: QueueSolution
     places: tuple[QueuedPlace, ...]
@@ -94,17 +94,10 @@ def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
         for name in ("lower_s", "upper_s")
     ]
     lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
+    times = np.stack([start, solution.finish, lower, upper, gain]).T.tolist()
     places = tuple(
-        QueuedPlace(
-            job,
-            float(start[job]),
-            float(solution.finish[job]),
-            float(lower[job]),
-            float(upper[job]),
-            float(gain[job]),
-            _find_payers(solution, wish, gain, start, job) if has_payers else (),
-        )
-        for job in range(len(gain))
+        QueuedPlace(job, *row, _find_payers(solution, wish, gain, start, job) if has_payers else ())
+        for job, row in enumerate(times)
     )
     own = QueueOutcome(solution.option, solution.finish)
     return QueueReport(
@@ -113,12 +106,13 @@ def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
 
 
 def _finish_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
-    """Return when each job ends if its options take other times."""
+    """Return when each job ends if the options of the plan take other seconds."""
     columns = replace(solution.columns, seconds=np.array(seconds))
     return Assignment(columns, solution.policy, list(solution.option)).finish
 
 
 def _find_payers(solution: QueueSolution, wish: QueueOutcome, gain: Floats, start: Floats, job: int) -> tuple[str, ...]:
+    """Return the names of the jobs that use a job's place on its own best pool, if the plan delays the job."""
     columns = solution.columns
     if gain[job] >= 0:
         return ()
