@@ -1,19 +1,19 @@
 """Learn corrections of forecasts from measured steps.
 
-The logarithm of raw forecast over measurement is a sum of independent deviations. The runs of one group share each of
-them: the groups are the cluster, a GPU, a precision and model family on it, a range of GPU counts, and one workload;
-the last deviation is that of the run alone. Across all GPUs, runs of one framework and model family share another.
-`calibration.toml` says how large each deviation is. Given the runs seen so far, the expected deviation of a new run is
-the best linear unbiased prediction (Henderson 1975; Robinson, Statistical Science 6, 1991): each group is shrunk
-towards the coarser one that contains it, and finally towards 0, by exactly as much as its runs leave open.
+The logarithm of raw forecast over measurement is a sum of independent deviations. Groups of runs share deviations: the
+cluster, a GPU, a precision and model family on it, a range of GPU counts, and one workload. The last deviation belongs
+to the run alone. Across all GPUs, runs of one framework and model family share another deviation. `calibration.toml`
+has the variance of each.
+
+Given the runs so far, the expected deviation of a new run is the best linear unbiased prediction (Henderson 1975;
+Robinson, Statistical Science 6, 1991). It shrinks the estimate of each group towards the coarser group that contains
+it, and finally towards 0. A group with fewer runs is shrunk more.
 
 A group counts only once it has `MIN_OBSERVATIONS` observations, so that no single one moves a forecast. Runs far from
-the others are moved towards them (Huber's weights). Where the newest runs of a pool contradict its older ones, the
-older ones no longer count.
+the others are moved towards them (Huber's weights). If the newest runs of a pool contradict its older ones, the older
+ones no longer count.
 
-`Run` is the input and `Calibration` the output; `fit` leads from one to the other through `RunFit`. `job_calibration`
-carries a job's own runs over to other plans and pools, and `namespace_calibration` shares runs among the namespaces of
-a cluster.
+`Run` is the input and `Calibration` the output; `fit` computes one from the other by a `RunFit`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ MIN_OBSERVATIONS = 3
 PROVEN_RUNS = 3
 """Runs of a workload's own group from which on a forecast counts as proven."""
 MAX_RATIO = 3.0
-"""Largest factor of a correction, up or down. A larger error means that another job ran, not that the forecast was
-wrong."""
+"""Largest factor of a correction, up or down; a larger error means that another job ran."""
 HUBER_LIMIT = 2.5
 """Distance in standard deviations beyond which a run is moved towards the others."""
 COVERAGE = 0.9
+"""Share of runs that a range holds."""
 HALF_WIDTH_90 = 1.645
 """Half-width of a normal variable's 90 % range, in standard deviations."""
 MAD_TO_DEVIATION = 1.4826
 """A normal variable's standard deviation over its median absolute deviation."""
 MEDIAN_ERROR = 1.2533
-"""A median's standard error over that of the mean of as many normal variables: the root of half of pi."""
+"""Standard error of a median of normal variables over that of their mean: the root of half of pi."""
 DRIFT_WINDOW = 8
-"""Newest runs of a pool that are compared with the older ones: at most this many, and at least half as many."""
+"""Most newest runs of a pool that are compared with the older ones; at least half as many are compared."""
 DRIFT_LIMIT = 4.0
 """Standard errors by which the newest runs must differ from the older ones to supersede them."""
 
@@ -70,20 +70,20 @@ def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
 
 
 def digest(workload: Workload) -> str:
-    """Return a short name for everything that a workload's step depends on."""
+    """Return a short hash of all properties of a workload that its step depends on."""
     text = json.dumps(replace(workload, steps=None), sort_keys=True, default=_to_json_value)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _to_json_value(value: object) -> object:
-    """Return a record as a mapping, and what JSON does not know as text."""
+    """Return a record as a mapping, and any other value that JSON does not know as text."""
     if isinstance(value, Model):
         return value.document()
     return {item.name: getattr(value, item.name) for item in fields(value)} if is_dataclass(value) else repr(value)
 
 
 def scale(gpus: int) -> str:
-    """Return the name of the range that a GPU count falls into."""
+    """Return the name of the range that a GPU count falls into: 1, 2-8, 9-64 or >64."""
     return next(name for limit, name in SCALES if gpus <= limit)
 
 
@@ -91,12 +91,12 @@ SCALES: tuple[tuple[float, str], ...] = ((1, "1"), (8, "2-8"), (64, "9-64"), (ma
 
 
 Key: TypeAlias = tuple[str, ...]
-"""GPU, precision, family, scale and workload, from coarse to fine. A shorter key names a coarser group."""
+"""GPU, precision, family, range of GPU counts and workload, from coarse to fine; a shorter key is a coarser group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One job that ran: its properties, and its step in seconds as forecast, uncorrected, and as measured.
+    """One job that ran: its properties, and the seconds of its step as forecast, uncorrected, and as measured.
 
     The measured step is a median of `observations` reports.
     """
@@ -111,7 +111,7 @@ class Run:
     observed_s: float
     observations: int = 1
     framework: str = ""
-    """Name by `framework_of`; empty where it is not known, and then the run shares no deviation by framework."""
+    """Name by `framework_of`; empty if unknown, and then the run shares no deviation by framework."""
     namespace: str = ""
     """Namespace that the job ran in."""
 
@@ -126,8 +126,7 @@ LEVELS: tuple[tuple[str, int], ...] = (("cluster", 0), ("gpu", 1), ("kind", 3), 
 
 
 SOFTWARE = "software"
-"""Level of the deviation that runs of one framework and model family share over all GPUs, across the groups of
-`LEVELS`."""
+"""Level of the deviation that runs of one framework and model family share over all GPUs."""
 
 
 def framework_of(workload: Workload) -> str:
@@ -142,27 +141,26 @@ def group(run: Run) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Correction of one group: a forecast times `ratio` is the calibrated forecast."""
+    """Correction of one group. The calibrated forecast is the raw forecast times `ratio`."""
 
     group: Key = ()
     ratio: float = 1.0
     width: float = 1.0
     """Factor on the half-width, as a logarithm, of the range that is given without any run."""
     runs: int = 0
-    """Runs of the cluster that the ratio is learned from, over all groups."""
+    """Number of runs, over all groups, that the ratio is learned from."""
     own: int = 0
-    """Runs of this group that count as confirmation: all of the reader's namespace and of trusted ones, and of the
-    others those of namespaces that agree, without the namespace among these that has most runs, so that no single one
-    confirms alone."""
+    """Runs of this group that confirm it: all runs of the reader's namespace and of trusted ones, and of the other
+    namespaces that agree, except the one with most runs, so that no single namespace confirms alone."""
     observations: int = 0
-    """Reports of the group's own runs."""
+    """Number of reports of the group's runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Corrections by group.
 
-    A group without a correction uses that of the next coarser group. Without any, forecasts do not change.
+    A group without a correction uses the correction of the next coarser group. Without any, forecasts do not change.
     """
 
     corrections: tuple[Correction, ...] = ()
@@ -195,7 +193,7 @@ class Calibration:
         return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
     def factors(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
-        """Return ratio and width for each GPU count, (n,) each."""
+        """Return ratio and width of a workload for each GPU count, (n,) each."""
         ratio, width = np.ones(len(gpus)), np.ones(len(gpus))
         if self.corrections:
             named = digest(workload)
@@ -210,8 +208,8 @@ class Calibration:
     def differs(self, other: Calibration, tolerance: float = 0.01) -> bool:
         """Return whether a forecast or its range would change by more than the tolerance.
 
-        The tolerance of widths is five times as large. Calibrations also differ where a group's runs have doubled, or
-        where its own runs are `PROVEN_RUNS` in only one of them.
+        The tolerance of widths is five times as large. Calibrations also differ if the runs of a group have doubled, or
+        if its own runs reach `PROVEN_RUNS` in only one of them.
         """
         if self is other:
             return False
@@ -242,23 +240,25 @@ def _corrections_differ(one: Correction, two: Correction, tolerance: float) -> b
 
 @cache
 def shipped_deviations() -> Mapping[str, float]:
-    """Return the standard deviations that ship with Tilecast."""
+    """Return the standard deviations of `calibration.toml` by level."""
     file = FactFile.read_shipped("tilecast.learning", "calibration.toml")
     return file.numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 
 
 def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibration:
-    """Return the corrections of all groups that have runs, and of the coarser groups around them; all runs count fully.
+    """Return the corrections of all groups that have runs, and of the coarser groups that contain them.
+
+    All runs count fully.
 
     Args:
-        runs: oldest first; those that `drift_start` supersedes are left out.
-        known: deviations to use instead of `deviations()`.
+        runs: oldest first; runs that `drift_start` supersedes are left out.
+        known: deviations to use instead of `shipped_deviations()`.
     """
     return RunFit.from_runs(current_runs(runs), known or shipped_deviations()).calibration()
 
 
 def leave_one_out_errors(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Floats:
-    """Return the signed relative error of every current run under a calibration that has not seen it, (n,)."""
+    """Return the signed relative error of every current run under a calibration from the other runs, (n,)."""
     error: Floats = np.expm1(
         RunFit.from_runs(current_runs(runs), known or shipped_deviations()).leave_one_out_residuals()
     )
@@ -266,7 +266,7 @@ def leave_one_out_errors(runs: Sequence[Run], known: Mapping[str, float] | None 
 
 
 def current_runs(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs that still count: of a pool that drifted, only those since then."""
+    """Return the runs that still count; of a pool that drifted, these are the runs since then."""
     by_pool: dict[str, list[Run]] = {}
     for run in runs:
         by_pool.setdefault(run.pool, []).append(run)
@@ -278,11 +278,11 @@ def current_runs(runs: Iterable[Run]) -> list[Run]:
 
 
 def drift_start(runs: Sequence[Run]) -> int | None:
-    """Return the index of the run at which a pool's errors began to differ; None where they did not.
+    """Return the index of the run at which a pool's errors began to differ; None if they did not.
 
-    The newest runs, any number from half of `DRIFT_WINDOW` to `DRIFT_WINDOW`, are compared with those before. The
-    comparison uses medians, and the median absolute deviation as the spread. Among several numbers that tell them
-    apart, the one that leaves the least absolute deviation counts.
+    The newest runs, from half of `DRIFT_WINDOW` to `DRIFT_WINDOW` of them, are compared with the runs before. The
+    comparison uses medians, and the median absolute deviation as the spread. If several numbers of runs tell them
+    apart, the one with the least absolute deviation counts.
     """
     deviation = np.array([run.deviation for run in runs])
     floor = shipped_deviations()["report"]
@@ -297,10 +297,10 @@ def drift_start(runs: Sequence[Run]) -> int | None:
 
 
 def robust_median(values: Sequence[float]) -> float:
-    """Return the median of a window of reports after outliers are removed.
+    """Return the median of a window of reports without outliers.
 
     Outliers are more than five standard deviations away from the median. The standard deviation comes from the median
-    absolute one, and is at least 1 % of the median.
+    absolute deviation, and is at least 1 % of the median.
     """
     middle = statistics.median(values)
     away = [abs(value - middle) for value in values]
@@ -309,17 +309,20 @@ def robust_median(values: Sequence[float]) -> float:
 
 
 def _robust_spread(residuals: Floats) -> float:
-    """Return the standard deviation that follows from the median absolute one."""
+    """Return the standard deviation that follows from the median absolute deviation."""
     return MAD_TO_DEVIATION * float(np.median(np.abs(residuals)))
 
 
 _Effect: TypeAlias = tuple[str, Key]
-"""A level and the group that has the deviation."""
+"""A level, and the group that has the deviation."""
 
 
 @dataclass(frozen=True)
 class RunFit:
-    """Fit to the runs of one party, which have full weight, and to what the runs of other parties support."""
+    """Fit to the runs of one party, which have full weight, and to the deviations that runs of other parties support.
+
+    An effect is the deviation of one group, in its standard deviations. Runs are n rows, effects m columns.
+    """
 
     runs: tuple[Run, ...]
     known: Mapping[str, float]
@@ -327,13 +330,13 @@ class RunFit:
     counts: Mapping[_Effect, int]
     """Observations of every group."""
     members: Mapping[_Effect, int]
-    """Runs of every group."""
+    """Number of runs of every group."""
     index: Mapping[Hashable, int]
     """Columns of the effects that runs share or that others have observed."""
     mean: Floats
-    """Mean of the effects as learned from others, in their standard deviations, (m,)."""
+    """Mean of the effects as learned from others, (m,)."""
     covariance: Floats
-    """Covariance of the effects that others leave open, (m, m)."""
+    """Covariance of the effects that others leave unexplained, (m, m)."""
     shares: Floats
     """Share of each of the effects in a run's deviation, (n, m)."""
     noise: Floats
@@ -349,7 +352,7 @@ class RunFit:
 
     @classmethod
     def from_runs(cls, runs: Sequence[Run], known: Mapping[str, float]) -> RunFit:
-        """Return a fit of these runs alone, without anything learned from others."""
+        """Return the fit of some runs alone, without effects learned from others."""
         counts: Counter[_Effect] = Counter()
         for run in runs:
             for effect in _effects_of_run(run):
@@ -384,7 +387,10 @@ class RunFit:
         )
 
     def with_consensus(self, consensus: Consensus, others: tuple[RunFit, ...]) -> RunFit:
-        """Return the fit of the same runs, given the consensus of others; the fit itself must have used none."""
+        """Return the fit of the same runs, given the consensus of others.
+
+        This fit must not have used a consensus already.
+        """
         index = {name: column for column, name in enumerate(dict.fromkeys((*consensus.index, *self.index)))}
         shares = np.zeros((len(self.runs), len(index)))
         shares[:, [index[name] for name in self.index]] = self.shares
@@ -408,7 +414,7 @@ class RunFit:
         return Party.from_deviations(tuple(self.index), self.shares, self.noise, self.robust_deviation)
 
     def leave_one_out_residuals(self) -> Floats:
-        """Return each run's deviation minus the one that the other runs predict, (n,)."""
+        """Return each run's deviation minus the deviation that the other runs predict, (n,)."""
         return _leave_one_out_errors(self.inverse, self.robust_deviation, self.deviation)[0]
 
     def calibration(self) -> Calibration:
@@ -469,9 +475,9 @@ class RunFit:
     def _spread(self) -> float:
         """Factor by which the spread of runs exceeds the assumed one.
 
-        It is the 90 % quantile of the errors in units of the assumed one. It is weighed against 1 / (1 - `COVERAGE`)
-        runs that spread as assumed, the number it takes to know a quantile. Without own runs it is the median of the
-        others' factors, the smallest left out.
+        It is the 90 % quantile of the errors in units of the assumed spread. It is weighed against 1 / (1 - `COVERAGE`)
+        runs that spread as assumed, the number needed to know a quantile. Without own runs it is the median of the
+        factors of others, except the smallest.
         """
         if not self.counts:
             is_apart = self.consensus.disagrees if self.consensus else ()
@@ -486,7 +492,7 @@ class RunFit:
 
 
 _SHARED = ("cluster", "gpu", "kind", SOFTWARE)
-"""Levels of deviations that others share; deviations of finer groups belong to one's own runs."""
+"""Levels of deviations that parties share; deviations of finer groups belong to one's own runs."""
 _ALL = (*(name for name, _ in LEVELS), SOFTWARE)
 
 
@@ -506,7 +512,7 @@ def _group_of_effect(effect: _Effect) -> Key:
 
 
 def _unshared_covariance(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
-    """Return the covariance of the parts of deviations that runs do not share with others, (n, n).
+    """Return the covariance of the parts of deviations that runs do not share with other parties, (n, n).
 
     These parts belong to the run itself, to finer groups, and to groups that were observed too rarely.
     """
@@ -524,7 +530,7 @@ def _unshared_covariance(runs: Sequence[Run], known: Mapping[str, float], counts
 
 
 def _limit_outliers(inverse: Floats, deviation: Floats) -> Floats:
-    """Return the deviations of runs, (n,), with those far from what the others predict moved towards it."""
+    """Return the deviations of runs, (n,), where outliers are moved towards the predictions of the other runs."""
     robust = deviation
     for _ in range(5):
         residual, spread = _leave_one_out_errors(inverse, robust, deviation)
@@ -533,7 +539,7 @@ def _limit_outliers(inverse: Floats, deviation: Floats) -> Floats:
 
 
 def _leave_one_out_errors(inverse: Floats, robust: Floats, deviation: Floats) -> tuple[Floats, Floats]:
-    """Return how far each run is from what the others predict for it, and the standard deviation of that, (n,) each.
+    """Return each run's deviation minus the prediction of the others, and the standard deviation of that, (n,) each.
 
     See Rasmussen and Williams 2006, equations 5.10 to 5.12.
     """

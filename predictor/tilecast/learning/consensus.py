@@ -1,13 +1,15 @@
-"""Estimate effects that several parties share and have measured, with a bound on the pull of each party.
+"""Estimate effects that several parties share and have measured, with a bound on the influence of each party.
 
-Parties need not be honest. Effects are independent standard normal variables u, (m,). A party has measured y = Z u + e
-of them. Without a bound, the posterior mean would be the sum of one pull per party, g = Z' R^-1 (y - Z u). Here every
-party may differ from the others by its own shift s, which costs `limit` times its length. This is the robust estimate
-on which parties with honest noise agree, and in which no pull is longer than the limit (Huber's function on parties, as
-an infimal convolution). The whole problem is convex with modulus 1, so one party, whatever and however much it reports,
-moves the estimate of l'u by at most `limit` times the length of l. A shift of that cost is equivalent to one of
-variance nu = length / limit. The search finds the variances under which every pull is within the limit (iteratively
-reweighted least squares).
+Parties need not be honest. Effects are independent standard normal variables u, (m,). A party has measured y = Z u + e.
+Without a bound, the posterior mean would be the sum of one pull per party, g = Z' R^-1 (y - Z u).
+
+Here every party may differ from the others by a shift s of its own, which costs `limit` times its length. So no pull is
+longer than the limit, and parties with honest noise still agree (Huber's function on parties, as an infimal
+convolution). The whole problem is convex with modulus 1. So one party, whatever and however much it reports, moves the
+estimate of l'u by at most `limit` times the length of l.
+
+A shift of that cost is equivalent to a shift of variance nu = length / limit. The search finds the variances with which
+every pull is within the limit (iteratively reweighted least squares).
 
 `find_consensus` is the entry point.
 """
@@ -27,17 +29,16 @@ CONVERGENCE = 1e-6
 PULL_TOLERANCE = 1e-4
 """Relative excess of a pull over the limit that is accepted."""
 MIN_SHIFT = 0.01
-"""Least variance of a shift at which the search for it begins. The search multiplies it by factors, so it must not be
-0."""
+"""Least variance of a shift, at which its search begins; it is not 0, because the search multiplies it."""
 DISAGREEMENT_LIMIT = 2.5
-"""Root mean square of a party's own shift, in limits of a pull, from which the party disagrees with the others."""
+"""Least root mean square of a party's shift, in limits of a pull, with which it disagrees with the others."""
 MIN_INFORMATION = 1e-3
-"""Information about a direction that is ignored, in units of what is known of it beforehand."""
+"""Largest information about a direction that is ignored, in units of the prior information."""
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Measurements of one party, along the directions in which it has measured something."""
+    """Measurements of one party, along the directions in which it has measured effects."""
 
     names: tuple[Hashable, ...]
     """Names of the effects, (k,)."""
@@ -50,13 +51,13 @@ class Party:
 
     @classmethod
     def from_deviations(cls, names: Sequence[Hashable], effects: Floats, noise: Floats, deviation: Floats) -> Party:
-        """Return a party from the deviations that it has measured.
+        """Return the party that has measured some deviations.
 
         Args:
-            names: of the effects, (k,).
+            names: names of the effects, (k,).
             effects: share of each effect in a run, (n, k).
             noise: covariance of all other parts of the deviations, (n, n).
-            deviation: of the runs, (n,).
+            deviation: deviations of the runs, (n,).
         """
         root = np.linalg.cholesky(noise)
         whitened = np.linalg.solve(root, np.column_stack([effects, deviation]))
@@ -66,16 +67,16 @@ class Party:
         return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
 
     def pull_length(self, mean: Floats, shift: float) -> float:
-        """Return the length of the party's pull.
+        """Return the length of the party's pull on the mean.
 
         Args:
-            mean: of the party's effects, (k,).
+            mean: mean of the party's effects, (k,).
             shift: variance of the party's own shift.
         """
         return float(np.linalg.norm(self._pull(mean, shift)))
 
     def own_shift(self, mean: Floats, shift: float) -> float:
-        """Return the root mean square of the party's own shift along its directions, weighted by information."""
+        """Return the root mean square of the party's shift along its directions, weighted by information."""
         if not len(self.information):
             return 0.0
         own = shift * self._pull(mean, shift)
@@ -94,7 +95,7 @@ class Consensus:
     mean: Floats
     covariance: Floats
     shifts: Floats
-    """Variance of each party's own shift in units of the effects'; 0 where its pull is within the limit, (p,)."""
+    """Variance of each party's shift; 0 if its pull is within the limit, (p,)."""
     parties: tuple[Party, ...] = ()
     disagrees: tuple[bool, ...] = ()
     """Whether each party disagrees with all others by more than its bounded pull can express, (p,)."""
@@ -105,23 +106,23 @@ class Consensus:
         return [shift > MIN_SHIFT for shift in self.shifts.tolist()]
 
     def extend_to(self, count: int) -> tuple[Floats, Floats]:
-        """Return mean and covariance of these effects and of unknown ones after them, (m,) and (m, m).
+        """Return mean and covariance of `count` effects, (count,) and (count, count).
 
-        `count` is m, the number of all effects.
+        The first are the effects of the consensus; the others are unknown.
         """
         mean, covariance, known = np.zeros(count), np.eye(count), len(self.mean)
         mean[:known], covariance[:known, :known] = self.mean, self.covariance
         return mean, covariance
 
     def unconfirmed_variance(self, covariance: Floats, targets: Floats) -> Floats:
-        """Return the variance to add to some targets because it is explained by parties that do not confirm it, (k,).
+        """Return the variance to add to some targets because only unconfirmed parties explain it, (k,).
 
-        These are the parties that disagree with the others (`disagrees`) and, for each target, the one other party that
-        explains most of it. A party that may not move an estimate is no reason to be sure of it. Neither is a single
-        party, which has much information and no pull where it reports what everybody expects.
+        These parties are the ones that disagree with the others (`disagrees`) and, for each target, the one other party
+        that explains most of it. A party that may not move an estimate is no reason to be sure of it. A single party is
+        none either: if it reports the expected values, it has much information and no pull.
 
         Args:
-            covariance: of the effects, given all measurements, (m, m).
+            covariance: covariance of the effects, given all measurements, (m, m).
             targets: covariance of the effects with each target, given the same, (m, k).
         """
         outliers = [number for number, is_outlier in enumerate(self.disagrees) if is_outlier]
@@ -145,7 +146,7 @@ class Consensus:
 
         Returns:
             Covariances of the directions with the targets, (r, k), and of the effects with the directions, (m, r), and
-            the matrix to invert, (r, r).
+                the matrix to invert, (r, r).
         """
         sizes = [len(self.parties[number].information) for number in numbers]
         directions = np.zeros((sum(sizes), len(covariance)))
@@ -163,12 +164,12 @@ class Consensus:
 def find_consensus(
     parties: Sequence[Party], limit: float, own: Party | None = None, start: Floats | None = None
 ) -> Consensus:
-    """Return what the parties together say about the effects, to a reader that has measured something itself.
+    """Return the consensus of parties about the effects, for a reader that has measurements of its own.
 
     Args:
         parties: each with a pull of at most the limit, (p,).
-        limit: largest length of a pull, given that the reader's own measurements count too.
-        own: the reader's measurements, which nothing bounds and which are not part of the result.
+        limit: largest length of a pull, given that the reader's measurements count too.
+        own: the reader's measurements, which have no bound and are no part of the result.
         start: shifts of a similar question, at which the search begins, (p,).
     """
     everyone = (*parties, *((own,) if own is not None and parties else ()))
@@ -209,7 +210,7 @@ def _normal_equations(
 ) -> tuple[Floats, Floats]:
     """Return the normal equations of the effects: the inverse covariance, (m, m), and its product with the mean, (m,).
 
-    `columns` says which of the m columns the effects of each party have, (k,).
+    `columns` has the columns of the effects of each party among the m, (k,) each.
     """
     precision, seen = np.eye(count), np.zeros(count)
     for one, own, shift in zip(parties, columns, shifts, strict=True):

@@ -1,18 +1,20 @@
 """Correct the forecasts of a job on every GPU, count and plan from measured runs of the same job.
 
-The logarithm of raw forecast over measurement, without what the cluster's other runs explain (`calibration`), is a sum
-of deviations that runs of one job share: of the job wherever it runs; of how its plan splits the model; of that and of
-what is computed; of the GPU's architecture; of exactly the same setting; and of the run alone. `calibration.toml` says
-how large each is. They cross: runs on two GPUs share what their plans have in common, runs of two plans what their GPUs
-have in common. The expected deviation of a setting is the best linear unbiased prediction c' K^-1 d (Henderson 1975;
-Robinson, Statistical Science 6, 1991). So a run moves the forecasts of its own job everywhere, by as much as the two
-settings share, and those of no other job.
+The logarithm of raw forecast over measurement, without the part that the cluster's other runs explain (`calibration`),
+is a sum of deviations that runs of one job share. One belongs to the job wherever it runs, and others to the split of
+the model by its plan, to that split and the shape of its samples, to the GPU's architecture, to exactly the same
+setting, and to the run alone. `calibration.toml` has the variance of each. They cross: runs on two GPUs share the
+deviations of their plans, and runs of two plans share those of their GPUs.
+
+The expected deviation of a setting is the best linear unbiased prediction c' K^-1 d (Henderson 1975; Robinson,
+Statistical Science 6, 1991). So a run moves all forecasts of its own job, by as much as the two settings share, and no
+forecasts of other jobs.
 
 A run that reports the time of its collectives or its update has a separate deviation for each of them, and another for
-the rest of its step: the wait for links is carried over to the exchanges of other plans, the time of the update to
+the rest of its step. The wait for links is carried over to the exchanges of other plans, the time of the update to
 their updates.
 
-`JobRuns.factors` is the entry point; `part_deviations` and `corrected_parts` deal with the parts of steps.
+`JobRuns.factors` is the entry point. `part_deviations` and `corrected_parts` deal with the parts of steps.
 """
 
 from __future__ import annotations
@@ -30,23 +32,20 @@ from tilecast.shipped import FactFile
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MAX_RATIO = 3.0
-"""Largest factor of a correction, up or down. A larger error means that another job ran, not that the forecast was
-wrong."""
+"""Largest factor of a correction, up or down; a larger error means that another job ran."""
 MAX_CHANGE_BY_OTHERS = 0.1
 """Largest relative change of a job's forecasts where all its runs are of other workloads under the job's name."""
 LEVELS = ("job", "split", "shape", "architecture", "setting")
 """Deviations that runs of one job share, in the order of `shared_levels`."""
 REST = "together"
 SEPARATE_PARTS = ("communication", "optimizer")
-"""Parts of a step that are corrected on their own where a run reports them; all others are corrected together."""
+"""Parts of a step that are corrected alone if a run reports them; all others are corrected together (`REST`)."""
 LINK_KINDS = (False, True, None)
-"""Kinds of plans: those that exchange inside a node, those that do so across nodes, and pipelines, whose stages wait
-for more than links."""
+"""Kinds of plans: False for exchanges inside a node, True for exchanges across nodes, None for pipelines."""
 MAX_EXPOSED_RATIO = 100.0
 """Value of `MAX_RATIO` for the ratio of exposed communication, whose forecast may be close to zero."""
 SPLIT_COLUMNS = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
-"""Columns of a plan that say how it splits the model; the others say how many copies there are, and of how many
-samples."""
+"""Columns of a plan that tell how it splits the model; the others tell the number of copies and their samples."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
 ALL_COLUMNS = tuple(item.name for item in fields(Plans))
 """Every column of a plan."""
@@ -54,7 +53,7 @@ ALL_COLUMNS = tuple(item.name for item in fields(Plans))
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """A GPU and what a job computes there, as far as deviations of its forecast may depend on it."""
+    """A GPU and the properties of a workload there that deviations of its forecast may depend on."""
 
     gpu: str
     architecture: str
@@ -62,20 +61,20 @@ class RunSetting:
     sequence_length: int
     global_batch: int
     family: str
-    """Family of the model; it determines the share of jobs that are forecast well (`small_deviation_share`)."""
+    """Family of the model, which determines the share of jobs that are forecast well (`small_deviation_share`)."""
 
     @classmethod
     def of(cls, gpu: str, architecture: str, workload: Workload) -> RunSetting:
-        """Return the place of a workload on a GPU."""
+        """Return the setting of a workload on a GPU."""
         shape = (workload.precision, workload.sequence_length, workload.global_batch)
         return cls(gpu, architecture, *shape, workload.model.family)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredParts:
-    """Seconds of the parts of a measured step, None where its run does not report one.
+    """Seconds of the parts of a measured step, None for a part that its run does not report.
 
-    Parts do not overlap: a pass includes the collectives that it waits for, unless they are reported as communication.
+    Parts do not overlap. A pass includes the collectives that it waits for, unless they are reported as communication.
     """
 
     input_s: float | None = None
@@ -103,7 +102,7 @@ class MeasuredParts:
     def blended(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
         """Return these parts moved towards newer ones by a weight.
 
-        A part that only one of the two reports keeps the value reported.
+        A part that only one of the two reports keeps the reported value.
         """
         both = zip(self.values, newer.values, strict=True)
         return MeasuredParts(
@@ -126,28 +125,29 @@ class JobRun:
     """A measured run of the job."""
 
     place: RunSetting
+    """GPU and properties of the workload."""
     plan: Plan
     deviation: float
     """log(predicted / observed), for the forecast without the job's own runs."""
     reports: int = 1
-    """Number of medians of steps that the measurement is the median of."""
+    """Number of medians of steps whose median is the measurement."""
     waited_s: float = 0.0
     """Seconds of a step that the run waited for its data loader, which no other GPU shortens."""
     parts: tuple[tuple[str, float], ...] = ()
-    """Deviations of the reported parts and of the rest, from `part_deviations`; empty where the run reports none."""
+    """Deviations of the reported parts and of the rest (`part_deviations`); empty if the run reports none."""
     parts_elsewhere: tuple[tuple[str, float], ...] = ()
     """Value of `parts` with communication as a part of the rest."""
     gpus_per_node: int = 1
     fields: tuple[str, ...] = ALL_COLUMNS
-    """Columns of its plan that are known; in the others, every plan counts as equal."""
+    """Columns of its plan that are known. In the others, every plan counts as equal."""
     is_relative: bool = False
-    """Whether it is of another workload under the job's name; then the deviations of its plan or shape are ignored."""
+    """Whether it is of another workload under the job's name; then deviations of its plan and shape are ignored."""
 
     def deviations_of_parts(self, is_across: bool | None) -> tuple[float, ...]:
         """Return the deviations of the parts corrected together and of each of `SEPARATE_PARTS`, for one kind of plans.
 
-        `is_across` is False for plans inside a node, True for plans across nodes, None for pipelines (`LINK_KINDS`). A
-        part that is not reported deviates like the rest, and so does the wait for links of another kind.
+        `is_across` is one of `LINK_KINDS`. A part that is not reported deviates like the rest, and so does the wait for
+        links of another kind.
         """
         is_same_kind = is_across == (self.plan.gpus > self.gpus_per_node)
         parts = dict(self.parts if is_same_kind else self.parts_elsewhere)
@@ -158,17 +158,17 @@ class JobRun:
 def part_deviations(
     expected_s: Mapping[str, float], exchanged_s: float, spent_s: float, separate_s: Mapping[str, float]
 ) -> tuple[tuple[str, float], ...]:
-    """Return the deviations of the parts of a step that were measured on their own, and that of the rest.
+    """Return the deviations of the parts of a step that were measured separately, and the deviation of the rest.
 
-    The forecast that `corrected_parts` corrects by their inverse exponentials is the measured step. Exposed
-    communication is compared after the time of all collectives, hidden ones included, is added to it. So a run that
-    waits although everything was to be hidden shows which share is not hidden, and gives no infinite ratio.
+    `corrected_parts` with their inverse exponentials turns the forecast into the measured step. For exposed
+    communication, the time of all collectives, hidden ones included, is added to both sides of the ratio. So a run that
+    waits although all collectives were to be hidden shows which share is not hidden, and gives no infinite ratio.
 
     Args:
         expected_s: the parts of the forecast.
         exchanged_s: seconds of all collectives by the same forecast, hidden ones included.
         spent_s: seconds of the measured step.
-        separate_s: seconds of it that some of `SEPARATE_PARTS` took, less than all, each with a forecast of some time.
+        separate_s: seconds of it that some of `SEPARATE_PARTS` took, less than all, each with a forecast above 0.
     """
     rest_s = sum(expected_s.values()) - sum(expected_s[name] for name in separate_s)
     rest = rest_s / (spent_s - sum(separate_s.values()))
@@ -196,7 +196,7 @@ def corrected_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Flo
 
 
 def shared_levels(own: JobRun, place: RunSetting, plans: Plans) -> Mask:
-    """Return which deviations a run shares with each of the plans at a place: a row for each of `LEVELS`, (5, n)."""
+    """Return which deviations a run shares with each of the plans at a setting: a row for each of `LEVELS`, (5, n)."""
     place_of_run, run_plan = own.place, Plans.of(own.plan)
     shape = (place_of_run.precision, place_of_run.sequence_length) == (place.precision, place.sequence_length)
     every = np.ones(len(plans), dtype=bool)
@@ -219,7 +219,7 @@ def shared_levels(own: JobRun, place: RunSetting, plans: Plans) -> Mask:
 
 @cache
 def deviations() -> Mapping[str, float]:
-    """Return the standard deviations that ship with Tilecast, by name.
+    """Return the standard deviations of `calibration.toml` for runs of one job, by name.
 
     The mapping also has the factors on the variances of the two kinds of jobs, and `narrowing`.
     """
@@ -240,7 +240,7 @@ def _read_job_table() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class JobRuns:
-    """Runs of one job, and the corrections that follow from them; without any, forecasts do not change."""
+    """Runs of one job, and the corrections that follow from them; without runs, forecasts do not change."""
 
     runs: tuple[JobRun, ...] = ()
 
@@ -252,10 +252,10 @@ class JobRuns:
         The first row of the factors is for the parts that are corrected together, the others are for `SEPARATE_PARTS`.
 
         Args:
-            place: the GPU, and what is computed there.
+            place: the GPU and the properties of the workload.
             plans: the plans, (n,).
-            gpus_per_node: of the nodes there.
-            known: figures to use instead of `deviations()`.
+            gpus_per_node: GPUs of a node there.
+            known: standard deviations to use instead of `deviations()`.
         """
         if not self.runs:
             return np.ones((1 + len(SEPARATE_PARTS), len(plans))), np.ones(len(plans))
@@ -306,17 +306,17 @@ def correction_factors(
     """Return the factors on steps, and on the half-width of their ranges, (…, n) each.
 
     Leading axes are different jobs. A job is of one of two kinds, with small or with large deviations, and the variance
-    of all that its runs share differs between the kinds. The two predictions are weighted by how likely the runs are
-    under each. Ranges use the mean variance, so that they depend on which runs there are and not on their measurements.
-    Ratios are not bounded here.
+    of all that its runs share differs between the kinds. The two predictions are weighted by the likelihood of the runs
+    under each kind. Ranges use the mean variance, so that they do not depend on measurements. Ratios are not bounded
+    here.
 
     Args:
-        known: figures as in `deviations`.
+        known: standard deviations as in `deviations`.
         usual: the share of jobs like these that deviate little, (…,).
         among: which of `LEVELS` the runs share with each other, (5, …, k, k).
         shared: which of them the runs share with the settings to correct, (5, …, k, n).
-        deviation: of the runs, (…, k).
-        reports: of the runs, (…, k).
+        deviation: deviations of the runs, (…, k).
+        reports: number of reports of the runs, (…, k).
     """
     variance = np.array([known[name] ** 2 for name in LEVELS])
     covariance, target = (np.tensordot(variance, one, 1) for one in (among, shared))

@@ -1,10 +1,9 @@
 """Learn corrections from runs that the namespaces of a cluster share.
 
 A namespace follows its own runs and those of trusted namespaces, as `calibration` describes. The influence of every
-other namespace is bounded (`consensus`): its runs, whatever and however many they are, move no forecast of another
-namespace by more than `MAX_INFLUENCE`. Forecasts move further only as far as several namespaces agree. Which of a
-namespace's runs count (observations of a group, outliers, older runs that newer ones contradict, doubtful runs) is
-decided by its own runs alone.
+other namespace is bounded (`consensus`): its runs move no forecast of another namespace by more than `MAX_INFLUENCE`.
+Forecasts move further only as far as several namespaces agree. Only a namespace's own runs decide which of its runs
+count (observations of a group, outliers, superseded runs, doubtful runs).
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from tilecast.learning.consensus import Consensus, find_consensus
 from tilecast.spec import Floats
 
 MAX_JUMP = 1.5
-"""Factor of deviation from earlier runs beyond which a run is in doubt, until another job confirms it."""
+"""Factor from the deviation of earlier runs beyond which a run is in doubt, until another job confirms it."""
 AGREEMENT = 1.25
 """Factor within which two jobs agree."""
 MIN_CONFIRMING_RUNS = 2
-"""Jobs that must agree on a jump."""
+"""Number of jobs that must agree on a jump."""
 MAX_INFLUENCE = 0.1
-"""Largest relative change of other namespaces' forecasts by one namespace."""
+"""Largest relative change of the forecasts of other namespaces by one namespace."""
 
 
 class NamespaceCalibration:
-    """Runs of a cluster that namespaces share.
+    """Runs of a cluster that namespaces share, and the calibration of each namespace.
 
     Args:
         runs: oldest first.
@@ -112,17 +111,17 @@ class NamespaceCalibration:
 
 
 def accepted_runs(runs: Sequence[Run]) -> list[Run]:
-    """Return a namespace's runs that are not in doubt (`quarantine_reasons`)."""
+    """Return the runs of a namespace that `quarantine_reasons` does not exclude."""
     return [run for run, why in zip(runs, quarantine_reasons(runs), strict=True) if not why]
 
 
 def quarantine_reasons(runs: Sequence[Run]) -> list[str]:
-    """Return for each of a namespace's runs, oldest first, why nothing is learned from it; empty where it counts.
+    """Return the reason why each run of a namespace is excluded from learning; empty if it counts.
 
     An `Absurd` run deviates from its forecast by more than any correction can. An `Unconfirmed` run deviates by more
-    than `MAX_JUMP` from the median of the earlier runs of its pool, and fewer than `MIN_CONFIRMING_RUNS` runs there,
-    itself included, agree on that. A pool's first `DRIFT_WINDOW // 2` runs are neither checked nor asked, and only its
-    newest `DRIFT_WINDOW` runs are checked.
+    than `MAX_JUMP` from the median of the earlier runs of its pool, while fewer than `MIN_CONFIRMING_RUNS` runs there,
+    itself included, agree with it. A pool's first `DRIFT_WINDOW // 2` runs are neither checked nor counted as
+    confirmation. Only its newest `DRIFT_WINDOW` runs are checked. Runs are oldest first.
     """
     deviation = np.array([run.deviation for run in runs])
     reasons = ["Absurd" if abs(one) > math.log(MAX_RATIO) else "" for one in deviation]
