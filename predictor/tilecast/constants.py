@@ -34,11 +34,11 @@ class FusedAttention:
     times: Mapping[str, Mapping[str, float]]
 
     def runs(self, gpu: Gpu, *, native: bool) -> bool:
-        """Return whether a framework runs it on this GPU, with its own kernels (`native`) or with PyTorch's."""
+        """Return whether a framework runs it on a GPU, with its own kernels (`native`) or with PyTorch's."""
         return gpu.compute_capability >= self.least_compute_capability and (native or self.from_pytorch)
 
     def factor(self, gpu: Gpu, phase: str) -> float:
-        """Return its time on this GPU over that of the kernel that the utilization model prices."""
+        """Return its time on a GPU over the time of the kernel that the utilization model predicts."""
         major = str(int(gpu.compute_capability))
         return self.times.get("any", {}).get(phase, 1.0) * self.times.get(major, {}).get(phase, 1.0)
 
@@ -53,7 +53,7 @@ class TileTable:
 
 @dataclass(frozen=True, slots=True)
 class SplitK:
-    """Parts into which a library cuts `k`, and the share of a tile's time that each further one costs."""
+    """Numbers of parts into which a library cuts `k`, and the share of a tile's time that each further part costs."""
 
     splits: tuple[int, ...]
     cost: float
@@ -103,7 +103,7 @@ class ChannelBuffers:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Shares and bytes of a GPU's memory that the driver, a context and the allocator take."""
+    """Shares and bytes of a GPU's memory that the driver, a context and the allocator use."""
 
     usable_share: float
     thread_bytes: int
@@ -114,7 +114,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class ResidentThreads:
-    """Threads that a multiprocessor can hold, and pairs of a compute capability and another number."""
+    """Threads that a multiprocessor can hold, and exceptions as pairs of compute capability and threads."""
 
     usual: int
     other: tuple[tuple[float, int], ...]
@@ -126,7 +126,7 @@ class ResidentThreads:
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """Rates of a host, for each of its GPUs."""
+    """Rates at which a host copies and updates weights, for each of its GPUs."""
 
     copy_bytes_per_s: float
     update_bytes_per_s: float
@@ -134,7 +134,7 @@ class HostRates:
 
 @dataclass(frozen=True, slots=True)
 class HostStepLaw:
-    """How the host time of a step goes with the number of weight tensors."""
+    """Parameters of the law by which the host time of a step grows with the number of weight tensors."""
 
     usual_tensors: float
     fixed_share: float
@@ -150,7 +150,7 @@ class Constants:
     collective_s: Mapping[str, float]
     step_s: Mapping[str, float]
     gradient_s: Mapping[str, float]
-    """Host time per tensor of weights whose gradient replicas wait for."""
+    """Host time per weight tensor whose gradient the replicas wait for."""
     slowdown: float
     tensor_share: float
     pipelined_share: float
@@ -160,8 +160,7 @@ class Constants:
     irregular: float
     implicit: float
     jitter: float
-    """Relative spread of step times between ranks whose samples are alike; `uneven_jitter` is that for other
-    samples."""
+    """Relative spread of step times between ranks with similar samples; `uneven_jitter` is for other samples."""
     uneven_jitter: float
     attention: tuple[FusedAttention, ...]
     optimizer_efficiency: float
@@ -190,7 +189,7 @@ class Constants:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Constants:
-        """Return the content of a table like that of the file.
+        """Return the content of a table that is structured like the file.
 
         Raises:
             SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
@@ -229,7 +228,7 @@ class Constants:
         )
 
     def memory_factor(self, runner: str, gpu: Gpu) -> float:
-        """Return the factor on the seconds of kernels bound by memory on a GPU."""
+        """Return the factor on the seconds of kernels bound by memory on a GPU, for one kind of host execution."""
         flop_per_byte = gpu.peak("fp32") / gpu.memory_bandwidth_bytes_per_s
         return float(self.memory[runner] * (self.vector_flop_per_byte / flop_per_byte) ** self.vector_exponent)
 
@@ -241,14 +240,14 @@ class Widths:
     communication: float
     host: float
     slow_host: float
-    """Logarithm of how much slower than forecast a slow host is."""
+    """Logarithm of the factor by which a slow host is slower than forecast."""
     kernels: float
     plans: float
     unstated: Mapping[str, float]
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Widths:
-        """Return the widths of a table like that of the file.
+        """Return the widths in a table that is structured like the file.
 
         Raises:
             SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
@@ -271,7 +270,7 @@ def widths() -> Widths:
 
 @cache
 def digest() -> str:
-    """Return the SHA-256 of the values of all constants, which does not change with comments and sources."""
+    """Return the SHA-256 of the values of all constants, without comments and sources."""
     return hashlib.sha256(json.dumps(drop_sources(_read_constants()), sort_keys=True).encode()).hexdigest()
 
 

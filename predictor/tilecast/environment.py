@@ -1,4 +1,4 @@
-"""Environment variables that change forecasts, read once where a program starts: the command line, the operator."""
+"""Environment variables that change forecasts, read once where a program starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilecast.kernels import utilization
 
 
 def apply(environment: Mapping[str, str]) -> None:
-    """Take links and the utilization model from where the variables point to; without them, those that ship."""
+    """Use the links and the utilization model that environment variables name; without them, use the shipped ones."""
     hardware.use_links(environment.get(hardware.LINKS, ""))
     model, sha256 = environment.get(utilization.MODEL, ""), environment.get(utilization.MODEL_SHA256, "")
     utilization.use_model(model, sha256.strip().lower())

@@ -26,31 +26,27 @@ UNSET = "unset"
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """Cells of one framework. Types are those of a job in 16 bit; a job in FP32 holds everything in FP32."""
+    """Properties of one framework. Types are for jobs in 16 bit; a job in FP32 holds everything in FP32."""
 
     name: str
     weights: Weights
-    """Storage of a weight: 16 bit with an FP32 master (`master`); FP32 with a 16-bit cast (`autocast`); FP32 shards
-    that are gathered in 16 bit (`sharded`); 16 bit alone, for the optimizer's states too (`pure`)."""
+    """Storage of a weight: 16 bit with an FP32 master (`master`), FP32 with a 16-bit cast (`autocast`), FP32 shards
+    that are gathered in 16 bit (`sharded`), or 16 bit alone, with its optimizer states (`pure`)."""
     gradients: Gradients
-    """Type of a gradient: that of the weight as held, FP32, or FP32 unless the job is in FP16."""
+    """Type of a gradient: that of the held weight, FP32, or FP32 unless the job is in FP16."""
     gradient_copies: float
-    """Number of copies of a gradient that replicas hold: two where buckets are copies that gradients are copied into
-    and out of."""
+    """Copies of a gradient that replicas hold: 2 if gradients are copied into buckets and out of them."""
     shards_gradients: bool
-    """Whether a rank keeps only its part of the gradients under ZeRO 2. Every micro-batch scatters them there either
-    way."""
+    """Whether a rank keeps only its part of the gradients under ZeRO 2. Each micro-batch scatters them in any case."""
     reshards_weights: bool
-    """Whether ZeRO 2 spreads weights after every backward pass and gathers them before the next forward pass, rather
-    than once after the step has updated them."""
+    """Whether ZeRO 2 gathers weights before every forward pass, rather than once after the update of the step."""
     bucket_elements: float
-    """Elements of the buckets in which gradients are reduced and weights are gathered, unless `bucket_mib` states the
-    size."""
+    """Elements of the buckets that reduce gradients and gather weights, unless `bucket_mib` states their size."""
     bucket_elements_per_replica: float
-    """Elements of a bucket per replica, where that is more."""
+    """Elements of a bucket per replica, used if that gives more elements."""
     bucket_mib: tuple[float, ...]
-    """Size of the bucket that is reduced first and of the others, in MiB, infinite for one bucket. Where there is no
-    size and no number of elements either, a bucket is what a block holds."""
+    """Size of the first bucket and of the others, in MiB, infinite for one bucket. Without a size and a number of
+    elements, a bucket holds the gradients of a block."""
     sized_stages: tuple[int, ...]
     """ZeRO stages whose buckets can have a stated size."""
     bucket_copies: tuple[float, ...]
@@ -58,17 +54,17 @@ class Framework:
     gathered_blocks: float
     """Number of blocks of a ZeRO-3 model that are whole at once."""
     wgrad_placeholders: bool
-    """Whether weights get an unused gradient of their own beside the accumulated one."""
+    """Whether weights get an unused gradient beside the accumulated one."""
     composed: frozenset[Composed]
-    """Operators written as chains of element-wise ones, unless a compiler fuses them: `models.layers.CHAINS`."""
+    """Operators written as chains of element-wise ones, unless a compiler fuses them: `zoo.layers.CHAINS`."""
     fuses: frozenset[PassName]
     """Passes of `fuse.PASSES` that run with any execution."""
     loss: Loss
-    """Tensors that the cross-entropy keeps; `models.layers.logit_bytes` explains each value."""
+    """Tensors that the cross-entropy keeps; `zoo.layers.logit_bytes` explains each value."""
     loss_chunks: float
     """Number of chunks into which the logits are cut; one of them is in the loss at a time."""
     unties_embeddings: bool
-    """Whether the output layer has its own weight where the published model shares that of the embedding."""
+    """Whether the output layer has a separate weight although the published model shares that of the embedding."""
     quantized_input_bytes: float
     """Bytes that a product with a quantized weight keeps of each element of its input."""
     quantized_bits: float
@@ -76,25 +72,23 @@ class Framework:
     attention: Literal["auto", "flash", "flash1", "eager"]
     selective: Literal["attention", "operators"]
     """Operators that selective recomputation runs again: the attention core, or all but attention and every second
-    product."""
+    matrix."""
     optimizer: Literal["fused", "foreach"]
     """Whether the update is one kernel for many tensors, or one kernel for each operation on lists of tensors, which
     needs a temporary of every weight's square root. A job can choose otherwise (`fuse.passes`)."""
     updates_in_backward: bool
-    """Whether a job of one GPU without accumulation updates each weight as soon as its gradient exists, by an optimizer
-    whose states are paged out to the host."""
+    """Whether a job of one GPU without accumulation updates each weight as soon as its gradient exists. Its optimizer
+    pages its states out to the host."""
     casts_gradients: bool
     """Whether the update reads an FP32 copy of each gradient in 16 bit, spread like the optimizer's states."""
     context_bytes: float
     """Bytes that loaded libraries and their workspaces take outside the allocator, without any communicator."""
     table_gradients: Literal["rows", "whole"]
-    """Whether the gradient of an embedding table that ranks share has only the rows of the batch, or those of the whole
-    table."""
+    """Whether the gradient of a shared embedding table has only the rows of the batch, or those of the whole table."""
     table_sharding: Literal["table-wise", "row-wise"]
-    """Way in which ranks share embedding tables. With row-wise sharding, each rank looks up a part of the vectors of
-    all samples."""
+    """How ranks share embedding tables; row-wise, each rank looks up a part of the vectors of all samples."""
     allocator: Literal["caching", "expandable", "planned"]
-    """Whether memory is handed out block by block, which leaves gaps, in segments that grow, or planned ahead."""
+    """Whether memory is allocated block by block, which leaves gaps, in segments that grow, or planned ahead."""
     memory_error: float
     """Half the width of the range of a run's memory, as a share of the bill."""
     fp8_weight_bytes: float
@@ -106,17 +100,16 @@ class Framework:
     overlap: bool
     """Whether gradients are reduced behind the backward pass below ZeRO 3, which always gathers ahead."""
     tensor_overlap: Literal["none", "backward", "both"]
-    """Passes in which the exchanges of tensor parallelism run behind matrix products; without sequence parallelism this
-    is the backward pass at most."""
+    """Passes in which exchanges of tensor parallelism run behind matrix products; at most the backward pass without
+    sequence parallelism."""
     host: Literal["python", "graph"]
-    """Program that launches kernels where execution is eager: Python code, operator by operator, or a compiled
-    executor."""
+    """Program that launches kernels in eager execution: Python code for each operator, or a compiled executor."""
     clips_gradients: bool
     """Whether the norm of all gradients is computed and limited in every step."""
     grouped_products: Literal["one", "each"]
-    """Whether the products of all experts of a rank are one kernel, or each expert's product is launched by itself."""
+    """Whether the products of all experts of a rank are one kernel, or one kernel for each expert."""
     engine: str
-    """Framework whose plans it runs: itself, or another."""
+    """Name of the framework whose plans it runs: itself, or another."""
     sources: Mapping[str, str]
     """Source of each cell."""
 
@@ -128,7 +121,7 @@ class Framework:
     def sizes_buckets(self, plans: Plans) -> npt.NDArray[np.bool_]:
         """Return whether each plan's buckets can have a stated size, (n,).
 
-        It is true also where no replica exchanges any gradients.
+        It is true also if no replica exchanges any gradients.
         """
         return np.asarray(np.isin(plans.zero_stage, self.sized_stages) | (plans.data * plans.context == 1))
 
@@ -158,14 +151,14 @@ HELD_BYTES: Mapping[Weights, float] = {"master": 2.0, "autocast": 4.0, "sharded"
 
 
 def gradient_bytes(workload: Workload) -> float:
-    """Return the bytes of a gradient as it is summed over micro-batches, held and sent."""
+    """Return the bytes of a gradient that is summed over micro-batches, held and sent."""
     return 4.0 if not workload.is_mixed or of(workload).has_fp32_gradients(workload) else 2.0
 
 
 def holds_fp8_alone(workload: Workload) -> bool:
     """Return whether an FP8 job has no 16-bit copy of the weights of its layers.
 
-    That follows from its framework. Without a framework it is so with hand-written kernels, which are Transformer
+    The framework determines it. Without a framework, it is true with hand-written kernels, which are Transformer
     Engine's as in MLPerf's code.
     """
     own = workload.framework is None and workload.fused_kernels
@@ -194,5 +187,5 @@ ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if it
 
 
 def of(workload: Workload) -> Framework:
-    """Return the framework of a workload, or the defaults where it names none."""
+    """Return the framework of a workload, or the defaults if it names none."""
     return FRAMEWORKS[workload.framework or UNSET]

@@ -37,7 +37,10 @@ def read_tables(package: str, folder: str) -> Mapping[str, dict[str, Any]]:
 # pydantic could check the same, but building its schema adds a tenth of a second to the start.
 @dataclass(frozen=True, slots=True)
 class FactFile:
-    """Content of a TOML file. A path is the keys of a table from the top, with dots between them, or empty."""
+    """Content of a TOML file of numbers.
+
+    A path names a table by its keys from the top, with dots between them. The path of the whole file is empty.
+    """
 
     name: str
     tables: Mapping[str, Any]
@@ -51,7 +54,7 @@ class FactFile:
         """Return the values of a table without their sources; lists become tuples.
 
         Args:
-            path: the path of the table. A source of a table around it counts for it too.
+            path: the path of the table. The source of a table that contains it counts for it too.
             keys: the keys that the table must have besides `source`, and no others; any keys if None.
 
         Raises:
@@ -75,7 +78,7 @@ class FactFile:
         """Return the values of a table of numbers.
 
         Raises:
-            SpecError: as `values`, or a value is no number.
+            SpecError: as in `values`, or a value is no number.
         """
         return {key: self._require_number(value, path, key) for key, value in self.values(path, keys).items()}
 
@@ -83,7 +86,7 @@ class FactFile:
         """Return the values of a table as a dataclass that has a field for each key.
 
         Raises:
-            SpecError: as `values`, or a value is no number where the field is one.
+            SpecError: as in `values`, or a value is no number although its field is one.
         """
         types = {item.name: item.type for item in fields(kind)}  # type: ignore[arg-type]
         found = self.values(path, types)
@@ -110,7 +113,7 @@ class FactFile:
 
 
 def drop_sources(value: Any) -> Any:
-    """Return the value of a key of a file; of a table, the values of all its keys but the sources."""
+    """Return the value of a key of a file without sources; of a table, the values of all keys but `source`."""
     if isinstance(value, Mapping):
         return {key: drop_sources(item) for key, item in value.items() if key != "source"}
     return value[0] if _is_cell(value) else value

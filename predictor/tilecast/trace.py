@@ -1,6 +1,6 @@
-"""Traced models: the operators that a program ran on one batch, with the shapes of every tensor.
+"""Traced models: the operators that a program ran on one batch, with the shapes of all tensors.
 
-An ONNX file or a program of `torch.export` is reduced to these two classes; `tilecast.zoo.traced` turns them into a
+An ONNX file or a program of `torch.export` is reduced to these two classes. `tilecast.zoo.traced` turns them into a
 graph of kernels for any micro-batch.
 """
 
@@ -15,9 +15,9 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TraceOperator:
-    """One operator.
+    """One operator of a traced model.
 
-    `kind` is a key of `tilecast.zoo.traced.OPERATORS`; inputs and outputs name tensors, "" where an optional one is
+    `kind` is a key of `tilecast.zoo.traced.OPERATORS`. Inputs and outputs name tensors, "" for an optional one that is
     left out.
     """
 
@@ -29,10 +29,10 @@ class TraceOperator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Operators in the order they ran, on `batch` samples of `sequence` tokens (1 where samples are not tokens).
+    """Operators in the order in which they ran, on `batch` samples of `sequence` tokens (1 if samples are not tokens).
 
-    `shapes` has every tensor: the samples that come in (`inputs`), the trained `parameters`, and what operators read
-    and write. Traces compare by identity, so that values derived from one are derived once.
+    `shapes` has every tensor: the incoming samples (`inputs`), the trained `parameters`, and the tensors that operators
+    read and write. Traces compare by identity, so that values derived from one are computed once.
     """
 
     batch: int

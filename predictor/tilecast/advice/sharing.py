@@ -1,13 +1,13 @@
-"""Advise a part of a GPU for a job that cannot fill a whole one: a MIG slice, or a GPU shared with other jobs.
+"""Advice on a part of a GPU for a job that cannot fill a whole one: a MIG slice, or a GPU shared with other jobs.
 
-A slice is a GPU of its own (`tilecast.hardware.MigProfile`), priced like any other. There are two ways to share a whole
-GPU between jobs, of which each keeps its memory to itself:
+A MIG slice is a GPU by itself (`tilecast.hardware.MigProfile`) and priced like any other. There are two ways to share a
+whole GPU between jobs, each of which keeps its memory to itself:
 
-* With time-slicing one process computes at a time. k jobs that each keep the GPU busy for a share b of their steps slow
-  each other down by max(1, k b).
-* With the Multi-Process Service (MPS) all compute at once. With a k-th of the multiprocessors each
-  (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), and so about a k-th of the bandwidth and the L2, each job runs as on a GPU of
-  that size.
+* With time-slicing, one process computes at a time. If each of k jobs keeps the GPU busy for a share b of its steps,
+  they slow each other down by max(1, k b).
+* With the Multi-Process Service (MPS), all compute at once. Each has a k-th of the multiprocessors
+  (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), and so about a k-th of the bandwidth and the L2. Each runs as on a GPU of that
+  size.
 
 The slow-down is relative to the same job on the whole GPU. The cost of a job is its slow-down times its share of the
 GPU.
@@ -33,17 +33,16 @@ from tilecast.spec import Plan, Workload
 SharingMethod = Literal["mig", "mps", "timeSlicing"]
 
 MAX_SLOWDOWN = 1.25
-"""Largest slow-down at which sharing is recommended where time counts; a job with a larger one fills too much of the
-GPU."""
+"""Largest slow-down at which sharing is recommended where time counts."""
 MAX_RELATIVE_COST = 0.8
 """Largest cost of a step, relative to the whole GPU, at which sharing is recommended where cost counts."""
 MAX_JOBS = 8
-"""Most jobs of one kind that share one GPU without MIG."""
+"""Most equal jobs that share one GPU without MIG."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A job on part of a GPU, in seconds and bytes. `slowdown` is relative to the whole GPU."""
+    """A job on a part of a GPU, in seconds and bytes. `slowdown` is relative to the whole GPU."""
 
     kind: SharingMethod
     profile: str
@@ -59,7 +58,7 @@ class Share:
     slowdown: float
     memory_bytes: float
     memory_available_bytes: float
-    """Bytes of the slice; of a shared GPU those of the whole GPU, which all jobs on it fill together."""
+    """Memory of the MIG slice; with sharing, that of the whole GPU, which all jobs on it fill together."""
     cost_per_1000_steps: float | None
 
     @property
@@ -75,7 +74,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Parts of a pool's GPU that can run a job: every option that fits, and the best one if it is recommended."""
+    """Parts of a pool's GPU that can run a job: every option that fits, and the recommended one."""
 
     pool: Pool
     whole_s: float
@@ -109,7 +108,7 @@ def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time
     """Return the parts of one GPU of the pool that can run the job.
 
     Returns:
-        None if the job does not fit one GPU, or the pool's GPUs are slices already.
+        None if the job does not fit one GPU, or the pool's GPUs are MIG slices already.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -141,7 +140,7 @@ def _is_worthwhile(option: Share, objective: Objective) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _BestRun:
-    """The best plan of the job on one device."""
+    """The fastest plan of a job on one device."""
 
     workload: Workload
     priced: Priced
@@ -171,7 +170,7 @@ class _BestRun:
         profile: str = "",
         slower: float = 1.0,
     ) -> Share:
-        """Return the run as part of a GPU.
+        """Return the run as a part of a GPU.
 
         `slower` is the slow-down that neighbours add. No part is faster than the whole GPU.
         """
@@ -196,7 +195,7 @@ class _BestRun:
 
 
 def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _BestRun | None:
-    """Return the fastest plan on one device that fits and takes at most `most_bytes`."""
+    """Return the fastest plan on one device that fits and uses at most `most_bytes`; None if there is none."""
     plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), Limits(gpus=1))
     if not len(plans):
         return None
@@ -207,6 +206,7 @@ def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = n
 
 
 def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Share]:
+    """Yield the options with MIG: the fastest run on one slice of each profile."""
     for profile in hardware.mig_profiles(pool.gpu):
         run = _fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
         if run is not None:
@@ -224,7 +224,7 @@ def _mps_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Sha
 
 
 def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
-    """Return the GPU as each of several jobs sees it under MPS: all of the memory, and a part of everything else."""
+    """Return the GPU as each of several jobs uses it under MPS: all of the memory, and a part of everything else."""
     sms = gpu.sm_count // jobs
     return replace(
         gpu,
@@ -248,7 +248,7 @@ def _time_slicing_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Ite
 
 
 def _choose_share(shares: Iterator[Share], objective: Objective) -> list[Share]:
-    """Return the recommended number of jobs that costs least; without one, the smallest number."""
+    """Return the worthwhile option that costs least, or else the one with the fewest jobs."""
     every = list(shares)
     worth = [option for option in every if _is_worthwhile(option, objective)]
     return [min(worth, key=lambda option: option.relative_cost)] if worth else every[:1]

@@ -4,15 +4,16 @@ The law is alpha-beta. It is evaluated for each of NCCL's protocols (LL, LL128, 
 
     start + hops · hop latency + max(bytes / rate inside the node, bytes / rate of the network)
 
-An algorithm determines how many hops a message makes in sequence, and how many bytes the busiest rank and the busiest
-node send. The link determines the rest (`tilecast.hardware.Link`). A collective takes the fastest of its algorithms, as
+An algorithm determines the hops of a message in sequence, and the bytes that the busiest rank and the busiest node
+send. The link determines the rest (`tilecast.hardware.Link`). A collective takes the fastest of its algorithms, as
 NCCL's own cost model chooses (nccl, src/graph/tuning.cc). `size_bytes` is the whole buffer of one rank: the gathered
 output of an all-gather, the input of a reduce-scatter (nccl-tests, doc/PERFORMANCE.md).
 
 Every function takes `size_bytes` and the columns of a `Group`, which broadcast, and returns seconds of that shape:
-infinite where the algorithm cannot run, 0 for a single rank. None raises.
+infinite if the algorithm cannot run, 0 for a single rank. None raises.
 
-`seconds` is the usual entry point; `COLLECTIVES` lists every collective with its algorithms.
+`seconds` is the usual entry point. `COLLECTIVES` lists every collective with its algorithms. `link_calibration` fits
+the constants of a link to measured collectives.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Group:
     """Communication groups as columns, whose shapes broadcast.
 
     `ranks` is the number of ranks in the group, `local` the number of them in each node, and `node_ranks` the number of
-    ranks that use the node's network at once. Where one NVLink domain spans nodes, "node" means all nodes that it
-    joins, and `joined` is their number.
+    ranks that use the node's network at once. If one NVLink domain spans nodes, "node" means all nodes that it joins,
+    and `joined` is their number.
     """
 
     ranks: Floats
@@ -49,9 +50,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class _LinkLoad:
-    """Load that an algorithm puts on a group: hops in sequence, and bytes on the two kinds of link.
+    """Load that an algorithm puts on links: hops in sequence, and bytes on the two kinds of link.
 
-    `near_bytes` are sent by the busiest rank inside its node, `far_bytes` by the ranks of the busiest node into the
+    The busiest rank sends `near_bytes` inside its node. The ranks of the busiest node send `far_bytes` into the
     network.
     """
 
@@ -60,7 +61,7 @@ class _LinkLoad:
     near_bytes: Floats
     far_bytes: Floats
     scattered: bool = False
-    """Whether every node talks to every other, so that all of them meet in the network's uplinks."""
+    """Whether every node sends to every other, so that all of them meet in the network's uplinks."""
 
 
 def ring_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
@@ -103,7 +104,7 @@ def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter
 def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Return the time of reduction and multicast in the NVLink switch, and a tree between nodes (NVLS and NVLSTree).
 
-    A rank sends the buffer once and 1/g of the result. The time is infinite where no switch can reduce.
+    A rank sends the buffer once and 1/g of the result. The time is infinite if no switch can reduce.
     """
     if not intra.reduction_bytes_per_s:
         return np.full(np.broadcast(size_bytes, group.ranks, group.local).shape, np.inf)
@@ -153,7 +154,7 @@ def two_level_all_to_all(
     """Return the time of an exchange inside the node and then one message to each other node.
 
     The exchange inside the node collects the data for each other node (NCCL's PXN, hierarchical mixtures of experts).
-    Where data go to `fanout` ranks each, one copy crosses the network per node that has any of these ranks; with
+    If data go to `fanout` ranks each, one copy crosses the network per node that has any of these ranks. With
     independent ranks that is N (1 - (1 - 1/N)^fanout) of N nodes.
     """
     nodes = np.maximum(group.nodes, 1.0)
@@ -169,7 +170,7 @@ def two_level_all_to_all(
 def direct_send(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Return the time of one message from a rank to the next, at the pace of the slowest hop of the chain.
 
-    That hop crosses the network as soon as the group spans nodes, where every rank of the node sends a message at once.
+    That hop crosses the network if the group spans nodes. Then every rank of a node sends a message at once.
     """
     far = group.nodes > 1
     one, nil = np.ones_like(group.ranks), np.zeros_like(group.ranks)
@@ -186,10 +187,10 @@ def direct_send(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> F
 def synchronous_parameter_server(
     size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
-    """Return the time in which all workers push their gradients and, once all have, pull the sum.
+    """Return the time in which all workers push their gradients and, after the last, pull the sum.
 
-    It is 2 max(S / B, w S / (q B')) for w workers that send at B and q servers, each on its own node with a network of
-    B' (Li et al., OSDI 2014; the bound of Jiang et al., OSDI 2020, for either phase).
+    It is 2 max(S / B, w S / (q B')) for w workers that send at B and q servers, each on a separate node with a network
+    of B' (Li et al., OSDI 2014; the bound of Jiang et al., OSDI 2020, for either phase).
     """
     return 2 * asynchronous_parameter_server(size_bytes, group, intra, inter, servers)
 
@@ -197,7 +198,7 @@ def synchronous_parameter_server(
 def asynchronous_parameter_server(
     size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
-    """Return the time between two updates of a worker where no worker waits for the others.
+    """Return the time between two updates of a worker if no worker waits for the others.
 
     Pushes of some workers fill one direction of the network while pulls of others fill the other: max(S / B, w S / (q
     B')) (Jiang et al., OSDI 2020, section 2).
@@ -212,13 +213,13 @@ def asynchronous_parameter_server(
 Algorithm = Callable[[Floats, Group, Link, Link], Floats]
 
 LeastBytes = Callable[[Group, Link], tuple[Floats | float, Floats | float]]
-"""From (group, intra) to the shares of the buffer that a rank must send inside its node, and a node into the
-network."""
+"""Function from a group and its link inside nodes to shares of the buffer: sent by a rank in its node, and by a node.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An exchange among ranks: its algorithms by name, and the bytes that any algorithm must send.
+    """An exchange among ranks: its algorithms by name, and the least bytes that any algorithm must send.
 
     Each algorithm takes (size_bytes, group, intra, inter) and returns seconds.
     """
@@ -226,7 +227,7 @@ class Collective:
     algorithms: Mapping[str, Algorithm]
     least_bytes: LeastBytes
     program: str = ""
-    """Name of the program of nccl-tests that measures it, without `_perf`; empty where none does."""
+    """Name of the program of nccl-tests that measures it, without `_perf`; empty if none does."""
     spellings: tuple[str, ...] = ()
     """Other names that tables use for it, with or without underscores."""
 
@@ -274,7 +275,7 @@ COLLECTIVES: dict[str, Collective] = {
         {"asynchronous": asynchronous_parameter_server}, lambda group, intra: (0.0, group.local)
     ),
 }
-"""Every collective by the name that nccl-tests uses, and a parameter server that waits for all workers or for none."""
+"""Every collective by the name in nccl-tests, and parameter servers that wait for all workers or for none."""
 PROGRAMS: Mapping[str, str] = {item.program: name for name, item in COLLECTIVES.items() if item.program}
 """Collectives by the name of nccl-tests' program, without `_perf`."""
 SPELLINGS: Mapping[str, str] = {
@@ -287,7 +288,7 @@ SPELLINGS: Mapping[str, str] = {
 
 
 def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Return the time of the fastest algorithm of a collective, a key of `COLLECTIVES`."""
+    """Return the time of the fastest algorithm of a collective, which is a key of `COLLECTIVES`."""
     return _price_by_domain(
         lambda link: np.minimum.reduce(
             [algorithm(size_bytes, group, link, inter) for algorithm in COLLECTIVES[collective].algorithms.values()]
@@ -298,9 +299,9 @@ def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inte
 
 
 def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float) -> Floats:
-    """Return the time of an all-to-all of data that go to `fanout` ranks each.
+    """Return the time of an all-to-all of data that go to `fanout` ranks each; `size_bytes` counts every copy.
 
-    `size_bytes` counts every copy. The faster one counts: the exchange of all copies, or of one copy per node.
+    The faster of two exchanges counts: of all copies, or of one copy per node.
     """
     return _price_by_domain(
         lambda link: np.minimum(
@@ -315,18 +316,18 @@ def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout:
 def serve(
     size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats, *, waits: bool
 ) -> Floats:
-    """Return the time of a parameter server on `servers` nodes of its own.
+    """Return the time of a parameter server on `servers` separate nodes.
 
-    With `waits` it waits for all workers before it answers, else for none.
+    If `waits` is true, it waits for all workers before it answers, else for none.
     """
     law = synchronous_parameter_server if waits else asynchronous_parameter_server
     return _price_by_domain(lambda link: law(size_bytes, group, link, inter, servers), group, intra)
 
 
 def bandwidth_bound_s(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Return the seconds that any algorithm needs at line rate.
+    """Return the seconds that any algorithm of a collective needs at line rate.
 
-    They are the larger of two times: for the bytes that a rank must send inside its node, and for those that a node
+    They are the larger of two times: of the bytes that a rank must send inside its node, and of the bytes that a node
     must send into the network.
     """
     near, away = COLLECTIVES[collective].least_bytes(group, intra)
@@ -337,7 +338,7 @@ def bandwidth_bound_s(collective: str, size_bytes: Floats, group: Group, intra: 
 
 
 def _ring_load(size_bytes: Floats, group: Group, intra: Link, *, passes: float) -> _LinkLoad:
-    """Return the load of a ring that passes all ranks and enters every node once, with `passes` times the buffer.
+    """Return the load of a ring through all ranks that enters every node once, with `passes` times the buffer.
 
     A rank also copies or adds its own part of the buffer.
     """
@@ -360,7 +361,7 @@ def _fastest_protocol_s(
     overlapped: bool = True,
     protocols: tuple[str, ...] = PROTOCOLS,
 ) -> Floats:
-    """Return the time of the load in its fastest protocol.
+    """Return the time of a load in its fastest protocol.
 
     Bytes inside the node and in the network move at once (`overlapped`), or one after the other. A protocol that one of
     the two links lacks is not available to the collective.
@@ -386,10 +387,10 @@ def _protocol_columns(protocols: tuple[Protocol, ...]) -> Floats:
 
 
 def _bandwidth_share(group: Group, intra: Link) -> Floats | float:
-    """Return the share of the link's bandwidth that each of the group's GPUs in a node has.
+    """Return the share of a link's bandwidth that each of the group's GPUs in a node has.
 
-    A shared bus (PCIe without a switch per pair) carries n - 1 exchanges at once where n ranks use it, which slows each
-    of them by about the root of that.
+    A shared bus (PCIe without a switch per pair) carries n - 1 exchanges at once if n ranks use it. That slows each of
+    them by about the root of n - 1.
     """
     if intra.wired:
         counts, shares = zip(*intra.wired, strict=True)
@@ -402,9 +403,9 @@ def _bandwidth_share(group: Group, intra: Link) -> Floats | float:
 def _network_bandwidth(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
     """Return the network bandwidth of the group in its node, per direction.
 
-    It is the share of the group's ranks in the node's interfaces, of which a GPU drives only its own. In the uplinks of
-    a tier, a ring or tree is the traffic of one node. A scattered exchange is the traffic of every node to those
-    outside.
+    It is the share of the group's ranks in the node's interfaces; a GPU drives only its own interfaces. In the uplinks
+    of a tier, a ring or tree is the traffic of one node. A scattered exchange is the traffic of every node to nodes
+    outside the tier.
     """
     part = np.minimum(group.local / group.node_ranks, group.local * inter.gpu_nics / (inter.nics * group.joined))
     rate = inter.bandwidth_bytes_per_s * group.joined * np.minimum(part, 1.0)
@@ -417,7 +418,7 @@ def _network_bandwidth(group: Group, inter: Link, *, scattered: bool = False) ->
 
 
 def _price_by_domain(price: Callable[[Link], Floats], group: Group, intra: Link) -> Floats:
-    """Return the price on the link inside the node, or on the link beyond its domain where the group is larger."""
+    """Return the price on the link inside the node, or on the link beyond its domain if the group is larger."""
     if intra.beyond is None:
         return price(intra)
     return np.where(group.local > intra.domain, price(intra.beyond), price(intra))

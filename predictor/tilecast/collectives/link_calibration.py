@@ -3,7 +3,7 @@
 The loss is the mean absolute logarithm of predicted over measured time, with equal weight for every row, plus a light
 pull towards the constants that the link has. One constant at a time moves over a geometric grid, which narrows from
 round to round. Afterwards each constant that explains the rows no better than chance (Akaike's criterion) returns to
-its old value, so that constants which the log did not measure stay. The same rows always give the same constants.
+its old value. So constants that the log did not measure stay. The same rows always give the same constants.
 
 Read `read_log` first, then `calibrate`, which calls `fit_link`.
 """
@@ -53,7 +53,7 @@ class Measurements(Columns):
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
     def group(self) -> Group:
-        """Return the groups of ranks of the rows."""
+        """Return the communication groups of the rows."""
         return Group(self.ranks, self.local, self.node_ranks)
 
 
@@ -68,7 +68,8 @@ def predict_collectives(measured: Measurements, intra: Link, inter: Link) -> Flo
 
 
 BULK = ("simple", "share")
-"""Constant that is not fitted: bulk data move in the Simple protocol, so `efficiency` already describes its share."""
+"""Constant that is not fitted: bulk data move in the Simple protocol, so that `efficiency` already describes its share.
+"""
 CONSTANTS = (
     "efficiency", "own_share", "peer_s", "reduction_bytes_per_s", "reduction_start_s",
     *(
@@ -78,23 +79,22 @@ CONSTANTS = (
 )  # fmt: skip
 """Constants that are fitted: fields of a link and of its protocols. A constant that is 0 or absent stays so."""
 SEARCH_RANGE = 8.0
-"""Factor by which a constant may move up or down in the first round; each later round takes the root of it."""
+"""Factor by which a constant may move up or down in the first round; each later round uses the root of it."""
 REGULARIZATION = 0.001
 """Loss of moving one constant by a factor of e."""
 
 
 MIN_GAIN = 2.0
-"""Least gain of a constant that stays moved, as rows times the logarithm of the error's ratio: Akaike's price of a
-parameter."""
+"""Least gain of a constant that stays moved: rows times the logarithm of the ratio of errors (Akaike's price)."""
 
 
 def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Link:
     """Return the link with the constants that fit the rows best; constants that the rows do not measure stay.
 
     Args:
-        link: where the search starts: the link between GPUs of a node, or the network if it is `per_node`.
+        link: the link at which the search starts, inside a node, or between nodes if it is `per_node`.
         measured: rows that use the link.
-        other: the network, or the link between GPUs of a node; it does not change.
+        other: the other one of these two links, which does not change.
         rounds: number of times that every constant moves.
     """
 
@@ -108,7 +108,7 @@ def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -
         )
 
     def counts(name: str) -> bool:
-        """Return whether the time of some row depends on the constant."""
+        """Return whether the time of some row depends on a constant."""
         pairs = [(other, one) if link.per_node else (one, other) for one in (link, _scale_constant(link, name, 1.1))]
         before, after = (predict_collectives(measured, *pair) for pair in pairs)
         return bool(np.abs(np.log(after / before)).max() >= MIN_TIME_SHARE * np.log(1.1))
@@ -130,7 +130,7 @@ def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -
 def _restore_insignificant(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
     """Return the fitted link without the changes that explain the rows no better than chance.
 
-    Such constants return to their values in `link`, one after the other.
+    These constants return to their values in `link`, one after the other.
     """
     moved = {
         name
@@ -159,7 +159,7 @@ def _effective_value(link: Link, name: str) -> float:
 def _scale_constant(link: Link, name: str, factor: float) -> Link:
     """Return the link with one constant multiplied by a factor and the rates of all other constants unchanged.
 
-    A change of the efficiency leaves the rates of all protocols but the bulk one as they are.
+    A change of the efficiency leaves the rates of all protocols but the bulk one unchanged.
     """
     if name != "efficiency":
         return _set_constant(link, name, read_constant(link, name) * factor)
@@ -177,7 +177,7 @@ _ROUNDED = 5e-4
 
 
 def _round_to_three_digits(value: float, most: float) -> float:
-    """Round the value to three digits: to the nearest, or down where the nearest is more than `most`."""
+    """Return a value rounded to three digits: to the nearest, or down if the nearest is more than `most`."""
     nearest = float(f"{value:.3g}")
     return nearest if nearest <= most else float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value))
 
@@ -187,7 +187,7 @@ def _largest_share(link: Link) -> float:
 
 
 def read_constant(link: Link, name: str) -> float:
-    """Return a link's value of one of `CONSTANTS`, 0 where it has none."""
+    """Return a link's value of one of `CONSTANTS`, 0 if it has none."""
     part, _, field = name.rpartition(".")
     if not part:
         return float(getattr(link, field))
@@ -195,6 +195,7 @@ def read_constant(link: Link, name: str) -> float:
 
 
 def _set_constant(link: Link, name: str, value: float) -> Link:
+    """Return the link with another value of one of `CONSTANTS`."""
     part, _, field = name.rpartition(".")
     change: dict[str, Any] = {field: value}
     if not part:
@@ -220,7 +221,7 @@ _ROW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsLog:
-    """Content of a log of nccl-tests: out-of-place times, and the GPU that its ranks ran on."""
+    """Content of a log of nccl-tests: out-of-place times, and the GPU of its ranks."""
 
     measured: Measurements
     gpu: str
@@ -234,12 +235,12 @@ class NcclTestsLog:
 def read_log(path: Path) -> NcclTestsLog:
     """Read the standard output of nccl-tests (all_reduce_perf and others).
 
-    The file holds one run or several after each other, and may hold lines of a launcher or of NCCL between them. `#
-    Rank` lines name the ranks that took part. Rows hold size, count, type, operation, root, and the time, bandwidths
-    and errors out of place (nccl-tests, src/util.cu).
+    The file has one run or several after each other, and may have lines of a launcher or of NCCL between them. `# Rank`
+    lines name the ranks of a run. Rows have size, count, type, operation, root, and the time, bandwidths and errors out
+    of place (nccl-tests, src/util.cu).
 
     Raises:
-        SpecError: the file cannot be read, is no such log, or holds a collective, a time or a result that is wrong.
+        SpecError: the file cannot be read, is no such log, or has a collective, a time or a result that is wrong.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -266,6 +267,17 @@ def read_log(path: Path) -> NcclTestsLog:
 
 
 def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measurements:
+    """Return a row of a log as a measurement of one collective.
+
+    Args:
+        where: file and line, for messages.
+        name: name of the collective.
+        hosts: number of the group and host of each rank of the run.
+        row: fields of the row.
+
+    Raises:
+        SpecError: the row has a wrong value, or the ranks form no group that uses a link.
+    """
     if name not in collectives.PROGRAMS:
         known = ", ".join(f"{known}_perf" for known in collectives.PROGRAMS)
         problem = f"{name}_perf is not priced" if name else "the log does not name the collective"
@@ -302,7 +314,7 @@ def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.
 def toml(link: Link, source: str) -> str:
     """Return a link and its constants as the text of a file of the `LinkFile` schema.
 
-    If another link takes over beyond the link's domain, the file holds the name of that link.
+    If another link takes over beyond the link's domain, the file has the name of that link.
     """
     facts: dict[str, object] = {
         "name": link.name,
@@ -335,7 +347,7 @@ def toml(link: Link, source: str) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Return a value as TOML writes it.
+    """Return a value as TOML text.
 
     Numbers have twelve digits, so that constants stay within their bounds.
     """
@@ -350,23 +362,23 @@ def _format_value(value: object) -> str:
 class LinkCalibration:
     """A fitted link, and the mean absolute relative errors of the rows.
 
-    There are three errors: with the old constants, with the fitted ones, and where each half of the rows is predicted
-    by a fit to the other half.
+    There are three errors: with the old constants, with the fitted ones, and of each half of the rows with a fit to the
+    other half.
     """
 
     link: Link
     errors: tuple[tuple[str, int, float, float, float], ...]
-    """Collective and size class, number of rows, and the errors before the fit, after it, and of rows that were left
-    out."""
+    """Collective and size class, number of rows, and the errors before the fit, after it, and of rows left out of it.
+    """
 
 
 def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> LinkCalibration:
     """Fit a link to the rows of a log under a new name.
 
-    The 90 % range of the fitted link comes from the errors of rows that the fit did not see.
+    The 90 % range of the fitted link comes from the errors of rows that the fit did not use.
 
     Args:
-        link: where the constants start: the link between GPUs of a node, or the network if it is `per_node`.
+        link: the link at which the constants start, inside a node, or between nodes if it is `per_node`.
         measured: the rows of a log.
         other: the other one of these two links, which does not change.
         name: name of the fitted link.
