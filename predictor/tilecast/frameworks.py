@@ -71,14 +71,13 @@ class Framework:
     """Bits of a frozen weight of a layer that is quantized to 4 bits, with its scales."""
     attention: Literal["auto", "flash", "flash1", "eager"]
     selective: Literal["attention", "operators"]
-    """Operators that selective recomputation runs again: the attention core, or all but attention and every second
-    matrix."""
+    """Operators of selective recomputation: the attention core, or all but attention and every second product."""
     optimizer: Literal["fused", "foreach"]
     """Whether the update is one kernel for many tensors, or one kernel for each operation on lists of tensors, which
     needs a temporary of every weight's square root. A job can choose otherwise (`fuse.passes`)."""
     updates_in_backward: bool
-    """Whether a job of one GPU without accumulation updates each weight as soon as its gradient exists. Its optimizer
-    pages its states out to the host."""
+    """Whether, on one GPU without accumulation, weights are updated in the backward pass, with states paged to the
+    host."""
     casts_gradients: bool
     """Whether the update reads an FP32 copy of each gradient in 16 bit, spread like the optimizer's states."""
     context_bytes: float
@@ -100,8 +99,7 @@ class Framework:
     overlap: bool
     """Whether gradients are reduced behind the backward pass below ZeRO 3, which always gathers ahead."""
     tensor_overlap: Literal["none", "backward", "both"]
-    """Passes in which exchanges of tensor parallelism run behind matrix products; at most the backward pass without
-    sequence parallelism."""
+    """Passes that hide exchanges of tensor parallelism; without sequence parallelism at most the backward pass."""
     host: Literal["python", "graph"]
     """Program that launches kernels in eager execution: Python code for each operator, or a compiled executor."""
     clips_gradients: bool

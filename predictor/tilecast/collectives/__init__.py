@@ -213,8 +213,7 @@ def asynchronous_parameter_server(
 Algorithm = Callable[[Floats, Group, Link, Link], Floats]
 
 LeastBytes = Callable[[Group, Link], tuple[Floats | float, Floats | float]]
-"""Function from a group and its link inside nodes to shares of the buffer: sent by a rank in its node, and by a node.
-"""
+"""Function from a group and its intra-node link to the shares of the buffer that a rank and that a node must send."""
 
 
 @dataclass(frozen=True, slots=True)

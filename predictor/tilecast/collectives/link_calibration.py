@@ -68,8 +68,7 @@ def predict_collectives(measured: Measurements, intra: Link, inter: Link) -> Flo
 
 
 BULK = ("simple", "share")
-"""Constant that is not fitted: bulk data move in the Simple protocol, so that `efficiency` already describes its share.
-"""
+"""Constant that is not fitted, because `efficiency` already describes bulk data, which move in the Simple protocol."""
 CONSTANTS = (
     "efficiency", "own_share", "peer_s", "reduction_bytes_per_s", "reduction_start_s",
     *(
@@ -368,8 +367,7 @@ class LinkCalibration:
 
     link: Link
     errors: tuple[tuple[str, int, float, float, float], ...]
-    """Collective and size class, number of rows, and the errors before the fit, after it, and of rows left out of it.
-    """
+    """Collective and size class, number of rows, and errors before the fit, after it, and of rows left out."""
 
 
 def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> LinkCalibration:

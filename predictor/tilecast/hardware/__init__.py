@@ -223,8 +223,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 _CLOSE = 0.7
-"""Least similarity of two names, by difflib's ratio, to suggest one of them. The name 4090 suggests an RTX 4090, but
-MI300X suggests no B300."""
+"""Least similarity of two names (difflib's ratio) to suggest one: 4090 suggests RTX 4090, MI300X suggests no B300."""
 
 
 def find_link(name: str) -> Link:

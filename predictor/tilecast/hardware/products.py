@@ -127,8 +127,7 @@ MIG_INFIX = "-mig-"
 PROTOCOLS = ("ll", "ll128", "simple")
 """NCCL's protocols to move bytes: with a flag in every 8 bytes, with one in every 128 bytes, or in plain chunks."""
 MESSAGE = "message"
-"""Name of a further protocol, by which a message from one rank to another can move. On a link that does not state it,
-messages move like collectives."""
+"""Name of a further protocol for a message from rank to rank; if a link lacks it, messages move like collectives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ class Candidates:
     usable: tuple[CandidatePool, ...]
     rejections: tuple[Rejection, ...]
     baseline: Baseline | None
-    """The job's own request: the pool that its selectors or its queue's order of flavors lead to. It is None if they
-    leave the pool open, or if the job requests no GPU."""
+    """The job's own GPUs on the pool that its selectors or its queue's flavors lead to; None if there is no single one.
+    """
 
     @property
     def pools(self) -> list[Pool]:

@@ -251,8 +251,7 @@ class KernelWork:
     flops: Floats
     moved_bytes: Floats
     exact: bool = True
-    """Whether the kernels run as the kind states; details do not refine a convolution that is priced as a matrix
-    product."""
+    """Whether the kernels run as the kind states; a convolution priced as a matrix product does not."""
 
     def take(self, part: npt.NDArray[np.bool_]) -> KernelWork:
         """Return the chosen kernels."""
@@ -379,8 +378,7 @@ SPILL_SHARES = {"16th": 1 / 16, "8th": 1 / 8, "6th": 1 / 6, "4th": 1 / 4, "half"
 operands that are used in between leave a kernel only a part of the cache."""
 HEATED_S = {"300us": 3e-4, "1ms": 1e-3, "3ms": 3e-3, "10ms": 1e-2, "30ms": 3e-2}
 """Times at the peak rate after which a power-limited card may have left its boost clock. L4 and T4 run FP32 products of
-a few milliseconds at 0.4 and 0.87 of their peak, and products of a tenth of a second at 0.25 and 0.45 (NeuSight's
-tables)."""
+a few milliseconds at 0.4 and 0.87 of their peak, and of a tenth of a second at 0.25 and 0.45 (NeuSight)."""
 HEAD_PADDING = 32
 """Multiple to which fused kernels pad a head."""
 ATTENTION_TILES: tuple[tuple[int, float], ...] = ((32, np.inf), (64, np.inf), (128, np.inf), (256, np.inf))

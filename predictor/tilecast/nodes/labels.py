@@ -12,8 +12,7 @@ from tilecast.hardware import normalise
 from tilecast.nodes.quantities import parse_count
 
 MEMORY_TOLERANCE = 0.1
-"""Largest relative difference between two memory sizes of one GPU. Sources differ by up to 7 % (L4: 22888, 23034 and
-24576 MiB)."""
+"""Largest relative difference between memory sizes of one GPU; sources differ by up to 7 % (L4: 22888 to 24576 MiB)."""
 
 
 class _TableModel(BaseModel):

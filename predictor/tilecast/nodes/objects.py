@@ -42,9 +42,8 @@ class Node:
     has_capacity: bool = False
     """Whether the node states any capacity, for instance its CPUs."""
     unavailable: str = ""
-    """Reason why no new pod can start on the node now; empty if one can. The node is cordoned, not ready, or tainted
-    with a passing state. The reason affects free GPUs and the present size of a pool, but never which pools there
-    are."""
+    """Reason why no new pod can start on the node now: cordoned, not ready, or tainted with a passing state; empty if
+    one can. It affects free GPUs and the present size of a pool, but never which pools there are."""
 
     @property
     def schedulable(self) -> bool:

@@ -25,8 +25,8 @@ class QueueColumns:
     due: Floats
     """Deadline of each job, else the horizon; infinite without either."""
     alone: Floats
-    """Seconds that each job takes with an equal share of every pool (`isolated_s`). For a running job, the time since
-    its arrival is added."""
+    """Seconds of each job with an equal share of every pool (`isolated_s`), plus the time that a running job has run.
+    """
     present: Ints
     """Present option of each job; -1 if it has none."""
     is_running: Ints

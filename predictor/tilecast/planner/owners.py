@@ -18,8 +18,7 @@ from tilecast.spec import Floats
 TRIED = 3
 """Most exchanges that are tried for each job: those with the largest gains for it."""
 LEAST_GAIN = 0.03
-"""Least gain of an exchange, as a share of the weighted completion times of the two jobs. Smaller gains would only make
-jobs move to and fro."""
+"""Least gain of an exchange over the weighted completion times of both jobs, so that jobs do not move to and fro."""
 
 
 def exchange_places(current: Assignment, effort: int) -> None:

@@ -24,8 +24,8 @@ class QueuePolicy:
     """Function of the columns, some jobs (k,), their options (k,) and their ends (k,). It returns the column whose
     maximum is minimized first (None for none), and the columns whose sums are minimized next, (k,) each."""
     stake: Callable[[QueueColumns, int, int, float], float]
-    """Function of the columns, a job, an option and a ratio. It returns the job's part of the deciding value, times the
-    ratio."""
+    """Function of the columns, a job, an option and a ratio. It returns the ratio times the job's part of the deciding
+    value."""
     deciding: int = 0
     """Index of the part of the score that judges a plan. Parts before it are only counts."""
     unit: Literal["seconds", "price", "ratio"] = "seconds"

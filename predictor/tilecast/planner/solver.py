@@ -35,15 +35,13 @@ _MOST_LISTED = 20_000
 _MAX_NEW_SHARE = 0.1
 """Largest share of new jobs with which a large queue is planned from the present one."""
 _RESUME_DIVISOR = 4
-"""Divisor of the effort for a queue that is planned from the present plan, because the next arrival continues from it.
-"""
+"""Divisor of the effort for a queue that is planned from the present plan, from which the next arrival continues."""
 _RESTARTS = 40
 """Number of restarts near the best plan in the search of a small queue."""
 _RESTART_MOVES = 6
 """Most jobs that a restart moves."""
 _REACH = NormalDist().inv_cdf(1 - uncertainty.ODDS) / NormalDist().inv_cdf(0.95)
-"""Factor on the half-width of a 90 % range. At a distance of the product, two forecasts are ordered wrongly with
-probability `uncertainty.ODDS`."""
+"""Half-widths between two forecasts whose order is wrong with probability `uncertainty.ODDS`."""
 MAX_LOSS = 0.03
 """Largest loss for keeping the present plan, as a share of the deciding value."""
 
