@@ -101,9 +101,7 @@ def model_flops(workload: Workload) -> float:
 
 def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
     """Return the seconds of a step on a perfect machine: every operator at the peak of compute or memory."""
-    shards = Shards(
-        *(np.array([value]) for value in (plan.micro_batch, plan.tensor, plan.find_context, plan.expert, 0))
-    )
+    shards = Shards(*(np.array([value]) for value in (plan.micro_batch, plan.tensor, plan.context, plan.expert, 0)))
     graph = zoo.build(workload, shards)
     table, repeats = _operators(graph)
     peak = pool.gpu.peak_flops.get(workload.precision, pool.gpu.peak_flops["fp32"])

@@ -16,44 +16,13 @@ from pathlib import Path
 
 from tilecast import shipped
 from tilecast.hardware.products import MESSAGE, MIG_INFIX, PROTOCOLS, Gpu, Link, MigProfile, NetworkTier, Pool, Protocol
-from tilecast.hardware.schema import (
-    NAME,
-    GpuFile,
-    LinkFile,
-    MigFile,
-    chained_link_error,
-    find_named,
-    normalise,
-    read_facts,
-)
+from tilecast.hardware.schema import NAME, GpuFile, LinkFile, MigFile, chain_error, find_named, normalise, read_facts
 from tilecast.spec import SpecError
 
 __all__ = [
-    "LINKS",
-    "MESSAGE",
-    "NAME",
-    "PROTOCOLS",
-    "Gpu",
-    "GpuFile",
-    "Link",
-    "LinkFile",
-    "MigProfile",
-    "NetworkTier",
-    "Pool",
-    "Protocol",
-    "digest",
-    "find_gpu",
-    "find_link",
-    "find_slice",
-    "gpu_facts",
-    "gpus",
-    "link_facts",
-    "links",
-    "load_gpu",
-    "load_link",
-    "mig_profiles",
-    "normalise",
-    "use_links",
+    "LINKS", "MESSAGE", "NAME", "PROTOCOLS", "Gpu", "GpuFile", "Link", "LinkFile", "MigProfile", "NetworkTier", "Pool",
+    "Protocol", "digest", "find_gpu", "find_link", "find_slice", "gpu_facts", "gpus", "link_facts", "links", "load_gpu",
+    "load_link", "mig_profiles", "normalise", "use_links",
 ]  # fmt: skip
 
 
@@ -116,7 +85,7 @@ def _read_links(folder: str) -> Mapping[str, Link]:
     joined = [item for item in facts.values() if item.beyond]
     for item in joined:
         if item.beyond in facts and item.beyond not in plain:
-            raise chained_link_error(item)
+            raise chain_error(item)
     return dict(sorted((plain | {item.name: item.link(plain) for item in joined}).items()))
 
 

@@ -21,7 +21,7 @@ class _FactModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-ModelT = TypeVar("FileT", bound=_FactModel)
+ModelT = TypeVar("ModelT", bound=_FactModel)
 Source = Annotated[str, Field(min_length=1)]
 """Source of numbers: a paper, a data sheet, source code or a fit."""
 NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
@@ -165,7 +165,7 @@ class LinkFile(_FactModel):
                 another beyond itself, or a protocol's share of the bandwidth exceeds all of it.
         """
         if self.beyond and (self.beyond == self.name or (self.beyond in known and known[self.beyond].beyond)):
-            raise chained_link_error(self)
+            raise chain_error(self)
         beyond = find_named(known, self.beyond, f"{self.name}: beyond") if self.beyond else None
         constants = self.protocols
         if isinstance(constants, str):
@@ -210,7 +210,7 @@ def normalise(product: str) -> str:
     return "-".join(words)
 
 
-def chained_link_error(link: LinkFile) -> SpecError:
+def chain_error(link: LinkFile) -> SpecError:
     """Return the error of a link whose `beyond` is the link itself, or has another link beyond it."""
     problem = f"{link.beyond!r} is the link itself or has another beyond it"
     return SpecError(f"{link.name}: beyond", problem, "name a link that has none beyond it")

@@ -52,7 +52,7 @@ class Candidates:
     def pools(self) -> list[Pool]:
         return [item.pool for item in self.usable]
 
-    def candidate_of(self, pool: str) -> CandidatePool:
+    def of(self, pool: str) -> CandidatePool:
         """Return the candidate whose pool has a name."""
         return next(item for item in self.usable if item.pool.name == pool)
 
@@ -86,9 +86,7 @@ def candidates(
     for pool in sorted(pools, key=lambda item: item.name):
         met = () if devices is None else match_devices(job, devices.get(pool.name, ()))
         candidate = (
-            _reject_unmet_claim(pool, met)
-            if isinstance(met, str)
-            else _accept_or_reject(job, pool, kinds, queue, is_placed)
+            _reject_unmet(pool, met) if isinstance(met, str) else _judge_pool(job, pool, kinds, queue, is_placed)
         )
         if isinstance(candidate, Rejection):
             rejections.append(candidate)
@@ -124,7 +122,7 @@ def settled(advice: Advice, possible: Candidates) -> Advice:
     """Return advice with offers that have free quota first, and with rejections of the pools the job may not use."""
     now, later = list[Offer](), list[Offer]()
     for offer in advice.offers:
-        candidate = possible.candidate_of(offer.pool.name)
+        candidate = possible.of(offer.pool.name)
         named = _name_met_requests(offer, candidate.device_requests)
         if candidate.flavor is None or candidate.has_room(offer.gpus):
             now.append(named)
@@ -146,7 +144,7 @@ def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
 
     The number of pods changes only if the offer has another number of GPUs and the job can be resized.
     """
-    candidate = possible.candidate_of(offer.pool.name)
+    candidate = possible.of(offer.pool.name)
     pods = None
     if offer.gpus != job.gpus:
         if not job.is_resizable or offer.gpus % job.gpus_per_pod:
@@ -161,7 +159,7 @@ def exported(offer: Offer, job: Job, possible: Candidates) -> Placement:
     If the manifest states the number of pods as a plain number, it becomes the number of nodes. Each pod then gets the
     GPUs of one node.
     """
-    candidate = possible.candidate_of(offer.pool.name)
+    candidate = possible.of(offer.pool.name)
     if not job.is_countable or (offer.gpus == job.gpus and offer.gpus_per_node == job.gpus_per_pod):
         return Placement(candidate.node_selector, candidate.tolerations)
     return Placement(candidate.node_selector, candidate.tolerations, offer.nodes, offer.gpus_per_node)
@@ -184,13 +182,13 @@ def _count_by_labels(
     return [(dict(kind), count) for kind, count in sorted(counted.items())]
 
 
-def _reject_unmet_claim(pool: Pool, request: str) -> Rejection:
+def _reject_unmet(pool: Pool, request: str) -> Rejection:
     """Return the rejection of a pool whose devices do not meet a request of the job's ResourceClaims."""
     message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
     return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
 
 
-def _accept_or_reject(
+def _judge_pool(
     job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: Queue | None, is_placed: bool
 ) -> CandidatePool | Rejection:
     """Return the part of a pool that a job may use, or the rejection of the pool.
@@ -211,7 +209,7 @@ def _accept_or_reject(
     members = [(labels, count) for labels, count in kinds if pool.node_selector.items() <= labels.items()]
     # A pool that has no node now is judged by the labels that its nodes will surely have.
     members = members or [(pool.node_selector, pool.max_nodes)]
-    reachable = [(labels, count) for labels, count in members if _job_accepts_labels(job, labels, is_placed)]
+    reachable = [(labels, count) for labels, count in members if _job_accepts(job, labels, is_placed)]
     if not reachable:
         message = "the job's node selector or affinity excludes its nodes"
         return Rejection(pool.name, "NotSelected", message, "take labels of another kind of node out of the job")
@@ -220,7 +218,7 @@ def _accept_or_reject(
     offered = [
         (flavor, nodes)
         for flavor in queue.flavors
-        if (nodes := sum(count for labels, count in reachable if _selects_labels(flavor, labels)))
+        if (nodes := sum(count for labels, count in reachable if _flavor_selects(flavor, labels)))
     ]
     if not offered:
         message = f"no flavor of ClusterQueue {queue.cluster_queue} selects its nodes"
@@ -246,7 +244,7 @@ def _limit_to_quota(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidateP
     return CandidatePool(limited, flavor, {**pool.node_selector, **flavor.node_labels}, pool.tolerations)
 
 
-def _selects_labels(flavor: Flavor, labels: Labels) -> bool:
+def _flavor_selects(flavor: Flavor, labels: Labels) -> bool:
     return flavor.node_labels.items() <= labels.items()
 
 
@@ -259,22 +257,16 @@ def _find_baseline(
     """
     if not job.gpus:
         return None
-    own = [
-        labels
-        for labels, _ in kinds
-        if all(_pods_accept_labels(pods, labels, lambda key: True) for pods in job.workers)
-    ]
+    own = [labels for labels, _ in kinds if all(_pods_accept(pods, labels, lambda key: True) for pods in job.workers)]
     if queue is not None:
-        allowed = replace(
-            queue, flavors=tuple(f for f in queue.flavors if any(_selects_labels(f, labels) for labels in own))
-        )
+        allowed = replace(queue, flavors=tuple(f for f in queue.flavors if any(_flavor_selects(f, one) for one in own)))
         first = allowed.first_flavor(job.gpus)
-        own = [labels for labels in own if first is not None and _selects_labels(first, labels)]
+        own = [labels for labels in own if first is not None and _flavor_selects(first, labels)]
     names = {pool.name for pool in pools for labels in own if pool.node_selector.items() <= labels.items()}
     return Baseline(names.pop(), job.gpus) if len(names) == 1 else None
 
 
-def _job_accepts_labels(job: Job, labels: Labels, is_placed: bool) -> bool:
+def _job_accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
     """Return whether a job accepts nodes with some labels, apart from selectors that advice replaces.
 
     The selectors that stay are selectors by other labels, pinned selectors and, if the advice will be written, the
@@ -282,14 +274,12 @@ def _job_accepts_labels(job: Job, labels: Labels, is_placed: bool) -> bool:
     """
     return all(
         pods.pinned.items() <= labels.items()
-        and _pods_accept_labels(pods, labels, lambda key: not is_choice_label(key), whole_affinity=is_placed)
+        and _pods_accept(pods, labels, lambda key: not is_choice_label(key), whole_affinity=is_placed)
         for pods in job.workers
     )
 
 
-def _pods_accept_labels(
-    pods: Pods, labels: Labels, counts: Callable[[str], bool], whole_affinity: bool = False
-) -> bool:
+def _pods_accept(pods: Pods, labels: Labels, counts: Callable[[str], bool], whole_affinity: bool = False) -> bool:
     """Return whether pods may run on a node with some labels.
 
     Args:

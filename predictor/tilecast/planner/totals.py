@@ -96,7 +96,7 @@ def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
     lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
     times = np.stack([start, solution.finish, lower, upper, gain]).T.tolist()
     places = tuple(
-        QueuedPlace(job, *row, _find_payers(solution, wish, gain, start, job) if has_payers else ())
+        QueuedPlace(job, *row, payers=_find_payers(solution, wish, gain, start, job) if has_payers else ())
         for job, row in enumerate(times)
     )
     own = QueueOutcome(solution.option, solution.finish)
