@@ -50,7 +50,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     house.add_file("jobs/kinds/zeta_job.py", "zeta_job.py")
     for folder in ("examples", "tests"):
         shutil.copy(FIXTURES / folder / "zetajob.yaml", house.folder / folder / "existing")
-    record = '    "broadcast": Collective({"ring": ring_gather}, _gathered, "broadcast"),\n'
+    record = '    "broadcast": Collective({"ring": ring_gather}, _gather_bound, "broadcast"),\n'
     house.add_line("collectives/__init__.py", record, '    "send_recv": Collective(')
     house.add_line(
         "collectives/__init__.py", '            "zeta": lambda size, *_: 0.0 * size,\n', '            "nvls": nvls_all'

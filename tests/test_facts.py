@@ -90,9 +90,9 @@ def test_a_key_must_be_there_and_a_number() -> None:
 def test_a_source_counts_for_the_tables_inside() -> None:
     tables = {"source": "", "host": {"source": "measured", "rate": {"eager": 1.0}}, "other": {"eager": [1.0, "read"]}}
     file = FactFile("hosts.toml", tables)
-    assert file.numbers("host.rate") == file.numbers("other") == {"eager": 1.0}
+    assert file.read_numbers("host.rate") == file.read_numbers("other") == {"eager": 1.0}
     with pytest.raises(SpecError, match=r"^hosts\.toml: network: is no table; add the table$"):
-        file.numbers("network")
+        file.read_numbers("network")
 
 
 def test_the_digest_is_of_the_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:

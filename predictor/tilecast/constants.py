@@ -195,36 +195,42 @@ class Constants:
             SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
         """
         file = FactFile(_NAME, table)
-        file.values("", _SECTIONS)
+        file.read_values("", _SECTIONS)
         parts = ("matrix", "attention", "convolution", "exchange", "gradients")
-        attention = file.values("attention")
+        attention = file.read_values("attention")
         return cls(
-            launch_s={mode: _read_launch_s(file, mode) for mode in file.values("launch_us", _HOSTS)},
-            collective_s={mode: cost * 1e-6 for mode, cost in file.numbers("collective_us", _HOSTS).items()},
-            step_s={mode: cost * 1e-3 for mode, cost in file.numbers("step_ms", _HOSTS).items()},
-            gradient_s={mode: cost * 1e-6 for mode, cost in file.numbers("gradient_us", _HOSTS).items()},
-            **file.numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
-            **file.numbers("alignment", ("regular_odd_part", "irregular")),
-            implicit=file.numbers("implicit", ("convolution",))["convolution"],
-            **file.numbers("scale", ("jitter", "uneven_jitter")),
-            attention=tuple(FusedAttention(name, **file.values(f"attention.{name}", _ATTENTION)) for name in attention),
-            optimizer_efficiency=file.numbers("optimizer", ("efficiency",))["efficiency"],
-            memory=file.numbers("memory", (*_HOSTS, "listed", "fused")),
-            **{f"vector_{key}": value for key, value in file.numbers("vector", ("flop_per_byte", "exponent")).items()},
-            factor=file.numbers("factor", parts),
-            kernels=file.record(KernelConstants, "kernels"),
-            tiles={
-                units: file.record(TileTable, f"tiles.{units}") for units in file.values("tiles", ("simt", "tensor"))
+            launch_s={mode: _read_launch_s(file, mode) for mode in file.read_values("launch_us", _HOSTS)},
+            collective_s={mode: cost * 1e-6 for mode, cost in file.read_numbers("collective_us", _HOSTS).items()},
+            step_s={mode: cost * 1e-3 for mode, cost in file.read_numbers("step_ms", _HOSTS).items()},
+            gradient_s={mode: cost * 1e-6 for mode, cost in file.read_numbers("gradient_us", _HOSTS).items()},
+            **file.read_numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
+            **file.read_numbers("alignment", ("regular_odd_part", "irregular")),
+            implicit=file.read_numbers("implicit", ("convolution",))["convolution"],
+            **file.read_numbers("scale", ("jitter", "uneven_jitter")),
+            attention=tuple(
+                FusedAttention(name, **file.read_values(f"attention.{name}", _ATTENTION)) for name in attention
+            ),
+            optimizer_efficiency=file.read_numbers("optimizer", ("efficiency",))["efficiency"],
+            memory=file.read_numbers("memory", (*_HOSTS, "listed", "fused")),
+            **{
+                f"vector_{key}": value
+                for key, value in file.read_numbers("vector", ("flop_per_byte", "exponent")).items()
             },
-            split_k=file.record(SplitK, "split_k"),
-            nccl=(nccl := file.record(NcclConstants, "nccl")),
-            channel_buffers={link: _read_channel_buffers(file, link, nccl) for link in file.values("channels")},
-            device_memory=file.record(DeviceMemory, "device_memory"),
-            resident_threads=file.record(ResidentThreads, "resident_threads"),
-            host=file.record(HostRates, "host"),
-            host_step=file.record(HostStepLaw, "host_step"),
-            contention=file.numbers("contention", ("link_share",))["link_share"],
-            sharing=file.numbers("sharing", ("mig", "mps", "timeSlicing")),
+            factor=file.read_numbers("factor", parts),
+            kernels=file.read_record(KernelConstants, "kernels"),
+            tiles={
+                units: file.read_record(TileTable, f"tiles.{units}")
+                for units in file.read_values("tiles", ("simt", "tensor"))
+            },
+            split_k=file.read_record(SplitK, "split_k"),
+            nccl=(nccl := file.read_record(NcclConstants, "nccl")),
+            channel_buffers={link: _read_channel_buffers(file, link, nccl) for link in file.read_values("channels")},
+            device_memory=file.read_record(DeviceMemory, "device_memory"),
+            resident_threads=file.read_record(ResidentThreads, "resident_threads"),
+            host=file.read_record(HostRates, "host"),
+            host_step=file.read_record(HostStepLaw, "host_step"),
+            contention=file.read_numbers("contention", ("link_share",))["link_share"],
+            sharing=file.read_numbers("sharing", ("mig", "mps", "timeSlicing")),
         )
 
     def memory_factor(self, runner: str, gpu: Gpu) -> float:
@@ -253,7 +259,7 @@ class Widths:
             SpecError: a key is missing or unknown, or a number has no source; the message names file and key.
         """
         file = FactFile(_NAME, table)
-        return cls(**file.numbers("range", _WIDTHS), unstated=file.numbers("unstated", _FAMILIES))
+        return cls(**file.read_numbers("range", _WIDTHS), unstated=file.read_numbers("unstated", _FAMILIES))
 
 
 @cache
@@ -275,12 +281,12 @@ def digest() -> str:
 
 
 def _read_launch_s(file: FactFile, mode: str) -> tuple[float, float]:
-    cost = file.numbers(f"launch_us.{mode}", ("forward", "backward"))
+    cost = file.read_numbers(f"launch_us.{mode}", ("forward", "backward"))
     return cost["forward"] * 1e-6, cost["backward"] * 1e-6
 
 
 def _read_channel_buffers(file: FactFile, link: str, nccl: NcclConstants) -> ChannelBuffers:
-    opened = file.numbers(f"channels.{link}", ("collective", "peer"))
+    opened = file.read_numbers(f"channels.{link}", ("collective", "peer"))
     return ChannelBuffers(
         float(opened["collective"] * nccl.channel_buffers * nccl.buffer_bytes),
         float(opened["peer"] * nccl.buffer_bytes),

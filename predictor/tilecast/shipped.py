@@ -50,7 +50,7 @@ class FactFile:
         """Return the content of the TOML file `name` in the folder of a Python package."""
         return cls(name, read_table(package, name))
 
-    def values(self, path: str, keys: Collection[str] | None = None) -> dict[str, Any]:
+    def read_values(self, path: str, keys: Collection[str] | None = None) -> dict[str, Any]:
         """Return the values of a table without their sources; lists become tuples.
 
         Args:
@@ -74,22 +74,22 @@ class FactFile:
             raise SpecError(self._name_key(path, missing[0]), "is missing", "add it, with its source")
         return {key: self._read_value(value, path, key, sourced) for key, value in found.items()}
 
-    def numbers(self, path: str, keys: Collection[str] | None = None) -> dict[str, float]:
+    def read_numbers(self, path: str, keys: Collection[str] | None = None) -> dict[str, float]:
         """Return the values of a table of numbers.
 
         Raises:
-            SpecError: as in `values`, or a value is no number.
+            SpecError: as in `read_values`, or a value is no number.
         """
-        return {key: self._require_number(value, path, key) for key, value in self.values(path, keys).items()}
+        return {key: self._require_number(value, path, key) for key, value in self.read_values(path, keys).items()}
 
-    def record(self, kind: type[RecordT], path: str) -> RecordT:
+    def read_record(self, kind: type[RecordT], path: str) -> RecordT:
         """Return the values of a table as a dataclass that has a field for each key.
 
         Raises:
-            SpecError: as in `values`, or a value is no number although its field is one.
+            SpecError: as in `read_values`, or a value is no number although its field is one.
         """
         types = {item.name: item.type for item in fields(kind)}  # type: ignore[arg-type]
-        found = self.values(path, types)
+        found = self.read_values(path, types)
         for key, value in found.items():
             if types[key] in ("int", "float"):
                 self._require_number(value, path, key)

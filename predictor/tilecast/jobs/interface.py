@@ -12,20 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.jobs import keys
 from tilecast.jobs.device_requests import ClaimReference, DeviceRequest, read_references
-from tilecast.jobs.keys import (
-    ADMISSION_GATES,
-    ADVISOR,
-    APPLIED,
-    BATCH_SCHEDULERS,
-    CHOSEN_LABELS,
-    ENABLED,
-    IGNORE,
-    MODE,
-    NEXT_QUEUE,
-    PRIORITY_CLASS,
-    QUEUE,
-)
 from tilecast.jobs.quantities import count_or_default, format_like, requested_gpus
 from tilecast.jobs.shapes import POD, require_shape
 from tilecast.nodes import choice_labels, gpu_resource
@@ -102,14 +90,16 @@ class Job:
     @property
     def other_scheduler(self) -> str:
         """Name of the batch scheduler that decides where the job runs, KAI or Volcano; empty if neither does."""
-        named = (item.scheduler for item in self.pods if item.scheduler in BATCH_SCHEDULERS)
-        by_queue = (name for name, key in BATCH_SCHEDULERS.items() if key in self.labels or key in self.annotations)
+        named = (item.scheduler for item in self.pods if item.scheduler in keys.BATCH_SCHEDULERS)
+        by_queue = (
+            name for name, key in keys.BATCH_SCHEDULERS.items() if key in self.labels or key in self.annotations
+        )
         return next(named, "") or next(by_queue, "")
 
     @property
     def workload_priority_class(self) -> str:
         """Name of the WorkloadPriorityClass by which Kueue admits the job; empty if its pods' class decides."""
-        return self.labels.get(PRIORITY_CLASS, "")
+        return self.labels.get(keys.PRIORITY_CLASS, "")
 
     @property
     def pod_priority_class(self) -> str:
@@ -124,22 +114,23 @@ class Job:
     @property
     def current_queue(self) -> str:
         """Name of the LocalQueue that the job is in."""
-        return self.labels.get(QUEUE, "")
+        return self.labels.get(keys.QUEUE, "")
 
     @property
     def next_queue(self) -> str:
         """Name of the LocalQueue that the job moves to once it is placed; empty if it stays."""
-        return self.annotations.get(NEXT_QUEUE, "").strip() if self.current_queue else ""
+        return self.annotations.get(keys.NEXT_QUEUE, "").strip() if self.current_queue else ""
 
     @property
     def gates(self) -> tuple[str, ...]:
         """Names of the gates that must be removed before Kueue admits the job."""
-        return tuple(filter(None, (name.strip() for name in self.annotations.get(ADMISSION_GATES, "").split(","))))
+        names = (name.strip() for name in self.annotations.get(keys.ADMISSION_GATES, "").split(","))
+        return tuple(filter(None, names))
 
     @property
     def is_gated(self) -> bool:
         """Whether Kueue waits for Tilecast to remove its gate."""
-        return ADVISOR in self.gates
+        return keys.ADVISOR in self.gates
 
     @property
     def is_parked(self) -> bool:
@@ -158,14 +149,14 @@ class Job:
     @property
     def is_suspended_for_us(self) -> bool:
         """Whether its author suspended it in mode Initial, without Kueue, and it has never run or been released."""
-        by_mode = self.is_suspended and self.annotations.get(MODE) == "Initial" and not self.queue
-        return by_mode and APPLIED not in self.annotations and not self.has_started
+        by_mode = self.is_suspended and self.annotations.get(keys.MODE) == "Initial" and not self.queue
+        return by_mode and keys.APPLIED not in self.annotations and not self.has_started
 
     def is_enabled(self, namespace_labels: Mapping[str, str]) -> bool:
         """Return whether the job requests advice by label; its own label takes precedence over the namespace's."""
-        if self.annotations.get(IGNORE, "false").lower() == "true":
+        if self.annotations.get(keys.IGNORE, "false").lower() == "true":
             return False
-        return self.labels.get(ENABLED, namespace_labels.get(ENABLED, "")).lower() == "true"
+        return self.labels.get(keys.ENABLED, namespace_labels.get(keys.ENABLED, "")).lower() == "true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +306,7 @@ def chosen_labels(job: Job, chosen: Mapping[str, str]) -> list[str]:
 
 def unplaced(job: Job) -> Job:
     """Return a placed job without its node choice."""
-    ours = set(job.annotations.get(CHOSEN_LABELS, "").split(","))
+    ours = set(job.annotations.get(keys.CHOSEN_LABELS, "").split(","))
 
     def left(pods: Pods) -> Mapping[str, str]:
         others = {

@@ -242,7 +242,7 @@ def _corrections_differ(one: Correction, two: Correction, tolerance: float) -> b
 def shipped_deviations() -> Mapping[str, float]:
     """Return the standard deviations of `calibration.toml` by level."""
     file = FactFile.read_shipped("tilecast.learning", "calibration.toml")
-    return file.numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
+    return file.read_numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 
 
 def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibration:
@@ -427,21 +427,17 @@ class RunFit:
             most |= Counter({} if is_apart else shared)
         members.subtract(most)
         effects = sorted(
-            (effect for effect, count in counts.items() if count >= MIN_OBSERVATIONS), key=_group_of_effect
+            (effect for effect, count in counts.items() if count >= MIN_OBSERVATIONS), key=lambda effect: effect[1]
         )
         ratio, width = self._factors(effects)
         runs = sum(len(one.runs) for one in (self, *self.others))
-        corrections = [
-            Correction(effect[1], float(f"{each:.4g}"), float(f"{wide:.3g}"), runs, members[effect], counts[effect])
-            for effect, each, wide in zip(effects, ratio, width, strict=True)
-        ]
-        software = [effect[0] == SOFTWARE for effect in effects]
-        return Calibration(
-            tuple(one for one, is_software in zip(corrections, software, strict=True) if not is_software),
-            tuple(
-                replace(one, width=1.0) for one, is_software in zip(corrections, software, strict=True) if is_software
-            ),
-        )
+        by_group, by_software = list[Correction](), list[Correction]()
+        for effect, each, wide in zip(effects, ratio.tolist(), width.tolist(), strict=True):
+            is_software = effect[0] == SOFTWARE
+            numbers = float(f"{each:.4g}"), 1.0 if is_software else float(f"{wide:.3g}")
+            correction = Correction(effect[1], *numbers, runs, members[effect], counts[effect])
+            (by_software if is_software else by_group).append(correction)
+        return Calibration(tuple(by_group), tuple(by_software))
 
     def _factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
         """Return the factors on forecasts of groups, and the half-widths of their ranges, (k,) each."""
@@ -505,10 +501,6 @@ def _effects_of_run(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
     """Return the deviations that a run has in common with others."""
     software: list[_Effect] = [(SOFTWARE, (run.framework, run.family))] if run.framework else []
     return [effect for effect in (*_containing_groups(group(run)), *software) if effect[0] in levels]
-
-
-def _group_of_effect(effect: _Effect) -> Key:
-    return effect[1]
 
 
 def _unshared_covariance(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:

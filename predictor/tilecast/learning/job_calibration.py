@@ -235,7 +235,7 @@ def small_deviation_share(family: str) -> float:
 
 def _read_job_table() -> Mapping[str, Any]:
     keys = (*LEVELS, "run", "report", "usual", "small", "large", "narrowing")
-    return FactFile.read_shipped("tilecast.learning", "calibration.toml").values("job", keys)
+    return FactFile.read_shipped("tilecast.learning", "calibration.toml").read_values("job", keys)
 
 
 @dataclass(frozen=True, slots=True)
