@@ -6,15 +6,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
-
 import tilecast
 from tilecast.advice import Advice
 from tilecast.api.status import ModelVersion
 from tilecast.nodes import NodesReport
 from tilecast_operator.answer import Answer, reason
 from tilecast_operator.free_gpus import Free
-from tilecast_operator.metrics.declared import build_all
 from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
 from tilecast_operator.metrics.groups import BoundedGroups, Series
 from tilecast_operator.observed.calibrator import Calibrator, Score
@@ -35,10 +32,7 @@ class Metrics(MetricFamilies):
     """Every metric, in a registry of its own."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
-        ProcessCollector(namespace="tilecast", registry=self.registry)
-        self._of_the_cluster = build_all(self, self.registry)
+        super().__init__()
         staged = tuple((stage,) for stage in STAGES)
         steps: Series = {self.predicted: ((),), self.observed: ((),), self.error: staged, self.absolute: staged}
         covered: Series = dict.fromkeys((self.interval, self.interval_runs), (("true",), ("false",)))
@@ -60,7 +54,7 @@ class Metrics(MetricFamilies):
         self.leader.set(is_leading)
         if is_leading != self._is_leading:
             self._is_leading = is_leading
-            for collector in self._of_the_cluster:
+            for collector in self.leader_gauges:
                 (self.registry.register if is_leading else self.registry.unregister)(collector)
 
     def count_write(self, resource: str, outcome: str) -> None:
