@@ -26,6 +26,7 @@ from operator_scale import (
     ApiServer,
     Cluster,
     Operator,
+    answer_last,
     idle,
     job,
     metric,
@@ -154,12 +155,13 @@ async def recorded(api: ApiServer) -> tuple[dict[str, str], int]:
     return jobs, sum(len(item["spec"].get("runs", ())) for item in learnings)
 
 
-async def restart(api: ApiServer, operator: Operator) -> None:
+async def restart(api: ApiServer, operator: Operator, namespaces: int) -> None:
     """Restart the operator, and print what it lost."""
     corrected, (jobs, runs) = metric(operator, "tilecast_own_runs_jobs"), await recorded(api)
     operator.stop()
     began = time.monotonic()
     operator.start()
+    await answer_last(api, max(path(number, namespaces) for number in range(namespaces)))
     await idle(operator)
     took_s, (jobs_now, runs_now) = time.monotonic() - began - QUIET_S, await recorded(api)
     other, (now, most) = sum(jobs_now[uid] != version for uid, version in jobs.items()), resident_mb(operator)
@@ -179,7 +181,7 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> None:
             numbers = await load(api, operator, options)
             await idle(operator)
             await reports(api, operator, numbers, options)
-            await restart(api, operator)
+            await restart(api, operator, options.namespaces)
     finally:
         await api.close()
 

@@ -196,8 +196,8 @@ async def idle(operator: Operator) -> None:
 async def answer_last(api: ApiServer, path: str = JOBS) -> float:
     """Create a job that every list has last, wait for its answer, and return the operator's writes meanwhile.
 
-    An operator that has just started has no work before its first list of jobs, which looks like idleness. Once this job
-    is answered, it has seen all others.
+    An operator that has just started has no work before its first list of jobs, which looks like idleness. It has seen
+    all jobs once this one is answered.
     """
     name, writes = f"zz-{time.time_ns()}", await api.writes()
     await api.create(path, job(name, 0))

@@ -22,6 +22,7 @@ from tilecast.calibration import Calibration, Correction
 from tilecast.render import units
 from tilecast.spec import SpecError, Workload
 from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.assembly import ALTERNATIVES
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.kube.documents import Author, Note, event
 from tilecast_operator.kube.kinds import Key
@@ -227,6 +228,15 @@ def test_the_same_event_has_the_same_name() -> None:
         "name": "job",
         "uid": "uid",
     }
+
+
+def test_events_that_differ_in_alternatives_only_have_the_same_name() -> None:
+    author = Author("c", "me", (), ALTERNATIVES)
+    texts = ("pool: there is no 'x'; known: a, b", "pool: there is no 'x'; known: a", "pool: there is no 'y'; known: a")
+    bodies = [event(Note("Warning", "R", text), author, Key("Job", "ns", "j"), "v1", "uid", NOW) for text in texts]
+    assert [body["message"] for body in bodies] == list(texts)
+    first, second, third = (body["metadata"]["name"] for body in bodies)
+    assert first == second != third
 
 
 @given(st.floats(min_value=1e-9, max_value=1e12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -63,6 +64,9 @@ WORKERS = 512
 """Keys that are worked on at once: so many that a job waits for its own search only, which jobs with equal questions
 share. One namespace has half of them at most."""
 
+ALTERNATIVES = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
+"""End of an error's text that names what there is instead, such as the pools of this moment."""
+
 DEFAULT_TIMINGS = Timings()
 
 
@@ -98,7 +102,7 @@ class Assembly:
         self.journal = journal = Journal(settings.journal, KINDS)
         quarantine = quarantine_in(settings.journal, journal.suspects, clock)
         cache = Cache(journal, quarantine)
-        author = Author(COMPONENT, settings.instance, ADVICE_KEYS)
+        author = Author(COMPONENT, settings.instance, ADVICE_KEYS, ALTERNATIVES)
         writer = Writer(
             client, cache, leadership, metrics.count_write, lambda: stamp(clock()), author, KINDS, settings.writers
         )

@@ -23,14 +23,6 @@ class Note:
     reason: str
     text: str
 
-    @property
-    def state(self) -> tuple[str, str, str]:
-        """Content without the names of what there is instead: these change while the state stays the same."""
-        return self.type, self.reason, _INSTEAD.sub("", self.text)
-
-
-_INSTEAD = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
-
 
 @dataclass(frozen=True, slots=True)
 class Author:
@@ -42,6 +34,12 @@ class Author:
     """Name of this replica in Events."""
     annotations: tuple[str, ...]
     """Every annotation that the operator writes, so that one that it no longer applies can be removed."""
+    variable_text: re.Pattern[str] = re.compile(r"(?!)")
+    """Part of the text of a note that may change while the state of the object stays the same."""
+
+    def state(self, note: Note) -> tuple[str, str, str]:
+        """Return type, reason and invariable text of a note; they are equal as long as the object's state is."""
+        return note.type, note.reason, self.variable_text.sub("", note.text)
 
 
 def event(note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = "") -> Document:
@@ -50,7 +48,7 @@ def event(note: Note, author: Author, about: Key, api_version: str, uid: str, no
     Its name is a digest of the state and the occasion, so that saying it twice creates it once. An Event about
     an object without a namespace is in `default`, as those of the kubelet are.
     """
-    _, reason, state = note.state
+    _, reason, state = author.state(note)
     parts = (uid, reason, state[:MAX_NOTE], *((occasion,) if occasion else ()))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     involved = {"apiVersion": api_version, "kind": about.kind, "name": about.name, "uid": uid}

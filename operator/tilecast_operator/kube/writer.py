@@ -61,7 +61,7 @@ class Writer:
         self._leadership = leadership
         self._count = count
         self._now = now
-        self._author = author
+        self.author = author
         self._kinds = kinds
         self._turns = Turns(at_once)
 
@@ -102,7 +102,7 @@ class Writer:
         if subresource:
             operations = replaced_status(document)
             return await self._counted(resource, _claim(key), lambda: self._client.patch(path, operations))
-        merged = merged_annotations(document, self._author.annotations)
+        merged = merged_annotations(document, self.author.annotations)
         return await self._counted(resource, _claim(key), lambda: self._client.merge(path, merged))
 
     async def patch(
@@ -140,7 +140,7 @@ class Writer:
         now = self._now()
         occasions = ("", now) if is_change else ("",)
         for occasion in occasions:
-            body = event(note, self._author, key, self._kinds[key.kind].api_version, uid, now, occasion)
+            body = event(note, self.author, key, self._kinds[key.kind].api_version, uid, now, occasion)
             path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
             try:
                 if await self._counted("events", _claim(key), partial(self._create, path, body)):
