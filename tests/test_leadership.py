@@ -130,7 +130,7 @@ async def test_a_process_that_was_stopped_finds_its_right_gone() -> None:
     leadership.extend(time.monotonic() + 0.2)
 
     async def write() -> str:
-        async with leadership.writing():
+        async with leadership.guard_write():
             return "written"
 
     assert await write() == "written"
@@ -152,7 +152,7 @@ async def test_a_write_that_outlasts_the_lease_is_broken_off_and_one_that_does_n
     leadership = Leadership(is_alone=False)
 
     async def write(seconds: float) -> str:
-        async with leadership.writing():
+        async with leadership.guard_write():
             await asyncio.sleep(seconds)
             return "written"
 
@@ -388,12 +388,12 @@ async def test_a_replica_trusts_the_certificate_that_it_serves_and_not_who_signe
     path, texts = tmp_path / "tls.crt", [(tmp_path / name / "tls.crt").read_text() for name in ("ours", "signer")]
     path.write_text("".join(texts))
     relay = Relay(Leadership(is_alone=False), None, str(path))
-    first = relay._trust()
+    first = relay._leader_tls()
     assert isinstance(first, ssl.SSLContext) and first.cert_store_stats()["x509"] == 1
-    assert relay._trust() is first, "a connection is used again by requests of the same context alone"
+    assert relay._leader_tls() is first, "a connection is used again by requests of the same context alone"
     path.write_text(texts[1])
     os.utime(path, (1.0, 1.0))
-    second = relay._trust()
+    second = relay._leader_tls()
     assert isinstance(second, ssl.SSLContext) and second is not first
     assert second.cert_store_stats()["x509"] == 2, "the other replica may still serve the one before"
 

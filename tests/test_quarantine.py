@@ -17,7 +17,7 @@ from doomed_operator import HONEST
 from operator_store import JOBS, Store, job, on_first_pool, operator, ready, settled
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.quarantine import EVERYTHING, FIRST_S, MOST_S, Quarantine, Record, records_after
+from tilecast_operator.kube.quarantine import EVERYTHING, FIRST_S, MOST_S, DeathRecord, Quarantine, add_deaths
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.quarantine import digest, minimal_job, quarantine_in
 from tilecast_operator.objects.tables import Cache
@@ -53,28 +53,28 @@ def test_the_operator_dies_a_few_times_then_everybody_is_answered(tmp_path: Path
 
 
 def test_an_object_is_set_aside_at_the_death_at_which_it_alone_can_be_to_blame() -> None:
-    alone = records_after({}, [BOMB], 0.0)
-    assert alone[BOMB] == Record(1, 0.0, FIRST_S)
-    several = records_after({}, [BOMB, HONEST_JOB], 0.0)
+    alone = add_deaths({}, [BOMB], 0.0)
+    assert alone[BOMB] == DeathRecord(1, 0.0, FIRST_S)
+    several = add_deaths({}, [BOMB, HONEST_JOB], 0.0)
     assert several[BOMB].until_s == several[HONEST_JOB].until_s == 0.0
-    again = records_after(several, [BOMB, NODE], 60.0)
+    again = add_deaths(several, [BOMB, NODE], 60.0)
     assert again[BOMB].until_s > 60.0 and again[HONEST_JOB].until_s == again[NODE].until_s == 0.0
-    forgotten = records_after(several, [BOMB, NODE], 2 * 86_400.0)
+    forgotten = add_deaths(several, [BOMB, NODE], 2 * 86_400.0)
     assert forgotten[BOMB].until_s == 0.0 and HONEST_JOB not in forgotten
 
 
 def test_the_wait_grows_and_a_namespace_of_many_such_objects_is_set_aside_as_a_whole() -> None:
-    records: dict[Key, Record] = {}
+    records: dict[Key, DeathRecord] = {}
     now_s, waits = 0.0, []
     for _ in range(6):
-        records = records_after(records, [BOMB], now_s)
+        records = add_deaths(records, [BOMB], now_s)
         waits.append(records[BOMB].until_s - now_s)
         now_s = records[BOMB].until_s
     assert waits[0] == FIRST_S and waits == sorted(waits) and waits[-1] == MOST_S
     records = {}
     for number in range(3):
         assert Key(EVERYTHING, "a") not in records or not records[Key(EVERYTHING, "a")].until_s
-        records = records_after(records, [Key("Job", "a", f"bomb-{number}")], float(number))
+        records = add_deaths(records, [Key("Job", "a", f"bomb-{number}")], float(number))
     assert records[Key(EVERYTHING, "a")].until_s > 0.0
 
 

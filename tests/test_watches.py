@@ -169,13 +169,13 @@ def test_ages_are_measured_by_the_clock_of_the_api_server() -> None:
     true_s, ticks = 1_700_000_000.0, [500.0]
     clock = ServerClock(lambda: true_s + 25 * 3600, lambda: ticks[0])
     assert clock() == true_s + 25 * 3600, "until it has answered"
-    clock.note("Tue, 14 Nov 2023 22:13:20 GMT")
+    clock.set_from_header("Tue, 14 Nov 2023 22:13:20 GMT")
     assert clock() == true_s
     ticks[0] += 60.9
-    clock.note("Tue, 14 Nov 2023 22:14:20 GMT")
+    clock.set_from_header("Tue, 14 Nov 2023 22:14:20 GMT")
     assert clock() == pytest.approx(true_s + 60.9), "a fraction that was cut off puts nothing back"
-    clock.note("yesterday")
-    clock.note("Tue, 14 Nov 2023 21:13:20 GMT")
+    clock.set_from_header("yesterday")
+    clock.set_from_header("Tue, 14 Nov 2023 21:13:20 GMT")
     assert clock() == pytest.approx(true_s - 3600), "a clock that was put right is followed"
 
 

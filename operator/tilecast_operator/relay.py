@@ -65,7 +65,7 @@ class Relay:
         headers = {"Authorization": request.headers.get("Authorization", "")}
         headers |= {RELAYED: "" if self._election is None else self._election.leader, CLIENT: request.remote or ""}
         try:
-            url, tls = f"{address}{request.rel_url.raw_path}", self._trust()
+            url, tls = f"{address}{request.rel_url.raw_path}", self._leader_tls()
             async with self._session.put(url, data=body, headers=headers, ssl=tls) as answer:
                 text = await answer.text()
                 later = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
@@ -78,7 +78,7 @@ class Relay:
         if self._session is not None:
             await self._session.close()
 
-    def _trust(self) -> ssl.SSLContext | bool:
+    def _leader_tls(self) -> ssl.SSLContext | bool:
         """Return a TLS context that trusts the current certificate and the one before; the leader may serve either.
 
         All requests share one context, because a connection is only reused by requests with the same context.
@@ -89,11 +89,11 @@ class Relay:
         written_ns = path.stat().st_mtime_ns
         if self._tls is None or self._tls[0] != written_ns:
             chain, before = path.read_text(), "" if self._tls is None else self._tls[1]
-            self._tls = written_ns, chain, _trusting(chain, before)
+            self._tls = written_ns, chain, _context_trusting(chain, before)
         return self._tls[2]
 
 
-def _trusting(*chains: str) -> ssl.SSLContext:
+def _context_trusting(*chains: str) -> ssl.SSLContext:
     """Return a TLS context that trusts the first certificate of each chain, whatever address serves it.
 
     Replicas mount the same Secret. The later certificates of a chain have signed certificates of others too.

@@ -65,9 +65,9 @@ class ReportGuard:
         Raises:
             Refused: the report is not read, and why.
         """
-        client = _client(address)
+        client = _client_network(address)
         try:
-            self._take_turn(client)
+            self._take_allowance(client)
             require_token(token, namespace, self._clock())
         except Refused as refused:
             self._refused(refused.outcome)
@@ -80,7 +80,7 @@ class ReportGuard:
             if not self._in_flight[client]:
                 del self._in_flight[client]
 
-    def _take_turn(self, client: str) -> None:
+    def _take_allowance(self, client: str) -> None:
         now_s = self._timer()
         left, since_s = self._left.pop(client, (self._most, now_s))
         left = min(self._most, left + (now_s - since_s) * self._rate)
@@ -89,16 +89,16 @@ class ReportGuard:
         if len(self._left) > self._max_clients:
             self._left.popitem(last=False)
         if is_late:
-            raise _too_many(math.ceil((1.0 - left) / self._rate))
+            raise _too_many_reports(math.ceil((1.0 - left) / self._rate))
         if self._in_flight.get(client, 0) >= MAX_IN_FLIGHT:
-            raise _too_many(1)
+            raise _too_many_reports(1)
 
 
-def _too_many(wait_s: int) -> Refused:
+def _too_many_reports(wait_s: int) -> Refused:
     return Refused("limited", 429, f"this client sends too many reports; report again in {wait_s} s", wait_s)
 
 
-def _client(address: str) -> str:
+def _client_network(address: str) -> str:
     """Return who is limited: an IPv4 address, or the /64 network from which one IPv6 host may choose its addresses."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
@@ -117,7 +117,7 @@ def require_token(token: str, namespace: str, now_s: float) -> None:
     """
     if not token:
         raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
-    claims = _claims(token)
+    claims = _read_claims(token)
     audiences, ends_s, begins_s = claims.get("aud"), claims.get("exp"), claims.get("nbf", 0)
     if AUDIENCE not in (audiences if isinstance(audiences, list) else [audiences]):
         raise Refused("unauthenticated", 401, f"the token is not for audience {AUDIENCE}; project one into the pod")
@@ -128,7 +128,7 @@ def require_token(token: str, namespace: str, now_s: float) -> None:
         raise Refused("forbidden", 403, f"the token is not of a service account of namespace {namespace}")
 
 
-def _claims(token: str) -> dict[str, Any]:
+def _read_claims(token: str) -> dict[str, Any]:
     parts = token.split(".")
     if len(token) <= MAX_TOKEN and len(parts) == 3 and all(parts):
         try:

@@ -19,7 +19,7 @@ class Requirement(ApiModel):
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     values: list[str] = Field(default_factory=list)
 
-    def holds(self, labels: Mapping[str, str]) -> bool:
+    def is_met_by(self, labels: Mapping[str, str]) -> bool:
         """Return whether these labels meet the requirement."""
         match self.operator:
             case "In":
@@ -62,4 +62,4 @@ class LabelSelector(ApiModel):
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Return whether something with these labels is selected."""
         has_labels = all(labels.get(key) == value for key, value in self.match_labels.items())
-        return has_labels and all(item.holds(labels) for item in self.match_expressions)
+        return has_labels and all(item.is_met_by(labels) for item in self.match_expressions)

@@ -129,44 +129,44 @@ class Api:
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
         query = self._managed | {"force": "true" if force else "false"}
-        return await self._request("PATCH", path, document, query, _APPLY, is_fenced=True)
+        return await self._request_json("PATCH", path, document, query, _APPLY, is_fenced=True)
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Apply a JSON patch (RFC 6902) to an object; return the whole object. Raises as `apply` does."""
-        return await self._request("PATCH", path, operations, self._managed, _PATCH, is_fenced=True)
+        return await self._request_json("PATCH", path, operations, self._managed, _PATCH, is_fenced=True)
 
     async def merge(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Apply a merge patch (RFC 7386) to an object; return the whole object. Raises as `apply` does."""
-        return await self._request("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True)
+        return await self._request_json("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True)
 
     async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a merge patch (RFC 7386) would make of an object; raises as `apply` does.
 
         Webhooks are called, and nothing is stored.
         """
-        return await self._request("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH)
+        return await self._request_json("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH)
 
     async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
         """Create an object; raises as `apply` does.
 
         A review that is only requested by creating it is not fenced.
         """
-        return await self._request("POST", path, document, self._managed, "application/json", is_fenced=is_fenced)
+        return await self._request_json("POST", path, document, self._managed, "application/json", is_fenced=is_fenced)
 
     async def replace(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; 409 if its resource version is not that of `document`. Raises as `apply` does."""
-        return await self._request("PUT", path, document, self._managed, "application/json")
+        return await self._request_json("PUT", path, document, self._managed, "application/json")
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         """Read an object or a list; raises as `apply` does."""
-        return await self._request("GET", path, None, query, "application/json")
+        return await self._request_json("GET", path, None, query, "application/json")
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
         """Delete an object that is still as it was seen; 409 if it is not. Raises as `apply` does."""
         options = delete_options(uid, resource_version)
-        return await self._request("DELETE", path, options, {}, "application/json", is_fenced=True)
+        return await self._request_json("DELETE", path, options, {}, "application/json", is_fenced=True)
 
-    async def lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
+    async def stream_lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
         """Yield the lines of a streamed answer until the server ends it; raises as `apply` does.
 
         Args:
@@ -175,16 +175,16 @@ class Api:
             idle_s: give up when nothing arrives for this time, in seconds.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=idle_s)
-        async with self._send("GET", path, None, query, "application/json", timeout) as response:
+        async with self._open_request("GET", path, None, query, "application/json", timeout) as response:
             if response.status >= 300:
-                raise self._refusal(response, await response.text(errors="replace"))
+                raise self._error_of_refusal(response, await response.text(errors="replace"))
             rest = b""
             async for chunk in response.content.iter_any():
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield line
 
-    async def _request(
+    async def _request_json(
         self,
         method: str,
         path: str,
@@ -194,21 +194,23 @@ class Api:
         *,
         is_fenced: bool = False,
     ) -> dict[str, Any]:
-        async with self._send(method, path, document, query, content_type, self._timeout, is_fenced) as response:
+        async with self._open_request(
+            method, path, document, query, content_type, self._timeout, is_fenced
+        ) as response:
             text = await response.text(errors="replace")
             if response.status < 300:
                 answer = self.parse(text)
-                self.clock.note(response.headers.get("Date", ""))
+                self.clock.set_from_header(response.headers.get("Date", ""))
                 return answer
-            raise self._refusal(response, text)
+            raise self._error_of_refusal(response, text)
 
-    def _refusal(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
+    def _error_of_refusal(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
         """Return the error of a refused request; log in again if the credentials have expired."""
         if response.status == 401:
             self._connection = self._login()
-        return ApiError(response.status, _message(text), _seconds(response.headers.get("Retry-After")))
+        return ApiError(response.status, _error_message(text), _retry_after_s(response.headers.get("Retry-After")))
 
-    def _send(
+    def _open_request(
         self,
         method: str,
         path: str,
@@ -225,8 +227,8 @@ class Api:
             raise ApiError(404, f"there is no object {path[:200]!r}")
         if self._session is None:
             tracing = aiohttp.TraceConfig()
-            tracing.on_request_headers_sent.append(self._before_sending)
-            tracing.on_request_chunk_sent.append(self._before_sending)
+            tracing.on_request_headers_sent.append(self._check_fence)
+            tracing.on_request_chunk_sent.append(self._check_fence)
             self._session = aiohttp.ClientSession(timeout=self._timeout, trace_configs=[tracing])
         return self._session.request(
             method,
@@ -240,7 +242,7 @@ class Api:
             trace_request_ctx=is_fenced,
         )
 
-    async def _before_sending(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    async def _check_fence(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         """Check the fence when the headers are made, and again just before they are sent with the body.
 
         The process may have been stopped in between.
@@ -249,14 +251,14 @@ class Api:
             self.fence()
 
 
-def _message(text: str) -> str:
+def _error_message(text: str) -> str:
     try:
         return str(json.loads(text).get("message", ""))[:500]
     except (ValueError, AttributeError):
         return text[:200]
 
 
-def _seconds(text: str | None) -> float | None:
+def _retry_after_s(text: str | None) -> float | None:
     """Return the wait that a Retry-After header requests, within bounds; None if it is no number of seconds."""
     try:
         asked_s = float(text or "")

@@ -10,7 +10,7 @@ import kopf
 from tilecast_operator.kube.client import Connection
 
 
-def read(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
+def read_credentials(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
     """Return the credentials of the pod or of the kubeconfig.
 
     If a kubeconfig calls a program for credentials, the official client is used.
@@ -23,7 +23,7 @@ def read(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
     return kopf.login_via_client(**kwargs) if info and not has_any and find_spec("kubernetes") else info
 
 
-def connection(info: kopf.ConnectionInfo | None) -> Connection | None:
+def to_connection(info: kopf.ConnectionInfo | None) -> Connection | None:
     """Return the credentials as our own client takes them."""
     if info is None:
         return None

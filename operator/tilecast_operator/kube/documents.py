@@ -42,7 +42,9 @@ class Author:
         return note.type, note.reason, self.variable_text.sub("", note.text)
 
 
-def event(note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = "") -> Document:
+def event_document(
+    note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = ""
+) -> Document:
     """Return the Event of a note.
 
     Its name is a digest of the state and the occasion, so that saying it twice creates it once. An Event about
@@ -98,11 +100,11 @@ def applied_fields(
         "resourceVersion": resource_version,
         "annotations": None if annotations is None else dict(annotations),
     }
-    document = {"apiVersion": api_version, "kind": key.kind, "metadata": _stated(metadata)}
+    document = {"apiVersion": api_version, "kind": key.kind, "metadata": _without_none(metadata)}
     return document if status is None else {**document, "status": dict(status)}
 
 
-def merged_annotations(applied: Document, ours: Iterable[str]) -> dict[str, Any]:
+def annotations_merge_patch(applied: Document, ours: Iterable[str]) -> dict[str, Any]:
     """Return the merge patch that changes annotations as this server-side apply document does.
 
     Those of `ours` that are not applied are removed.
@@ -112,7 +114,7 @@ def merged_annotations(applied: Document, ours: Iterable[str]) -> dict[str, Any]
     return {"metadata": {**metadata, "annotations": annotations}}
 
 
-def replaced_status(applied: Document) -> list[dict[str, Any]]:
+def status_json_patch(applied: Document) -> list[dict[str, Any]]:
     """Return the JSON patch that changes a status as this server-side apply document does."""
     metadata = applied["metadata"]
     seen = [
@@ -168,7 +170,7 @@ class LeaseSpec:
         }
 
 
-def lease(
+def lease_document(
     namespace: str, name: str, spec: LeaseSpec, annotations: Mapping[str, str], resource_version: str | None
 ) -> dict[str, Any]:
     """Return a Lease: a new one, or one that replaces the given resource version."""
@@ -181,11 +183,11 @@ def lease(
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": _stated(metadata),
+        "metadata": _without_none(metadata),
         "spec": spec.document(),
     }
 
 
-def _stated(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -51,7 +51,7 @@ class FairQueue(Generic[ItemT]):
         heapq.heappush(self._lines.setdefault(namespace, []), (rank, number, item))
         if namespace not in self._places:
             self._used[namespace] = max(self._used.get(namespace, 0.0), self._least)
-            self._place(namespace)
+            self._move_to_back(namespace)
 
     def withdraw(self, item: ItemT, namespace: str) -> None:
         """Stop an item from waiting for a namespace."""
@@ -63,24 +63,24 @@ class FairQueue(Generic[ItemT]):
     def remove(self, item: ItemT) -> None:
         """Remove an item."""
         self._entries.pop(item, None)
-        self._tidy()
+        self._forget_idle_namespaces()
 
-    def pop(self, may: Callable[[ItemT, str], bool] = lambda item, namespace: True) -> tuple[ItemT, str] | None:
+    def pop(self, may_run: Callable[[ItemT, str], bool] = lambda item, namespace: True) -> tuple[ItemT, str] | None:
         """Remove and return the next item and the namespace whose turn it is; None if none may go on.
 
         What the item uses is added by `charge`.
 
         Args:
-            may: tells whether the first item of a namespace may go on.
+            may_run: tells whether the first item of a namespace may go on.
         """
-        namespace = self._next(may)
+        namespace = self._next_namespace(may_run)
         if namespace is None:
             return None
         self._least = self._used[namespace]
         _, _, item = heapq.heappop(self._lines[namespace])
         del self._entries[item]
-        self._place(namespace)
-        self._tidy()
+        self._move_to_back(namespace)
+        self._forget_idle_namespaces()
         return item, namespace
 
     def charge(self, namespace: str, amount: float) -> None:
@@ -88,14 +88,14 @@ class FairQueue(Generic[ItemT]):
         if self._entries:
             self._used[namespace] = max(self._used.get(namespace, 0.0) + amount, self._least)
             if namespace in self._places:
-                self._place(namespace)
+                self._move_to_back(namespace)
 
-    def _place(self, namespace: str) -> None:
+    def _move_to_back(self, namespace: str) -> None:
         """Put a namespace behind all those that have used as much."""
         place = self._places[namespace] = (self._used[namespace], next(self._number))
         heapq.heappush(self._order, (place, namespace))
 
-    def _next(self, may: Callable[[ItemT, str], bool]) -> str | None:
+    def _next_namespace(self, may_run: Callable[[ItemT, str], bool]) -> str | None:
         """Return the first namespace whose first item may go on."""
         aside = []
         chosen = None
@@ -103,22 +103,22 @@ class FairQueue(Generic[ItemT]):
             place, namespace = self._order[0]
             if self._places.get(namespace) != place:
                 heapq.heappop(self._order)
-            elif (item := self._first(namespace)) is None:
+            elif (item := self._first_item(namespace)) is None:
                 heapq.heappop(self._order)
                 del self._places[namespace], self._lines[namespace]
-            elif not may(item, namespace):
+            elif not may_run(item, namespace):
                 aside.append(heapq.heappop(self._order))
             elif place[0] < self._least:
                 # It could not go on for a while, which earns nothing either.
                 self._used[namespace] = self._least
-                self._place(namespace)
+                self._move_to_back(namespace)
             else:
                 chosen = namespace
         for entry in aside:
             heapq.heappush(self._order, entry)
         return chosen
 
-    def _first(self, namespace: str) -> ItemT | None:
+    def _first_item(self, namespace: str) -> ItemT | None:
         """Return the first item of a namespace; drop entries that their items no longer have."""
         line = self._lines[namespace]
         while line:
@@ -128,7 +128,7 @@ class FairQueue(Generic[ItemT]):
             heapq.heappop(line)
         return None
 
-    def _tidy(self) -> None:
+    def _forget_idle_namespaces(self) -> None:
         """Forget namespaces that nobody waits for."""
         if not self._entries:
             for table in (self._lines, self._places, self._used):

@@ -63,10 +63,10 @@ class Journal:
         self._map: mmap.mmap | bytearray = bytearray(size)
         if folder:
             try:
-                self._map = _mapped(Path(folder) / FILE, size)
+                self._map = _map_file(Path(folder) / FILE, size)
             except OSError as error:
                 log.warning("journal: %s; what is read at a sudden end is not remembered", error)
-            self.suspects = _suspects(bytes(self._map), kinds)
+            self.suspects = _read_suspects(bytes(self._map), kinds)
         self._view = memoryview(self._map)
         self._view[:] = bytes(size)
         self._view[: len(RUNNING)] = RUNNING
@@ -80,29 +80,29 @@ class Journal:
     @contextmanager
     def reading(self, key: Key) -> Iterator[None]:
         """Note an object while it is read."""
-        slot = self._slot()
-        before = _write(slot, _note(key))
+        slot = self._thread_slot()
+        before = _swap_note(slot, _encode_key(key))
         try:
             yield
         finally:
-            _write(slot, before)
+            _swap_note(slot, before)
 
     @types.coroutine
     def steps(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
         """Await a coroutine; note an object while one of its steps runs, but not while it waits."""
-        note, slot = _note(key), self._slot()
+        note, slot = _encode_key(key), self._thread_slot()
         token = _CURRENT.set(note)
         value, error = None, None
         try:
             while True:
-                before = _write(slot, note)
+                before = _swap_note(slot, note)
                 try:
                     waited_for = work.send(value) if error is None else work.throw(error)
                 except StopIteration as ended:
                     result: ResultT = ended.value
                     return result
                 finally:
-                    _write(slot, before)
+                    _swap_note(slot, before)
                 try:
                     value, error = (yield waited_for), None
                 except BaseException as raised:
@@ -112,14 +112,14 @@ class Journal:
 
     def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in a thread; note the object that the calling task reads."""
-        slot = self._slot()
-        before = _write(slot, _CURRENT.get())
+        slot = self._thread_slot()
+        before = _swap_note(slot, _CURRENT.get())
         try:
             return function(*arguments)
         finally:
-            _write(slot, before)
+            _swap_note(slot, before)
 
-    def _slot(self) -> _Slot:
+    def _thread_slot(self) -> _Slot:
         slot: _Slot | None = getattr(self._local, "slot", None)
         if slot is None:
             number = next(self._numbers)
@@ -129,25 +129,25 @@ class Journal:
         return slot
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap:
+def _map_file(path: Path, size: int) -> mmap.mmap:
     with path.open("a+b") as file:
         file.truncate(size)
         return mmap.mmap(file.fileno(), size)
 
 
-def _note(key: Key) -> bytes:
+def _encode_key(key: Key) -> bytes:
     text = f"{key.kind}/{key.namespace}/{key.name}".encode()[: SLOT_BYTES - LENGTH_BYTES]
     return len(text).to_bytes(LENGTH_BYTES, "big") + text
 
 
-def _write(slot: _Slot, note: bytes) -> bytes:
+def _swap_note(slot: _Slot, note: bytes) -> bytes:
     """Put a note into a slot; return the one that was there."""
     before, slot.note = slot.note, note
     slot.region[: len(note)] = note
     return before
 
 
-def _suspects(data: bytes, kinds: Container[str]) -> tuple[Key, ...]:
+def _read_suspects(data: bytes, kinds: Container[str]) -> tuple[Key, ...]:
     """Return the objects that a file notes, if its process did not end in order."""
     if not data.startswith(RUNNING):
         return ()

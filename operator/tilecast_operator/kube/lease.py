@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
-from tilecast_operator.kube.documents import LeaseSpec, lease
+from tilecast_operator.kube.documents import LeaseSpec, lease_document
 from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
@@ -61,7 +61,7 @@ class Leadership:
         self._listeners.append(listener)
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[None]:
+    async def guard_write(self) -> AsyncIterator[None]:
         """Guard one write, which is cancelled if the lease ends before it does.
 
         Raises:
@@ -82,7 +82,7 @@ class Leadership:
     def extend(self, until_s: float) -> None:
         """Lead until this time of the monotonic clock, in seconds."""
         # Report the end of the previous lease if no timer ran in between, so that refused work is due again
-        self._look()
+        self._report_end()
         self._until_s = until_s
         loop = asyncio.get_running_loop()
         for limit in self._limits:
@@ -90,27 +90,27 @@ class Leadership:
                 limit.reschedule(until_s)
         if self._end is not None:
             self._end.cancel()
-        self._end = loop.call_at(until_s, self._look)
+        self._end = loop.call_at(until_s, self._report_end)
         if self.is_leader and not self._is_leading:
-            self._change(True)
+            self._set_leading(True)
 
     def end(self) -> None:
         """Stop leading."""
         self._until_s = -math.inf
-        self._look()
+        self._report_end()
 
-    def _look(self) -> None:
+    def _report_end(self) -> None:
         if self._is_leading and not self.is_leader:
-            self._change(False)
+            self._set_leading(False)
 
-    def _change(self, is_leading: bool) -> None:
+    def _set_leading(self, is_leading: bool) -> None:
         self._is_leading = is_leading
         for listener in self._listeners:
             listener(is_leading)
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _SeenLease:
     """A Lease as it was read."""
 
     resource_version: str
@@ -120,13 +120,13 @@ class _Record:
     """Since when the Lease is known to be so, in seconds of the monotonic clock."""
 
     @classmethod
-    def of(cls, body: Document, annotation: str, since_s: float) -> _Record:
+    def from_object(cls, body: Document, annotation: str, since_s: float) -> _SeenLease:
         metadata = body["metadata"]
         address = str((metadata.get("annotations") or {}).get(annotation, ""))
-        return cls(str(metadata["resourceVersion"]), LeaseSpec.of(body), address, since_s)
+        return cls(str(metadata["resourceVersion"]), LeaseSpec.from_object(body), address, since_s)
 
     @property
-    def ends_s(self) -> float:
+    def expires_s(self) -> float:
         """When another replica may take the Lease, in seconds of the monotonic clock."""
         return self.since_s + self.spec.duration_s
 
@@ -161,7 +161,7 @@ class Election:
         self._annotation = annotation
         self._lease_s = lease_s
         self._leadership = leadership
-        self._record: _Record | None = None
+        self._record: _SeenLease | None = None
         self._acquired = ""
         self._is_released = False
 
@@ -180,7 +180,7 @@ class Election:
         """URL of another replica that leads; None if none is known to lead."""
         known = self._record
         is_other = known is not None and known.spec.holder not in ("", self._identity)
-        return known.address or None if known and is_other and time.monotonic() < known.ends_s else None
+        return known.address or None if known and is_other and time.monotonic() < known.expires_s else None
 
     async def run(self) -> None:
         """Take part in the election until it is cancelled or the lease is released."""
@@ -188,7 +188,7 @@ class Election:
         while not self._is_released:
             try:
                 async with asyncio.timeout(REQUEST * self._lease_s):
-                    await self._turn()
+                    await self._renew_or_take()
                 problem = ""
             except (ApiError, *UNREACHABLE) as error:
                 why = str(error) or type(error).__name__
@@ -207,28 +207,28 @@ class Election:
             return
         try:
             async with asyncio.timeout(REQUEST * self._lease_s):
-                await self._read()
+                await self._read_lease()
                 if self._record is not None and self._record.spec.holder == self._identity:
-                    await self._write("", 1)
+                    await self._write_lease("", 1)
         except (ApiError, *UNREACHABLE) as error:
             log.warning("lease %s/%s is not released: %s", self._namespace, self._name, error)
 
-    async def _turn(self) -> None:
+    async def _renew_or_take(self) -> None:
         """Renew the Lease, or take it if it is free."""
         began_s = time.monotonic()
         if not self._leadership.is_leader or self._record is None:
-            await self._read()
+            await self._read_lease()
         known = self._record
         holder = "" if known is None else known.spec.holder
-        if holder in ("", self._identity) or (known is not None and time.monotonic() >= known.ends_s):
-            await self._write(self._identity, self._lease_s)
+        if holder in ("", self._identity) or (known is not None and time.monotonic() >= known.expires_s):
+            await self._write_lease(self._identity, self._lease_s)
             if not self._is_released:
                 self._leadership.extend(began_s + FENCE * self._lease_s)
 
-    async def _read(self) -> None:
+    async def _read_lease(self) -> None:
         """Read the Lease; one that has not changed keeps the time since when it is so."""
         try:
-            body = await self._client.get(self._path())
+            body = await self._client.get(self._lease_path())
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -236,9 +236,9 @@ class Election:
             return
         known = self._record
         if known is None or known.resource_version != str(body["metadata"]["resourceVersion"]):
-            self._record = _Record.of(body, self._annotation, time.monotonic())
+            self._record = _SeenLease.from_object(body, self._annotation, time.monotonic())
 
-    async def _write(self, holder: str, lease_s: int) -> None:
+    async def _write_lease(self, holder: str, lease_s: int) -> None:
         """Write the Lease, if nobody else has written it since it was read."""
         known, now = self._record, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = known.spec.holder if known else ""
@@ -253,13 +253,13 @@ class Election:
             transitions=(known.spec.transitions if known else 0) + (not is_same and known is not None),
         )
         version, annotations = known.resource_version if known else None, {self._annotation: self._address}
-        document = lease(self._namespace, self._name, spec, annotations, version)
+        document = lease_document(self._namespace, self._name, spec, annotations, version)
         if known is None:
-            answer = await self._client.create(self._path(is_list=True), document, is_fenced=False)
+            answer = await self._client.create(self._lease_path(is_list=True), document, is_fenced=False)
         else:
-            answer = await self._client.replace(self._path(), document)
-        self._record = _Record.of(answer, self._annotation, time.monotonic())
+            answer = await self._client.replace(self._lease_path(), document)
+        self._record = _SeenLease.from_object(answer, self._annotation, time.monotonic())
 
-    def _path(self, *, is_list: bool = False) -> str:
+    def _lease_path(self, *, is_list: bool = False) -> str:
         root = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
         return root if is_list else f"{root}/{self._name}"

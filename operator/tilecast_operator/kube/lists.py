@@ -62,7 +62,7 @@ class ListCheck:
         if self._is_complete:
             return True
         seen = {kind: len(self._tables[kind]) for kind in self._first}
-        there = {kind: await self._count(kind) for kind in self._first}
+        there = {kind: await self._count_on_server(kind) for kind in self._first}
         is_short = any(count is not None and count != seen[kind] for kind, count in there.items())
         paused_s = time.monotonic() - max(table.last_new_s for table in self._tables.values())
         pause_s = self._pause_s if is_short else self._uncounted_pause_s
@@ -72,14 +72,14 @@ class ListCheck:
 
     async def is_whole(self, kind: str, seen: int) -> bool:
         """Return whether the API server counts as many objects of a kind as were seen."""
-        return await self._count(kind) == seen
+        return await self._count_on_server(kind) == seen
 
     async def compare(self, interval_s: float) -> None:
         """Compare the counts in every interval, for ever."""
         while True:
             await asyncio.sleep(interval_s)
             for kind, table in self._tables.items():
-                there, here, resource = await self._count(kind), len(table), self._kinds[kind].plural
+                there, here, resource = await self._count_on_server(kind), len(table), self._kinds[kind].plural
                 if there is None or there == here:
                     self._differs_since.pop(resource, None)
                 else:
@@ -98,16 +98,16 @@ class ListCheck:
                 return f"the watch of {resource} is stale: {self._difference[resource]}"
         return None
 
-    async def _count(self, kind: str) -> int | None:
+    async def _count_on_server(self, kind: str) -> int | None:
         """Return how many objects the API server has; None if it does not say."""
         try:
             page = await self._client.get(self._kinds[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):
             return None
-        self._note_version(self._kinds[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
-        return None if kind in self._uncounted else _total(page)
+        self._check_version(self._kinds[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
+        return None if kind in self._uncounted else _list_length(page)
 
-    def _note_version(self, resource: str, text: str) -> None:
+    def _check_version(self, resource: str, text: str) -> None:
         """Check the version of a list: versions of one store only grow, unless it is restored from a snapshot."""
         if not text.isdigit():
             return
@@ -117,7 +117,7 @@ class ListCheck:
         self._versions[resource] = max(version, before)
 
 
-def _total(page: Document) -> int | None:
+def _list_length(page: Document) -> int | None:
     """Return how many objects a list has, from one of its pages; None if the page does not say."""
     metadata, items = page.get("metadata") or {}, page.get("items") or ()
     if not metadata.get("continue"):

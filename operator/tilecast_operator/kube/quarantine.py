@@ -33,7 +33,7 @@ NAMESPACE_DEATHS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DeathRecord:
     """Deaths at which an object was being read."""
 
     deaths: int
@@ -45,10 +45,10 @@ class Record:
     """Digest of the object's content when it was first seen after the death."""
 
 
-Records: TypeAlias = Mapping[Key, Record]
+DeathRecords: TypeAlias = Mapping[Key, DeathRecord]
 
 
-def records_after(records: Records, suspects: Iterable[Key], now_s: float) -> dict[Key, Record]:
+def add_deaths(records: DeathRecords, suspects: Iterable[Key], now_s: float) -> dict[Key, DeathRecord]:
     """Return the records after a death.
 
     Args:
@@ -60,17 +60,17 @@ def records_after(records: Records, suspects: Iterable[Key], now_s: float) -> di
     suspects = set(suspects)
     to_blame = {key for key in suspects if len(suspects) == 1 or key in after}
     for key in suspects:
-        deaths = _deaths(after, key) + 1
-        after[key] = Record(deaths, now_s, now_s + wait_s(deaths) if key in to_blame else 0.0)
+        deaths = _death_count(after, key) + 1
+        after[key] = DeathRecord(deaths, now_s, now_s + quarantine_s(deaths) if key in to_blame else 0.0)
     for namespace in {key.namespace for key in to_blame if key.namespace}:
         key = Key(EVERYTHING, namespace)
-        deaths = _deaths(after, key) + 1
+        deaths = _death_count(after, key) + 1
         beyond = deaths - NAMESPACE_DEATHS
-        after[key] = Record(deaths, now_s, now_s + wait_s(1 + beyond) if beyond >= 0 else 0.0)
+        after[key] = DeathRecord(deaths, now_s, now_s + quarantine_s(1 + beyond) if beyond >= 0 else 0.0)
     return after
 
 
-def wait_s(deaths: int) -> float:
+def quarantine_s(deaths: int) -> float:
     """Return how long an object is set aside after so many deaths, in seconds."""
     return min(FIRST_S * FACTOR ** min(deaths - 1, 16), MOST_S)
 
@@ -101,12 +101,12 @@ class Quarantine:
         self._clock = clock
         self._held: dict[Key, tuple[str, str]] = {}
         """UID of every object that was seen and is set aside, and why."""
-        self._records = _stored(self._path)
+        self._records = _load_records(self._path)
         self.changed: Callable[[Counter[str]], None] = lambda counts: None
         """Called with how many objects of each kind are set aside, whenever that changes."""
         if suspects := tuple(suspects):
-            self._records = records_after(self._records, suspects, clock())
-            self._save()
+            self._records = add_deaths(self._records, suspects, clock())
+            self._save_records()
             for key in suspects:
                 record = self._records[key]
                 text = f"is set aside until {stamp(record.until_s)}" if record.until_s else "is suspected"
@@ -120,9 +120,9 @@ class Quarantine:
         if not self._records:
             return body
         key = Key.of(body)
-        place, record = self._record(key)
-        if record is None or (place == key and self._is_changed(key, record, body)):
-            self._release(key)
+        place, record = self._active_record(key)
+        if record is None or (place == key and self._has_changed(key, record, body)):
+            self._release_object(key)
             return body
         deaths = f"{record.deaths} time{'s' if record.deaths > 1 else ''}, last at {stamp(record.last_s)}"
         what = "this object" if place == key else "objects of this namespace"
@@ -130,14 +130,14 @@ class Quarantine:
         if key not in self._held:
             log.warning("%s is set aside until %s", key, stamp(record.until_s))
         self._held[key] = str(body["metadata"].get("uid", "")), f"{text}; correct or delete it"
-        self.changed(self._counts())
+        self.changed(self._counts_by_kind())
         return self._harmless_part(body)
 
     def lose(self, key: Key) -> None:
         """Record that an object is gone."""
-        self._release(key)
+        self._release_object(key)
         if self._records.pop(key, None) is not None:
-            self._save()
+            self._save_records()
 
     def reason(self, key: Key) -> str | None:
         """Return why an object is set aside; None if it is not."""
@@ -150,9 +150,9 @@ class Quarantine:
 
     def due(self) -> list[Key]:
         """Return the objects that were set aside for long enough."""
-        return [key for key in self._held if self._record(key)[1] is None]
+        return [key for key in self._held if self._active_record(key)[1] is None]
 
-    def _record(self, key: Key) -> tuple[Key, Record | None]:
+    def _active_record(self, key: Key) -> tuple[Key, DeathRecord | None]:
         """Return the record by which an object is set aside now, and its key; None if there is no such record."""
         whole, now_s = Key(EVERYTHING, key.namespace), self._clock()
         for place in (key, whole) if key.namespace else (key,):
@@ -161,30 +161,30 @@ class Quarantine:
                 return place, record
         return key, None
 
-    def _is_changed(self, key: Key, record: Record, body: Document) -> bool:
+    def _has_changed(self, key: Key, record: DeathRecord, body: Document) -> bool:
         """Return whether an object has changed since it was set aside, and may be read again because of that."""
         says = self._digest(body)
         if not record.digest:
             self._records[key] = replace(record, digest=says)
-            self._save()
+            self._save_records()
         elif record.digest != says:
             # The wait stops a user who changes the object as fast as it is read again from ending every process.
-            again_s = record.last_s + (0.0 if record.deaths == 1 else wait_s(record.deaths - 1))
+            again_s = record.last_s + (0.0 if record.deaths == 1 else quarantine_s(record.deaths - 1))
             is_due = again_s <= self._clock()
             self._records[key] = replace(record, until_s=0.0 if is_due else min(record.until_s, again_s), digest="")
-            self._save()
+            self._save_records()
             return is_due
         return False
 
-    def _release(self, key: Key) -> None:
+    def _release_object(self, key: Key) -> None:
         if self._held.pop(key, None) is not None:
             log.warning("%s is read again", key)
-            self.changed(self._counts())
+            self.changed(self._counts_by_kind())
 
-    def _counts(self) -> Counter[str]:
+    def _counts_by_kind(self) -> Counter[str]:
         return Counter(key.kind for key in self._held)
 
-    def _save(self) -> None:
+    def _save_records(self) -> None:
         if self._path is None:
             return
         rows = [{"key": [key.kind, key.namespace, key.name], **asdict(item)} for key, item in self._records.items()]
@@ -196,17 +196,17 @@ class Quarantine:
             log.warning("journal: %s; what is set aside is not remembered", error)
 
 
-def _deaths(records: Records, key: Key) -> int:
+def _death_count(records: DeathRecords, key: Key) -> int:
     return records[key].deaths if key in records else 0
 
 
-def _stored(path: Path | None) -> dict[Key, Record]:
+def _load_records(path: Path | None) -> dict[Key, DeathRecord]:
     """Return the records of the last process; none if they cannot be read."""
     if path is None or not path.exists():
         return {}
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-        return {Key(*row.pop("key")): Record(**row) for row in rows}
+        return {Key(*row.pop("key")): DeathRecord(**row) for row in rows}
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         log.warning("%s cannot be read, and nothing is set aside: %s", path, error)
         return {}

@@ -24,7 +24,7 @@ class ServerClock:
         self._timer = timer
         self._offset_s: float | None = None
 
-    def note(self, date: str) -> None:
+    def set_from_header(self, date: str) -> None:
         """Take the Date header of an answer; ignore one that cannot be read."""
         try:
             offset_s = parsedate_to_datetime(date).timestamp() - self._timer()

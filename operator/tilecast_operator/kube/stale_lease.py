@@ -17,7 +17,7 @@ class LeaderLivesError(Exception):
     """Somebody leads: the Lease has changed."""
 
 
-class _Look(NamedTuple):
+class _LeaseState(NamedTuple):
     version: str
     """UID and resource version of the Lease; empty if there is none."""
     duration_s: float
@@ -45,39 +45,39 @@ class StaleLease:
         self._version = ""
         self._looked_s = 0.0
 
-    async def wait(self, older_than_s: float) -> None:
+    async def wait_until_stale(self, older_than_s: float) -> None:
         """Wait until the Lease has stayed unchanged for this time, in seconds, and for longer than its own duration.
 
         Raises:
             LeaderLivesError: the Lease changes.
             ApiError, OSError: the first or the last look failed; others may fail.
         """
-        first = await self._look()
+        first = await self._read_lease()
         self._version = first.version
         ends_s = time.monotonic() + max(older_than_s, first.duration_s + self._margin_s)
         while (left_s := ends_s - time.monotonic()) > 0:
             await asyncio.sleep(min(self._look_s, left_s))
             try:
-                await self._check()
+                await self._require_same_version()
             except (ApiError, *UNREACHABLE):
                 continue
-        await self._check()
+        await self._require_same_version()
 
-    async def require(self) -> None:
+    async def require_unchanged(self) -> None:
         """Raise LeaderLivesError if the Lease has changed meanwhile."""
         if time.monotonic() - self._looked_s > self._fresh_s:
-            await self._check()
+            await self._require_same_version()
 
-    async def _check(self) -> None:
-        if (await self._look()).version != self._version:
+    async def _require_same_version(self) -> None:
+        if (await self._read_lease()).version != self._version:
             raise LeaderLivesError(f"lease {self._place} is renewed: the operator lives")
 
-    async def _look(self) -> _Look:
-        began_s, look = time.monotonic(), _Look("", 0.0)
+    async def _read_lease(self) -> _LeaseState:
+        began_s, look = time.monotonic(), _LeaseState("", 0.0)
         try:
             body = await self._client.get(self._path)
             version = f"{body['metadata'].get('uid', '')}/{body['metadata']['resourceVersion']}"
-            look = _Look(version, LeaseSpec.of(body).duration_s)
+            look = _LeaseState(version, LeaseSpec.from_object(body).duration_s)
         except ApiError as error:
             if error.status != 404:
                 raise

@@ -53,13 +53,13 @@ class RecentUse:
         """Add what a namespace used just now."""
         if self._clock() - self._tidied_s > WINDOW_S:
             self._tidied_s = self._clock()
-            self.over(0.0)
+            self.namespaces_over(0.0)
         entries, now = self._used.setdefault(namespace, deque()), int(self._clock())
         if entries and entries[-1][0] == now:
             seconds += entries.pop()[1]
         entries.append((now, seconds))
 
-    def of(self, namespace: str) -> float:
+    def used_s(self, namespace: str) -> float:
         """Return the seconds of one namespace."""
         entries, since = self._used.get(namespace), self._clock() - WINDOW_S
         if entries is None:
@@ -70,9 +70,9 @@ class RecentUse:
             del self._used[namespace]
         return math.fsum(seconds for _, seconds in entries)
 
-    def over(self, limit_s: float) -> dict[str, float]:
+    def namespaces_over(self, limit_s: float) -> dict[str, float]:
         """Return the namespaces that have used at least `limit_s`, and how much."""
-        used = {namespace: self.of(namespace) for namespace in list(self._used)}
+        used = {namespace: self.used_s(namespace) for namespace in list(self._used)}
         return {namespace: seconds for namespace, seconds in used.items() if 0.0 < seconds >= limit_s}
 
 
@@ -128,11 +128,11 @@ class Turns:
 
     def over_budget(self) -> dict[str, float]:
         """Return the namespaces that are over their budget, and what they used in the last minute."""
-        return self._used.over(self._budget_s)
+        return self._used.namespaces_over(self._budget_s)
 
     def behind_others(self) -> dict[str, float]:
         """Return those namespaces over budget, if others had a turn in the same minute."""
-        return self.over_budget() if len(self._used.over(0.0)) > 1 else {}
+        return self.over_budget() if len(self._used.namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
     def claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
@@ -140,13 +140,13 @@ class Turns:
         claims = self._claims.setdefault(key, [])
         claims.append(claim)
         for ticket in self._tickets.get(key, ()):
-            self._file(ticket, claim)
+            self._enqueue(ticket, claim)
         try:
             yield
         finally:
             claims.remove(claim)
             for ticket in self._tickets.get(key, ()):
-                self._withdraw(ticket, claim, claims)
+                self._withdraw_claim(ticket, claim, claims)
             if not claims:
                 del self._claims[key]
 
@@ -168,7 +168,7 @@ class Turns:
             turn = Turn(max(claims, key=lambda one: one.is_held), self._everybody)
             turn.queue.charge(turn.claim.namespace, expected_s)
         else:
-            turn = await self._wait(key, claims, rank, expected_s)
+            turn = await self._wait_for_turn(key, claims, rank, expected_s)
         namespace, began_s = turn.claim.namespace, self._clock()
         try:
             yield turn
@@ -179,27 +179,27 @@ class Turns:
                 self._used.add(namespace, seconds)
             if turn.claim.is_held:
                 self._used_held.add(namespace, seconds)
-            self._give_back()
+            self._pass_turn_on()
 
-    async def _wait(self, key: Hashable, claims: Iterable[TurnClaim], rank: float, expected_s: float) -> Turn:
+    async def _wait_for_turn(self, key: Hashable, claims: Iterable[TurnClaim], rank: float, expected_s: float) -> Turn:
         ticket = _Ticket(rank, expected_s, asyncio.get_running_loop().create_future())
         for claim in claims:
-            self._file(ticket, claim)
+            self._enqueue(ticket, claim)
         tickets = self._tickets.setdefault(key, [])
         tickets.append(ticket)
         try:
             return await ticket.turn
         except asyncio.CancelledError:
-            self._remove(ticket)
+            self._remove_ticket(ticket)
             if ticket.turn.done() and not ticket.turn.cancelled():
-                self._give_back()
+                self._pass_turn_on()
             raise
         finally:
             tickets.remove(ticket)
             if not tickets:
                 del self._tickets[key]
 
-    def _file(self, ticket: _Ticket, claim: TurnClaim) -> None:
+    def _enqueue(self, ticket: _Ticket, claim: TurnClaim) -> None:
         """Put a ticket into the queues for a claim."""
         namespace, known = claim.namespace, ticket.is_held_by
         if ticket.turn.done() or known.get(namespace) in (True, claim.is_held):
@@ -209,7 +209,7 @@ class Turns:
         if claim.is_held:
             self._held.push(ticket, namespace, (ticket.rank,))
 
-    def _withdraw(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
+    def _withdraw_claim(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
         """Take a claim off a ticket, which then waits for the other claims only.
 
         A ticket that nobody waits for any longer keeps its place: its work is done for the next one who asks.
@@ -225,32 +225,32 @@ class Turns:
             del ticket.is_held_by[namespace]
             self._everybody.withdraw(ticket, namespace)
 
-    def _remove(self, ticket: _Ticket) -> None:
+    def _remove_ticket(self, ticket: _Ticket) -> None:
         self._held.remove(ticket)
         self._everybody.remove(ticket)
 
-    def _give_back(self) -> None:
+    def _pass_turn_on(self) -> None:
         """Pass the turn on to the next ticket, or free it."""
-        while (chosen := self._next()) is not None:
+        while (chosen := self._next_ticket()) is not None:
             ticket, turn = chosen
-            self._remove(ticket)
+            self._remove_ticket(ticket)
             if not ticket.turn.done():
                 turn.queue.charge(turn.claim.namespace, ticket.expected_s)
                 ticket.turn.set_result(turn)
                 return
         self._free += 1
 
-    def _next(self) -> tuple[_Ticket, Turn] | None:
-        def is_first(_: _Ticket, namespace: str) -> bool:
-            return self._used_held.of(namespace) < HELD_FIRST_S
+    def _next_ticket(self) -> tuple[_Ticket, Turn] | None:
+        def may_overtake(_: _Ticket, namespace: str) -> bool:
+            return self._used_held.used_s(namespace) < HELD_FIRST_S
 
-        def is_in_turn(ticket: _Ticket, namespace: str) -> bool:
-            return ticket.is_held_by[namespace] or self._used.of(namespace) < self._budget_s
+        def is_within_budget(ticket: _Ticket, namespace: str) -> bool:
+            return ticket.is_held_by[namespace] or self._used.used_s(namespace) < self._budget_s
 
         queue = self._held
-        if (chosen := queue.pop(is_first)) is None:
+        if (chosen := queue.pop(may_overtake)) is None:
             queue = self._everybody
-            chosen = queue.pop(is_in_turn) or queue.pop()
+            chosen = queue.pop(is_within_budget) or queue.pop()
         if chosen is None:
             return None
         ticket, namespace = chosen

@@ -103,7 +103,7 @@ class Informer(ABC):
         """
         query = {**self._query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query["timeoutSeconds"] = str(WATCH_S)
-        async for line in self._api.lines(self._path, query, idle_s=WATCH_S + 30.0):
+        async for line in self._api.stream_lines(self._path, query, idle_s=WATCH_S + 30.0):
             version = self._known(line) or self._follow(line, version)
         self._answered()
         return version
@@ -178,30 +178,30 @@ class NodeInformer(Informer):
 
     def _see(self, item: Document) -> None:
         node = {**item, "kind": "Node"}
-        self._seen[str(item["metadata"].get("uid", ""))] = _named(node)
+        self._seen[str(item["metadata"].get("uid", ""))] = _node_identity(node)
         self._show(node)
 
     def _listed(self) -> None:
         for uid in self._there.keys() - self._seen.keys():
-            self._forget(uid, self._there[uid])
+            self._forget_node(uid, self._there[uid])
         self._there = self._seen
 
     def _known(self, line: bytes) -> str:
         head = _HEAD.match(line)
-        return head[2].decode() if head and self._digests.get(head[1]) == digest(line, head.end()) else ""
+        return head[2].decode() if head and self._digests.get(head[1]) == event_digest(line, head.end()) else ""
 
     def _take(self, kind: str, item: Document, line: bytes) -> None:
         uid, node = str(item["metadata"].get("uid", "")), {**item, "kind": "Node"}
         if kind == "DELETED":
             self._there.pop(uid, None)
-            self._forget(uid, node)
+            self._forget_node(uid, node)
             return
-        self._there[uid] = _named(node)
+        self._there[uid] = _node_identity(node)
         self._show(node)
         if head := _HEAD.match(line):
-            self._digests[head[1]] = digest(line, head.end())
+            self._digests[head[1]] = event_digest(line, head.end())
 
-    def _forget(self, uid: str, node: Document) -> None:
+    def _forget_node(self, uid: str, node: Document) -> None:
         self._digests.pop(uid.encode(), None)
         self._lose(node)
 
@@ -218,25 +218,25 @@ _BEATS = (b'"lastHeartbeatTime":"', b'"time":"')
 _TIME = len("2000-01-01T00:00:00Z")
 
 
-def digest(line: bytes, start: int = 0) -> bytes:
+def event_digest(line: bytes, start: int = 0) -> bytes:
     """Return a digest of an event from byte `start` on, without the times of heartbeats and of who wrote them."""
     state = hashlib.blake2b(digest_size=16)
     parts = [line[start:]]
     for mark in _BEATS:
-        parts = [piece for part in parts for piece in _without_times(part, mark)]
+        parts = [piece for part in parts for piece in _split_at_times(part, mark)]
     for part in parts:
         state.update(part)
     return state.digest()
 
 
-def _without_times(text: bytes, mark: bytes) -> list[bytes]:
+def _split_at_times(text: bytes, mark: bytes) -> list[bytes]:
     """Return the pieces of a text around the times that follow a mark."""
     first, *rest = text.split(mark)
     # A label may have the mark's name, but its value has no colon.
     return [first, *(part[_TIME:] if part[_TIME - 7 : _TIME - 6] == b":" else part for part in rest)]
 
 
-def _named(node: Document) -> Document:
+def _node_identity(node: Document) -> Document:
     """Return a node reduced to its name and uid, which is enough to report its deletion."""
     metadata = node["metadata"]
     return {"kind": "Node", "metadata": {"name": metadata["name"], "uid": metadata.get("uid", "")}}

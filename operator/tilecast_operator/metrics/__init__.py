@@ -67,7 +67,7 @@ class Metrics(MetricFamilies):
         if changed:
             self.changes.labels(reason(answer)).inc()
         if isinstance(answer, Advice) and answer.best is not None:
-            self.predicted.labels(*self._gpus.use((answer.best.pool.gpu.name,))).observe(answer.best.step_s)
+            self.predicted.labels(*self._gpus.use_labels((answer.best.pool.gpu.name,))).observe(answer.best.step_s)
 
     def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
         """Count an accepted report.
@@ -80,7 +80,7 @@ class Metrics(MetricFamilies):
         """
         forecast = score.forecast
         gpu, precision, family = forecast.group[:3]
-        shown = self._gpus.use((gpu,))
+        shown = self._gpus.use_labels((gpu,))
         self.observed.labels(*shown).observe(seconds)
         for stage, predicted_s in zip(STAGES, (forecast.raw_seconds, forecast.step_seconds.target), strict=True):
             ratio = error(predicted_s, seconds)
@@ -91,7 +91,7 @@ class Metrics(MetricFamilies):
             *([(self.interval_runs, score.window.seconds)] if score.window.samples == RUN_REPORTS else []),
         ):
             covered = forecast.step_seconds.lower_bound <= observed_s <= forecast.step_seconds.upper_bound
-            self._groups.count(counter, (gpu, precision, family), "true" if covered else "false")
+            self._groups.count_one(counter, (gpu, precision, family), "true" if covered else "false")
         if score.window.samples == 1:
             self.followed.labels("true" if forecast.followed else "false").inc()
         if forecast.followed and steps and baseline is not None:
@@ -114,7 +114,7 @@ class Metrics(MetricFamilies):
         """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
-        shown = self._groups.chosen(calibrator.sizes())
+        shown = self._groups.shown_labels(calibrator.sizes())
         for group, errors in calibrator.errors(shown).items():
             self.runs.labels(*group).set(errors.runs)
             for stage in errors.bias:

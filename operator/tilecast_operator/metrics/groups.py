@@ -51,7 +51,7 @@ class BoundedGroups(Collector):
         """Counts of new groups that are still to be added."""
         registry.register(self)
 
-    def use(self, group: Group) -> Group:
+    def use_labels(self, group: Group) -> Group:
         """Return the labels under which a group is shown now; its series exist from here on."""
         shown = group if group in self._used or len(self._used) < self._most else (OTHER,) * len(group)
         if shown not in self._used:
@@ -62,15 +62,15 @@ class BoundedGroups(Collector):
         self._used[shown] = self._clock()
         return shown
 
-    def count(self, counter: Counter, group: Group, *labels: str) -> None:
+    def count_one(self, counter: Counter, group: Group, *labels: str) -> None:
         """Count one for a group, or later if its series were not yet scraped at zero."""
-        shown = self.use(group)
+        shown = self.use_labels(group)
         if shown in self._scrapes:
             self._counts.setdefault(shown, []).append((counter, labels))
         else:
             counter.labels(*shown, *labels).inc()
 
-    def chosen(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
+    def shown_labels(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
         """Return the labels of groups that are all shown at once.
 
         Where there are too many, groups in use go first, then the largest by `sizes`.
@@ -88,10 +88,10 @@ class BoundedGroups(Collector):
                     counter.labels(*group, *labels).inc()
         oldest = self._clock() - DAY_S
         for group in [group for group, used in self._used.items() if used < oldest]:
-            self._forget(group)
+            self._forget_group(group)
         yield from ()
 
-    def _forget(self, group: Group) -> None:
+    def _forget_group(self, group: Group) -> None:
         del self._used[group]
         self._scrapes.pop(group, None)
         self._counts.pop(group, None)

@@ -122,7 +122,7 @@ class Calibrator:
         mine = np.array([run.pool == name for run in runs], dtype=bool)
         if not mine.any():
             return status, None
-        raw, calibrated = (round(float(np.median(column[mine])), 4) for column in (_raw(runs), errors))
+        raw, calibrated = (round(float(np.median(column[mine])), 4) for column in (_raw_errors(runs), errors))
         return status, PoolError(raw_ratio=raw, calibrated_ratio=calibrated)
 
     def drifted(self, name: str) -> int:
@@ -175,7 +175,7 @@ class Calibrator:
 
     def sizes(self) -> Mapping[tuple[str, ...], int]:
         """Return how many runs count, by GPU, precision and family."""
-        return Counter(map(_group, self._fitted.runs))
+        return Counter(map(_gpu_precision_family, self._fitted.runs))
 
     def errors(self, shown: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[tuple[str, ...], GroupErrors]:
         """Return errors by GPU, precision and family, raw and calibrated; the latter without the run itself.
@@ -186,8 +186,8 @@ class Calibrator:
         runs = self._fitted.runs
         if not runs:
             return {}
-        columns = {"raw": _raw(runs), "calibrated": self._fitted.errors}
-        groups = [shown[_group(run)] for run in runs]
+        columns = {"raw": _raw_errors(runs), "calibrated": self._fitted.errors}
+        groups = [shown[_gpu_precision_family(run)] for run in runs]
         rows = {group: np.array([one == group for one in groups]) for group in set(groups)}
         return {
             group: GroupErrors(
@@ -266,11 +266,11 @@ class FittedCalibration:
         return self.tables.get(namespace, self.tables[None])
 
 
-def _group(run: Run) -> tuple[str, ...]:
+def _gpu_precision_family(run: Run) -> tuple[str, ...]:
     return run.gpu, run.precision, run.family
 
 
-def _raw(runs: Sequence[Run]) -> Floats:
+def _raw_errors(runs: Sequence[Run]) -> Floats:
     """Return the signed relative errors of raw forecasts, (n,)."""
     return calibration.relative_error(
         np.array([run.predicted_s for run in runs]), np.array([run.observed_s for run in runs])

@@ -37,7 +37,7 @@ def setting(one: ObservedRun) -> tuple[str, int | None, str | None]:
     return one.run.pool, one.gpus, one.plan
 
 
-def rounded_run(one: ObservedRun) -> tuple[object, ...]:
+def round_run(one: ObservedRun) -> tuple[object, ...]:
     """Return what jobs use of a run, rounded to `STEP_GRID` and `PART_GRID`."""
     step_s = one.run.observed_s
     parts = (one.parts.input_s, one.parts.communication_s, one.parts.optimizer_s)
@@ -76,11 +76,11 @@ class OwnRuns:
             if pool is None or pool.gpu.name != run.run.gpu or run.gpus is None or run.plan is None:
                 continue
             if run.run.workload not in known:
-                if (related := _related_run(request, pool, run)) is not None:
+                if (related := _compare_related_run(request, pool, run)) is not None:
                     return cls((), JobRuns((related,)), run.job)
                 continue
             meant = replace(request, workload=known[run.run.workload])
-            if (item := _own_run(meant, pool, run)) is not None:
+            if (item := _compare_run(meant, pool, run)) is not None:
                 pairs.append((item, item.own(meant)))
         return cls(tuple(item for item, _ in pairs), JobRuns(tuple(one for _, one in pairs)))
 
@@ -93,7 +93,7 @@ class OwnRuns:
         return with_note(advice, self.related_job) if self.related_job else with_notes(advice, self.items)
 
 
-def _own_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
+def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
     """Compare a run with its forecast; drop parts of the step that are impossible. None if the step is impossible."""
     seen, problem = run.parts, ""
     fewer = (replace(seen, optimizer_s=None), replace(seen, communication_s=None), MeasuredParts(seen.input_s))
@@ -110,7 +110,7 @@ def _own_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
     return None
 
 
-def _related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | None:
+def _compare_related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | None:
     """Compare a run of another workload under the job's name with what was forecast of it then.
 
     Returns None if its kind of model or its precision differ, or if the measured step must be in another unit.
@@ -137,5 +137,5 @@ def identity(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
 
     It covers what the job asks, what the pools are, and the job's own runs, rounded to `STEP_GRID`.
     """
-    steps = [rounded_run(one) for one in runs[:MOST_RUNS]]
+    steps = [round_run(one) for one in runs[:MOST_RUNS]]
     return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

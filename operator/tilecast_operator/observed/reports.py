@@ -78,7 +78,7 @@ class StepReport:
     """Service account of the pod, if a token vouches for it."""
 
 
-class _Body(PartSeconds):
+class _ReportBody(PartSeconds):
     """What a training pod PUTs; see `tilecast_observe`."""
 
     step_seconds: float = Field(description="Median step.")
@@ -106,7 +106,7 @@ def from_body(body: bytes, node: str | None, account: str | None = None) -> Step
     if isinstance(bare, float) and not math.isfinite(bare):
         raise Refused("invalid", 422, f"stepSeconds: {bare} is no time; send seconds above 0")
     try:
-        one = check(_Body, document, "observation")
+        one = check(_ReportBody, document, "observation")
     except SpecError as error:
         raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
     if one.parts.sum_s > one.step_seconds * (1 + ROUNDING) > 0:

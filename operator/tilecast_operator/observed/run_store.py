@@ -10,7 +10,7 @@ from typing import Any
 from tilecast.api import pool_learning
 from tilecast.api.calibration import MAX_RUNS, ObservedRun, observed_runs
 from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
-from tilecast_operator.observed.own_runs import rounded_run
+from tilecast_operator.observed.own_runs import round_run
 
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
 """Suffix that the API server appends to `generateName`, or people to the name of a job that they run again."""
@@ -53,7 +53,7 @@ class RunStore:
                 self.drop(item.uid)
         for item in runs if self._is_on else ():
             known_run = self._runs.get(pool, {}).get(item.uid)
-            is_better = known_run is None or _known(known_run) < _known(item)
+            is_better = known_run is None or _rank_of_run(known_run) < _rank_of_run(item)
             if is_better and not self.is_forgotten(item):
                 self.take(item)
 
@@ -76,7 +76,7 @@ class RunStore:
         if not self._is_on:
             return
         if (before := self._of_job.get(item.uid)) is not None:
-            self._remove(before)
+            self._remove_run(before)
         self._of_job[item.uid] = item
         members = self._runs.setdefault(item.run.pool, {})
         members[item.uid] = item
@@ -88,7 +88,7 @@ class RunStore:
             oldest = min((one.time, uid) for uid, one in members.items() if one.run.namespace == largest)
             self.drop(oldest[1])
         is_same = (
-            before is not None and before.run.workload == item.run.workload and rounded_run(before) == rounded_run(item)
+            before is not None and before.run.workload == item.run.workload and round_run(before) == round_run(item)
         )
         for one in () if is_same else (before, item):
             if one is not None:
@@ -98,7 +98,7 @@ class RunStore:
         """Remove a run; return whether it was there."""
         item = self._of_job.get(uid)
         if item is not None:
-            self._remove(item)
+            self._remove_run(item)
             self._changed(item)
         return item is not None
 
@@ -171,7 +171,7 @@ class RunStore:
         forgotten = self._forgotten.get(item.run.pool, ())
         return any(what.matches(item) and item.time <= before for what, before in forgotten)
 
-    def _remove(self, item: ObservedRun) -> None:
+    def _remove_run(self, item: ObservedRun) -> None:
         namespace = item.run.namespace
         del self._of_job[item.uid], self._runs[item.run.pool][item.uid]
         for known, name in ((self._of_workload, item.run.workload), (self._of_template, template(item.job))):
@@ -180,6 +180,6 @@ class RunStore:
                 del known[namespace, name]
 
 
-def _known(item: ObservedRun) -> tuple[str, str, str, str]:
+def _rank_of_run(item: ObservedRun) -> tuple[str, str, str, str]:
     """Return how new a run is, and how much is known about its origin, as a sort key."""
     return item.time, item.source, item.account, item.namespace_uid
