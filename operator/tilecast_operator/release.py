@@ -20,6 +20,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import kopf
@@ -52,6 +53,7 @@ _ADMISSION = "/apis/admissionregistration.k8s.io"
 Printer = Callable[[str], object]
 
 
+@dataclass(eq=False)
 class Release:
     """Releases jobs.
 
@@ -64,22 +66,15 @@ class Release:
         pause_s: seconds between two passes.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        say: Printer,
-        *,
-        is_dry: bool = False,
-        selector: LabelSelector | None = None,
-        lease: StaleLease | None = None,
-        pause_s: float = 3.0,
-    ) -> None:
-        self._pause_s = pause_s
-        self._api = api
-        self._say = say
-        self._is_dry = is_dry
-        self._selector = selector
-        self._lease = lease
+    api: Api
+    say: Printer
+    _: KW_ONLY
+    is_dry: bool = False
+    selector: LabelSelector | None = None
+    lease: StaleLease | None = None
+    pause_s: float = 3.0
+
+    def __post_init__(self) -> None:
         self._namespaces = frozenset[str]()
         """Namespaces that the selector selects."""
         self.freed = Counter[str]()
@@ -101,13 +96,13 @@ class Release:
             if not await self._select_namespaces():
                 return
             freed = sum([await self._release_kind(kind) for kind in JOB_KINDS])
-            if self._is_dry or not (freed or (policy and number == 0)):
+            if self.is_dry or not (freed or (policy and number == 0)):
                 return
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(self.pause_s)
 
     async def _select_namespaces(self) -> bool:
         """Find out which namespaces are selected; return whether that is known."""
-        if self._selector is None:
+        if self.selector is None:
             return True
         try:
             items = [item async for item in self._list_objects("Namespace")]
@@ -115,7 +110,7 @@ class Release:
             self._report_failure(f"namespaces cannot be listed: {error}")
             return False
         labels = {item["metadata"]["name"]: item["metadata"].get("labels") or {} for item in items}
-        self._namespaces = frozenset(name for name, given in labels.items() if self._selector.selects(given))
+        self._namespaces = frozenset(name for name, given in labels.items() if self.selector.selects(given))
         return True
 
     async def _release_kind(self, kind: str) -> int:
@@ -123,7 +118,7 @@ class Release:
         freed = 0
         try:
             async for document in self._list_objects(kind):
-                if self._selector is None or document["metadata"]["namespace"] in self._namespaces:
+                if self.selector is None or document["metadata"]["namespace"] in self._namespaces:
                     freed += await self._release_job(kind, document)
         except ApiError as error:
             if error.status != 404:
@@ -133,7 +128,7 @@ class Release:
     async def _list_objects(self, kind: str) -> AsyncIterator[Document]:
         query = {"limit": str(PAGE)}
         while True:
-            page = await self._api.get(KINDS[kind].path(), query)
+            page = await self.api.get(KINDS[kind].path(), query)
             for item in page.get("items") or ():
                 yield {**item, "apiVersion": KINDS[kind].api_version, "kind": kind}
             if not (onward := (page.get("metadata") or {}).get("continue")):
@@ -147,21 +142,21 @@ class Release:
         try:
             for _ in range(TRIES):
                 job = about(document)
-                outcome = UNINSTALLED if self._lease is None else OPERATOR_DOWN
+                outcome = UNINSTALLED if self.lease is None else OPERATOR_DOWN
                 operations = patches.releasing(document, job, outcome)
                 if job.is_owned or not operations:
                     return False
-                if self._is_dry:
+                if self.is_dry:
                     break
-                if self._lease is not None:
-                    await self._lease.require_unchanged()
+                if self.lease is not None:
+                    await self.lease.require_unchanged()
                 try:
-                    await self._api.patch(path_of(key), operations)
+                    await self.api.patch(path_of(key), operations)
                     break
                 except ApiError as error:
                     if error.status != 409:
                         raise
-                document = await self._api.get(path_of(key))
+                document = await self.api.get(path_of(key))
             else:
                 raise ApiError(409, "it is edited all the time")
         except ApiError as error:
@@ -171,7 +166,7 @@ class Release:
         except SpecError as error:
             self._report_failure(f"{name} cannot be read: {error}")
             return False
-        self._say(f"{name} {'would be' if self._is_dry else 'was'} let go")
+        self.say(f"{name} {'would be' if self.is_dry else 'was'} let go")
         self.freed[kind] += 1
         return True
 
@@ -180,19 +175,19 @@ class Release:
         for version in ("v1", "v1beta1"):
             path = f"{_ADMISSION}/{version}/mutatingadmissionpolicybindings/{policy}"
             try:
-                metadata = (await self._api.get(path))["metadata"]
-                if not self._is_dry:
-                    await self._api.delete(path, str(metadata["uid"]), str(metadata["resourceVersion"]))
+                metadata = (await self.api.get(path))["metadata"]
+                if not self.is_dry:
+                    await self.api.delete(path, str(metadata["uid"]), str(metadata["resourceVersion"]))
             except ApiError as error:
                 if error.status != 404:
                     self._report_failure(f"policy binding {policy} was not deleted: {error}")
                 continue
-            self._say(f"policy binding {policy} {'would be' if self._is_dry else 'was'} deleted")
+            self.say(f"policy binding {policy} {'would be' if self.is_dry else 'was'} deleted")
             return
 
     def _report_failure(self, text: str) -> None:
         self.failed += 1
-        self._say(f"error: {text}")
+        self.say(f"error: {text}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

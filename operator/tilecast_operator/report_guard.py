@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tilecast import untrusted
@@ -24,6 +25,7 @@ SKEW_S = 60.0
 ACCOUNT = "system:serviceaccount:"
 
 
+@dataclass(eq=False)
 class ReportGuard:
     """Refuses reports before their body is read or the API server is asked. Belongs to one event loop.
 
@@ -35,20 +37,14 @@ class ReportGuard:
         max_clients: most clients that are remembered.
     """
 
-    def __init__(
-        self,
-        rate: float,
-        clock: Callable[[], float],
-        refused: Callable[[str], None],
-        timer: Callable[[], float] = time.monotonic,
-        max_clients: int = 4096,
-    ) -> None:
-        self._max_clients = max_clients
-        self._rate = rate
-        self._most = max(1.0, rate * BURST_S)
-        self._clock = clock
-        self._refused = refused
-        self._timer = timer
+    rate: float
+    clock: Callable[[], float]
+    refused: Callable[[str], None]
+    timer: Callable[[], float] = time.monotonic
+    max_clients: int = 4096
+
+    def __post_init__(self) -> None:
+        self._most = max(1.0, self.rate * BURST_S)
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Reports that a client may send and since when, by client; the client seen last comes last."""
         self._in_flight: dict[str, int] = {}
@@ -68,9 +64,9 @@ class ReportGuard:
         client = _client_network(address)
         try:
             self._take_allowance(client)
-            require_token(token, namespace, self._clock())
+            require_token(token, namespace, self.clock())
         except Refused as refused:
-            self._refused(refused.outcome)
+            self.refused(refused.outcome)
             raise
         self._in_flight[client] = self._in_flight.get(client, 0) + 1
         try:
@@ -81,15 +77,15 @@ class ReportGuard:
                 del self._in_flight[client]
 
     def _take_allowance(self, client: str) -> None:
-        now_s = self._timer()
+        now_s = self.timer()
         left, since_s = self._left.pop(client, (self._most, now_s))
-        left = min(self._most, left + (now_s - since_s) * self._rate)
+        left = min(self._most, left + (now_s - since_s) * self.rate)
         is_late = left < 1.0
         self._left[client] = (left if is_late else left - 1.0, now_s)
-        if len(self._left) > self._max_clients:
+        if len(self._left) > self.max_clients:
             self._left.popitem(last=False)
         if is_late:
-            raise _too_many_reports(math.ceil((1.0 - left) / self._rate))
+            raise _too_many_reports(math.ceil((1.0 - left) / self.rate))
         if self._in_flight.get(client, 0) >= MAX_IN_FLIGHT:
             raise _too_many_reports(1)
 

@@ -12,7 +12,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ _APPLY = "application/apply-patch+yaml"
 """Content type of server-side apply; the API server reads JSON as the YAML that it is."""
 _PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
+_JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,19 @@ class Connection:
     headers: Mapping[str, str]
     ssl_context: ssl.SSLContext
     proxy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request to the API server."""
+
+    method: str
+    path: str
+    content: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = _JSON
+    is_fenced: bool = False
+    """Whether it is sent only while this replica leads."""
 
 
 Login: TypeAlias = Callable[[], Connection | None]
@@ -129,42 +143,41 @@ class Api:
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
         query = self._managed | {"force": "true" if force else "false"}
-        return await self._request_json("PATCH", path, document, query, _APPLY, is_fenced=True)
+        return await self._send(_Request("PATCH", path, document, query, _APPLY, is_fenced=True))
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Apply a JSON patch (RFC 6902) to an object; return the whole object. Raises as `apply` does."""
-        return await self._request_json("PATCH", path, operations, self._managed, _PATCH, is_fenced=True)
+        return await self._send(_Request("PATCH", path, operations, self._managed, _PATCH, is_fenced=True))
 
     async def merge(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Apply a merge patch (RFC 7386) to an object; return the whole object. Raises as `apply` does."""
-        return await self._request_json("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True)
+        return await self._send(_Request("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True))
 
     async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a merge patch (RFC 7386) would make of an object; raises as `apply` does.
 
         Webhooks are called, and nothing is stored.
         """
-        return await self._request_json("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH)
+        return await self._send(_Request("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH))
 
     async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
         """Create an object; raises as `apply` does.
 
         A review that is only requested by creating it is not fenced.
         """
-        return await self._request_json("POST", path, document, self._managed, "application/json", is_fenced=is_fenced)
+        return await self._send(_Request("POST", path, document, self._managed, is_fenced=is_fenced))
 
     async def replace(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; 409 if its resource version is not that of `document`. Raises as `apply` does."""
-        return await self._request_json("PUT", path, document, self._managed, "application/json")
+        return await self._send(_Request("PUT", path, document, self._managed))
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         """Read an object or a list; raises as `apply` does."""
-        return await self._request_json("GET", path, None, query, "application/json")
+        return await self._send(_Request("GET", path, query=query))
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
         """Delete an object that is still as it was seen; 409 if it is not. Raises as `apply` does."""
-        options = delete_options(uid, resource_version)
-        return await self._request_json("DELETE", path, options, {}, "application/json", is_fenced=True)
+        return await self._send(_Request("DELETE", path, delete_options(uid, resource_version), is_fenced=True))
 
     async def stream_lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
         """Yield the lines of a streamed answer until the server ends it; raises as `apply` does.
@@ -175,7 +188,7 @@ class Api:
             idle_s: give up when nothing arrives for this time, in seconds.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=idle_s)
-        async with self._open_request("GET", path, None, query, "application/json", timeout) as response:
+        async with self._open(_Request("GET", path, query=query), timeout) as response:
             if response.status >= 300:
                 raise self._error_of_refusal(response, await response.text(errors="replace"))
             rest = b""
@@ -184,19 +197,8 @@ class Api:
                 for line in whole:
                     yield line
 
-    async def _request_json(
-        self,
-        method: str,
-        path: str,
-        document: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        query: Mapping[str, str],
-        content_type: str,
-        *,
-        is_fenced: bool = False,
-    ) -> dict[str, Any]:
-        async with self._open_request(
-            method, path, document, query, content_type, self._timeout, is_fenced
-        ) as response:
+    async def _send(self, request: _Request) -> dict[str, Any]:
+        async with self._open(request, self._timeout) as response:
             text = await response.text(errors="replace")
             if response.status < 300:
                 answer = self.parse(text)
@@ -210,18 +212,12 @@ class Api:
             self._connection = self._login()
         return ApiError(response.status, _error_message(text), _retry_after_s(response.headers.get("Retry-After")))
 
-    def _open_request(
-        self,
-        method: str,
-        path: str,
-        document: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        query: Mapping[str, str],
-        content_type: str,
-        timeout: aiohttp.ClientTimeout,
-        is_fenced: bool = False,
+    def _open(
+        self, request: _Request, timeout: aiohttp.ClientTimeout
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._connection is None:
             raise ApiError(401, "not logged in yet")
+        path = request.path
         if not _PATH.fullmatch(path) or not _DOTS.isdisjoint(path.split("/")):
             # Names in the path come from objects that users write; none may lead to another object.
             raise ApiError(404, f"there is no object {path[:200]!r}")
@@ -230,16 +226,17 @@ class Api:
             tracing.on_request_headers_sent.append(self._check_fence)
             tracing.on_request_chunk_sent.append(self._check_fence)
             self._session = aiohttp.ClientSession(timeout=self._timeout, trace_configs=[tracing])
+        content = None if request.content is None else json.dumps(request.content, allow_nan=False).encode()
         return self._session.request(
-            method,
+            request.method,
             self._connection.server.rstrip("/") + path,
-            params=query,
-            data=None if document is None else json.dumps(document, allow_nan=False).encode(),
-            headers={**self._connection.headers, "Content-Type": content_type, "Accept": "application/json"},
+            params=request.query,
+            data=content,
+            headers={**self._connection.headers, "Content-Type": request.content_type, "Accept": _JSON},
             ssl=self._connection.ssl_context,
             proxy=self._connection.proxy,
             timeout=timeout,
-            trace_request_ctx=is_fenced,
+            trace_request_ctx=request.is_fenced,
         )
 
     async def _check_fence(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:

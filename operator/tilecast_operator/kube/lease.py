@@ -131,6 +131,7 @@ class _SeenLease:
         return self.since_s + self.spec.duration_s
 
 
+@dataclass(eq=False)
 class Election:
     """Takes a Lease when it is free, and renews it. Belongs to one event loop.
 
@@ -144,31 +145,20 @@ class Election:
         leadership: is extended with every renewal.
     """
 
-    def __init__(
-        self,
-        client: Api,
-        place: str,
-        instance: str,
-        address: str,
-        annotation: str,
-        lease_s: int,
-        leadership: Leadership,
-    ) -> None:
-        self._client = client
-        self._namespace, _, self._name = place.partition("/")
-        self._identity = f"{instance}_{uuid.uuid4()}"
-        self._address = address
-        self._annotation = annotation
-        self._lease_s = lease_s
-        self._leadership = leadership
-        self._record: _SeenLease | None = None
-        self._acquired = ""
-        self._is_released = False
+    client: Api
+    place: str
+    instance: str
+    address: str
+    annotation: str
+    lease_s: int
+    leadership: Leadership
 
-    @property
-    def identity(self) -> str:
-        """Name of this replica in the Lease: whoever knows it may read the Lease."""
-        return self._identity
+    def __post_init__(self) -> None:
+        self.identity = f"{self.instance}_{uuid.uuid4()}"
+        """Name of this replica in the Lease. Only readers of the Lease know it."""
+        self._namespace, _, self._name = self.place.partition("/")
+        self._record: _SeenLease | None = None
+        self._is_released = False
 
     @property
     def leader(self) -> str:
@@ -179,7 +169,7 @@ class Election:
     def leader_address(self) -> str | None:
         """URL of another replica that leads; None if none is known to lead."""
         known = self._record
-        is_other = known is not None and known.spec.holder not in ("", self._identity)
+        is_other = known is not None and known.spec.holder not in ("", self.identity)
         return known.address or None if known and is_other and time.monotonic() < known.expires_s else None
 
     async def run(self) -> None:
@@ -187,48 +177,48 @@ class Election:
         problem = ""
         while not self._is_released:
             try:
-                async with asyncio.timeout(REQUEST * self._lease_s):
+                async with asyncio.timeout(REQUEST * self.lease_s):
                     await self._renew_or_take()
                 problem = ""
             except (ApiError, *UNREACHABLE) as error:
                 why = str(error) or type(error).__name__
                 if why != problem:
-                    log.warning("lease %s/%s: %s", self._namespace, self._name, why)
+                    log.warning("lease %s: %s", self.place, why)
                 problem = why
                 if isinstance(error, ApiError) and error.status in (404, 409):
                     self._record = None
-            await asyncio.sleep(self._lease_s * (RENEW if self._leadership.is_leader and not problem else LOOK))
+            await asyncio.sleep(self.lease_s * (RENEW if self.leadership.is_leader and not problem else LOOK))
 
     async def release(self) -> None:
         """Stop leading and release the Lease. If that fails, the Lease ends by itself."""
         self._is_released = True
-        self._leadership.end()
-        if self._record is None or self._record.spec.holder != self._identity:
+        self.leadership.end()
+        if self._record is None or self._record.spec.holder != self.identity:
             return
         try:
-            async with asyncio.timeout(REQUEST * self._lease_s):
+            async with asyncio.timeout(REQUEST * self.lease_s):
                 await self._read_lease()
-                if self._record is not None and self._record.spec.holder == self._identity:
+                if self._record is not None and self._record.spec.holder == self.identity:
                     await self._write_lease("", 1)
         except (ApiError, *UNREACHABLE) as error:
-            log.warning("lease %s/%s is not released: %s", self._namespace, self._name, error)
+            log.warning("lease %s is not released: %s", self.place, error)
 
     async def _renew_or_take(self) -> None:
         """Renew the Lease, or take it if it is free."""
         began_s = time.monotonic()
-        if not self._leadership.is_leader or self._record is None:
+        if not self.leadership.is_leader or self._record is None:
             await self._read_lease()
         known = self._record
         holder = "" if known is None else known.spec.holder
-        if holder in ("", self._identity) or (known is not None and time.monotonic() >= known.expires_s):
-            await self._write_lease(self._identity, self._lease_s)
+        if holder in ("", self.identity) or (known is not None and time.monotonic() >= known.expires_s):
+            await self._write_lease(self.identity, self.lease_s)
             if not self._is_released:
-                self._leadership.extend(began_s + FENCE * self._lease_s)
+                self.leadership.extend(began_s + FENCE * self.lease_s)
 
     async def _read_lease(self) -> None:
         """Read the Lease; one that has not changed keeps the time since when it is so."""
         try:
-            body = await self._client.get(self._lease_path())
+            body = await self.client.get(self._lease_path())
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -236,7 +226,7 @@ class Election:
             return
         known = self._record
         if known is None or known.resource_version != str(body["metadata"]["resourceVersion"]):
-            self._record = _SeenLease.from_object(body, self._annotation, time.monotonic())
+            self._record = _SeenLease.from_object(body, self.annotation, time.monotonic())
 
     async def _write_lease(self, holder: str, lease_s: int) -> None:
         """Write the Lease, if nobody else has written it since it was read."""
@@ -244,7 +234,7 @@ class Election:
         before = known.spec.holder if known else ""
         is_same = holder in ("", before)
         if not is_same:
-            log.info("lease %s/%s: %s leads after %s", self._namespace, self._name, holder, before or "nobody")
+            log.info("lease %s: %s leads after %s", self.place, holder, before or "nobody")
         spec = LeaseSpec(
             holder=holder,
             duration_s=lease_s,
@@ -252,13 +242,13 @@ class Election:
             renewed=now,
             transitions=(known.spec.transitions if known else 0) + (not is_same and known is not None),
         )
-        version, annotations = known.resource_version if known else None, {self._annotation: self._address}
+        version, annotations = known.resource_version if known else None, {self.annotation: self.address}
         document = lease_document(self._namespace, self._name, spec, annotations, version)
         if known is None:
-            answer = await self._client.create(self._lease_path(is_list=True), document, is_fenced=False)
+            answer = await self.client.create(self._lease_path(is_list=True), document, is_fenced=False)
         else:
-            answer = await self._client.replace(self._lease_path(), document)
-        self._record = _SeenLease.from_object(answer, self._annotation, time.monotonic())
+            answer = await self.client.replace(self._lease_path(), document)
+        self._record = _SeenLease.from_object(answer, self.annotation, time.monotonic())
 
     def _lease_path(self, *, is_list: bool = False) -> str:
         root = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tilecast_operator.kube.cache import CacheTable
@@ -15,6 +16,7 @@ from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
 from tilecast_operator.kube.kinds import Document, Kinds
 
 
+@dataclass(eq=False)
 class ListCheck:
     """Counts the objects of some kinds on the API server and in the cache.
 
@@ -29,22 +31,15 @@ class ListCheck:
         uncounted_pause_s: the same if the API server gives no count, as for nodes that a selector chooses.
     """
 
-    def __init__(
-        self,
-        client: Api,
-        tables: Mapping[str, CacheTable[Any]],
-        first: tuple[str, ...],
-        uncounted: tuple[str, ...],
-        kinds: Kinds,
-        pause_s: float,
-        uncounted_pause_s: float,
-    ) -> None:
-        self._pause_s, self._uncounted_pause_s = pause_s, uncounted_pause_s
-        self._client = client
-        self._kinds = kinds
-        self._tables = tables
-        self._first = [kind for kind in first if kind in tables]
-        self._uncounted = uncounted
+    client: Api
+    tables: Mapping[str, CacheTable[Any]]
+    first: tuple[str, ...]
+    uncounted: tuple[str, ...]
+    kinds: Kinds
+    pause_s: float
+    uncounted_pause_s: float
+
+    def __post_init__(self) -> None:
         self._is_complete = False
         self._versions: dict[str, int] = {}
         """Newest resource version that the API server has reported, by resource."""
@@ -61,11 +56,11 @@ class ListCheck:
         """
         if self._is_complete:
             return True
-        seen = {kind: len(self._tables[kind]) for kind in self._first}
-        there = {kind: await self._count_on_server(kind) for kind in self._first}
+        seen = {kind: len(self.tables[kind]) for kind in self.first if kind in self.tables}
+        there = {kind: await self._count_on_server(kind) for kind in seen}
         is_short = any(count is not None and count != seen[kind] for kind, count in there.items())
-        paused_s = time.monotonic() - max(table.last_new_s for table in self._tables.values())
-        pause_s = self._pause_s if is_short else self._uncounted_pause_s
+        paused_s = time.monotonic() - max(table.last_new_s for table in self.tables.values())
+        pause_s = self.pause_s if is_short else self.uncounted_pause_s
         is_counted = None not in there.values()
         self._is_complete = (is_counted and not is_short) or paused_s > pause_s
         return self._is_complete
@@ -78,8 +73,8 @@ class ListCheck:
         """Compare the counts in every interval, for ever."""
         while True:
             await asyncio.sleep(interval_s)
-            for kind, table in self._tables.items():
-                there, here, resource = await self._count_on_server(kind), len(table), self._kinds[kind].plural
+            for kind, table in self.tables.items():
+                there, here, resource = await self._count_on_server(kind), len(table), self.kinds[kind].plural
                 if there is None or there == here:
                     self._differs_since.pop(resource, None)
                 else:
@@ -101,11 +96,11 @@ class ListCheck:
     async def _count_on_server(self, kind: str) -> int | None:
         """Return how many objects the API server has; None if it does not say."""
         try:
-            page = await self._client.get(self._kinds[kind].path(), {"limit": "1"})
+            page = await self.client.get(self.kinds[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):
             return None
-        self._check_version(self._kinds[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
-        return None if kind in self._uncounted else _list_length(page)
+        self._check_version(self.kinds[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
+        return None if kind in self.uncounted else _list_length(page)
 
     def _check_version(self, resource: str, text: str) -> None:
         """Check the version of a list: versions of one store only grow, unless it is restored from a snapshot."""

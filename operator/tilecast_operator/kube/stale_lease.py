@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
@@ -23,6 +24,7 @@ class _LeaseState(NamedTuple):
     duration_s: float
 
 
+@dataclass(eq=False)
 class StaleLease:
     """A Lease, to see whether somebody renews it.
 
@@ -34,13 +36,15 @@ class StaleLease:
         margin_s: seconds beyond the duration of the Lease in which its holder has ended or lost the right to write.
     """
 
-    def __init__(
-        self, client: Api, place: str, *, look_s: float = 2.0, fresh_s: float = 1.0, margin_s: float = 5.0
-    ) -> None:
-        self._look_s, self._fresh_s, self._margin_s = look_s, fresh_s, margin_s
-        namespace, _, name = place.partition("/")
-        self._client = client
-        self._place = place
+    client: Api
+    place: str
+    _: KW_ONLY
+    look_s: float = 2.0
+    fresh_s: float = 1.0
+    margin_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        namespace, _, name = self.place.partition("/")
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
         self._version = ""
         self._looked_s = 0.0
@@ -54,9 +58,9 @@ class StaleLease:
         """
         first = await self._read_lease()
         self._version = first.version
-        ends_s = time.monotonic() + max(older_than_s, first.duration_s + self._margin_s)
+        ends_s = time.monotonic() + max(older_than_s, first.duration_s + self.margin_s)
         while (left_s := ends_s - time.monotonic()) > 0:
-            await asyncio.sleep(min(self._look_s, left_s))
+            await asyncio.sleep(min(self.look_s, left_s))
             try:
                 await self._require_same_version()
             except (ApiError, *UNREACHABLE):
@@ -65,17 +69,17 @@ class StaleLease:
 
     async def require_unchanged(self) -> None:
         """Raise LeaderLivesError if the Lease has changed meanwhile."""
-        if time.monotonic() - self._looked_s > self._fresh_s:
+        if time.monotonic() - self._looked_s > self.fresh_s:
             await self._require_same_version()
 
     async def _require_same_version(self) -> None:
         if (await self._read_lease()).version != self._version:
-            raise LeaderLivesError(f"lease {self._place} is renewed: the operator lives")
+            raise LeaderLivesError(f"lease {self.place} is renewed: the operator lives")
 
     async def _read_lease(self) -> _LeaseState:
         began_s, look = time.monotonic(), _LeaseState("", 0.0)
         try:
-            body = await self._client.get(self._path)
+            body = await self.client.get(self._path)
             version = f"{body['metadata'].get('uid', '')}/{body['metadata']['resourceVersion']}"
             look = _LeaseState(version, LeaseSpec.from_object(body).duration_s)
         except ApiError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ UNTYPED = ("typed live object", "to smd typed")
 AnswerT = TypeVar("AnswerT")
 
 
+@dataclass(eq=False)
 class Writer:
     """Writes for all controllers. Belongs to one event loop.
 
@@ -45,25 +47,17 @@ class Writer:
         at_once: number of requests under way at once.
     """
 
-    def __init__(
-        self,
-        client: Api,
-        cache: ObjectCache,
-        leadership: Leadership,
-        count: Callable[[str, str], None],
-        now: Callable[[], str],
-        author: Author,
-        kinds: Kinds,
-        at_once: int,
-    ) -> None:
-        self._client = client
-        self._cache = cache
-        self._leadership = leadership
-        self._count = count
-        self._now = now
-        self.author = author
-        self._kinds = kinds
-        self._turns = Turns(at_once)
+    client: Api
+    cache: ObjectCache
+    leadership: Leadership
+    count: Callable[[str, str], None]
+    now: Callable[[], str]
+    author: Author
+    kinds: Kinds
+    at_once: int
+
+    def __post_init__(self) -> None:
+        self._turns = Turns(self.at_once)
 
     async def annotate(
         self, key: Key, seen: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
@@ -81,21 +75,21 @@ class Writer:
                 the same.
         """
         fields = self._apply_document(key, seen, is_conditional, annotations=annotations)
-        return self._cache.table(key).keep(await self.apply(key, fields))
+        return self.cache.table(key).keep(await self.apply(key, fields))
 
     async def write_status(
         self, key: Key, seen: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
     ) -> Stored[Any]:
         """Apply a whole status; arguments and errors are those of `annotate`."""
         fields = self._apply_document(key, seen, is_conditional, status=status)
-        return self._cache.table(key).keep(await self.apply(key, fields, "/status"))
+        return self.cache.table(key).keep(await self.apply(key, fields, "/status"))
 
     async def apply(self, key: Key, document: Document, subresource: str = "", *, force: bool = True) -> dict[str, Any]:
         """Apply the fields of a document (server-side apply); return the object. Raises as `annotate` does."""
-        resource, path = self._kinds[key.kind].plural + subresource, self._object_path(key) + subresource
+        resource, path = self.kinds[key.kind].plural + subresource, self._object_path(key) + subresource
         try:
             return await self._send_counted(
-                resource, _turn_claim(key), lambda: self._client.apply(path, document, force=force)
+                resource, _turn_claim(key), lambda: self.client.apply(path, document, force=force)
             )
         except ApiError as error:
             if error.status != 500 or not force or not any(text in str(error) for text in UNTYPED):
@@ -103,23 +97,23 @@ class Writer:
         # The object was stored before its CRD became as strict as it is now.
         if subresource:
             operations = status_json_patch(document)
-            return await self._send_counted(resource, _turn_claim(key), lambda: self._client.patch(path, operations))
+            return await self._send_counted(resource, _turn_claim(key), lambda: self.client.patch(path, operations))
         merged = annotations_merge_patch(document, self.author.annotations)
-        return await self._send_counted(resource, _turn_claim(key), lambda: self._client.merge(path, merged))
+        return await self._send_counted(resource, _turn_claim(key), lambda: self.client.merge(path, merged))
 
     async def patch(
         self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], claim: TurnClaim = NOBODY
     ) -> dict[str, Any]:
         """Apply a JSON patch to an object, in the turn of whoever claims it; return the object."""
-        return await self._send_counted(resource, claim, lambda: self._client.patch(path, operations))
+        return await self._send_counted(resource, claim, lambda: self.client.patch(path, operations))
 
     async def delete(self, key: Key, seen: Stored[Any]) -> None:
         """Delete an object if it is still as it was seen."""
         try:
             await self._send_counted(
-                self._kinds[key.kind].plural,
+                self.kinds[key.kind].plural,
                 _turn_claim(key),
-                lambda: self._client.delete(self._object_path(key), seen.uid, seen.resource_version),
+                lambda: self.client.delete(self._object_path(key), seen.uid, seen.resource_version),
             )
         except ApiError as error:
             if error.status not in (404, 409):
@@ -139,10 +133,10 @@ class Writer:
         Raises:
             ApiError: the API server is busy.
         """
-        now = self._now()
+        now = self.now()
         occasions = ("", now) if is_change else ("",)
         for occasion in occasions:
-            body = event_document(note, self.author, key, self._kinds[key.kind].api_version, uid, now, occasion)
+            body = event_document(note, self.author, key, self.kinds[key.kind].api_version, uid, now, occasion)
             path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
             try:
                 if await self._send_counted("events", _turn_claim(key), partial(self._create_if_absent, path, body)):
@@ -155,20 +149,20 @@ class Writer:
         return True
 
     def _object_path(self, key: Key) -> str:
-        return self._kinds[key.kind].path(key.namespace, key.name)
+        return self.kinds[key.kind].path(key.namespace, key.name)
 
     def _apply_document(
         self, key: Key, seen: Stored[Any], is_conditional: bool, **parts: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return parts of an object as a server-side apply for the object as it was seen."""
         version = seen.resource_version if is_conditional and seen.resource_version else None
-        api_version = self._kinds[key.kind].api_version
+        api_version = self.kinds[key.kind].api_version
         return applied_fields(key, api_version, uid=seen.uid, resource_version=version, **parts)
 
     async def _create_if_absent(self, path: str, document: Document) -> Document | None:
         """Create an object; return None if it exists already."""
         try:
-            return await self._client.create(path, document)
+            return await self.client.create(path, document)
         except ApiError as error:
             if error.status == 409:
                 return None
@@ -177,7 +171,7 @@ class Writer:
     async def _send_counted(
         self, resource: str, claim: TurnClaim, request: Callable[[], Awaitable[AnswerT]]
     ) -> AnswerT:
-        async with self._turns.take(None, claim), self._leadership.guard_write():
+        async with self._turns.take(None, claim), self.leadership.guard_write():
             outcome = "unreachable"
             try:
                 answer = await request()
@@ -187,7 +181,7 @@ class Writer:
                 outcome = str(error.status)
                 raise
             finally:
-                self._count(resource, outcome)
+                self.count(resource, outcome)
 
 
 def _turn_claim(key: Key) -> TurnClaim:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from prometheus_client import Counter
@@ -23,6 +24,7 @@ SCRAPES = 2
 a series that begins at one, and Prometheus often runs twice."""
 
 
+@dataclass(eq=False)
 class BoundedGroups(Collector):
     """The groups of label values that have series.
 
@@ -33,33 +35,29 @@ class BoundedGroups(Collector):
         clock: monotonic time, in seconds.
     """
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        most: int,
-        series: Series,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._most = most
-        self._series = series
-        self._clock = clock
+    registry: CollectorRegistry
+    most: int
+    series: Series
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._used: dict[Group, float] = {}
         """When each group was used last."""
         self._scrapes: dict[Group, int] = {}
         """Scrapes that found each new group's series at zero."""
         self._counts: dict[Group, list[tuple[Counter, Group]]] = {}
         """Counts of new groups that are still to be added."""
-        registry.register(self)
+        self.registry.register(self)
 
     def use_labels(self, group: Group) -> Group:
         """Return the labels under which a group is shown now; its series exist from here on."""
-        shown = group if group in self._used or len(self._used) < self._most else (OTHER,) * len(group)
+        shown = group if group in self._used or len(self._used) < self.most else (OTHER,) * len(group)
         if shown not in self._used:
             self._scrapes[shown] = 0
-            for metric, further in self._series.items():
+            for metric, further in self.series.items():
                 for labels in further:
                     metric.labels(*shown, *labels)
-        self._used[shown] = self._clock()
+        self._used[shown] = self.clock()
         return shown
 
     def count_one(self, counter: Counter, group: Group, *labels: str) -> None:
@@ -76,7 +74,7 @@ class BoundedGroups(Collector):
         Where there are too many, groups in use go first, then the largest by `sizes`.
         """
         order = sorted(sizes, key=lambda group: (group not in self._used, -sizes[group], group))
-        return {group: group if place < self._most else (OTHER,) * len(group) for place, group in enumerate(order)}
+        return {group: group if place < self.most else (OTHER,) * len(group) for place, group in enumerate(order)}
 
     def collect(self) -> Iterator[Metric]:
         """Return no metric; a scrape calls this, and only here the series change."""
@@ -86,7 +84,7 @@ class BoundedGroups(Collector):
                 del self._scrapes[group]
                 for counter, labels in self._counts.pop(group, []):
                     counter.labels(*group, *labels).inc()
-        oldest = self._clock() - DAY_S
+        oldest = self.clock() - DAY_S
         for group in [group for group, used in self._used.items() if used < oldest]:
             self._forget_group(group)
         yield from ()
@@ -95,6 +93,6 @@ class BoundedGroups(Collector):
         del self._used[group]
         self._scrapes.pop(group, None)
         self._counts.pop(group, None)
-        for metric, further in self._series.items():
+        for metric, further in self.series.items():
             for labels in further:
                 metric.remove(*group, *labels)

@@ -235,6 +235,11 @@ def account_of(answer: Mapping[str, Any]) -> str | None:
     return username.rpartition(":")[2][:253] or None
 
 
+def _kept_fields(report: StepReport | ObservedStep) -> dict[str, Any]:
+    """Return the fields of a report, beside its times, that the status of a job keeps."""
+    return {name: getattr(report, name) for name in ("peak_memory_bytes", "gpu", "node", "driver", "annotation")}
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The measured steps of one job."""
@@ -250,16 +255,7 @@ class Window:
         if observed is None or not observed.recent_step_seconds:
             return None
         recent = tuple(observed.recent_step_seconds)
-        latest = StepReport(
-            recent[-1],
-            observed.source,
-            peak_memory_bytes=observed.peak_memory_bytes,
-            gpu=observed.gpu,
-            node=observed.node,
-            driver=observed.driver,
-            annotation=observed.annotation,
-            parts=observed.parts,
-        )
+        latest = StepReport(recent[-1], observed.source, parts=observed.parts, **_kept_fields(observed))
         return cls(recent, max(observed.samples, len(recent)), observed.time, latest)
 
     @property
@@ -286,11 +282,7 @@ class Window:
             source=latest.source,
             time=self.time,
             recent_step_seconds=[figures(item) for item in self.recent],
-            peak_memory_bytes=latest.peak_memory_bytes,
-            gpu=latest.gpu,
-            driver=latest.driver,
-            node=latest.node,
-            annotation=latest.annotation,
+            **_kept_fields(latest),
         )
 
 
@@ -301,8 +293,8 @@ def added(window: Window | None, report: StepReport, now: str) -> Window:
     before = window.latest
     earlier = before.parts.scaled(report.seconds / before.seconds)
     report = replace(report, parts=earlier.blended(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
-    names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation")
-    missing = {name: getattr(before, name) for name in names if getattr(report, name) is None}
+    kept = _kept_fields(before)
+    missing = {name: kept[name] for name, value in _kept_fields(report).items() if value is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
     return Window(tuple(recent), window.samples + 1, now, replace(report, **missing))
 
