@@ -101,7 +101,7 @@ async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
 
 
 async def event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-    """Tell the cache that an object exists, or that it was deleted."""
+    """Pass an object of a watch event to the cache."""
     cache = memo.operator.cache
     (cache.lose if type == "DELETED" else cache.see)(body)
 
@@ -151,7 +151,7 @@ recursion.prepare()
 
 
 class NoDiffBaseStorage(kopf.DiffBaseStorage):
-    """Storage that keeps no record of an object as it was when it was last handled.
+    """Storage of kopf that keeps no copy of the last handled state of an object.
 
     Kopf would copy every object of every event for that record, including its status; `event` handlers never use it.
     """

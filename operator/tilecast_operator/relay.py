@@ -1,4 +1,4 @@
-"""Passes a report that reached another replica on to the leader, with the token that it came with."""
+"""Forwarding of reports that reach another replica to the leader, with their tokens."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ class Relay:
     def client(self, request: web.Request) -> str:
         """Return the address of the original sender of a report.
 
-        A relayed report says so in a header. That counts only if the header has the name of this replica, which only
-        readers of the Lease know: otherwise anybody could pose as many clients. If it did not count, all that another
-        replica relays would be one client's.
+        A relayed report has the sender's address in a header. That header counts only beside another one with the name
+        of this replica, which only readers of the Lease know. Otherwise anybody could pose as many clients.
         """
         named = request.headers.get(RELAYED, "").encode(errors="replace")
         is_relayed = self._election is not None and hmac.compare_digest(named, self._election.identity.encode())

@@ -55,7 +55,7 @@ Printer = Callable[[str], object]
 
 @dataclass(eq=False)
 class Release:
-    """Releases jobs.
+    """Release of all jobs that wait for Tilecast.
 
     Args:
         api: client of the cluster.

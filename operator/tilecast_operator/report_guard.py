@@ -1,4 +1,4 @@
-"""Decides which reports are read at all: those of clients within their limits, with a token that could be ours."""
+"""Checks before a report is read: the client is within its limits, and the token could be valid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCOUNT = "system:serviceaccount:"
 
 @dataclass(eq=False)
 class ReportGuard:
-    """Refuses reports before their body is read or the API server is asked. Belongs to one event loop.
+    """Guard that refuses reports before their body is read. Belongs to one event loop.
 
     Args:
         rate: reports that a client may send, in 1/s.
@@ -51,7 +51,7 @@ class ReportGuard:
 
     @contextmanager
     def admit(self, address: str, namespace: str, token: str) -> Iterator[None]:
-        """Admit a report for the time that it takes to read it.
+        """Admit a report for the duration of a `with` block.
 
         Args:
             address: address of the client.
@@ -95,7 +95,7 @@ def _too_many_reports(wait_s: int) -> Refused:
 
 
 def _client_network(address: str) -> str:
-    """Return who is limited: an IPv4 address, or the /64 network from which one IPv6 host may choose its addresses."""
+    """Return the IPv4 address, or the /64 network of the IPv6 address, that limits count as one client."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -106,7 +106,7 @@ def _client_network(address: str) -> str:
 
 
 def require_token(token: str, namespace: str, now_s: float) -> None:
-    """Check what a token says about itself; a TokenReview later says whether that is true.
+    """Check the claims of a token, whose signature a TokenReview verifies later.
 
     Raises:
         Refused: it cannot be a token of the namespace for our audience that is valid now.

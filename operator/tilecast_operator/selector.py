@@ -1,4 +1,4 @@
-"""Label selectors as Kubernetes writes them: they say of which namespaces an operator answers the jobs."""
+"""Label selectors of Kubernetes, which choose the namespaces whose jobs an operator answers."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ class LabelSelector(ApiModel):
         return selector if selector.match_labels or selector.match_expressions else None
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Return whether something with these labels is selected."""
+        """Return whether the selector matches these labels."""
         has_labels = all(labels.get(key) == value for key, value in self.match_labels.items())
         return has_labels and all(item.is_met_by(labels) for item in self.match_expressions)

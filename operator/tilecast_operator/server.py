@@ -39,7 +39,7 @@ HandOn = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of what clients may take of the server."""
+    """Limits on the connections and requests of clients."""
 
     body_s: float = 10.0
     """Longest time that a report may take to arrive, in seconds: a client that sends a byte a minute cannot hold a
@@ -90,7 +90,7 @@ class HttpServer:
     async def track_use(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Record that a connection is in use while a request is handled."""
+        """Handle a request, with its connection marked as in use meanwhile."""
         connection = request.protocol
         self._unused.discard(connection)
         self._idle.pop(connection, None)
@@ -167,7 +167,7 @@ class HttpServer:
         return times[0], times[1]
 
     async def _renew_certificate(self, tls: ssl.SSLContext, loaded: tuple[int, int]) -> None:
-        """Serve a renewed certificate to new connections; one that cannot be read yet is tried again later."""
+        """Load a renewed certificate for new connections; an unreadable one is tried again later."""
         files = Path(self._address.certificate), Path(self._address.key)
         newest, since_s = loaded, time.monotonic()
         while True:
@@ -189,7 +189,7 @@ class _RefusingProtocol(asyncio.Protocol):
 
 
 async def _here(_: web.Request, __: bytes) -> None:
-    """Return None: there is no other replica."""
+    """Return None, because there is no other replica."""
 
 
 def _remote(request: web.Request) -> str:

@@ -80,7 +80,7 @@ class CacheTable(Generic[ValueT]):
         return ((key, entry.value) for key, entry in self._objects.items())
 
     def listen(self, listener: Listener[ValueT]) -> None:
-        """Call this listener whenever an object comes, changes or goes."""
+        """Add a function that is called whenever an object comes, changes or goes."""
         self._listeners.append(listener)
 
     def see(self, body: Document) -> None:
@@ -117,7 +117,7 @@ class CacheTable(Generic[ValueT]):
             self._drop_object(key, known)
 
     def settle(self, namespace: str) -> None:
-        """Look again at the objects of a namespace, for which it may now be known whether they are ours."""
+        """Add the objects of a namespace that were set aside if they are ours by now; drop all if they are not."""
         for key in [key for key in self._set_aside if key.namespace == namespace]:
             self.see(self._set_aside.pop(key))
         if self.is_ours(namespace) is False:
@@ -125,7 +125,7 @@ class CacheTable(Generic[ValueT]):
                 self.forget(key)
 
     def forget(self, key: Key) -> None:
-        """Drop an object that the API server does not have."""
+        """Drop an object that the API server no longer has."""
         if (known := self._objects.get(key)) is not None:
             self._drop_object(key, known)
 
@@ -180,7 +180,7 @@ class ObjectCache:
         self._tables[str(body["kind"])].lose(body)
 
     def when_gone(self, gone: Callable[[Key], None]) -> None:
-        """Call this function with the key of every object that is gone, before any listener."""
+        """Set the function that is called with the key of every object that is gone, before any listener."""
         for table in self._tables.values():
             table.gone = gone
 

@@ -1,7 +1,7 @@
-"""The few requests that the operator makes itself: server-side apply, Events, and reads without a framework.
+"""Client of the Kubernetes API for server-side apply, Events, reads and watches, which kopf does not offer.
 
-Server-side apply makes us the owner of exactly the fields that we write, sends them whole, and changes nothing if they
-are already so. kopf has no such call, hence this client.
+Server-side apply makes the operator the owner of exactly the fields that it writes, and changes nothing if they have
+these values already.
 """
 
 from __future__ import annotations
@@ -59,7 +59,12 @@ Login: TypeAlias = Callable[[], Connection | None]
 
 
 class ApiError(Exception):
-    """The API server refused. `status` is its HTTP status, `retry_after_s` the wait that it requested, in seconds."""
+    """Refusal of a request by the API server.
+
+    Attributes:
+        status: HTTP status of the answer.
+        retry_after_s: wait that the answer requests, in seconds; None if it requests none.
+    """
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status}: {message}")
@@ -163,7 +168,10 @@ class Api:
     async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
         """Create an object; raises as `apply` does.
 
-        A review that is only requested by creating it is not fenced.
+        Args:
+            path: path of the list.
+            document: the object.
+            is_fenced: whether only the leader may create it; False for reviews, which the API server does not store.
         """
         return await self._send(_Request("POST", path, document, self._managed, is_fenced=is_fenced))
 

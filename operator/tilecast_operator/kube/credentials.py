@@ -24,7 +24,7 @@ def read_credentials(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
 
 
 def to_connection(info: kopf.ConnectionInfo | None) -> Connection | None:
-    """Return the credentials as our own client takes them."""
+    """Return kopf's credentials in the form that `client.Api` takes; None for None."""
     if info is None:
         return None
     return Connection(info.server, info.as_http_headers(), info.as_ssl_context(), info.proxy_url)

@@ -17,7 +17,7 @@ MAX_INSTANCE = 128
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The content of an Event."""
+    """Type, reason and message of an Event."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -45,10 +45,10 @@ class Author:
 def event_document(
     note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = ""
 ) -> Document:
-    """Return the Event of a note.
+    """Return the Event object for a note.
 
-    Its name is a digest of the state and the occasion, so that saying it twice creates it once. An Event about
-    an object without a namespace is in `default`, as those of the kubelet are.
+    Its name has a digest of the invariable text and of the occasion, so that the API server refuses a second Event
+    about the same state. An Event about an object without a namespace is in `default`, like those of the kubelet.
     """
     _, reason, state = author.state(note)
     parts = (uid, reason, state[:MAX_NOTE], *((occasion,) if occasion else ()))
@@ -105,9 +105,11 @@ def applied_fields(
 
 
 def annotations_merge_patch(applied: Document, ours: Iterable[str]) -> dict[str, Any]:
-    """Return the merge patch that changes annotations as this server-side apply document does.
+    """Return a merge patch with the effect that a server-side apply document has on annotations.
 
-    Those of `ours` that are not applied are removed.
+    Args:
+        applied: the document.
+        ours: keys of all annotations that the operator writes; annotations of them that are not applied are removed.
     """
     metadata = applied["metadata"]
     annotations = dict.fromkeys(ours) | dict(metadata.get("annotations") or {})
@@ -115,7 +117,7 @@ def annotations_merge_patch(applied: Document, ours: Iterable[str]) -> dict[str,
 
 
 def status_json_patch(applied: Document) -> list[dict[str, Any]]:
-    """Return the JSON patch that changes a status as this server-side apply document does."""
+    """Return a JSON patch with the effect that a server-side apply document has on the status."""
     metadata = applied["metadata"]
     seen = [
         {"op": "add", "path": f"/metadata/{key}", "value": metadata[key]}
@@ -126,7 +128,7 @@ def status_json_patch(applied: Document) -> list[dict[str, Any]]:
 
 
 def delete_options(uid: str, resource_version: str) -> dict[str, Any]:
-    """Return the options to delete an object only if it is still as it was seen."""
+    """Return DeleteOptions that delete an object only at this UID and resource version."""
     preconditions = {"uid": uid, "resourceVersion": resource_version}
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
 
@@ -139,7 +141,7 @@ def token_review(token: str, audience: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSpec:
-    """Who leads, since when and for how long, as a Lease says it."""
+    """Spec of a Lease: holder, duration and times."""
 
     holder: str = ""
     duration_s: int = 1
@@ -149,7 +151,7 @@ class LeaseSpec:
 
     @classmethod
     def of(cls, body: Document) -> LeaseSpec:
-        """Read the spec of a Lease."""
+        """Read the spec of a Lease object."""
         spec = body.get("spec") or {}
         return cls(
             holder=str(spec.get("holderIdentity") or ""),
@@ -160,7 +162,7 @@ class LeaseSpec:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the spec as the API server takes it."""
+        """Return the spec as JSON of the API."""
         return {
             "holderIdentity": self.holder,
             "leaseDurationSeconds": self.duration_s,

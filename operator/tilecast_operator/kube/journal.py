@@ -39,7 +39,7 @@ _CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
 
 
 class _Slot:
-    """The slot of a thread."""
+    """Part of the journal that belongs to one thread."""
 
     __slots__ = ("note", "region")
 
@@ -49,7 +49,7 @@ class _Slot:
 
 
 class Journal:
-    """The notes of this process.
+    """File with the object that each thread of this process reads.
 
     Args:
         folder: folder of the file; empty keeps the notes in memory, where they end with the process.
@@ -79,7 +79,7 @@ class Journal:
 
     @contextmanager
     def reading(self, key: Key) -> Iterator[None]:
-        """Note an object while it is read."""
+        """Note an object for the duration of a `with` block."""
         slot = self._thread_slot()
         before = _swap_note(slot, _encode_key(key))
         try:
@@ -89,7 +89,7 @@ class Journal:
 
     @types.coroutine
     def steps(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
-        """Await a coroutine; note an object while one of its steps runs, but not while it waits."""
+        """Await a coroutine, with an object noted whenever the coroutine runs but not while it waits."""
         note, slot = _encode_key(key), self._thread_slot()
         token = _CURRENT.set(note)
         value, error = None, None
@@ -111,7 +111,7 @@ class Journal:
             _CURRENT.reset(token)
 
     def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in a thread; note the object that the calling task reads."""
+        """Call a function in a thread, with the object noted that the calling task reads."""
         slot = self._thread_slot()
         before = _swap_note(slot, _CURRENT.get())
         try:
@@ -141,14 +141,14 @@ def _encode_key(key: Key) -> bytes:
 
 
 def _swap_note(slot: _Slot, note: bytes) -> bytes:
-    """Put a note into a slot; return the one that was there."""
+    """Put a note into a slot, and return the previous note."""
     before, slot.note = slot.note, note
     slot.region[: len(note)] = note
     return before
 
 
 def _read_suspects(data: bytes, kinds: Container[str]) -> tuple[Key, ...]:
-    """Return the objects that a file notes, if its process did not end in order."""
+    """Return the objects in a journal whose process died; none if it ended in order."""
     if not data.startswith(RUNNING):
         return ()
     keys = dict[Key, None]()

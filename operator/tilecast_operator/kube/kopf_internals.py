@@ -1,6 +1,6 @@
-"""The only module that touches what kopf does not publish; `tests/test_kopf.py` fails on the day kopf changes it.
+"""Replacements of internals of kopf; `tests/test_kopf.py` fails when kopf changes them.
 
-Some things cannot be had through kopf's public names:
+Four problems cannot be solved with kopf's public names:
 
 - kopf's watch ends the process when the API server refuses a list, or ends a watch in an error other than 410. It never
   reports an object that was deleted while nobody watched, and it trusts the server to lose no event. `watch_forever`
@@ -157,7 +157,7 @@ _OVER = object()
 
 
 def _track_object(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
-    """Keep which objects exist: of each object what it takes to report that it is gone."""
+    """Record which objects exist, with the names that a report of their deletion needs."""
     body = event["object"]
     metadata = body.get("metadata") or {}
     uid = metadata.get("uid")
@@ -179,7 +179,7 @@ FAILURES = (errors.APIError, watching.WatchingError, ValueError, RecursionError)
 
 
 class Toggles(aiotoggles.ToggleSet):
-    """Wakes those who wait for its state only when the state changes."""
+    """Toggle set of kopf that wakes waiting tasks only when its state changes."""
 
     async def make_toggle(self, value: bool = False, /, *, name: str | None = None) -> aiotoggles.Toggle:
         """Return a new toggle of the set."""
@@ -200,7 +200,7 @@ class Toggles(aiotoggles.ToggleSet):
 
 
 class OncePerMessageFilter(logging.Filter):
-    """Lets every message through once.
+    """Log filter that passes every message once.
 
     At every change of any CRD kopf looks again for the kinds that it is to watch, and logs those that the cluster does
     not serve.

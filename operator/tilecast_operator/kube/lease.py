@@ -33,7 +33,7 @@ class NotLeaderError(Exception):
 
 
 class Leadership:
-    """Whether this replica may write, and until when. Belongs to one event loop.
+    """Right of this replica to write, with the time when it ends. Belongs to one event loop.
 
     Args:
         is_alone: whether there is one replica only, which needs no lease.
@@ -57,12 +57,12 @@ class Leadership:
             raise NotLeaderError("another replica leads")
 
     def listen(self, listener: Callable[[bool], None]) -> None:
-        """Call this listener with True whenever this replica begins to lead, and with False when it no longer does."""
+        """Add a function that is called with True when this replica begins to lead, and with False when it ends."""
         self._listeners.append(listener)
 
     @asynccontextmanager
     async def guard_write(self) -> AsyncIterator[None]:
-        """Guard one write, which is cancelled if the lease ends before it does.
+        """Allow one write in a `with` block, which is cancelled if the lease ends first.
 
         Raises:
             NotLeaderError: another replica leads.
@@ -80,7 +80,7 @@ class Leadership:
                 self._limits.discard(limit)
 
     def extend(self, until_s: float) -> None:
-        """Lead until this time of the monotonic clock, in seconds."""
+        """Lead until `until_s` of the monotonic clock, in seconds."""
         # Report the end of the previous lease if no timer ran in between, so that refused work is due again
         self._report_end()
         self._until_s = until_s
@@ -117,7 +117,7 @@ class _SeenLease:
     spec: LeaseSpec
     address: str
     since_s: float
-    """Since when the Lease is known to be so, in seconds of the monotonic clock."""
+    """When this state of the Lease was first seen, in seconds of the monotonic clock."""
 
     @classmethod
     def from_object(cls, body: Document, annotation: str, since_s: float) -> _SeenLease:
@@ -133,7 +133,7 @@ class _SeenLease:
 
 @dataclass(eq=False)
 class Election:
-    """Takes a Lease when it is free, and renews it. Belongs to one event loop.
+    """Election by a Lease: this replica takes it when it is free, and renews it. Belongs to one event loop.
 
     Args:
         client: client of the API server.
@@ -216,7 +216,7 @@ class Election:
                 self.leadership.extend(began_s + FENCE * self.lease_s)
 
     async def _read_lease(self) -> None:
-        """Read the Lease; one that has not changed keeps the time since when it is so."""
+        """Read the Lease; an unchanged one keeps the time when it was first seen."""
         try:
             body = await self.client.get(self._lease_path())
         except ApiError as error:

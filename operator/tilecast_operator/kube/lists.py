@@ -1,6 +1,6 @@
-"""Compares the number of cached objects with the number that the API server has.
+"""Comparison of the number of cached objects with the number that the API server has.
 
-A first list that is not over, or a watch that went silent, would leave no other trace.
+Nothing else shows that a first list is not over, or that a watch went silent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilecast_operator.kube.kinds import Document, Kinds
 
 @dataclass(eq=False)
 class ListCheck:
-    """Counts the objects of some kinds on the API server and in the cache.
+    """Comparison of the counts of some kinds of objects on the API server and in the cache.
 
     Args:
         client: client of the API server.
@@ -49,10 +49,10 @@ class ListCheck:
         self._difference: dict[str, str] = {}
 
     async def is_complete(self) -> bool:
-        """Return whether every object of the first list has been seen.
+        """Return whether the cache has every object of the first list.
 
-        That is so when as many were seen as the API server counts. If it gives no count, or objects come and go too
-        fast to be counted, it is so after a long pause without a new object.
+        It has once the counts agree. If the API server gives no count, or objects come and go too fast to be counted, a
+        long pause without a new object is enough.
         """
         if self._is_complete:
             return True
@@ -70,7 +70,7 @@ class ListCheck:
         return await self._count_on_server(kind) == seen
 
     async def compare(self, interval_s: float) -> None:
-        """Compare the counts in every interval, for ever."""
+        """Compare the counts every `interval_s` seconds, for ever."""
         while True:
             await asyncio.sleep(interval_s)
             for kind, table in self.tables.items():
@@ -82,9 +82,10 @@ class ListCheck:
                     self._differs_since.setdefault(resource, time.monotonic())
 
     def stale(self, limit_s: float) -> str | None:
-        """Return which watch has differed for longer than the limit, and how; None if none has.
+        """Return a message about a watch that misses objects; None if there is none.
 
-        If the store went back in time, its watch never reports what exists: that counts at once.
+        It misses some if the counts have differed for longer than `limit_s` seconds, or if the store was restored from
+        an older state.
         """
         if self._went_back:
             return self._went_back
@@ -94,7 +95,7 @@ class ListCheck:
         return None
 
     async def _count_on_server(self, kind: str) -> int | None:
-        """Return how many objects the API server has; None if it does not say."""
+        """Return how many objects of a kind the API server has; None if it does not say."""
         try:
             page = await self.client.get(self.kinds[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):

@@ -49,7 +49,7 @@ DeathRecords: TypeAlias = Mapping[Key, DeathRecord]
 
 
 def add_deaths(records: DeathRecords, suspects: Iterable[Key], now_s: float) -> dict[Key, DeathRecord]:
-    """Return the records after a death.
+    """Return the records with one more death of the operator.
 
     Args:
         records: records of earlier deaths.
@@ -76,14 +76,14 @@ def quarantine_s(deaths: int) -> float:
 
 
 class Quarantine:
-    """The objects that are set aside. Belongs to one event loop.
+    """Store of the objects that are set aside. Belongs to one event loop.
 
     Args:
         folder: folder in which records are kept from one process to the next; empty for nowhere.
         suspects: objects that were being read when the last process died.
         clock: Unix time, in seconds.
-        harmless_part: Returns what may be read of an object that is set aside; None for nothing.
-        digest: Returns a digest of what users say in an object. It must not recurse: the object may be nested as deep
+        harmless_part: returns what may be read of an object that is set aside; None for nothing.
+        digest: returns a digest of what users say in an object. It must not recurse: the object may be nested as deep
             as the API server allows.
     """
 
@@ -113,10 +113,7 @@ class Quarantine:
                 log.error("%s was being read when the last process died (death %d); it %s", key, record.deaths, text)
 
     def readable_part(self, body: Document) -> Document | None:
-        """Return what may be read of an object.
-
-        That is the whole object unless it is set aside.
-        """
+        """Return the whole object, or its harmless part while it is set aside."""
         if not self._records:
             return body
         key = Key.of(body)
@@ -134,7 +131,7 @@ class Quarantine:
         return self._harmless_part(body)
 
     def lose(self, key: Key) -> None:
-        """Record that an object is gone."""
+        """Forget an object that is gone."""
         self._release_object(key)
         if self._records.pop(key, None) is not None:
             self._save_records()
@@ -149,7 +146,7 @@ class Quarantine:
             yield key, uid, text
 
     def due(self) -> list[Key]:
-        """Return the objects that were set aside for long enough."""
+        """Return the keys of the objects that were set aside for long enough."""
         return [key for key in self._held if self._active_record(key)[1] is None]
 
     def _active_record(self, key: Key) -> tuple[Key, DeathRecord | None]:

@@ -62,7 +62,7 @@ class KeyQueue(Generic[KeyT]):
         return len(self._ready) + len({*self._background, *(key for key, _ in self._due)})
 
     def add(self, key: KeyT, delay_s: float = 0.0, *, in_background: bool = False) -> None:
-        """Work on a key, `delay_s` from now at the earliest.
+        """Add a key that may be taken after `delay_s` seconds.
 
         Of several delays the shortest counts. A key that is added without delay and not for the background leaves the
         background.
@@ -105,7 +105,7 @@ class KeyQueue(Generic[KeyT]):
             self._make_ready(key)
 
     def ready(self) -> Iterator[KeyT]:
-        """Return the keys that could be taken now."""
+        """Iterate over the keys that wait to be taken now, also in the background."""
         self._move_due_keys()
         return itertools.chain(self._ready, self._background)
 
@@ -154,10 +154,7 @@ class KeyQueue(Generic[KeyT]):
                 return
 
     def _on_timer(self) -> None:
-        """Make keys ready as they become due.
-
-        One timer does that for all workers that wait.
-        """
+        """Make due keys ready, and set the timer for the next one."""
         if self._timer:
             self._timer.cancel()
         self._move_due_keys()
@@ -169,7 +166,7 @@ class KeyQueue(Generic[KeyT]):
         return key in self._admitted
 
     def done(self, key: KeyT) -> None:
-        """Record that the work on a key has ended, well or not."""
+        """Record that the work on a key has ended or failed."""
         self._last_progress = self._clock()
         self._stop_running(key)
         self._admitted.discard(key)

@@ -1,4 +1,4 @@
-"""Records of keys: whatever an operator remembers of an object besides the object itself.
+"""Records by key: the state that controllers keep about an object, beside the object itself.
 
 A record has parts. Each controller declares its part, and reads and fills it. When an object is gone, its whole record
 is dropped here, so that no controller has to clean up after it.
@@ -18,8 +18,8 @@ class RecordPart(dict[Key, ValueT]):
     """One part of all records, by key.
 
     Args:
-        make: Returns the part of a key that has none yet; None where only the controller can tell it.
-        dropped: Called with each key whose record was dropped, and with this part of it.
+        make: makes the value of a key that has none yet; None if only the controller can set it.
+        dropped: called with each key whose record was dropped, and with the key's value.
     """
 
     def __init__(self, make: Callable[[], ValueT] | None, dropped: Callable[[Key, ValueT], None]) -> None:
@@ -28,7 +28,11 @@ class RecordPart(dict[Key, ValueT]):
         self.dropped = dropped
 
     def of(self, key: Key) -> ValueT:
-        """Return the part of a key; it is made if the key has none yet."""
+        """Return the value of a key, made first if there is none.
+
+        Raises:
+            KeyError: there is no value, and this part cannot make one.
+        """
         value = self.get(key)
         if value is None:
             if self._make is None:

@@ -1,4 +1,4 @@
-"""Finds out whether nobody leads, for a process that takes no part in the election.
+"""Test, by a process outside the election, whether any replica still renews the Lease.
 
 The times in a Lease are those of its holder's clock, which may be a day off. Only a change that is seen here counts.
 """
@@ -15,7 +15,7 @@ from tilecast_operator.kube.documents import LeaseSpec
 
 
 class LeaderLivesError(Exception):
-    """Somebody leads: the Lease has changed."""
+    """The Lease was renewed, so a replica leads."""
 
 
 class _LeaseState(NamedTuple):
@@ -26,7 +26,7 @@ class _LeaseState(NamedTuple):
 
 @dataclass(eq=False)
 class StaleLease:
-    """A Lease, to see whether somebody renews it.
+    """Lease of the operator, and whether it was renewed since the first look.
 
     Args:
         client: client of the API server.
@@ -68,7 +68,7 @@ class StaleLease:
         await self._require_same_version()
 
     async def require_unchanged(self) -> None:
-        """Raise LeaderLivesError if the Lease has changed meanwhile."""
+        """Raise LeaderLivesError if the Lease has changed since `wait_until_stale`."""
         if time.monotonic() - self._looked_s > self.fresh_s:
             await self._require_same_version()
 

@@ -1,4 +1,4 @@
-"""Turns: a few callers go on at once, and the others wait.
+"""Limit on the number of callers that run at once, fair between namespaces.
 
 Work that holds up the start of a job goes first, and each namespace has a budget of seconds in a minute.
 """
@@ -26,7 +26,7 @@ LEAST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class TurnClaim:
-    """Who wants something done."""
+    """Namespace that requests a turn, and whether a job of it waits to start."""
 
     namespace: str = ""
     is_held: bool = False
@@ -60,7 +60,7 @@ class RecentUse:
         entries.append((now, seconds))
 
     def used_s(self, namespace: str) -> float:
-        """Return the seconds of one namespace."""
+        """Return the seconds that a namespace has used."""
         entries, since = self._used.get(namespace), self._clock() - WINDOW_S
         if entries is None:
             return 0.0
@@ -71,13 +71,13 @@ class RecentUse:
         return math.fsum(seconds for _, seconds in entries)
 
     def namespaces_over(self, limit_s: float) -> dict[str, float]:
-        """Return the namespaces that have used at least `limit_s`, and how much."""
+        """Return the namespaces that have used at least `limit_s` seconds, and their seconds."""
         used = {namespace: self.used_s(namespace) for namespace in list(self._used)}
         return {namespace: seconds for namespace, seconds in used.items() if 0.0 < seconds >= limit_s}
 
 
 class Turn:
-    """Permission to go on."""
+    """Permission of a caller to run."""
 
     __slots__ = ("claim", "queue", "seconds")
 
@@ -102,13 +102,13 @@ class _Ticket:
 
 
 class Turns:
-    """Lets a few callers go on at once. Belongs to one event loop.
+    """Limit on the number of callers that run at once. Belongs to one event loop.
 
     First come those who hold up the start of a job, then the namespaces in turn, then namespaces over their budget.
     Nobody waits while there is room.
 
     Args:
-        at_once: how many callers go on at once.
+        at_once: how many callers run at once.
         budget_s: seconds that a namespace may use within a minute before it waits behind the others.
         clock: monotonic time, in seconds.
     """
@@ -127,16 +127,16 @@ class Turns:
         """Waiting tickets by key."""
 
     def over_budget(self) -> dict[str, float]:
-        """Return the namespaces that are over their budget, and what they used in the last minute."""
+        """Return the namespaces over their budget, and the seconds that they used in the last minute."""
         return self._used.namespaces_over(self._budget_s)
 
     def behind_others(self) -> dict[str, float]:
-        """Return those namespaces over budget, if others had a turn in the same minute."""
+        """Return the namespaces over their budget like `over_budget`; none if no other namespace had a turn lately."""
         return self.over_budget() if len(self._used.namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
     def claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
-        """Add a claim to whatever waits, or begins to wait, under a key; it then waits for this claim too."""
+        """Add a claim to every ticket of a key for the duration of a `with` block."""
         claims = self._claims.setdefault(key, [])
         claims.append(claim)
         for ticket in self._tickets.get(key, ()):
@@ -154,7 +154,7 @@ class Turns:
     async def take(
         self, key: Hashable, claim: TurnClaim = NOBODY, rank: float = 0.0, expected_s: float = 0.0
     ) -> AsyncIterator[Turn]:
-        """Wait for a turn, and give it back at the end.
+        """Wait for a turn, which lasts until the end of a `with` block.
 
         Args:
             key: what the turn is for.
@@ -200,7 +200,7 @@ class Turns:
                 del self._tickets[key]
 
     def _enqueue(self, ticket: _Ticket, claim: TurnClaim) -> None:
-        """Put a ticket into the queues for a claim."""
+        """Add a ticket to the queues of a claim's namespace."""
         namespace, known = claim.namespace, ticket.is_held_by
         if ticket.turn.done() or known.get(namespace) in (True, claim.is_held):
             return
@@ -210,9 +210,9 @@ class Turns:
             self._held.push(ticket, namespace, (ticket.rank,))
 
     def _withdraw_claim(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
-        """Take a claim off a ticket, which then waits for the other claims only.
+        """Remove a claim from a ticket, which then waits for the other claims only.
 
-        A ticket that nobody waits for any longer keeps its place: its work is done for the next one who asks.
+        A ticket without claims keeps its place, because the next caller with its key needs its result.
         """
         if claim in others or ticket.turn.done():
             return
@@ -230,7 +230,7 @@ class Turns:
         self._everybody.remove(ticket)
 
     def _pass_turn_on(self) -> None:
-        """Pass the turn on to the next ticket, or free it."""
+        """Give a turn that has ended to the next ticket, if any."""
         while (chosen := self._next_ticket()) is not None:
             ticket, turn = chosen
             self._remove_ticket(ticket)

@@ -1,7 +1,7 @@
-"""Lists and watches of what changes thousands of times a minute, such as nodes and pods.
+"""Lists and watches of nodes and pods, which change thousands of times a minute.
 
-A framework would keep something of every pod of the cluster and read every heartbeat of every node. Here a heartbeat is
-compared with the previous one as it arrives, without being parsed.
+kopf would keep state for every pod of the cluster and parse every heartbeat of every node. Here the bytes of a
+heartbeat are compared with the previous ones, and parsed only if they differ in more than their times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WATCH_S = 300
 
 @dataclass(frozen=True, slots=True)
 class WatchPace:
-    """How fast requests follow each other, in seconds."""
+    """Waits between the requests of an informer, in seconds."""
 
     relist_s: float = 3600.0
     """How long a list is trusted."""
@@ -41,7 +41,7 @@ PACE = WatchPace()
 
 
 class Informer(ABC):
-    """Reads one resource until it is cancelled.
+    """List and watch of one resource, repeated until the task is cancelled.
 
     Args:
         api: the client.
@@ -118,32 +118,32 @@ class Informer(ABC):
         return str(item["metadata"].get("resourceVersion", version))
 
     def _known(self, line: bytes) -> str:
-        """Return the version of an event that says nothing new; empty if the event has to be read."""
+        """Return the resource version of an event without news; empty if the event has to be parsed."""
         return ""
 
     @abstractmethod
     def _begin(self) -> None:
-        """Prepare for a list."""
+        """Begin a new list."""
 
     @abstractmethod
     def _see(self, item: Document) -> None:
-        """Take an object of the list."""
+        """Add an object of the list."""
 
     @abstractmethod
     def _listed(self) -> None:
-        """End the list: objects that it did not show are gone."""
+        """End the list; objects that it did not have are gone."""
 
     @abstractmethod
     def _take(self, kind: str, item: Document, line: bytes) -> None:
-        """Take a change of an object, with the line that reported it."""
+        """Apply a change of an object, reported by a line of the watch."""
 
     @abstractmethod
     def _failed(self, why: str) -> None:
-        """Handle a failure: changes are unknown until the next list."""
+        """Handle a failed request, after which changes are unknown until the next list."""
 
 
 class NodeInformer(Informer):
-    """Shows nodes to the cache; heartbeats that say nothing new are not parsed.
+    """Informer of nodes that does not parse heartbeats without news.
 
     Args:
         api: the client.
@@ -219,7 +219,7 @@ _TIME = len("2000-01-01T00:00:00Z")
 
 
 def event_digest(line: bytes, start: int = 0) -> bytes:
-    """Return a digest of an event from byte `start` on, without the times of heartbeats and of who wrote them."""
+    """Return a digest of an event from byte `start` on, without the times of heartbeats and of managed fields."""
     state = hashlib.blake2b(digest_size=16)
     parts = [line[start:]]
     for mark in _BEATS:
@@ -230,7 +230,7 @@ def event_digest(line: bytes, start: int = 0) -> bytes:
 
 
 def _split_at_times(text: bytes, mark: bytes) -> list[bytes]:
-    """Return the pieces of a text around the times that follow a mark."""
+    """Return the pieces of an event between the times that follow a key."""
     first, *rest = text.split(mark)
     # A label may have the mark's name, but its value has no colon.
     return [first, *(part[_TIME:] if part[_TIME - 7 : _TIME - 6] == b":" else part for part in rest)]

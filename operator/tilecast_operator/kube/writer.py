@@ -1,4 +1,4 @@
-"""Every write of the operator: by the leader only, counted, bounded in number, and for the object as it was seen."""
+"""Writes of the operator: by the leader only, counted, limited in number, conditional on the object that was seen."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Writer:
     def _apply_document(
         self, key: Key, seen: Stored[Any], is_conditional: bool, **parts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return parts of an object as a server-side apply for the object as it was seen."""
+        """Return a server-side apply document of these parts, conditional on the object as it was seen."""
         version = seen.resource_version if is_conditional and seen.resource_version else None
         api_version = self.kinds[key.kind].api_version
         return applied_fields(key, api_version, uid=seen.uid, resource_version=version, **parts)
@@ -185,5 +185,5 @@ class Writer:
 
 
 def _turn_claim(key: Key) -> TurnClaim:
-    """Return the claim of an object's namespace, for a turn."""
+    """Return the claim of an object's namespace to a turn."""
     return TurnClaim(key.namespace)

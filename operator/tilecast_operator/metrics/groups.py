@@ -26,7 +26,7 @@ a series that begins at one, and Prometheus often runs twice."""
 
 @dataclass(eq=False)
 class BoundedGroups(Collector):
-    """The groups of label values that have series.
+    """Groups of label values with series of their own, limited in number.
 
     Args:
         registry: registry of the series.
@@ -50,7 +50,7 @@ class BoundedGroups(Collector):
         self.registry.register(self)
 
     def use_labels(self, group: Group) -> Group:
-        """Return the labels under which a group is shown now; its series exist from here on."""
+        """Return the labels under which a group is shown, and create its series."""
         shown = group if group in self._used or len(self._used) < self.most else (OTHER,) * len(group)
         if shown not in self._used:
             self._scrapes[shown] = 0
@@ -69,9 +69,9 @@ class BoundedGroups(Collector):
             counter.labels(*shown, *labels).inc()
 
     def shown_labels(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
-        """Return the labels of groups that are all shown at once.
+        """Return for each group of `sizes` the labels under which it is shown.
 
-        Where there are too many, groups in use go first, then the largest by `sizes`.
+        If there are too many groups, those in use are shown first, then the largest by `sizes`.
         """
         order = sorted(sizes, key=lambda group: (group not in self._used, -sizes[group], group))
         return {group: group if place < self.most else (OTHER,) * len(group) for place, group in enumerate(order)}

@@ -35,7 +35,7 @@ class GroupErrors:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The forecast that a job is judged by, and its measured steps."""
+    """Frozen forecast of a job, with the steps measured since."""
 
     forecast: ScoredForecast
     window: Window
@@ -49,7 +49,7 @@ class Score:
         return None if forecast is None or window is None else cls(forecast, window)
 
     def run(self, namespace: str) -> Run:
-        """Return the score as a run of a namespace, for calibration."""
+        """Return the score as a run of a namespace for calibration."""
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
             self.forecast.pool, gpu, precision, family, scale, workload,
@@ -86,7 +86,7 @@ class Calibrator:
         """Runs by namespace, and why each is not learned from. The same runs are judged only once."""
 
     def adopt(self, fitted: FittedCalibration) -> bool:
-        """Take over the result of a fit; return whether it changes forecasts.
+        """Use the result of a fit from now on; return whether it changes forecasts.
 
         A namespace keeps the table that it uses until its new table differs from it.
         """

@@ -33,12 +33,12 @@ PART_GRID = 0.05
 
 
 def setting(one: ObservedRun) -> tuple[str, int | None, str | None]:
-    """Return where a run was measured and how it was split: pool, GPUs and plan."""
+    """Return the pool, number of GPUs and plan of a run."""
     return one.run.pool, one.gpus, one.plan
 
 
 def round_run(one: ObservedRun) -> tuple[object, ...]:
-    """Return what jobs use of a run, rounded to `STEP_GRID` and `PART_GRID`."""
+    """Return the values of a run that change forecasts, rounded to `STEP_GRID` and `PART_GRID`."""
     step_s = one.run.observed_s
     parts = (one.parts.input_s, one.parts.communication_s, one.parts.optimizer_s)
     shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
@@ -128,14 +128,17 @@ def _compare_related_run(request: Request, pool: Pool, run: ObservedRun) -> JobR
 
 
 def facts(pools: Sequence[Pool]) -> str:
-    """Return a text that identifies the pools, without corrections from runs and without what is free now."""
+    """Return a text that identifies the pools, without corrections from runs and without free GPUs."""
     return repr([replace(pool, free_gpus=None, layers={}, calibration=Calibration(), own=JobRuns()) for pool in pools])
 
 
 def identity(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
-    """Return a short digest of what decides a job's alternatives, without corrections from other jobs' runs.
+    """Return a short digest of the inputs of a job's alternatives, without corrections from other jobs' runs.
 
-    It covers what the job asks, what the pools are, and the job's own runs, rounded to `STEP_GRID`.
+    Args:
+        key: what the job requests.
+        pools: the pools as `facts` describes them.
+        runs: runs of the job, which count as `round_run` rounds them.
     """
     steps = [round_run(one) for one in runs[:MOST_RUNS]]
     return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

@@ -66,7 +66,7 @@ def _tokenize(text: str) -> list[_Token]:
 
 
 class _QueryReader:
-    """Reads tokens once, from left to right, and writes what it has understood."""
+    """Parser that reads tokens from left to right and returns the query, restricted to a namespace."""
 
     def __init__(self, tokens: Sequence[_Token], namespace: str) -> None:
         self._tokens = [*tokens, ("end", "")]

@@ -49,7 +49,13 @@ OUTCOMES = (
 
 
 class Refused(Exception):  # noqa: N818  (an answer, not a failure)
-    """A report that does not count. `outcome` is from a closed list, `status` is the HTTP status of the answer."""
+    """Refusal of a report.
+
+    Attributes:
+        outcome: one of `OUTCOMES`.
+        status: HTTP status of the answer.
+        retry_after_s: seconds after which the client may report again; None if it does not matter.
+    """
 
     def __init__(self, outcome: str, status: int, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -184,10 +190,10 @@ def trainer_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def positive(seconds: float) -> float:
-    """Return `seconds` if it is a time.
+    """Return the seconds of a step if they are finite and above 0.
 
     Raises:
-        Refused: it is not finite and above 0.
+        Refused: they are not.
     """
     if not (math.isfinite(seconds) and seconds > 0):
         raise Refused("invalid", 422, f"{seconds:g} s is no time of a step; report seconds above 0")
@@ -195,10 +201,10 @@ def positive(seconds: float) -> float:
 
 
 def plausible(seconds: float, forecast_s: float) -> None:
-    """Refuse a step that cannot be the one that is forecast.
+    """Refuse a step that cannot be of the job and plan that were forecast.
 
     Raises:
-        Refused: the step is two orders of magnitude away.
+        Refused: step and forecast differ by more than `MAX_PLAUSIBLE_RATIO`.
     """
     factor = seconds / forecast_s
     if factor > MAX_PLAUSIBLE_RATIO:
@@ -300,7 +306,7 @@ def added(window: Window | None, report: StepReport, now: str) -> Window:
 
 
 class ScoredForecast(FrozenForecast):
-    """A frozen forecast that is complete: what measured steps are held against."""
+    """Frozen forecast with every field that measured steps are compared with."""
 
     pool: str
     gpus: int
@@ -320,7 +326,7 @@ class ScoredForecast(FrozenForecast):
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Pool, GPUs and plan, which tell one run of a job from another."""
+        """Pool, number of GPUs and plan, by which runs of a job are told apart."""
         return self.pool, self.gpus, self.plan
 
     def errors(self, window: Window) -> ErrorRatio:

@@ -23,7 +23,7 @@ class RunRequesters:
         return len(self._names)
 
     def ask(self, key: Key, namespace: str, workloads: Iterable[str], templates: Iterable[str]) -> None:
-        """Record which runs a job requests now, instead of those that it requested before."""
+        """Set the workloads and templates whose runs a job requests."""
         names = frozenset(
             (*((namespace, one, "") for one in workloads), *((namespace, "", one) for one in templates)),
         )

@@ -44,7 +44,7 @@ class RunStore:
         """Runs by namespace and template of the job's name, and by UID of the job."""
 
     def recall(self, pool: str, runs: Iterable[ObservedRun], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
-        """Take over stored runs of a pool, unless they are known better already."""
+        """Add stored runs of a pool, unless this store knows more of them."""
         if forgotten:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
@@ -58,7 +58,7 @@ class RunStore:
                 self.take(item)
 
     def recall_status(self, pool: str, status: Mapping[str, Any]) -> bool:
-        """Take over the runs that the status of a pool kept in earlier releases; return whether there are any.
+        """Add the runs that earlier releases kept in the status of a pool; return whether there are any.
 
         Their origin is unknown.
         """
@@ -167,7 +167,7 @@ class RunStore:
         )
 
     def is_forgotten(self, item: ObservedRun) -> bool:
-        """Return whether a run was to be forgotten."""
+        """Return whether a request to forget covers a run."""
         forgotten = self._forgotten.get(item.run.pool, ())
         return any(what.matches(item) and item.time <= before for what, before in forgotten)
 
@@ -181,5 +181,5 @@ class RunStore:
 
 
 def _rank_of_run(item: ObservedRun) -> tuple[str, str, str, str]:
-    """Return how new a run is, and how much is known about its origin, as a sort key."""
+    """Return a sort key: the time of a run, then how much is known about its origin."""
     return item.time, item.source, item.account, item.namespace_uid
