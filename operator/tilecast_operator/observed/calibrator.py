@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,19 +131,18 @@ class Calibrator:
         Such a change has to be confirmed: by a second namespace, by a trusted one, or because no other namespace has
         runs of the pool. Otherwise the result is 0.
         """
-        of_namespace: dict[str, list[Run]] = {}
-        for item in self._store.of(name):
-            of_namespace.setdefault(item.run.namespace, []).append(item.run)
-        counts = {space: calibration.drift_start(members) or 0 for space, members in of_namespace.items()}
+        of_namespace = _by_namespace(self._store.of(name))
+        counts = {
+            space: calibration.drift_start([item.run for item in members]) or 0
+            for space, members in of_namespace.items()
+        }
         since = [space for space, count in counts.items() if count]
         is_confirmed = len(since) > 1 or len(counts) == 1 or not self._trusted.isdisjoint(since)
         return sum(counts.values()) if is_confirmed else 0
 
     def quarantined(self) -> list[tuple[ObservedRun, str]]:
         """Return the runs that are not learned from, and why."""
-        of_namespace: dict[str, list[ObservedRun]] = {}
-        for item in self._store.ordered():
-            of_namespace.setdefault(item.run.namespace, []).append(item)
+        of_namespace = _by_namespace(self._store.ordered())
         before, self._quarantine_reasons = self._quarantine_reasons, {}
         for name, members in of_namespace.items():
             runs = [item.run for item in members]
@@ -213,14 +212,9 @@ class Calibrator:
         These are the newest runs of every namespace, the trusted namespaces and the previous fit. The runs of each
         namespace are in order, oldest first.
         """
-        of_namespace: dict[str, list[Run]] = {}
-        for item in self._store.ordered():
-            of_namespace.setdefault(item.run.namespace, []).append(item.run)
-        return (
-            tuple(run for members in of_namespace.values() for run in members[-MAX_FIT:]),
-            self._trusted,
-            self._fitted,
-        )
+        of_namespace = _by_namespace(self._store.ordered())
+        runs = tuple(item.run for members in of_namespace.values() for item in members[-MAX_FIT:])
+        return runs, self._trusted, self._fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +247,8 @@ class FittedCalibration:
             if known is not None and known.namespaces.runs.get(namespace) == members:
                 tables[namespace], errors[namespace] = known.tables[namespace], known.errors_by_namespace[namespace]
             else:
-                tables[namespace], errors[namespace] = (
-                    namespaces.fit(namespace),
-                    namespaces.leave_one_out_errors(namespace),
-                )
+                tables[namespace] = namespaces.fit(namespace)
+                errors[namespace] = namespaces.leave_one_out_errors(namespace)
         counting = tuple(run for members in namespaces.runs.values() for run in members)
         all_errors = np.concatenate([np.zeros(0), *errors.values()])
         return cls(tables, counting, all_errors, namespaces, errors, common if known is None else known.base)
@@ -264,6 +256,13 @@ class FittedCalibration:
     def table(self, namespace: str | None) -> Calibration:
         """Return the table of a namespace."""
         return self.tables.get(namespace, self.tables[None])
+
+
+def _by_namespace(runs: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
+    groups: dict[str, list[ObservedRun]] = {}
+    for item in runs:
+        groups.setdefault(item.run.namespace, []).append(item)
+    return groups
 
 
 def _gpu_precision_family(run: Run) -> tuple[str, ...]:
