@@ -230,9 +230,10 @@ async def replicas(store: LeaseStore, search: Any = on_first_pool, **settings: A
         for name, port in zip(("leader", "follower"), free_ports(2), strict=True):
             own = {"lease": PLACE, "lease_s": 1, "instance": name, "pod_ip": "127.0.0.1", "listen_port": port}
             running = await stack.enter_async_context(operator(store, search, **{**own, **settings}))
-            runner = await server.start(
+            runner = await server.start_server(
                 server.Address("127.0.0.1", port), running.metrics.registry, running.unhealthy, running.unready,
-                running.guard.admit, running.observations.put, running.relay.put, running.relay.client,
+                running.guard.admit_report, running.observations.put,
+                running.relay.forward_report, running.relay.client_address,
             )  # fmt: skip
             stack.push_async_callback(runner.cleanup)
             running_replicas.append(running)

@@ -309,7 +309,9 @@ async def test_the_server_answers_puts_with_the_outcome() -> None:
             raise Refused("invalid", 422, "no")
 
     address, metrics = server.Address("127.0.0.1", 0, limits=server.Limits(body_s=1.0)), Metrics()
-    runner = await server.start(address, metrics.registry, lambda: None, lambda: None, lambda *_: nullcontext(), take)
+    runner = await server.start_server(
+        address, metrics.registry, lambda: None, lambda: None, lambda *_: nullcontext(), take
+    )
     port = runner.port
     try:
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer abc"}) as session:

@@ -593,7 +593,7 @@ async def test_server_answers_probes_and_metrics() -> None:
         return
 
     address, metrics = server.Address("127.0.0.1", 0), Metrics()
-    runner = await server.start(
+    runner = await server.start_server(
         address, metrics.registry, lambda: None, lambda: state["problem"], lambda *_: nullcontext(), take
     )
     url = f"http://127.0.0.1:{runner.port}"

@@ -117,7 +117,7 @@ async def test_a_delay_of_the_background_and_one_that_is_not_leave_each_other_al
     queue.add("own", 5.0, in_background=True)
     now = 6.0
     taken = [await queue.take() for _ in range(BACKGROUND_AT_ONCE + 1)]
-    assert "own" in taken and queue.wait_s() != 0.0
+    assert "own" in taken and queue.seconds_to_next() != 0.0
     assert len(queue) == 20 - BACKGROUND_AT_ONCE
 
 

@@ -63,15 +63,15 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     configure_kopf(settings, OWN)
     memo.api = client(OWN.request_timeout_s)
     memo.operator = operator = Assembly(OWN, memo.api, METRICS, clock=memo.api.clock)
-    memo.server = await server.start(
+    memo.server = await server.start_server(
         server.Address(OWN.listen_host, OWN.listen_port, OWN.tls_certificate, OWN.tls_key),
         operator.metrics.registry,
         operator.unhealthy,
         operator.unready,
-        operator.guard.admit,
+        operator.guard.admit_report,
         operator.observations.put,
-        operator.relay.put,
-        operator.relay.client,
+        operator.relay.forward_report,
+        operator.relay.client_address,
     )
     operator.start()
     cache, add = operator.cache, operator.runtime.add_task
@@ -81,7 +81,7 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     if OWN.read_pods:
         add(PodInformer(memo.api, operator.see_pods, partial(_record_answer, "pods"), pace).run(), "pods")
     if OWN.prometheus_url:
-        add(prometheus.poll(OWN, operator.observations), "prometheus")
+        add(prometheus.poll_steps(OWN, operator.observations), "prometheus")
 
 
 @kopf.on.cleanup()
@@ -100,7 +100,7 @@ async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
     return info
 
 
-async def event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+async def update_cache(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
     """Pass an object of a watch event to the cache."""
     cache = memo.operator.cache
     (cache.lose if type == "DELETED" else cache.see)(body)
@@ -133,9 +133,9 @@ def watched_kinds(settings: Settings) -> Iterable[str]:
 for _name in watched_kinds(OWN):
     _kind = KINDS[_name]
     if _kind.is_any_version:
-        kopf.on.event(_kind.group, _kind.plural)(event)
+        kopf.on.event(_kind.group, _kind.plural)(update_cache)
     else:
-        kopf.on.event(_kind.group, _kind.version, _kind.plural)(event)
+        kopf.on.event(_kind.group, _kind.version, _kind.plural)(update_cache)
 
 METRICS = Metrics()
 

@@ -17,7 +17,7 @@ from tilecast_operator.settings import Settings
 log = logging.getLogger("tilecast")
 
 
-class Sampled(Protocol):
+class QuerySource(Protocol):
     """Observations of jobs, as far as polling needs them."""
 
     def queries(self) -> Iterable[tuple[Key, str]]:
@@ -27,7 +27,7 @@ class Sampled(Protocol):
         """Take the answer to a job's query."""
 
 
-async def poll(settings: Settings, observations: Sampled) -> None:
+async def poll_steps(settings: Settings, observations: QuerySource) -> None:
     """Ask Prometheus for the step of every job in each interval, for ever."""
     url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)

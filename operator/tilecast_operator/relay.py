@@ -38,7 +38,7 @@ class Relay:
         self._tls: tuple[int, str, ssl.SSLContext] | None = None
         """When the certificate's file was written (ns), its text, and the TLS context that trusts it."""
 
-    def client(self, request: web.Request) -> str:
+    def client_address(self, request: web.Request) -> str:
         """Return the address of the original sender of a report.
 
         A relayed report has the sender's address in a header. That header counts only beside another one with the name
@@ -48,7 +48,7 @@ class Relay:
         is_relayed = self._election is not None and hmac.compare_digest(named, self._election.identity.encode())
         return (request.headers.get(CLIENT) if is_relayed else request.remote) or ""
 
-    async def put(self, request: web.Request, body: bytes) -> web.Response | None:
+    async def forward_report(self, request: web.Request, body: bytes) -> web.Response | None:
         """Pass a report on and return the leader's answer; None if this replica leads and has to answer itself.
 
         Raises:

@@ -50,7 +50,7 @@ class ReportGuard:
         self._in_flight: dict[str, int] = {}
 
     @contextmanager
-    def admit(self, address: str, namespace: str, token: str) -> Iterator[None]:
+    def admit_report(self, address: str, namespace: str, token: str) -> Iterator[None]:
         """Admit a report for the duration of a `with` block.
 
         Args:

@@ -188,23 +188,23 @@ class _RefusingProtocol(asyncio.Protocol):
         transport.close()
 
 
-async def _here(_: web.Request, __: bytes) -> None:
+async def _answer_here(_: web.Request, __: bytes) -> None:
     """Return None, because there is no other replica."""
 
 
-def _remote(request: web.Request) -> str:
+def _remote_address(request: web.Request) -> str:
     return request.remote or ""
 
 
-async def start(
+async def start_server(
     address: Address,
     registry: CollectorRegistry,
     healthy: Check,
     ready: Check,
     admit: Admit,
     take: Take,
-    hand_on: HandOn = _here,
-    client: Client = _remote,
+    hand_on: HandOn = _answer_here,
+    client: Client = _remote_address,
 ) -> HttpServer:
     """Start a server, which serves until its `cleanup()`."""
 

@@ -195,7 +195,7 @@ class KeyQueue(Generic[KeyT]):
             self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
             heapq.heapify(self._later)
 
-    def wait_s(self) -> float | None:
+    def seconds_to_next(self) -> float | None:
         """Return the seconds until a key can be taken; None while there is no key."""
         self._move_due_keys()
         if self._ready:
