@@ -131,7 +131,7 @@ class Turns:
         return self._used.namespaces_over(self._budget_s)
 
     def behind_others(self) -> dict[str, float]:
-        """Return the namespaces over their budget like `over_budget`; none if no other namespace had a turn lately."""
+        """Return the namespaces over their budget; none if no other namespace had a turn lately."""
         return self.over_budget() if len(self._used.namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
