@@ -15,9 +15,9 @@ import numpy as np
 
 from tilecast.job_calibration import LEVELS, deviations
 from tilecast.spec import Floats
-from tilecast.validate.transfer import corrections, pairs, shared
+from tilecast.validate.transfer import Subjects, corrections, pairs, shared
 from tilecast_lab.validate import transfer
-from tilecast_lab.validate.transfer import Macro, Subjects
+from tilecast_lab.validate.transfer import Macro
 
 FACTORS = (0.4, 0.6, 0.8, 1.25, 1.6, 2.2)
 LEAST, MOST = 0.03, 0.3

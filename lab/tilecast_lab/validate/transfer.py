@@ -8,7 +8,7 @@ sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from tilecast import calibration
 from tilecast.spec import Floats, Ints
 from tilecast.validate import Track, transfer, untracked
-from tilecast.validate.transfer import PairErrors, pairs, table_rows
+from tilecast.validate.transfer import PairErrors, Subjects, pairs, table_rows
 from tilecast_lab.validate import calibration as curves
 from tilecast_lab.validate import residuals
 
@@ -24,19 +24,6 @@ DRAWS = 1000
 """Resamplings of the sources for an interval."""
 ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
 """Ways to forecast a row from another: two forecasts and three scalings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subjects(transfer.Subjects):
-    """R graded rows of published tables with forecasts; arrays are (R,)."""
-
-    measured: curves.MeasuredRuns
-    flops: Floats
-    """Model FLOPs of a step per GPU."""
-    peak: Floats
-    """Peak FLOP/s of the GPU at the row's precision."""
-    bandwidth: Floats
-    """Memory bandwidth of the GPU, in bytes per second."""
 
 
 def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
@@ -50,24 +37,20 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
     measured = curves.measured(table_rows(paths), track)
-    own = transfer.subjects_of(measured, [residuals.source_of(row) for row in measured.rows])
-    gpus = [case.pool.gpu for case in measured.cases]
-    values = {item.name: getattr(own, item.name) for item in fields(own)}
-    return Subjects(
-        **values | {"measured": measured},
-        flops=np.array([item.model_flops or 0.0 for item in measured.forecasts]) / [plan.gpus for plan in own.plans],
-        peak=np.array([gpu.peak(case.workload.precision) for gpu, case in zip(gpus, measured.cases, strict=True)]),
-        bandwidth=np.array([gpu.memory_bandwidth_bytes_per_s for gpu in gpus]),
-    )
+    return transfer.subjects_of(measured, [residuals.source_of(row) for row in measured.rows])
 
 
 def held(subjects: Subjects, kind: str, seen: Ints, asked: Ints) -> PairErrors:
     """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
     own, measured = transfer.held(subjects, kind, seen, asked), subjects.observed_s
-    work = measured[seen] * subjects.flops[asked] / np.maximum(subjects.flops[seen], 1.0)
+    cases, forecasts = subjects.measured.cases, curves.published_forecasts(subjects.measured)
+    flops = np.array([item.model_flops or 0.0 for item in forecasts]) / [plan.gpus for plan in subjects.plans]
+    peak = np.array([case.pool.gpu.peak(case.workload.precision) for case in cases])
+    bandwidth = np.array([case.pool.gpu.memory_bandwidth_bytes_per_s for case in cases])
+    work = measured[seen] * flops[asked] / np.maximum(flops[seen], 1.0)
     steps = {
-        "FLOP/s": work * subjects.peak[seen] / subjects.peak[asked],
-        "bandwidth": work * subjects.bandwidth[seen] / subjects.bandwidth[asked],
+        "FLOP/s": work * peak[seen] / peak[asked],
+        "bandwidth": work * bandwidth[seen] / bandwidth[asked],
     }
     others = {name: np.abs(calibration.relative_error(column, measured[asked])) for name, column in steps.items()}
     return replace(own, errors={**own.errors, **others})
