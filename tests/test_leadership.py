@@ -127,7 +127,7 @@ async def test_an_api_server_that_is_away_leaves_nobody_leading_and_then_one() -
 
 async def test_a_process_that_was_stopped_finds_its_right_gone() -> None:
     leadership = Leadership(is_alone=False)
-    leadership.extend(time.monotonic() + 0.2)
+    leadership.lead_until(time.monotonic() + 0.2)
 
     async def write() -> str:
         async with leadership.guard_write():
@@ -142,9 +142,9 @@ async def test_a_process_that_was_stopped_finds_its_right_gone() -> None:
 async def test_a_lease_that_lapsed_while_no_timer_ran_is_begun_anew() -> None:
     leadership, changes = Leadership(is_alone=False), list[bool]()
     leadership.listen(changes.append)
-    leadership.extend(time.monotonic() + 0.05)
+    leadership.lead_until(time.monotonic() + 0.05)
     time.sleep(0.1)
-    leadership.extend(time.monotonic() + 30.0)
+    leadership.lead_until(time.monotonic() + 30.0)
     assert changes == [True, False, True], "what was refused meanwhile is due again"
 
 
@@ -156,13 +156,13 @@ async def test_a_write_that_outlasts_the_lease_is_broken_off_and_one_that_does_n
             await asyncio.sleep(seconds)
             return "written"
 
-    leadership.extend(time.monotonic() + 0.2)
+    leadership.lead_until(time.monotonic() + 0.2)
     with pytest.raises(TimeoutError):
         await write(30.0)
-    leadership.extend(time.monotonic() + 0.2)
+    leadership.lead_until(time.monotonic() + 0.2)
     slow = asyncio.create_task(write(0.5))
     await asyncio.sleep(0.1)
-    leadership.extend(time.monotonic() + 30.0)
+    leadership.lead_until(time.monotonic() + 30.0)
     assert await slow == "written", "its lease was renewed meanwhile"
 
 
@@ -179,7 +179,7 @@ async def test_nothing_is_sent_by_a_process_that_was_stopped_while_it_waited_for
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     api = client(5.0)
-    api.connect(lambda: Connection(f"http://127.0.0.1:{runner.addresses[0][1]}", {}, ssl.create_default_context()))
+    api.log_in(lambda: Connection(f"http://127.0.0.1:{runner.addresses[0][1]}", {}, ssl.create_default_context()))
 
     def fence() -> None:
         raise NotLeaderError

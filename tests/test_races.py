@@ -300,7 +300,7 @@ async def test_pods_of_a_strange_shape_end_nothing(page: dict[str, Any]) -> None
 @pytest.mark.parametrize("name", ["../x", "..", ".", "x/../../y", "x?watch=1", "x#y", "%2e%2e", "a b"])
 async def test_no_name_leads_a_request_elsewhere(name: str) -> None:
     api = client(1.0)
-    api.connect(lambda: Connection("http://127.0.0.1:1", {}, ssl.create_default_context()))
+    api.log_in(lambda: Connection("http://127.0.0.1:1", {}, ssl.create_default_context()))
     path = f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{name}"
     with pytest.raises(ApiError, match="there is no object"):
         await api.get(path)

@@ -30,7 +30,7 @@ async def serve(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) 
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     api = client(5.0)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
+    api.log_in(lambda: Connection(url, {}, ssl.create_default_context()))
     return runner, api
 
 
@@ -148,7 +148,7 @@ async def test_heartbeats_of_nodes_are_compared_and_not_parsed() -> None:
     runner, api = await serve(answer)
     assert api._connection is not None
     connection = api._connection
-    api.connect(lambda: logins.append(None) or connection)  # type: ignore[func-returns-value]
+    api.log_in(lambda: logins.append(None) or connection)  # type: ignore[func-returns-value]
     cache, parsed = Cache(), []
 
     def see(body: Any) -> None:

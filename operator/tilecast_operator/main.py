@@ -96,7 +96,7 @@ async def cleanup(memo: kopf.Memo, **_: Any) -> None:
 async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
     """Log in for kopf and for our own client: as the pod, or with a kubeconfig."""
     info = credentials.read_credentials(kwargs)
-    memo.api.connect(lambda: credentials.to_connection(credentials.read_credentials(kwargs)))
+    memo.api.log_in(lambda: credentials.to_connection(credentials.read_credentials(kwargs)))
     return info
 
 

@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lease = StaleLease(api, place) if place else None
         work = Release(api, print, is_dry=options.dry_run, selector=selector, lease=lease)
         try:
-            api.connect(lambda: credentials.to_connection(credentials.read_credentials(kwargs)))
+            api.log_in(lambda: credentials.to_connection(credentials.read_credentials(kwargs)))
             if lease is not None:
                 await lease.wait_until_stale(options.older_than)
             await work.run(options.policy)

@@ -305,7 +305,7 @@ class Jobs:
         An Event that cannot be written does not hold up anything.
         """
         before, author = self._states.of(key).posted, self._context.writer.author
-        if before is not None and author.state(before) == author.state(note):
+        if before is not None and author.note_state(before) == author.note_state(note):
             return
         if await self._written(key, job, note, is_change=is_change or before is not None):
             self._states.of(key).posted = note

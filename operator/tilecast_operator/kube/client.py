@@ -121,7 +121,7 @@ class Api:
         """Raises if no change may be requested now. It is called when a connection exists and nothing is sent yet, so
         that a process that was stopped while it waited for the connection finds out."""
 
-    def connect(self, login: Login) -> None:
+    def log_in(self, login: Login) -> None:
         """Log in, and do so again whenever the credentials have expired."""
         self._login, self._connection = login, login()
         self._logged_in.set()

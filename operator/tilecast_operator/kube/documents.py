@@ -37,7 +37,7 @@ class Author:
     variable_text: re.Pattern[str] = re.compile(r"(?!)")
     """Part of the text of a note that may change while the state of the object stays the same."""
 
-    def state(self, note: Note) -> tuple[str, str, str]:
+    def note_state(self, note: Note) -> tuple[str, str, str]:
         """Return type, reason and invariable text of a note; they are equal as long as the object's state is."""
         return note.type, note.reason, self.variable_text.sub("", note.text)
 
@@ -50,7 +50,7 @@ def event_document(
     Its name has a digest of the invariable text and of the occasion, so that the API server refuses a second Event
     about the same state. An Event about an object without a namespace is in `default`, like those of the kubelet.
     """
-    _, reason, state = author.state(note)
+    _, reason, state = author.note_state(note)
     parts = (uid, reason, state[:MAX_NOTE], *((occasion,) if occasion else ()))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     involved = {"apiVersion": api_version, "kind": about.kind, "name": about.name, "uid": uid}
@@ -150,7 +150,7 @@ class LeaseSpec:
     transitions: int = 0
 
     @classmethod
-    def of(cls, body: Document) -> LeaseSpec:
+    def from_object(cls, body: Document) -> LeaseSpec:
         """Read the spec of a Lease object."""
         spec = body.get("spec") or {}
         return cls(

@@ -79,7 +79,7 @@ class Leadership:
             finally:
                 self._limits.discard(limit)
 
-    def extend(self, until_s: float) -> None:
+    def lead_until(self, until_s: float) -> None:
         """Lead until `until_s` of the monotonic clock, in seconds."""
         # Report the end of the previous lease if no timer ran in between, so that refused work is due again
         self._report_end()
@@ -213,7 +213,7 @@ class Election:
         if holder in ("", self.identity) or (known is not None and time.monotonic() >= known.expires_s):
             await self._write_lease(self.identity, self.lease_s)
             if not self._is_released:
-                self.leadership.extend(began_s + FENCE * self.lease_s)
+                self.leadership.lead_until(began_s + FENCE * self.lease_s)
 
     async def _read_lease(self) -> None:
         """Read the Lease; an unchanged one keeps the time when it was first seen."""

@@ -15,7 +15,7 @@ from tilecast_operator.free_gpus import Free
 from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
 from tilecast_operator.metrics.groups import BoundedGroups, Series
 from tilecast_operator.observed.calibrator import Calibrator, Score
-from tilecast_operator.observed.reports import error
+from tilecast_operator.observed.reports import relative_error
 from tilecast_operator.queue_rows import PlannedQueue
 
 OWN_RUNS = ("own", "successor", "relative")
@@ -83,7 +83,7 @@ class Metrics(MetricFamilies):
         shown = self._gpus.use_labels((gpu,))
         self.observed.labels(*shown).observe(seconds)
         for stage, predicted_s in zip(STAGES, (forecast.raw_seconds, forecast.step_seconds.target), strict=True):
-            ratio = error(predicted_s, seconds)
+            ratio = relative_error(predicted_s, seconds)
             self.error.labels(*shown, stage).observe(ratio)
             self.absolute.labels(*shown, stage).observe(abs(ratio))
         for counter, observed_s in (

@@ -14,7 +14,7 @@ from tilecast.api.status import TrainingJobStatus
 from tilecast.calibration import LEVELS, Calibration, Run
 from tilecast.namespace_calibration import NamespaceCalibration, quarantine_reasons
 from tilecast.spec import Floats
-from tilecast_operator.observed.reports import ScoredForecast, Window
+from tilecast_operator.observed.reports import ScoredForecast, StepWindow
 from tilecast_operator.observed.run_store import RunStore
 
 MAX_FIT = 512
@@ -38,17 +38,17 @@ class Score:
     """Frozen forecast of a job, with the steps measured since."""
 
     forecast: ScoredForecast
-    window: Window
+    window: StepWindow
 
     @classmethod
     def of(cls, status: TrainingJobStatus | None) -> Score | None:
         """Return the score that the status of a job keeps; None if it keeps none."""
         if status is None:
             return None
-        forecast, window = ScoredForecast.of(status.forecast), Window.of(status.observed)
+        forecast, window = ScoredForecast.of(status.forecast), StepWindow.of(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
-    def run(self, namespace: str) -> Run:
+    def calibration_run(self, namespace: str) -> Run:
         """Return the score as a run of a namespace for calibration."""
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
@@ -63,7 +63,7 @@ class Score:
         """Return the score as the run of a job, with the source of its reports."""
         latest, forecast = self.window.latest, self.forecast
         return ObservedRun(
-            uid, self.window.time, self.run(namespace), name, account, latest.source, namespace_uid,
+            uid, self.window.time, self.calibration_run(namespace), name, account, latest.source, namespace_uid,
             forecast.gpus, forecast.plan, self.window.parts,
         )  # fmt: skip
 

@@ -247,7 +247,7 @@ def _kept_fields(report: StepReport | ObservedStep) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepWindow:
     """The measured steps of one job."""
 
     recent: tuple[float, ...]
@@ -256,7 +256,7 @@ class Window:
     latest: StepReport
 
     @classmethod
-    def of(cls, observed: ObservedStep | None) -> Window | None:
+    def of(cls, observed: ObservedStep | None) -> StepWindow | None:
         """Return the window that the status of a job keeps; None if it keeps none."""
         if observed is None or not observed.recent_step_seconds:
             return None
@@ -292,17 +292,17 @@ class Window:
         )
 
 
-def added(window: Window | None, report: StepReport, now: str) -> Window:
+def added(window: StepWindow | None, report: StepReport, now: str) -> StepWindow:
     """Return the window with one more report. Values that the report does not give stay as they were."""
     if window is None:
-        return Window((report.seconds,), 1, now, report)
+        return StepWindow((report.seconds,), 1, now, report)
     before = window.latest
     earlier = before.parts.scaled(report.seconds / before.seconds)
     report = replace(report, parts=earlier.blended(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
     kept = _kept_fields(before)
     missing = {name: kept[name] for name, value in _kept_fields(report).items() if value is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
-    return Window(tuple(recent), window.samples + 1, now, replace(report, **missing))
+    return StepWindow(tuple(recent), window.samples + 1, now, replace(report, **missing))
 
 
 class ScoredForecast(FrozenForecast):
@@ -329,13 +329,13 @@ class ScoredForecast(FrozenForecast):
         """Pool, number of GPUs and plan, by which runs of a job are told apart."""
         return self.pool, self.gpus, self.plan
 
-    def errors(self, window: Window) -> ErrorRatio:
+    def errors(self, window: StepWindow) -> ErrorRatio:
         """Return the errors of the forecast as `status.error`."""
         seconds = window.seconds
-        raw, calibrated = (error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))
+        raw, calibrated = (relative_error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))
         return ErrorRatio(raw_ratio=raw, calibrated_ratio=calibrated)
 
 
-def error(predicted_s: float, observed_s: float) -> float:
+def relative_error(predicted_s: float, observed_s: float) -> float:
     """Return the signed relative error, rounded to four decimal places."""
     return round(float(calibration.relative_error(np.float64(predicted_s), np.float64(observed_s))), 4)
