@@ -31,7 +31,7 @@ from tilecast_operator import recursion
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import about
 from tilecast_operator.kube import credentials
-from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, list_pages
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.stale_lease import LeaderLivesError, StaleLease
 from tilecast_operator.objects.client import client
@@ -126,14 +126,9 @@ class Release:
         return freed
 
     async def _list_objects(self, kind: str) -> AsyncIterator[Document]:
-        query = {"limit": str(PAGE)}
-        while True:
-            page = await self.api.get(KINDS[kind].path(), query)
+        async for page in list_pages(self.api, KINDS[kind].path(), {}, PAGE):
             for item in page.get("items") or ():
                 yield {**item, "apiVersion": KINDS[kind].api_version, "kind": kind}
-            if not (onward := (page.get("metadata") or {}).get("continue")):
-                return
-            query["continue"] = onward
 
     async def _release_job(self, kind: str, document: Document) -> bool:
         """Release a job if it waits for us; return whether it was released, or would be in a dry run."""

@@ -256,6 +256,18 @@ class Api:
             self.fence()
 
 
+async def list_pages(api: Api, path: str, query: Mapping[str, str], limit: int) -> AsyncIterator[dict[str, Any]]:
+    """Yield the pages of a list, with up to `limit` objects each; raises as `Api.apply` does."""
+    query = {**query, "limit": str(limit)}
+    while True:
+        page = await api.get(path, query)
+        yield page
+        onward = (page.get("metadata") or {}).get("continue")
+        if not onward:
+            return
+        query["continue"] = onward
+
+
 def _error_message(text: str) -> str:
     try:
         return str(json.loads(text).get("message", ""))[:500]

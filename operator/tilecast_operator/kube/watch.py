@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tilecast_operator.kube.client import Api, ApiError, retry_s
+from tilecast_operator.kube.client import Api, ApiError, list_pages, retry_s
 from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
@@ -83,17 +83,13 @@ class Informer(ABC):
 
     async def _list(self) -> str:
         self._begin()
-        query = {**self._query, "limit": str(PAGE)}
-        while True:
-            page = await self._api.get(self._path, query)
+        async for page in list_pages(self._api, self._path, self._query, PAGE):
             for item in page.get("items") or ():
                 self._see(item)
-            onward = page["metadata"].get("continue")
-            if not onward:
-                self._answered()
-                self._listed()
-                return str(page["metadata"].get("resourceVersion", ""))
-            query["continue"] = onward
+            version = str(page["metadata"].get("resourceVersion", ""))
+        self._answered()
+        self._listed()
+        return version
 
     async def _watch(self, version: str) -> str:
         """Follow the changes until the server ends the answer; return the resource version to continue from.

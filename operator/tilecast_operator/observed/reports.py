@@ -1,8 +1,8 @@
 """Sources of measured steps, and the rules for which of them count.
 
 Four sources give one `StepReport` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status. A
-report counts if it could be the step of the plan that runs; then it becomes part of a `StepWindow`. The job's status keeps
-the newest reports of the window, so that a restart forgets none.
+report counts if it could be the step of the plan that runs; then it becomes part of a `StepWindow`. The job's status
+keeps the newest reports of the window, so that a restart forgets none.
 """
 
 from __future__ import annotations
