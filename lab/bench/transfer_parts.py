@@ -88,7 +88,7 @@ class Twins:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="+", type=Path)
-    twins = Twins(transfer.subjects(parser.parse_args().files))
+    twins = Twins(transfer.read_subjects(parser.parse_args().files))
     errors = defaultdict[tuple[str, str], list[list[float]]](list)
     for one, twin, others in twins.pairs():
         for asked in others:

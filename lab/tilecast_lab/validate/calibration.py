@@ -13,25 +13,27 @@ from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
 from tilecast_lab.validate import residuals, runs, scores
 from tilecast_lab.validate.runs import PublishedForecast
-from tilecast_lab.validate.table import read
+from tilecast_lab.validate.table import read_published_row
 
 
-def measured(rows: Sequence[Row], track: Track = untracked) -> curves.MeasuredRuns:
+def measure_rows(rows: Sequence[Row], track: Track = untracked) -> curves.MeasuredRuns:
     """Forecast the graded rows of runs tables and return them as runs of pools.
 
     The constants of each forecast are fitted without the row's source.
     """
     forecasts = runs.forecast(rows, track)
-    scored = scores.score(rows, forecasts)
-    return curves.measured_runs(scored, [forecasts[place] for place in scored.index], scored.left_out_s, read)
+    scored = scores.score_forecasts(rows, forecasts)
+    return curves.measured_runs(
+        scored, [forecasts[place] for place in scored.index], scored.left_out_s, read_published_row
+    )
 
 
 def published_forecasts(runs: curves.MeasuredRuns) -> list[PublishedForecast]:
-    """Return the forecasts of the runs that `measured` returned."""
+    """Return the forecasts of the runs that `measure_rows` returned."""
     return [item for item in runs.forecasts if isinstance(item, PublishedForecast)]
 
 
-def unrelated(
+def errors_from_unrelated_runs(
     runs: curves.MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
 ) -> tuple[int, float, float]:
     """Measure what observations of other models of a source do to a model's forecasts.

@@ -26,7 +26,7 @@ ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
 """Ways to forecast a row from another: two forecasts and three scalings."""
 
 
-def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
+def read_subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
     """Read runs tables and forecast their graded rows.
 
     Args:
@@ -36,11 +36,11 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
     Raises:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
-    measured = curves.measured(table_rows(paths), track)
+    measured = curves.measure_rows(table_rows(paths), track)
     return transfer.subjects_of(measured, [residuals.source_of(row) for row in measured.rows])
 
 
-def held(subjects: Subjects, kind: str, seen: Ints, asked: Ints) -> PairErrors:
+def forecast_pairs(subjects: Subjects, kind: str, seen: Ints, asked: Ints) -> PairErrors:
     """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
     own, measured = transfer.held(subjects, kind, seen, asked), subjects.observed_s
     cases, forecasts = subjects.measured.cases, curves.published_forecasts(subjects.measured)
@@ -57,8 +57,8 @@ def held(subjects: Subjects, kind: str, seen: Ints, asked: Ints) -> PairErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Summary of the pairs of a kind over one table, or over all; errors and shares are means as in `Macro`."""
+class PairSummary:
+    """Summary of the pairs of a kind over one table, or over all; errors and shares are means as in `GroupMean`."""
 
     kind: str
     table: str
@@ -78,11 +78,11 @@ class Line:
     """90 % interval of the coverage of the corrected range."""
 
 
-def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
+def summarize_pairs(subjects: Subjects, item: PairErrors, table: str = "") -> PairSummary:
     """Summarise the pairs of one table's rows, or of all rows if `table` is empty."""
     rows = np.array([not table or subjects.table[row] == table for row in item.asked])
     asked = item.asked[rows]
-    mean = Macro.of(asked, subjects)
+    mean = GroupMean.of(asked, subjects)
     errors = {name: mean(column[rows]) for name, column in item.errors.items()}
     rng = np.random.default_rng(0)
     resampled = []
@@ -93,7 +93,7 @@ def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
     low, high = np.quantile(resampled, (0.05, 0.95), axis=0).tolist()
     gain, width, held = zip(low, high, strict=True)
     raw, corrected = (mean(column[rows]) for column in item.covered)
-    return Line(
+    return PairSummary(
         item.kind,
         table,
         int(rows.sum()),
@@ -110,7 +110,7 @@ def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Macro:
+class GroupMean:
     """Mean of a column of pairs: over the pairs of a row, then over the rows of a group, then over groups."""
 
     sources: tuple[str, ...]
@@ -125,7 +125,7 @@ class Macro:
     """Number of rows in each cell, (C,)."""
 
     @classmethod
-    def of(cls, asked: Ints, subjects: Subjects) -> Macro:
+    def of(cls, asked: Ints, subjects: Subjects) -> GroupMean:
         rows, row, count = np.unique(asked, return_inverse=True, return_counts=True)
         groups, group = np.unique([subjects.group[one] for one in rows], return_inverse=True)
         sources, source = np.unique([subjects.source[one] for one in rows], return_inverse=True)
@@ -156,15 +156,15 @@ def report(subjects: Subjects) -> str:
     tables = sorted(set(subjects.table))
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
     for kind, (seen, asked) in pairs(subjects).items():
-        item = held(subjects, kind, seen, asked)
-        lines.append(_cell(kind, line(subjects, item)))
+        item = forecast_pairs(subjects, kind, seen, asked)
+        lines.append(_cell(kind, summarize_pairs(subjects, item)))
         if len(tables) > 1:
             own = {subjects.table[row] for row in asked}
-            lines += [_cell(f"  {name}", line(subjects, item, name)) for name in tables if name in own]
+            lines += [_cell(f"  {name}", summarize_pairs(subjects, item, name)) for name in tables if name in own]
     return "\n".join(lines)
 
 
-_COLUMNS: tuple[tuple[str, Callable[[Line], str]], ...] = (
+_COLUMNS: tuple[tuple[str, Callable[[PairSummary], str]], ...] = (
     ("pairs", lambda item: f"{item.pairs:7d}"),
     ("groups", lambda item: f"{item.groups:7d}"),
     ("sources", lambda item: f"{item.sources:8d}"),
@@ -186,5 +186,5 @@ _WIDTHS = (7, 7, 8, 10, 10, 10, 10, 10, 6, 11, 13, 12, 7, 11)
 _TITLES = f"{'a run on':<22}" + "".join(f"{name:>{width}}" for (name, _), width in zip(_COLUMNS, _WIDTHS, strict=True))
 
 
-def _cell(name: str, item: Line) -> str:
+def _cell(name: str, item: PairSummary) -> str:
     return f"{name[:22]:<22}" + "".join(cell(item) for _, cell in _COLUMNS)
