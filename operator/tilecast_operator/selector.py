@@ -21,15 +21,9 @@ class Requirement(ApiModel):
 
     def is_met_by(self, labels: Mapping[str, str]) -> bool:
         """Return whether these labels meet the requirement."""
-        match self.operator:
-            case "In":
-                return labels.get(self.key) in self.values
-            case "NotIn":
-                return labels.get(self.key) not in self.values
-            case "Exists":
-                return self.key in labels
-            case "DoesNotExist":
-                return self.key not in labels
+        if self.operator in ("In", "NotIn"):
+            return (labels.get(self.key) in self.values) == (self.operator == "In")
+        return (self.key in labels) == (self.operator == "Exists")
 
 
 class LabelSelector(ApiModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from tilecast.api import pool_learning
@@ -12,6 +13,7 @@ from tilecast.api.calibration import MAX_RUNS, ObservedRun, observed_runs
 from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
 from tilecast_operator.observed.own_runs import round_run
 
+_BY_AGE = attrgetter("time", "uid")
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
 """Suffix that the API server appends to `generateName`, or people to the name of a job that they run again."""
 
@@ -49,8 +51,7 @@ class RunStore:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
             del known[:-MAX_FORGOTTEN]
-            for item in [item for item in self._runs.get(pool, {}).values() if self.is_forgotten(item)]:
-                self.drop(item.uid)
+            self.withdraw(pool, [uid for uid, item in self._runs.get(pool, {}).items() if self.is_forgotten(item)])
         for item in runs if self._is_on else ():
             known_run = self._runs.get(pool, {}).get(item.uid)
             is_better = known_run is None or _rank_of_run(known_run) < _rank_of_run(item)
@@ -115,8 +116,7 @@ class RunStore:
         """
         members = self._runs.get(pool, {})
         gone = [uid for uid, item in members.items() if what.matches(item)]
-        for uid in gone:
-            self.drop(uid)
+        self.withdraw(pool, gone)
         rest = [item for item in self._forgotten.get(pool, []) if item[0] != what]
         self._forgotten[pool] = [*rest, (what, now)][-MAX_FORGOTTEN:]
         return len(gone)
@@ -126,12 +126,8 @@ class RunStore:
 
         With `uid` the namespace exists, and only runs of an earlier namespace of the same name are forgotten.
         """
-        gone = [
-            item
-            for members in self._runs.values()
-            for item in members.values()
-            if item.run.namespace == namespace and (uid is None or item.namespace_uid not in ("", uid))
-        ]
+        runs = [item for item in self._of_job.values() if item.run.namespace == namespace]
+        gone = [item for item in runs if uid is None or item.namespace_uid not in ("", uid)]
         for item in gone:
             self.drop(item.uid)
         return bool(gone)
@@ -142,7 +138,7 @@ class RunStore:
 
     def namespaces(self) -> set[str]:
         """Return the namespaces of the runs."""
-        return {item.run.namespace for members in self._runs.values() for item in members.values()} - {""}
+        return {item.run.namespace for item in self._of_job.values()} - {""}
 
     def document(self, pool: str) -> dict[str, Any]:
         """Return the PoolLearning of a pool."""
@@ -150,7 +146,7 @@ class RunStore:
 
     def of(self, pool: str) -> list[ObservedRun]:
         """Return the runs of a pool, oldest first."""
-        return sorted(self._runs.get(pool, {}).values(), key=lambda one: (one.time, one.uid))
+        return sorted(self._runs.get(pool, {}).values(), key=_BY_AGE)
 
     def of_workload(self, namespace: str, workload: str) -> Mapping[str, ObservedRun]:
         """Return the runs of a workload in a namespace, by UID of the job."""
@@ -162,9 +158,7 @@ class RunStore:
 
     def ordered(self) -> list[ObservedRun]:
         """Return the runs of every pool, oldest first."""
-        return sorted(
-            (item for members in self._runs.values() for item in members.values()), key=lambda one: (one.time, one.uid)
-        )
+        return sorted(self._of_job.values(), key=_BY_AGE)
 
     def is_forgotten(self, item: ObservedRun) -> bool:
         """Return whether a request to forget covers a run."""
