@@ -105,6 +105,7 @@ class Assembly:
         selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics, journal)
         cache.when_gone(runtime.records.drop)
+        runtime.records.may_exist = cache.may_exist
         answers = AnswerTimes(runtime.records, metrics.answers, metrics.oldest, clock)
         context = SharedContext(
             settings, timings, client, cache, leadership, writer, runtime, metrics, answers, clock, journal
