@@ -235,4 +235,16 @@ def test_a_record_ends_with_its_object() -> None:
     assert counts == {OTHER: [1, 2]} and names == {OTHER: "b"}
 
 
+def test_nothing_is_recorded_of_an_object_that_is_gone() -> None:
+    records = Records()
+    counts, names = records.part(list[int]), records.part(str)
+    counts.of(ONE).append(1)
+    records.may_exist = lambda key: key == OTHER
+    records.drop(ONE)
+    counts.of(ONE).append(2)
+    names[ONE] = "late"
+    assert names.setdefault(ONE, "late") == "late" and names.setdefault(OTHER, "there") == "there"
+    assert ONE not in records and (counts, names) == ({}, {OTHER: "there"})
+
+
 ONE, OTHER = Key("TrainingJob", "default", "a"), Key("TrainingJob", "default", "b")

@@ -7,17 +7,19 @@ there after a sudden death was being read.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import mmap
 import threading
 import types
-from collections.abc import Callable, Container, Coroutine, Generator, Iterator
+from collections.abc import Callable, Container, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tilecast_operator.kube.isolation import Isolation
 from tilecast_operator.kube.kinds import Key
 
 ResultT = TypeVar("ResultT")
@@ -33,6 +35,10 @@ SLOT_BYTES = 512
 LENGTH_BYTES = 2
 NOTHING = bytes(LENGTH_BYTES)
 RUNNING, ENDED = b"running", b"ended  "
+POLL_S = 0.005
+"""Seconds between two tries of a task to run its next step."""
+LOOP_S = 2.0
+"""Longest time for which a suspect keeps the event loop waiting until other threads have read what they read."""
 
 _CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
 """Note of the object that this task reads. Threads and tasks that it starts inherit it."""
@@ -72,6 +78,11 @@ class Journal:
         self._view[: len(RUNNING)] = RUNNING
         self._numbers = itertools.count(1)
         self._local = threading.local()
+        self._isolation = Isolation()
+
+    def isolate(self, keys: Iterable[Key]) -> None:
+        """Set the objects that are read alone; called before anything is read."""
+        self._isolation.suspects = frozenset(map(_encode_key, keys))
 
     def close(self) -> None:
         """Record that this process ends in order."""
@@ -80,21 +91,33 @@ class Journal:
     @contextmanager
     def reading(self, key: Key) -> Iterator[None]:
         """Note an object for the duration of a `with` block."""
-        slot = self._thread_slot()
-        before = _swap_note(slot, _encode_key(key))
+        slot, note = self._thread_slot(), _encode_key(key)
+        self._isolation.enter(note, LOOP_S if note in self._isolation.suspects else 0.0)
+        before = _swap_note(slot, note)
         try:
             yield
         finally:
             _swap_note(slot, before)
+            self._isolation.leave(note)
 
     @types.coroutine
     def steps(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
-        """Await a coroutine, with an object noted whenever the coroutine runs but not while it waits."""
-        note, slot = _encode_key(key), self._thread_slot()
+        """Await a coroutine, with an object noted whenever the coroutine runs but not while it waits.
+
+        A step of a suspect waits until no thread reads anything else.
+        """
+        note, slot, isolation = _encode_key(key), self._thread_slot(), self._isolation
         token = _CURRENT.set(note)
         value, error = None, None
         try:
             while True:
+                try:
+                    # Keys without a name never wait: the work on such a key contains the steps of suspects.
+                    while key.name and not isolation.try_enter(note):
+                        yield from asyncio.sleep(POLL_S).__await__()
+                except BaseException as raised:
+                    value, error = None, raised
+                    isolation.enter(note, 0.0)
                 before = _swap_note(slot, note)
                 try:
                     waited_for = work.send(value) if error is None else work.throw(error)
@@ -103,6 +126,8 @@ class Journal:
                     return result
                 finally:
                     _swap_note(slot, before)
+                    if key.name:
+                        isolation.leave(note)
                 try:
                     value, error = (yield waited_for), None
                 except BaseException as raised:
@@ -112,12 +137,14 @@ class Journal:
 
     def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in a thread, with the object noted that the calling task reads."""
-        slot = self._thread_slot()
-        before = _swap_note(slot, _CURRENT.get())
+        slot, note = self._thread_slot(), _CURRENT.get()
+        self._isolation.enter(note)
+        before = _swap_note(slot, note)
         try:
             return function(*arguments)
         finally:
             _swap_note(slot, before)
+            self._isolation.leave(note)
 
     def _thread_slot(self) -> _Slot:
         slot: _Slot | None = getattr(self._local, "slot", None)

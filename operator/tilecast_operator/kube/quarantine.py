@@ -1,8 +1,9 @@
 """Objects that are set aside because the operator died while it read them.
 
-An object is set aside after the first death if it was the only one being read, and after its second death if others
-were being read as well: only an object that is to blame is there at every death. It is read again once its content has
-changed, or after a wait that grows with every death, because it may have been a bystander.
+An object is set aside if it was the only one being read at a death. If others were being read as well, none of them is
+set aside: they are suspects, each of which the next process reads alone (`isolation`), and so another death shows which
+one is to blame. An object that was set aside is read again once its content has changed, or after a wait that grows
+with every death.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def add_deaths(records: DeathRecords, suspects: Iterable[Key], now_s: float) -> 
         suspects: the objects that were being read.
         now_s: Unix time, in seconds.
     """
-    after = {key: item for key, item in records.items() if now_s < max(item.last_s, item.until_s) + FORGET_S}
+    after = _recent_records(records, now_s)
     suspects = set(suspects)
-    to_blame = {key for key in suspects if len(suspects) == 1 or key in after}
+    to_blame = suspects if len(suspects) == 1 else set[Key]()
     for key in suspects:
         deaths = _death_count(after, key) + 1
         after[key] = DeathRecord(deaths, now_s, now_s + quarantine_s(deaths) if key in to_blame else 0.0)
@@ -101,7 +102,7 @@ class Quarantine:
         self._clock = clock
         self._held: dict[Key, tuple[str, str]] = {}
         """UID of every object that was seen and is set aside, and why."""
-        self._records = _load_records(self._path)
+        self._records = _recent_records(_load_records(self._path), clock())
         self.changed: Callable[[Counter[str]], None] = lambda counts: None
         """Called with how many objects of each kind are set aside, whenever that changes."""
         if suspects := tuple(suspects):
@@ -111,6 +112,11 @@ class Quarantine:
                 record = self._records[key]
                 text = f"is set aside until {stamp(record.until_s)}" if record.until_s else "is suspected"
                 log.error("%s was being read when the last process died (death %d); it %s", key, record.deaths, text)
+
+    @property
+    def suspects(self) -> list[Key]:
+        """Objects that were being read at a death and are to be read alone."""
+        return [key for key in self._records if key.kind != EVERYTHING]
 
     def readable_part(self, body: Document) -> Document | None:
         """Return the whole object, or its harmless part while it is set aside."""
@@ -191,6 +197,11 @@ class Quarantine:
             new.replace(self._path)
         except OSError as error:
             log.warning("journal: %s; what is set aside is not remembered", error)
+
+
+def _recent_records(records: DeathRecords, now_s: float) -> dict[Key, DeathRecord]:
+    """Return the records without those of deaths long ago."""
+    return {key: item for key, item in records.items() if now_s < max(item.last_s, item.until_s) + FORGET_S}
 
 
 def _death_count(records: DeathRecords, key: Key) -> int:

@@ -30,7 +30,7 @@ class RunRequesters:
         if self._names.get(key) != names:
             self._remove_from_index(key, self._names.pop(key, frozenset()))
             self._names[key] = names
-            for name in names:
+            for name in self._names.get(key, ()):  # none if the job is gone
                 self._keys.setdefault(name, set()).add(key)
 
     def _remove_from_index(self, key: Key, names: frozenset[_Name]) -> None:
