@@ -13,7 +13,7 @@ from tilecast.spec import SpecError
 
 
 class Requirement(ApiModel):
-    """One of `matchExpressions`."""
+    """One requirement among the `matchExpressions` of a label selector."""
 
     key: str = Field(min_length=1)
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]

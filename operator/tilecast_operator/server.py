@@ -181,7 +181,7 @@ class HttpServer:
 
 
 class _RefusingProtocol(asyncio.Protocol):
-    """Protocol of a connection that is one too many."""
+    """Protocol that closes a connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close the connection."""

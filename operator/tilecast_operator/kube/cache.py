@@ -21,7 +21,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[ValueT]):
-    """An object as it was seen last."""
+    """Last seen state of an object."""
 
     uid: str
     resource_version: str
@@ -40,7 +40,7 @@ Listener: TypeAlias = Callable[[Key, Stored[ValueT] | None, Stored[ValueT] | Non
 
 
 class CacheTable(Generic[ValueT]):
-    """The objects of one kind, or of several kinds that are read alike."""
+    """Cached objects of one kind, or of several kinds with one parser."""
 
     def __init__(
         self, read: Callable[[Document], ValueT], sift: Callable[[Document], Document | None] = lambda body: body
@@ -72,11 +72,11 @@ class CacheTable(Generic[ValueT]):
         return self._objects.get(key)
 
     def values(self) -> Iterator[ValueT]:
-        """Iterate over what is kept of every object."""
+        """Iterate over the stored values of all objects."""
         return (entry.value for entry in self._objects.values())
 
     def items(self) -> Iterator[tuple[Key, ValueT]]:
-        """Iterate over the keys and what is kept of every object."""
+        """Iterate over the keys and stored values of all objects."""
         return ((key, entry.value) for key, entry in self._objects.items())
 
     def listen(self, listener: Listener[ValueT]) -> None:

@@ -126,7 +126,7 @@ class KeyQueue(Generic[KeyT]):
             raise
 
     def _start_next(self) -> KeyT | None:
-        """Return the next key, which is worked on from now on; None if there is none."""
+        """Mark the next key as running and return it; None if no key may run."""
         chosen = self._ready.pop(self._has_worker)
         if chosen is None:
             return None

@@ -50,7 +50,7 @@ class RecentUse:
         self._tidied_s = clock()
 
     def add(self, namespace: str, seconds: float) -> None:
-        """Add what a namespace used just now."""
+        """Add seconds that a namespace used just now."""
         if self._clock() - self._tidied_s > WINDOW_S:
             self._tidied_s = self._clock()
             self.namespaces_over(0.0)

@@ -62,7 +62,7 @@ class Writer:
     async def annotate(
         self, key: Key, seen: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
     ) -> Stored[Any]:
-        """Apply our annotations, all of them, to an object as it was seen; return the object.
+        """Apply the complete set of our annotations to an object; return the object.
 
         Args:
             key: key of the object.

@@ -98,7 +98,7 @@ class Metrics(MetricFamilies):
             self.saved.inc(max(0.0, baseline - seconds * forecast.gpus) * steps)
 
     def show_kueue(self, served: str, release: str, stop_policy: bool, gate: str) -> None:
-        """Show what Kueue can do; no series if Kueue is not served."""
+        """Show version and features of Kueue; no series if Kueue is not served."""
         self.kueue.clear()
         if served:
             self.kueue.labels(served, release, "true" if stop_policy else "false", gate).set(1)
@@ -148,7 +148,7 @@ class Metrics(MetricFamilies):
             self.queue_jobs.labels(state).set(count)
 
     def show_pools(self, report: NodesReport, free: Mapping[str, Free]) -> None:
-        """Show the current pools; series of pools that are gone disappear, and what is not known is absent."""
+        """Show the GPUs of the current pools and the nodes without a pool; unknown numbers have no series."""
         self.left_out.clear()
         for left_out in report.left_out:
             self.left_out.labels(left_out.code).inc(len(left_out.nodes))

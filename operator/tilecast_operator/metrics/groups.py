@@ -77,7 +77,7 @@ class BoundedGroups(Collector):
         return {group: group if place < self.most else (OTHER,) * len(group) for place, group in enumerate(order)}
 
     def collect(self) -> Iterator[Metric]:
-        """Return no metric; a scrape calls this, and only here the series change."""
+        """Add pending counts and forget unused groups, once at each scrape; yield no metric."""
         for group, scrapes in list(self._scrapes.items()):
             self._scrapes[group] = scrapes + 1  # the registry calls this collector after the metrics
             if scrapes + 1 >= SCRAPES:

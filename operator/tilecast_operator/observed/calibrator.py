@@ -26,7 +26,7 @@ again."""
 
 @dataclass(frozen=True, slots=True)
 class GroupErrors:
-    """Relative errors of a GPU, precision and family: medians over its runs, by stage, one error a run."""
+    """Median relative errors of the runs of one GPU, precision and family, by stage."""
 
     runs: int
     bias: Mapping[str, float]

@@ -85,7 +85,7 @@ class StepReport:
 
 
 class _ReportBody(PartSeconds):
-    """What a training pod PUTs; see `tilecast_observe`."""
+    """JSON body of a report, which `tilecast_observe` sends from a training pod."""
 
     step_seconds: float = Field(description="Median step.")
     steps: int | None = Field(default=None, ge=1, le=10**9)
@@ -271,11 +271,11 @@ class StepWindow:
 
     @property
     def parts(self) -> MeasuredParts:
-        """Parts of that median step, by the shares of the latest report and those before it."""
+        """Parts of the median step, in the shares of the latest reports."""
         return self.latest.parts.scaled(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     def ends_with(self, report: StepReport) -> bool:
-        """Return whether this was the newest report, as far as the status of a job keeps it."""
+        """Return whether the newest report equals this one in source and in the digits that a status keeps."""
         return self.latest.source == report.source and figures(self.recent[-1]) == figures(report.seconds)
 
     def status(self) -> ObservedStep:

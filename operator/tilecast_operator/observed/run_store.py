@@ -110,7 +110,7 @@ class RunStore:
                 self.drop(uid)
 
     def forget(self, what: Forget, now: str, pool: str) -> int:
-        """Forget matching runs of a pool until now; return how many were removed.
+        """Forget the matching runs of a pool up to now; return how many were removed.
 
         Such runs are not taken up again from the statuses of jobs that keep them.
         """
