@@ -32,17 +32,17 @@ PART_GRID = 0.05
 """Change of the share of a part of the step at about which jobs are priced anew."""
 
 
-def setting(one: ObservedRun) -> tuple[str, int | None, str | None]:
+def setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
     """Return the pool, number of GPUs and plan of a run."""
-    return one.run.pool, one.gpus, one.plan
+    return run.run.pool, run.gpus, run.plan
 
 
-def round_run(one: ObservedRun) -> tuple[object, ...]:
+def round_run(run: ObservedRun) -> tuple[object, ...]:
     """Return the values of a run that change forecasts, rounded to `STEP_GRID` and `PART_GRID`."""
-    step_s = one.run.observed_s
-    parts = (one.parts.input_s, one.parts.communication_s, one.parts.optimizer_s)
+    step_s = run.run.observed_s
+    parts = (run.parts.input_s, run.parts.communication_s, run.parts.optimizer_s)
     shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
-    return *setting(one), round(math.log(step_s) / STEP_GRID), *shares
+    return *setting(run), round(math.log(step_s) / STEP_GRID), *shares
 
 
 def workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:

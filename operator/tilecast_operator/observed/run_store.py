@@ -109,16 +109,16 @@ class RunStore:
             if uid in self._runs.get(pool, {}):
                 self.drop(uid)
 
-    def forget(self, what: Forget, now: str, pool: str) -> int:
+    def forget(self, request: Forget, now: str, pool: str) -> int:
         """Forget the matching runs of a pool up to now; return how many were removed.
 
         Such runs are not taken up again from the statuses of jobs that keep them.
         """
         members = self._runs.get(pool, {})
-        gone = [uid for uid, item in members.items() if what.matches(item)]
+        gone = [uid for uid, item in members.items() if request.matches(item)]
         self.withdraw(pool, gone)
-        rest = [item for item in self._forgotten.get(pool, []) if item[0] != what]
-        self._forgotten[pool] = [*rest, (what, now)][-MAX_FORGOTTEN:]
+        rest = [item for item in self._forgotten.get(pool, []) if item[0] != request]
+        self._forgotten[pool] = [*rest, (request, now)][-MAX_FORGOTTEN:]
         return len(gone)
 
     def forget_namespace(self, namespace: str, uid: str | None = None) -> bool:
@@ -163,7 +163,7 @@ class RunStore:
     def is_forgotten(self, item: ObservedRun) -> bool:
         """Return whether a request to forget covers a run."""
         forgotten = self._forgotten.get(item.run.pool, ())
-        return any(what.matches(item) and item.time <= before for what, before in forgotten)
+        return any(request.matches(item) and item.time <= made for request, made in forgotten)
 
     def _remove_run(self, item: ObservedRun) -> None:
         namespace = item.run.namespace
