@@ -16,7 +16,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from operator_scale import ApiServer, Cluster, Operator, idle, is_answered, job, metric, nodes, on_a_control_plane
+from operator_scale import (
+    ApiServer,
+    Cluster,
+    Operator,
+    is_answered,
+    job,
+    metric,
+    nodes,
+    run_on_control_plane,
+    wait_until_idle,
+)
 
 SWEEP, OTHER = "sweep", "other"
 SETTINGS = {"TILECAST_SEARCH_PROCESSES": "1", "TILECAST_JOBS": "true", "TILECAST_PLACE": "true"}
@@ -116,7 +126,7 @@ async def run(cluster: Cluster, arguments: argparse.Namespace) -> None:
             await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         await api.create_all("/api/v1/nodes", nodes(arguments.nodes))
         with Operator(cluster, settings=SETTINGS | dict(text.split("=", 1) for text in arguments.setting)) as operator:
-            await idle(operator)
+            await wait_until_idle(operator)
             await measure(api, operator, arguments)
     finally:
         await api.close()
@@ -130,7 +140,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=200, help="GPU nodes")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the operator")
     arguments = parser.parse_args()
-    on_a_control_plane(run, arguments)
+    run_on_control_plane(run, arguments)
 
 
 if __name__ == "__main__":

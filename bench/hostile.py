@@ -27,7 +27,7 @@ sys.path += [str(ROOT / name) for name in ("tools", "bench", "tests")]
 from cluster import Cluster  # noqa: E402
 from hostile_objects import JOBS, OTHERS, TENANT, honest, hostile  # noqa: E402
 from operator_process import Operator, is_answered  # noqa: E402
-from operator_scale import ApiServer, idle, metric, nodes, on_a_control_plane  # noqa: E402
+from operator_scale import ApiServer, metric, nodes, run_on_control_plane, wait_until_idle  # noqa: E402
 
 SETTINGS = {"TILECAST_JOBS": "true", "TILECAST_SEARCH_PROCESSES": "1"}
 LIMIT_S = 600.0
@@ -90,7 +90,7 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
         for name in (TENANT, *OTHERS):
             await api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         with Operator(cluster, settings=SETTINGS) as operator:
-            await idle(operator)
+            await wait_until_idle(operator)
             pid, done = operator.pid, asyncio.Event()
             memory = asyncio.create_task(highest_mib(operator, done))
             outcomes, waits = await asyncio.gather(
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64, help="GPU nodes")
     parser.add_argument("--seed", type=int, default=1, help="of the hostile objects")
     arguments = parser.parse_args()
-    on_a_control_plane(measure, arguments)
+    run_on_control_plane(measure, arguments)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,17 @@ from operator_scale import (
     LIMIT_S,
     POLL_S,
     QUIET_S,
-    ROOT,
     ApiServer,
     Cluster,
     Operator,
-    idle,
+    answer_last,
     job,
     metric,
     nodes,
-    processor_s,
+    operator_processor_s,
     resident_mb,
+    run_on_control_plane,
+    wait_until_idle,
 )
 
 GROUP = "/apis/tilecast.dev/v1alpha1"
@@ -129,11 +130,11 @@ async def reports(api: ApiServer, operator: Operator, numbers: list[int], option
     """Report steps of jobs one after the other; print the delays and the number of writes."""
     chosen = [int(number) for number in np.random.default_rng(1).choice(numbers, options.reports, replace=False)]
     bearers = {number: await token(api, number % options.namespaces) for number in chosen}
-    await idle(operator)
-    spent_s, writes = processor_s(operator), await api.writes()
+    await wait_until_idle(operator)
+    spent_s, writes = operator_processor_s(operator), await api.writes()
     took = [await report(api, operator, bearers[number], number, options) for number in chosen]
-    await idle(operator)
-    spent_s, after = processor_s(operator) - spent_s, await api.writes()
+    await wait_until_idle(operator)
+    spent_s, after = operator_processor_s(operator) - spent_s, await api.writes()
     for who, times in zip(("its job", "a successor"), zip(*took, strict=True), strict=True):
         cuts = statistics.quantiles(times, n=20, method="inclusive")
         print(f"one report     {who} corrected after p50 {cuts[9]:.2f} s, p95 {cuts[18]:.2f} s, "
@@ -154,13 +155,14 @@ async def recorded(api: ApiServer) -> tuple[dict[str, str], int]:
     return jobs, sum(len(item["spec"].get("runs", ())) for item in learnings)
 
 
-async def restart(api: ApiServer, operator: Operator) -> None:
+async def restart(api: ApiServer, operator: Operator, namespaces: int) -> None:
     """Restart the operator, and print what it lost."""
     corrected, (jobs, runs) = metric(operator, "tilecast_own_runs_jobs"), await recorded(api)
     operator.stop()
     began = time.monotonic()
     operator.start()
-    await idle(operator)
+    await answer_last(api, max(path(number, namespaces) for number in range(namespaces)))
+    await wait_until_idle(operator)
     took_s, (jobs_now, runs_now) = time.monotonic() - began - QUIET_S, await recorded(api)
     other, (now, most) = sum(jobs_now[uid] != version for uid, version in jobs.items()), resident_mb(operator)
     corrected_now = metric(operator, "tilecast_own_runs_jobs")
@@ -177,9 +179,9 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> None:
         await api.create_all("/api/v1/namespaces", ({"metadata": {"name": name}} for name in names))
         with Operator(cluster, settings=dict(text.split("=", 1) for text in options.setting)) as operator:
             numbers = await load(api, operator, options)
-            await idle(operator)
+            await wait_until_idle(operator)
             await reports(api, operator, numbers, options)
-            await restart(api, operator)
+            await restart(api, operator, options.namespaces)
     finally:
         await api.close()
 
@@ -190,10 +192,7 @@ def main() -> None:
     for name, value in (("jobs", 3000), ("distinct", 500), ("namespaces", 50), ("nodes", 400), ("reports", 30)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the operator")
-    with Cluster(components=("etcd", "kube-apiserver")) as cluster:
-        cluster.apply(ROOT / "crds")
-        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
-        asyncio.run(measure(cluster, parser.parse_args()))
+    run_on_control_plane(measure, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -162,30 +162,30 @@ def resident_mb(operator: Operator) -> tuple[float, float]:
     return now * 1.024e-3, most * 1.024e-3
 
 
-def processor_s(operator: Operator) -> float:
+def operator_processor_s(operator: Operator) -> float:
     """Return the processor time of the operator so far, in seconds."""
-    return spent_s(operator.pid)
+    return processor_s(operator.pid)
 
 
-def spent_s(pid: int | None) -> float:
+def processor_s(pid: int | None) -> float:
     """Return the processor time of a process so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def everybody_s(cluster: Cluster, operator: Operator) -> dict[str, float]:
+def processor_s_of_all(cluster: Cluster, operator: Operator) -> dict[str, float]:
     """Return the processor time so far of every process that serves jobs, and of this program."""
     children = Path(f"/proc/{operator.pid}/task/{operator.pid}/children").read_text().split()
     return {
-        "the operator": processor_s(operator),
-        "its search processes": sum(spent_s(int(child)) for child in children),
-        "the API server": spent_s(cluster.pid("kube-apiserver")),
-        "etcd": spent_s(cluster.pid("etcd")),
-        "this program": spent_s(os.getpid()),
+        "the operator": operator_processor_s(operator),
+        "its search processes": sum(processor_s(int(child)) for child in children),
+        "the API server": processor_s(cluster.pid("kube-apiserver")),
+        "etcd": processor_s(cluster.pid("etcd")),
+        "this program": processor_s(os.getpid()),
     }
 
 
-async def idle(operator: Operator) -> None:
+async def wait_until_idle(operator: Operator) -> None:
     """Wait until the operator has had nothing to do for a while."""
     quiet_s = 0.0
     while quiet_s < QUIET_S:
@@ -193,7 +193,21 @@ async def idle(operator: Operator) -> None:
         quiet_s = 0.0 if metric(operator, "tilecast_queue_keys") else quiet_s + POLL_S
 
 
-async def one_by_one(api: ApiServer, count: int) -> None:
+async def answer_last(api: ApiServer, path: str = JOBS) -> float:
+    """Create a job that every list has last, wait for its answer, and return the operator's writes meanwhile.
+
+    An operator that has just started has no work before its first list of jobs, which looks like idleness. It has seen
+    all jobs once this one is answered.
+    """
+    name, writes = f"zz-{time.time_ns()}", await api.writes()
+    await api.create(path, job(name, 0))
+    while not is_answered(await api.get(f"{path}/{name}")):
+        await asyncio.sleep(0.1)
+    after = await api.writes()
+    return sum(after.values()) - sum(writes.values())
+
+
+async def apply_one_by_one(api: ApiServer, count: int) -> None:
     """Apply jobs of different workloads one after the other, and print how soon each was answered."""
     times = []
     for number in range(count):
@@ -216,10 +230,10 @@ def wait_s(job: dict[str, Any]) -> float:
     return answered - created
 
 
-async def all_at_once(api: ApiServer, cluster: Cluster, operator: Operator, count: int, distinct: int) -> None:
+async def create_all_at_once(api: ApiServer, cluster: Cluster, operator: Operator, count: int, distinct: int) -> None:
     """Create all jobs as fast as the API server accepts them, and print how long until the last is answered."""
     before, writes = metric(operator, "tilecast_recommendations_total"), await api.writes()
-    earlier = everybody_s(cluster, operator)
+    earlier = processor_s_of_all(cluster, operator)
     began = time.monotonic()
     await api.create_all(JOBS, (job(f"bulk-{number}", number % distinct) for number in range(count)))
     created_s = time.monotonic() - began
@@ -235,7 +249,7 @@ async def all_at_once(api: ApiServer, cluster: Cluster, operator: Operator, coun
     cuts = statistics.quantiles(waits, n=20)
     after = await api.writes()
     per_job = sum(after[kind] - writes[kind] for kind in ("jobs", "events")) / count
-    spent = {who: total_s - earlier[who] for who, total_s in everybody_s(cluster, operator).items()}
+    spent = {who: total_s - earlier[who] for who, total_s in processor_s_of_all(cluster, operator).items()}
     now, most = resident_mb(operator)
     print(f"all at once    {count} jobs of {distinct} workloads: created in {created_s:.0f} s, all advised after "
           f"{took_s:.0f} s; each after p50 {cuts[9]:.0f} s, p95 {cuts[18]:.0f} s", flush=True)  # fmt: skip
@@ -247,11 +261,11 @@ async def all_at_once(api: ApiServer, cluster: Cluster, operator: Operator, coun
 
 async def node_events(api: ApiServer, operator: Operator, nodes: int, count: int) -> None:
     """Change annotations of nodes, and print the operator's cost of an event that changes no pool."""
-    before_s, writes = processor_s(operator), await api.writes()
+    before_s, writes = operator_processor_s(operator), await api.writes()
     for number in range(count):
         await api.touch(f"/api/v1/nodes/node-{number % nodes}", str(number))
-    await idle(operator)
-    took_s, after = processor_s(operator) - before_s, await api.writes()
+    await wait_until_idle(operator)
+    took_s, after = operator_processor_s(operator) - before_s, await api.writes()
     print(f"node events    {count}: {1e3 * took_s / count:.1f} ms of processor each, "
           f"{sum(after.values()) - sum(writes.values()):.0f} writes", flush=True)  # fmt: skip
 
@@ -261,26 +275,29 @@ async def pool_change(api: ApiServer, operator: Operator, jobs: int) -> None:
     pools = Counter[str]()
     async for page in api.pages(JOBS):
         pools.update(item["status"]["summary"]["pool"] for item in page if is_answered(item))
-    (name, _), before_s, writes = *pools.most_common(1), processor_s(operator), await api.writes()
+    (name, _), before_s, writes = *pools.most_common(1), operator_processor_s(operator), await api.writes()
     began = time.monotonic()
     await api.merge(f"{POOLS}/{name}", {"spec": {"price": {"perGpuHour": 1.01}}})
-    await idle(operator)
+    await wait_until_idle(operator)
     took_s, after = time.monotonic() - began - QUIET_S, await api.writes()
-    wrote, spent = after["jobs"] - writes["jobs"], processor_s(operator) - before_s
+    wrote, spent = after["jobs"] - writes["jobs"], operator_processor_s(operator) - before_s
     print(f"pool change    another price of {name}: idle after {took_s:.0f} s, {wrote / jobs:.2f} writes and "
           f"{1e3 * spent / jobs:.1f} ms of the operator's processor a job", flush=True)  # fmt: skip
 
 
-async def again(api: ApiServer, operator: Operator) -> None:
-    """Restart the operator, and print what it writes."""
+async def restart(api: ApiServer, operator: Operator) -> None:
+    """Restart the operator, and print its writes beside those for one new job."""
+    of_one_job = await answer_last(api)
+    await wait_until_idle(operator)
     operator.stop()
     before = await api.writes()
     began = time.monotonic()
     operator.start()
-    await idle(operator)
+    await answer_last(api)
+    await wait_until_idle(operator)
     took_s, after = time.monotonic() - began - QUIET_S, await api.writes()
     now, most = resident_mb(operator)
-    wrote = sum(after.values()) - sum(before.values())
+    wrote = sum(after.values()) - sum(before.values()) - of_one_job
     print(f"restart        {wrote:.0f} writes, idle after {took_s:.0f} s; {now:.0f} MB resident, {most:.0f} MB at most")
 
 
@@ -291,21 +308,21 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
         await api.create_all("/api/v1/nodes", nodes(arguments.nodes))
         print(f"nodes          {arguments.nodes} created in {time.monotonic() - began:.0f} s", flush=True)
         with Operator(cluster, settings=dict(text.split("=", 1) for text in arguments.setting)) as operator:
-            await idle(operator)
-            await one_by_one(api, arguments.one_by_one)
-            await all_at_once(api, cluster, operator, arguments.jobs, arguments.distinct)
-            await idle(operator)
+            await wait_until_idle(operator)
+            await apply_one_by_one(api, arguments.one_by_one)
+            await create_all_at_once(api, cluster, operator, arguments.jobs, arguments.distinct)
+            await wait_until_idle(operator)
             await node_events(api, operator, arguments.nodes, arguments.node_events)
             if not arguments.skip_pool_change:
                 await pool_change(api, operator, arguments.jobs + arguments.one_by_one)
-            await again(api, operator)
+            await restart(api, operator)
         for workloads, queues, whole_s in KUEUE:
             print(f"beside it      Kueue's CI: {workloads:,} workloads in {queues:,} queues, {whole_s:,} s")
     finally:
         await api.close()
 
 
-def on_a_control_plane(
+def run_on_control_plane(
     measure: Callable[[Cluster, argparse.Namespace], Coroutine[Any, Any, None]], arguments: argparse.Namespace
 ) -> None:
     """Run a measurement on a control plane of its own with the CRDs."""
@@ -326,7 +343,7 @@ def main() -> None:
     parser.add_argument("--skip-pool-change", action="store_true", help="change no price: every job is answered once")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the operator")
     arguments = parser.parse_args()
-    on_a_control_plane(measure, arguments)
+    run_on_control_plane(measure, arguments)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ from tilecast.spec import Workload
 from tilecast.validate.cells import integer, real
 from tilecast.validate.runs import read_table
 from tilecast_lab.validate import runs
-from tilecast_lab.validate.table import read
+from tilecast_lab.validate.table import read_published_row
 
 GPUS = {"V100": "v100-sxm", "P100": "p100", "K80": "k80"}
 """GPUs of the table, in the order in which a queue's flavors would list them: the fastest first."""
@@ -310,7 +310,7 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
         seconds = real(row, "step_time_s_derived")
         if item.left_out_s is None or seconds is None:
             continue
-        case = read(row)
+        case = read_published_row(row)
         deviation = math.log(seconds / item.left_out_s)
         deviations.append(deviation)
         work = replace(case.workload, steps=1)

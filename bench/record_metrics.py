@@ -25,7 +25,18 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from fair_turns import held
-from operator_scale import JOBS, POLL_S, ApiServer, Cluster, Operator, idle, is_answered, job, nodes, on_a_control_plane
+from operator_scale import (
+    JOBS,
+    POLL_S,
+    ApiServer,
+    Cluster,
+    Operator,
+    is_answered,
+    job,
+    nodes,
+    run_on_control_plane,
+    wait_until_idle,
+)
 
 SETTINGS = {
     "TILECAST_SEARCH_PROCESSES": "1",
@@ -107,7 +118,7 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
             await api.create_all(JOBS, (job(f"early-{number}", number) for number in range(20)))
             while not all(map(is_answered, (await api.get(JOBS))["items"])):
                 await asyncio.sleep(POLL_S)
-            await idle(operator)
+            await wait_until_idle(operator)
             if is_busy:
                 rng = random.Random(1)  # noqa: S311
                 background = [asyncio.create_task(work) for work in (arrive(api, rng), scale(api, arguments.nodes))]
@@ -139,7 +150,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="JSON file to write")
     parser.add_argument("--minutes", type=int, default=60, help="length of the recording")
     parser.add_argument("--nodes", type=int, default=16, help="GPU nodes")
-    on_a_control_plane(measure, parser.parse_args())
+    run_on_control_plane(measure, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An operator that dies of a signal when it reads a batch of 666: `python doomed_operator.py JOURNAL RESULT`.
+"""An operator that dies of a signal while it reads a batch of 666: `python doomed_operator.py JOURNAL RESULT`.
 
 It serves the same objects at every start. Once there is nothing left to do, it writes its results to RESULT.
 """
@@ -10,6 +10,7 @@ import copy
 import json
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,9 @@ HONEST = 20
 
 
 def deadly(name: str, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request:
+    time.sleep(0.1)  # so that honest jobs are being read at every death
     if spec.training.global_batch_size == DEADLY:
+        time.sleep(0.1)
         signal.raise_signal(signal.SIGSEGV)
     return training_job.request(name, spec, stored)
 

@@ -307,9 +307,9 @@ def test_four_gpus_are_forecast_from_two_and_eight(name: str) -> None:
     folder = os.environ.get("TILECAST_DATA")
     if not folder:
         pytest.skip("TILECAST_DATA names no folder with measured tables")
-    rows = nvlink.read(Path(folder) / "collectives" / "aiconfigurator" / "nccl.csv", name)
+    rows = nvlink.read_rows(Path(folder) / "collectives" / "aiconfigurator" / "nccl.csv", name)
     network = find_link("ethernet-100")
-    link = fit_link(nvlink.start(name), rows.take(rows.ranks != 4), network)
+    link = fit_link(nvlink.initial_link(name), rows.take(rows.ranks != 4), network)
     four = rows.take(rows.ranks == 4)
     error = abs(predict_collectives(four, link, network) / four.seconds - 1)
     for collective in np.unique(four.collective):

@@ -19,7 +19,15 @@ import yaml
 from tilecast.graph import KIND_NAMES
 from tilecast_lab import collect
 from tilecast_lab.collect import device
-from tilecast_lab.collect.cases import KINDS, LARGEST_BYTES, LARGEST_FLOPS, KernelCase, KernelKind, log_uniform, plan
+from tilecast_lab.collect.cases import (
+    KINDS,
+    LARGEST_BYTES,
+    LARGEST_FLOPS,
+    KernelCase,
+    KernelKind,
+    log_uniform,
+    plan_cases,
+)
 from tilecast_lab.collect.tables import CollectError, Environment, SkippedError, Tables, Tally, Timing
 from tilecast_lab.validate import kernels as tables_of_kernels
 
@@ -31,7 +39,7 @@ TIMING = Timing(12.5e-6, 12e-6, 13e-6, 15)
 
 
 def cases(count: int, *names: str, seed: int = 0) -> list[KernelCase]:
-    return list(islice(plan(names or list(KINDS), seed), count))
+    return list(islice(plan_cases(names or list(KINDS), seed), count))
 
 
 def alone(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -211,16 +219,16 @@ def test_a_device_that_fails_leaves_whole_rows_and_the_count(tmp_path: Path) -> 
     ("first_s", "calls", "repeats"), [(2e-6, 40, 15), (1e-3, 4, 15), (50e-3, 1, 10), (0.5, 1, 3)]
 )  # fmt: skip
 def test_short_kernels_are_called_often_and_long_ones_seldom(first_s: float, calls: int, repeats: int) -> None:
-    assert device.bursts(first_s) == (calls, repeats)
+    assert device.burst_sizes(first_s) == (calls, repeats)
 
 
 def test_buffers_rotate_beyond_twice_the_l2() -> None:
     l2 = 50 * 2**20
-    assert device.rotation(40, 1024, l2) == 40  # every call of the burst has its own
+    assert device.count_buffer_sets(40, 1024, l2) == 40  # every call of the burst has its own
     for moved in (4 * 2**20, 30 * 2**20, l2):
-        assert (device.rotation(1000, moved, l2) - 1) * moved > 2 * l2
-    assert device.rotation(3, 10 * l2, l2) == 2
-    assert device.rotation(1, 10 * l2, l2) == 1
+        assert (device.count_buffer_sets(1000, moved, l2) - 1) * moved > 2 * l2
+    assert device.count_buffer_sets(3, 10 * l2, l2) == 2
+    assert device.count_buffer_sets(1, 10 * l2, l2) == 1
 
 
 def test_a_burst_counts_only_once_the_host_was_ahead() -> None:
@@ -230,10 +238,10 @@ def test_a_burst_counts_only_once_the_host_was_ahead() -> None:
         asked.append(cycles)
         return cycles * 1e-9, cycles < 4 * device.FIRST_SLEEP_CYCLES
 
-    assert device.settled(burst) == pytest.approx(4e-9 * device.FIRST_SLEEP_CYCLES)
+    assert device.time_settled_burst(burst) == pytest.approx(4e-9 * device.FIRST_SLEEP_CYCLES)
     assert len(asked) == 3
     with pytest.raises(SkippedError, match="host-bound"):
-        device.settled(lambda cycles: (1e-6, True))
+        device.time_settled_burst(lambda cycles: (1e-6, True))
 
 
 def test_a_timing_is_the_median_of_its_bursts() -> None:
@@ -246,14 +254,14 @@ def test_a_timing_is_the_median_of_its_bursts() -> None:
 )
 def test_a_dtype_without_units_is_not_measured_under_its_name(capability: tuple[int, int], absent: set[str]) -> None:
     drawn = cases(100, "gemm")
-    left_out = {case.words["dtype"] for case in drawn if device.missing(case, capability, "2.9.1")}
+    left_out = {case.words["dtype"] for case in drawn if device.unsupported_reason(case, capability, "2.9.1")}
     assert left_out == absent
 
 
 def test_rms_norm_waits_for_the_pytorch_that_fuses_it() -> None:
     rms = next(case for case in cases(50, "norm") if case.words["op"] == "rms_norm" and case.words["dtype"] == "fp32")
-    assert device.missing(rms, (9, 0), "2.8.0+cu126") == "not fused before PyTorch 2.9"
-    assert device.missing(rms, (9, 0), "2.10.0a0+git") == ""
+    assert device.unsupported_reason(rms, (9, 0), "2.8.0+cu126") == "not fused before PyTorch 2.9"
+    assert device.unsupported_reason(rms, (9, 0), "2.10.0a0+git") == ""
 
 
 @pytest.mark.parametrize(

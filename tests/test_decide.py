@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from advice_values import advice
-from operator_store import job
-from tilecast import jobs
+from operator_store import job, node
+from tilecast import jobs, nodes
 from tilecast.jobs import Job
+from tilecast.planner.problem import JobOption, Unplanned
+from tilecast.spec import SpecError
 from tilecast_operator.answer import Declined
-from tilecast_operator.controllers import job_desired
+from tilecast_operator.controllers import job_desired, pool_desired, queue_desired
 from tilecast_operator.controllers.desired import Evidence, JobFacts, decide
+from tilecast_operator.controllers.pool_desired import PoolFacts
+from tilecast_operator.controllers.queue_desired import QueueAdviceFacts, QueueFacts
 from tilecast_operator.controllers.targets import Target
+from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.documents import POOL
 from tilecast_operator.objects.view import View
+from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, capacities
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.job_status import Aspect
 
@@ -28,13 +35,13 @@ def facts(before: dict[str, Any] | None = None, **changes: Any) -> JobFacts:
     """Return the facts about a job with this status."""
     body = job()
     body["metadata"] |= {"uid": "u", "generation": 1, **changes.pop("metadata", {})}
-    values = {"is_off": False, "now": NOW_S, **changes}
+    values = {"is_off": False, **changes}
     return JobFacts(View.of(body), job_status.stored(json.dumps(before or {}).encode()), **values)
 
 
 def answered() -> dict[str, Any]:
     """Return the status of a job that was advised and waits."""
-    return decide(facts(answer=advice())).status.document()
+    return decide(facts(answer=advice()), NOW_S).status.document()
 
 
 def condition(status: Any, kind: str) -> tuple[str, str]:
@@ -43,19 +50,19 @@ def condition(status: Any, kind: str) -> tuple[str, str]:
 
 
 def test_an_answer_is_said_in_status_annotations_and_event() -> None:
-    want = decide(facts(answer=advice()))
+    want = decide(facts(answer=advice()), NOW_S)
     assert want.status.recommendation is not None and want.status.recommendation.pool == "h100-sxm"
     assert want.annotations is not None and want.annotations[POOL] == "h100-sxm"
     assert want.note is not None and want.note.type == "Normal" and want.news is None
 
 
 def test_in_mode_off_the_status_alone_is_written() -> None:
-    want = decide(facts(answer=advice(), is_off=True))
+    want = decide(facts(answer=advice(), is_off=True), NOW_S)
     assert want.status.recommendation is not None and want.annotations == {} and want.note is None
 
 
 def test_a_job_that_is_set_aside_keeps_its_annotations() -> None:
-    want = decide(facts(answer=Declined("InputQuarantined", "the operator died"), is_set_aside=True))
+    want = decide(facts(answer=Declined("InputQuarantined", "the operator died"), is_set_aside=True), NOW_S)
     assert condition(want.status, "Ready") == ("False", "InputQuarantined")
     assert want.annotations is None and want.note is None
 
@@ -65,33 +72,33 @@ def test_the_forecast_is_frozen_when_the_job_has_started() -> None:
     assert not facts(answer=advice()).has_started
     running = facts(answered(), metadata=started)
     assert running.has_started and running.keeps_forecast
-    assert decide(running).status.forecast is not None
+    assert decide(running, NOW_S).status.forecast is not None
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_target_that_is_gone_keeps_its_last_condition(is_gone: bool) -> None:
     target = Target("Job/x", advice(), Aspect("True", "Placed", "done"), has_started=True, is_gone=is_gone)
-    want = decide(facts(answered(), evidence=Evidence(target)))
+    want = decide(facts(answered(), evidence=Evidence(target)), NOW_S)
     assert any(item.type == "Applied" and item.reason == "Placed" for item in want.status.conditions) == (not is_gone)
 
 
 def test_reports_that_do_not_count_are_said_to_be_refused() -> None:
     evidence = Evidence(refusal="-1 s is no step")
     for one in (facts(answer=advice(), evidence=evidence), facts(answered(), evidence=evidence)):
-        assert condition(decide(one).status, "ObservationsAvailable") == ("False", "Refused")
+        assert condition(decide(one, NOW_S).status, "ObservationsAvailable") == ("False", "Refused")
 
 
 def test_a_better_place_is_news_once() -> None:
-    first = decide(facts(answered(), better=BETTER))
+    first = decide(facts(answered(), better=BETTER), NOW_S)
     assert condition(first.status, better_placement.KIND) == ("True", "PlaceFree")
     assert first.news is not None and first.news.reason == "PlaceFree" and first.note is None
-    again = decide(facts(first.status.document(), better=BETTER, now=LATER_S))
+    again = decide(facts(first.status.document(), better=BETTER), LATER_S)
     assert again.news is None and again.status.document() == first.status.document()
-    assert decide(facts(answered(), better=BETTER, is_off=True)).news is None
+    assert decide(facts(answered(), better=BETTER, is_off=True), NOW_S).news is None
 
 
 def test_the_same_facts_decide_the_same() -> None:
-    assert decide(facts(answered())) == decide(facts(answered(), now=LATER_S)), "no time is written anew"
+    assert decide(facts(answered()), NOW_S) == decide(facts(answered()), LATER_S), "no time is written anew"
 
 
 def running_job(**annotations: str) -> Job:
@@ -129,3 +136,71 @@ def test_a_job_without_advice_loses_its_annotations_and_is_told() -> None:
     assert shown is not None
     want = job_desired.decide(running_job(**shown), Declined("NoPools", "there is none"), is_placed=False)
     assert want.annotations == {} and want.note is not None and want.is_change
+
+
+FOUND = nodes.pools([nodes.node(node("n1")), nodes.node(node("n2"))]).entries[0]
+
+
+def pool_view(document: dict[str, Any], status: Any = None) -> View:
+    """Return the view of a GPUPool with this status."""
+    metadata = document["metadata"] | {"uid": "u", "resourceVersion": "1", "generation": 1}
+    return View.of({**document, "metadata": metadata, "status": status or {}})
+
+
+def test_a_discovered_pool_is_written_and_then_gets_its_status() -> None:
+    want = pool_desired.decide(PoolFacts(FOUND), NOW_S)
+    assert want.document is not None and want.status is None and not want.is_deleted
+    again = pool_desired.decide(PoolFacts(FOUND, pool_view(want.document)), NOW_S)
+    assert again.document is None and again.status is not None and again.status.nodes == 2
+    assert again.missing_since_s is None
+    later = pool_view(want.document, again.status.document())
+    assert pool_desired.decide(PoolFacts(FOUND, later), LATER_S).status == again.status, "no time is written anew"
+    without = pool_desired.decide(PoolFacts(FOUND, is_discovering=False), NOW_S)
+    assert (without.document, without.status) == (None, None)
+
+
+def test_a_pool_whose_nodes_went_says_since_when() -> None:
+    document = nodes.discovered(FOUND)
+    assert document is not None
+    fewer = nodes.pools([nodes.node(node("n1"))], [document]).entries[0]
+    first = pool_desired.decide(PoolFacts(fewer, pool_view(document)), NOW_S)
+    assert first.status is not None and first.missing_since_s == NOW_S
+    second = pool_desired.decide(PoolFacts(fewer, pool_view(document, first.status.document())), LATER_S)
+    assert second.missing_since_s == NOW_S
+
+
+def test_an_obsolete_pool_is_deleted_and_an_invalid_one_says_why() -> None:
+    document = nodes.discovered(FOUND)
+    assert document is not None
+    view = pool_view(document)
+    assert pool_desired.decide(PoolFacts(None, view, is_obsolete=True), NOW_S).is_deleted
+    assert not pool_desired.decide(PoolFacts(None, view, is_obsolete=True, is_discovering=False), NOW_S).is_deleted
+    assert not pool_desired.decide(PoolFacts(None, None, is_obsolete=True), NOW_S).is_deleted
+    wrong = pool_desired.decide(PoolFacts(SpecError("gpu", "there is none", "name one"), view), NOW_S)
+    assert wrong.document is None and condition(wrong.status, "Ready") == ("False", "InvalidSpec")
+
+
+ROW = QueueRow(Key("Job", "default", "a"), (JobOption("h100-sxm", 8, 3600.0, 3000.0, 4000.0, 1.0, "fsdp8"),), NOW_S)
+
+
+def test_a_plan_gives_each_job_its_position_or_the_reason_why_it_has_none() -> None:
+    refused = (Unplanned("Job/default/b", "it asks too much", "ask less"), Unplanned("Namespace/x", "odd", "none"))
+    state = QueueState((ROW,), refused, capacities([FOUND], {}, [ROW]))
+    plan, positions = queue_desired.plan_queue(QueueFacts(state, "completion", {}), NOW_S)
+    assert plan.report is not None and positions.keys() == {ROW.key, Key("Job", "default", "b")}
+    assert positions[ROW.key].pool == "h100-sxm" and positions[Key("Job", "default", "b")].pool is None
+    again = queue_desired.plan_queue(QueueFacts(state, "completion", positions), NOW_S + 1)
+    assert again[1] == positions, "the time that passes changes no position"
+
+
+def test_the_queue_advice_is_written_with_its_spec_and_then_its_status() -> None:
+    facts = QueueAdviceFacts(PlannedQueue(), "completion", 2.0, None)
+    first = queue_desired.decide(facts, NOW_S)
+    assert first.spec is not None and first.status is None
+    body = {"kind": "QueueAdvice", "metadata": {"name": "cluster", "generation": 3}, "spec": first.spec}
+    second = queue_desired.decide(replace(facts, view=View.of(body)), NOW_S)
+    assert second.spec is None and second.status is not None and second.status.observed_generation == 3
+    third = queue_desired.decide(
+        replace(facts, view=View.of({**body, "status": second.status.document()})), LATER_S
+    )  # fmt: skip
+    assert third.status == second.status, "no time is written anew"

@@ -59,14 +59,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[network.Trained, 
     net = network.train(learned, steps=STEPS, steepest=1.2, seed=0, report=lambda _: None)
     networks = {"gemm_tensor": net}
     path = tmp_path_factory.mktemp("fit") / "model.onnx"
-    export.write(path, networks, training.describe(networks, {"gemm_tensor": learned}, dict(ceilings.DEFAULTS)))
+    export.write(path, networks, training.describe_fit(networks, {"gemm_tensor": learned}, dict(ceilings.DEFAULTS)))
     return net, learned, path
 
 
 @pytest.mark.long
 def test_training_learns_the_law(written):
     net, learned, _ = written
-    off = np.abs(training.shown(learned, net) / learned.measured_s - 1)
+    off = np.abs(training.shown_durations(learned, net) / learned.measured_s - 1)
     untrained = np.abs(learned.roofline_s / learned.measured_s - 1)
     assert off.mean() < 0.15 < untrained.mean()
 
@@ -75,7 +75,7 @@ def test_training_learns_the_law(written):
 def test_the_file_answers_like_the_weights(written):
     net, _, path = written
     d = shapes(1)
-    expected = training.shown(measured(d, GPU), net)
+    expected = training.shown_durations(measured(d, GPU), net)
     seconds = kernels.seconds(KernelTable.of("gemm", "fp16", **d), GPU, model=path)
     assert seconds.seconds == pytest.approx(expected, rel=2e-4)
 
@@ -108,7 +108,7 @@ def test_networks_that_are_kept_answer_as_shipped(written, tmp_path):
     net, learned, _ = written
     shipped = utilization.load_model().description
     others_kinds = tuple(family for family in shipped.networks if family != "gemm_tensor")
-    fresh = training.describe({"gemm_tensor": net}, {"gemm_tensor": learned}, dict(shipped.ceilings))
+    fresh = training.describe_fit({"gemm_tensor": net}, {"gemm_tensor": learned}, dict(shipped.ceilings))
     others = {family: shipped.networks[family] for family in others_kinds}
     path = tmp_path / "mixed.onnx"
     export.write(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -20,6 +21,7 @@ from tilecast.jobs import APPLIED
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES
+from tilecast_operator.kube.kinds import Key
 
 serving = partial(job_store.serving, timings=replace(TIMINGS, decide_s=60.0))
 """Jobs are held for longer, because a search may take long on a busy machine."""
@@ -109,3 +111,26 @@ async def test_a_job_that_is_let_go_as_it_was_is_counted_by_the_reason(reason: s
     async with serving(store) as running:
         running.cache.see(store.job("job-gated", mode="Advise"))
         await until(lambda: shown(running, "placements_total", outcome=reason) == 1, "the reason")
+
+
+class DeletingStore(JobStore):
+    """Store that deletes a job as its operator releases it, and ends the operator's right to write."""
+
+    running: Assembly
+
+    async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        body = await super().patch(path, operations)
+        self.running.cache.lose(body)
+        self.running.leadership.end()
+        return body
+
+
+async def test_a_replica_that_stops_leading_keeps_nothing_of_a_job_that_is_deleted() -> None:
+    store, key = DeletingStore(), Key("Job", "default", "a")
+    async with serving(store) as running:
+        store.running = running
+        job = store.job("job-gated", mode="Advise")
+        running.cache.see(job)
+        await until(lambda: store.patches, "the job to be let go")
+        await until(lambda: not running.admission.holds(key, job["metadata"]["uid"]), "the end of the decision")
+        assert key not in running.runtime.records

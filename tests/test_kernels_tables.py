@@ -11,7 +11,7 @@ from tilecast.graph import KIND_NAMES
 from tilecast.hardware import find_gpu
 from tilecast.kernels import tiles
 from tilecast.spec import SpecError
-from tilecast_lab.validate.kernel_readers import read
+from tilecast_lab.validate.kernel_readers import read_kernels
 from tilecast_lab.validate.kernels import predict, run
 
 GEMM = "source,gpu,dtype,m,n,k,batch,latency_us"
@@ -76,7 +76,7 @@ def table(path: Path, header: str, *rows: str) -> Path:
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 def test_the_kind_of_a_table_shows_in_its_columns(kind, name, tmp_path):
     header, row, op = TABLES[kind]
-    rows = read(table(tmp_path / name, header, row))
+    rows = read_kernels(table(tmp_path / name, header, row))
     assert rows.op == [op]
     predicted = predict(rows)
     assert predicted.reason == [""]
@@ -97,7 +97,7 @@ def test_the_kind_of_a_table_shows_in_its_columns(kind, name, tmp_path):
     ],
 )
 def test_a_row_that_cannot_be_priced_says_why(row, reason, tmp_path):
-    predicted = predict(read(table(tmp_path / "t.csv", GEMM, row, f"x,{H100},bf16,64,64,64,1,5")))
+    predicted = predict(read_kernels(table(tmp_path / "t.csv", GEMM, row, f"x,{H100},bf16,64,64,64,1,5")))
     assert predicted.reason == [reason, ""]
     assert np.isnan(predicted.seconds).tolist() == [True, False]
 
@@ -117,7 +117,7 @@ MEGATRON = "gpu,dtype,op,name,pass,tp,m,n,k,batch,rows,cols,latency_us"
     ],
 )
 def test_an_operator_of_megatron_is_all_its_kernels(row, kinds, tmp_path):
-    rows = read(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
+    rows = read_kernels(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
     assert rows.reason == [""]
     assert [KIND_NAMES[code] for code in rows.kernels.kind] == kinds
 
@@ -133,14 +133,14 @@ def test_an_operator_of_megatron_is_all_its_kernels(row, kinds, tmp_path):
     ],
 )
 def test_an_operator_of_megatron_that_is_more_than_its_kernels_is_refused(row, reason, tmp_path):
-    rows = read(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
+    rows = read_kernels(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
     assert rows.reason == [reason]
 
 
 def test_the_three_products_of_an_expert_have_the_same_flops(tmp_path):
     header = "gpu,dtype,groups,m,n,k,stage,latency_us"
     rows = [f"{H100},bf16,8,512,2048,1024,{stage},100" for stage in ("fwd", "bwd_grad_act", "bwd_grad_w")]
-    lines = read(table(tmp_path / "t.csv", header, *rows))
+    lines = read_kernels(table(tmp_path / "t.csv", header, *rows))
     assert len(set(lines.kernels.flops())) == 1
     forward, back, weight = lines.kernels.bytes()
     assert forward == back
@@ -160,8 +160,8 @@ def test_rows_come_back_in_order_with_four_columns_more(tmp_path):
 
 def test_measured_columns_do_not_reach_the_prediction(tmp_path):
     header = GEMM + ",tile_x,latency_min_us"
-    one = predict(read(table(tmp_path / "a.csv", header, f"x,{H100},bf16,512,512,512,1,5,128,4")))
-    two = predict(read(table(tmp_path / "b.csv", header, f"x,{H100},bf16,512,512,512,1,99,64,98")))
+    one = predict(read_kernels(table(tmp_path / "a.csv", header, f"x,{H100},bf16,512,512,512,1,5,128,4")))
+    two = predict(read_kernels(table(tmp_path / "b.csv", header, f"x,{H100},bf16,512,512,512,1,99,64,98")))
     assert one.seconds == two.seconds
 
 
@@ -185,7 +185,7 @@ def test_the_summary_states_errors_and_what_was_left_out(tmp_path):
 def test_a_file_that_is_no_kernel_table_is_refused(name, content, says, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SpecError, match=says):
-        read(tmp_path / name)
+        read_kernels(tmp_path / name)
 
 
 def data() -> Path:
@@ -217,7 +217,7 @@ CEILINGS = [
 @cache
 def predicted_lines(file):
     """Return a measured table and the forecast seconds of its rows."""
-    lines = read(data() / file)
+    lines = read_kernels(data() / file)
     return lines, predict(lines).seconds
 
 
@@ -232,7 +232,7 @@ def test_the_shipped_model_keeps_its_accuracy(file, op, gpu, ceiling):
 
 @pytest.mark.data
 def test_chosen_tiles_are_of_the_recorded_size():
-    lines = read(data() / "neusight/kernels_test.csv.gz")
+    lines = read_kernels(data() / "neusight/kernels_test.csv.gz")
     place = {name: lines.header.index(name) for name in ("m", "n", "k", "b", "tile_x", "tile_y")}
     rows = [i for i, row in enumerate(lines.cells) if lines.op[i] == "bmm" and row[place["tile_x"]]]
     gpus = np.array([lines.gpu[i] for i in rows])

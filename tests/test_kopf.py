@@ -96,7 +96,7 @@ def test_kinds_that_are_not_installed_are_named_once(caplog: pytest.LogCaptureFi
 
 
 def test_kopf_is_configured_to_leave_no_trace() -> None:
-    main.configure(kopf_settings := kopf.OperatorSettings(), main.OWN)
+    main.configure_kopf(kopf_settings := kopf.OperatorSettings(), main.OWN)
     assert Settings() == main.OWN
     assert kopf_settings.peering.standalone and not kopf_settings.posting.enabled
     waits = list(itertools.islice(kopf_settings.networking.error_backoffs, 1000))

@@ -127,10 +127,10 @@ async def test_an_api_server_that_is_away_leaves_nobody_leading_and_then_one() -
 
 async def test_a_process_that_was_stopped_finds_its_right_gone() -> None:
     leadership = Leadership(is_alone=False)
-    leadership.extend(time.monotonic() + 0.2)
+    leadership.lead_until(time.monotonic() + 0.2)
 
     async def write() -> str:
-        async with leadership.writing():
+        async with leadership.guard_write():
             return "written"
 
     assert await write() == "written"
@@ -142,9 +142,9 @@ async def test_a_process_that_was_stopped_finds_its_right_gone() -> None:
 async def test_a_lease_that_lapsed_while_no_timer_ran_is_begun_anew() -> None:
     leadership, changes = Leadership(is_alone=False), list[bool]()
     leadership.listen(changes.append)
-    leadership.extend(time.monotonic() + 0.05)
+    leadership.lead_until(time.monotonic() + 0.05)
     time.sleep(0.1)
-    leadership.extend(time.monotonic() + 30.0)
+    leadership.lead_until(time.monotonic() + 30.0)
     assert changes == [True, False, True], "what was refused meanwhile is due again"
 
 
@@ -152,17 +152,17 @@ async def test_a_write_that_outlasts_the_lease_is_broken_off_and_one_that_does_n
     leadership = Leadership(is_alone=False)
 
     async def write(seconds: float) -> str:
-        async with leadership.writing():
+        async with leadership.guard_write():
             await asyncio.sleep(seconds)
             return "written"
 
-    leadership.extend(time.monotonic() + 0.2)
+    leadership.lead_until(time.monotonic() + 0.2)
     with pytest.raises(TimeoutError):
         await write(30.0)
-    leadership.extend(time.monotonic() + 0.2)
+    leadership.lead_until(time.monotonic() + 0.2)
     slow = asyncio.create_task(write(0.5))
     await asyncio.sleep(0.1)
-    leadership.extend(time.monotonic() + 30.0)
+    leadership.lead_until(time.monotonic() + 30.0)
     assert await slow == "written", "its lease was renewed meanwhile"
 
 
@@ -179,7 +179,7 @@ async def test_nothing_is_sent_by_a_process_that_was_stopped_while_it_waited_for
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     api = client(5.0)
-    api.connect(lambda: Connection(f"http://127.0.0.1:{runner.addresses[0][1]}", {}, ssl.create_default_context()))
+    api.log_in(lambda: Connection(f"http://127.0.0.1:{runner.addresses[0][1]}", {}, ssl.create_default_context()))
 
     def fence() -> None:
         raise NotLeaderError
@@ -230,9 +230,10 @@ async def replicas(store: LeaseStore, search: Any = on_first_pool, **settings: A
         for name, port in zip(("leader", "follower"), free_ports(2), strict=True):
             own = {"lease": PLACE, "lease_s": 1, "instance": name, "pod_ip": "127.0.0.1", "listen_port": port}
             running = await stack.enter_async_context(operator(store, search, **{**own, **settings}))
-            runner = await server.start(
+            runner = await server.start_server(
                 server.Address("127.0.0.1", port), running.metrics.registry, running.unhealthy, running.unready,
-                running.guard.admit, running.observations.put, running.relay.put, running.relay.client,
+                running.guard.admit_report, running.observations.put,
+                running.relay.forward_report, running.relay.client_address,
             )  # fmt: skip
             stack.push_async_callback(runner.cleanup)
             running_replicas.append(running)
@@ -388,12 +389,12 @@ async def test_a_replica_trusts_the_certificate_that_it_serves_and_not_who_signe
     path, texts = tmp_path / "tls.crt", [(tmp_path / name / "tls.crt").read_text() for name in ("ours", "signer")]
     path.write_text("".join(texts))
     relay = Relay(Leadership(is_alone=False), None, str(path))
-    first = relay._trust()
+    first = relay._leader_tls()
     assert isinstance(first, ssl.SSLContext) and first.cert_store_stats()["x509"] == 1
-    assert relay._trust() is first, "a connection is used again by requests of the same context alone"
+    assert relay._leader_tls() is first, "a connection is used again by requests of the same context alone"
     path.write_text(texts[1])
     os.utime(path, (1.0, 1.0))
-    second = relay._trust()
+    second = relay._leader_tls()
     assert isinstance(second, ssl.SSLContext) and second is not first
     assert second.cert_store_stats()["x509"] == 2, "the other replica may still serve the one before"
 

@@ -20,7 +20,7 @@ from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed import reports
-from tilecast_operator.observed.reports import Refused, StepReport, Window, added
+from tilecast_operator.observed.reports import Refused, StepReport, StepWindow, added
 
 KEY = Key("TrainingJob", "default", "a")
 
@@ -125,9 +125,9 @@ def test_a_window_survives_a_restart_and_forgets_the_oldest() -> None:
         window = added(window, StepReport(2.0 + number % 2, "put", node="n1" if number < 5 else None), f"t{number:02}")
     assert window is not None
     assert (window.samples, len(window.recent), window.latest.node) == (40, reports.RECENT, "n1")
-    again = Window.of(ObservedStep.model_validate(json.loads(json.dumps(window.status().document()))))
+    again = StepWindow.of(ObservedStep.model_validate(json.loads(json.dumps(window.status().document()))))
     assert again is not None and again.status() == window.status()
-    assert Window.of(None) is None
+    assert StepWindow.of(None) is None
 
 
 class Reviewing(Store):
@@ -309,7 +309,9 @@ async def test_the_server_answers_puts_with_the_outcome() -> None:
             raise Refused("invalid", 422, "no")
 
     address, metrics = server.Address("127.0.0.1", 0, limits=server.Limits(body_s=1.0)), Metrics()
-    runner = await server.start(address, metrics.registry, lambda: None, lambda: None, lambda *_: nullcontext(), take)
+    runner = await server.start_server(
+        address, metrics.registry, lambda: None, lambda: None, lambda *_: nullcontext(), take
+    )
     port = runner.port
     try:
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer abc"}) as session:

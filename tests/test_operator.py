@@ -542,7 +542,7 @@ async def test_client_applies_and_logs_in_again_when_its_token_expired() -> None
     runner, url = await serve(answer)
     api = client(5.0)
     try:
-        api.connect(lambda: Connection(url, {"Authorization": f"Bearer {next(tokens)}"}, ssl.create_default_context()))
+        api.log_in(lambda: Connection(url, {"Authorization": f"Bearer {next(tokens)}"}, ssl.create_default_context()))
         with pytest.raises(ApiError, match="401: expired"):
             await api.apply("/x", {"a": 1})
         assert await api.apply("/x", {"a": 1}) == {"got": {"a": 1}}
@@ -560,7 +560,7 @@ async def test_client_reads_without_a_body() -> None:
     runner, url = await serve(answer)
     api = client(5.0)
     try:
-        api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
+        api.log_in(lambda: Connection(url, {}, ssl.create_default_context()))
         assert await api.get("/x") == {"method": "GET", "body": "", "query": {}}
     finally:
         await api.close()
@@ -577,7 +577,7 @@ async def test_client_tells_how_long_to_wait_within_bounds(asked: str, granted: 
     runner, url = await serve(answer)
     api = client(5.0)
     try:
-        api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
+        api.log_in(lambda: Connection(url, {}, ssl.create_default_context()))
         with pytest.raises(ApiError) as caught:
             await api.create("/x", {})
         assert (caught.value.status, caught.value.retry_after_s) == (429, granted)
@@ -593,7 +593,7 @@ async def test_server_answers_probes_and_metrics() -> None:
         return
 
     address, metrics = server.Address("127.0.0.1", 0), Metrics()
-    runner = await server.start(
+    runner = await server.start_server(
         address, metrics.registry, lambda: None, lambda: state["problem"], lambda *_: nullcontext(), take
     )
     url = f"http://127.0.0.1:{runner.port}"

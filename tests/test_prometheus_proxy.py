@@ -59,7 +59,7 @@ def test_prometheus_is_asked_by_the_proxy_of_the_environment(monkeypatch: pytest
 
     async def first_answer() -> Any:
         job = OneJob()
-        asking = asyncio.create_task(prometheus.poll(settings, job))
+        asking = asyncio.create_task(prometheus.poll_steps(settings, job))
         try:
             return await asyncio.wait_for(job.taken.get(), 30)
         finally:

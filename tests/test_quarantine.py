@@ -7,6 +7,9 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +20,15 @@ from doomed_operator import HONEST
 from operator_store import JOBS, Store, job, on_first_pool, operator, ready, settled
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.kube.quarantine import EVERYTHING, FIRST_S, MOST_S, Quarantine, Record, records_after
+from tilecast_operator.kube.quarantine import EVERYTHING, FIRST_S, MOST_S, DeathRecord, Quarantine, add_deaths
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.quarantine import digest, minimal_job, quarantine_in
 from tilecast_operator.objects.tables import Cache
 
 BOMB, HONEST_JOB, NODE = Key("TrainingJob", "a", "bomb"), Key("TrainingJob", "b", "honest"), Key("Node", "", "n1")
 HERE = Path(__file__).parent
-MOST_DEATHS = 6
-"""Twice the expected deaths: one at each of two deadly jobs, and one more where others were being read too."""
+MOST_DEATHS = 8
+"""Twice the expected deaths: at the first death each of two deadly jobs is read beside others, then alone."""
 
 
 @pytest.mark.long
@@ -53,28 +56,30 @@ def test_the_operator_dies_a_few_times_then_everybody_is_answered(tmp_path: Path
 
 
 def test_an_object_is_set_aside_at_the_death_at_which_it_alone_can_be_to_blame() -> None:
-    alone = records_after({}, [BOMB], 0.0)
-    assert alone[BOMB] == Record(1, 0.0, FIRST_S)
-    several = records_after({}, [BOMB, HONEST_JOB], 0.0)
+    alone = add_deaths({}, [BOMB], 0.0)
+    assert alone[BOMB] == DeathRecord(1, 0.0, FIRST_S)
+    several = add_deaths({}, [BOMB, HONEST_JOB], 0.0)
     assert several[BOMB].until_s == several[HONEST_JOB].until_s == 0.0
-    again = records_after(several, [BOMB, NODE], 60.0)
-    assert again[BOMB].until_s > 60.0 and again[HONEST_JOB].until_s == again[NODE].until_s == 0.0
-    forgotten = records_after(several, [BOMB, NODE], 2 * 86_400.0)
+    again = add_deaths(several, [BOMB, HONEST_JOB], 60.0)
+    assert again[BOMB].until_s == again[HONEST_JOB].until_s == 0.0, "one of them may be honest"
+    last = add_deaths(again, [BOMB], 120.0)
+    assert last[BOMB].until_s > 120.0 and last[HONEST_JOB].until_s == 0.0
+    forgotten = add_deaths(several, [BOMB, NODE], 2 * 86_400.0)
     assert forgotten[BOMB].until_s == 0.0 and HONEST_JOB not in forgotten
 
 
 def test_the_wait_grows_and_a_namespace_of_many_such_objects_is_set_aside_as_a_whole() -> None:
-    records: dict[Key, Record] = {}
+    records: dict[Key, DeathRecord] = {}
     now_s, waits = 0.0, []
     for _ in range(6):
-        records = records_after(records, [BOMB], now_s)
+        records = add_deaths(records, [BOMB], now_s)
         waits.append(records[BOMB].until_s - now_s)
         now_s = records[BOMB].until_s
     assert waits[0] == FIRST_S and waits == sorted(waits) and waits[-1] == MOST_S
     records = {}
     for number in range(3):
         assert Key(EVERYTHING, "a") not in records or not records[Key(EVERYTHING, "a")].until_s
-        records = records_after(records, [Key("Job", "a", f"bomb-{number}")], float(number))
+        records = add_deaths(records, [Key("Job", "a", f"bomb-{number}")], float(number))
     assert records[Key(EVERYTHING, "a")].until_s > 0.0
 
 
@@ -176,6 +181,55 @@ async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_
         assert noted() == (NODE,)
         journal.close()
         assert noted() == (), "a process that ends in order leaves no suspect"
+
+
+async def test_a_suspect_is_read_while_nothing_else_is(tmp_path: Path) -> None:
+    suspects, others = [BOMB, NODE], [Key("Job", "a", f"honest-{number}") for number in range(3)]
+    journal, together = Journal(str(tmp_path), KINDS), list[frozenset[Key]]()
+    journal.isolate(suspects)
+
+    def note() -> None:
+        """Record what is read at this moment and a little later, as the next process would find it."""
+        for _ in range(2):
+            with tempfile.TemporaryDirectory() as copy:
+                (Path(copy) / "journal").write_bytes((tmp_path / "journal").read_bytes())
+                together.append(frozenset(Journal(copy, KINDS).suspects))
+            time.sleep(0.001)
+
+    async def work() -> None:
+        for _ in range(10):
+            note()
+            await asyncio.to_thread(journal.call, note)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(journal.steps(key, work()) for key in (*suspects, *others)))
+    for suspect in suspects:
+        assert {keys for keys in together if suspect in keys} == {frozenset({suspect})}
+    assert any(len(keys) > 1 for keys in together), "others are read at the same time"
+
+
+async def test_a_suspect_that_is_cancelled_while_it_waits_keeps_nobody_waiting() -> None:
+    journal, began, go_on = Journal("", KINDS), threading.Event(), threading.Event()
+    journal.isolate([BOMB])
+
+    def read() -> None:
+        began.set()
+        go_on.wait(60)
+
+    async def work() -> None:
+        await asyncio.to_thread(journal.call, read)
+
+    honest = asyncio.ensure_future(journal.steps(HONEST_JOB, work()))
+    await asyncio.to_thread(began.wait, 60)
+    suspect = asyncio.ensure_future(journal.steps(BOMB, asyncio.sleep(0)))
+    await asyncio.sleep(0.05)
+    assert not suspect.done()
+    suspect.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await suspect
+    await asyncio.wait_for(journal.steps(Key("Job", "a", "b"), asyncio.sleep(0)), 60)
+    go_on.set()
+    await honest
 
 
 async def test_a_job_that_was_set_aside_is_answered_once_it_is_read_again(tmp_path: Path) -> None:

@@ -205,9 +205,9 @@ async def test_no_plan_is_made_twice_for_one_queue_nor_too_often(monkeypatch: py
 
     def counting(*arguments: Any) -> PlannedQueue:
         plans.append(arguments)
-        return queue_rows.planned(*arguments)
+        return queue_rows.plan_rows(*arguments)
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_plans.planned", counting)
+    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", counting)
     store = Store()
     store.put(f"{JOBS}/a", training("a"))
     async with planning(store) as running:
@@ -226,7 +226,7 @@ async def test_a_failure_of_the_solver_keeps_nobody_from_advice(monkeypatch: pyt
     def failing(*arguments: Any) -> PlannedQueue:
         raise ArithmeticError
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_plans.planned", failing)
+    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", failing)
     store = Store()
     store.put(f"{JOBS}/a", training("a"))
     store.clock_s = NOW_S
@@ -306,7 +306,7 @@ POOLS = (PoolCapacity("fast", 1, 8), PoolCapacity("slow", 1, 8))
 
 def test_a_job_that_was_placed_is_moved_no_more() -> None:
     rows = [row("a", option("fast", 10.0), option("slow", 100.0), place=("slow", 8))]
-    plan = queue_rows.planned(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
+    plan = queue_rows.plan_rows(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
     assert plan.report is not None
     (place,) = queue_advice.positions(plan, {}, frozenset({rows[0].name}), {}, NOW_S).values()
     assert (place.pool, place.position, place.reason) == ("slow", 1, queue_advice.PLACED)
@@ -315,7 +315,7 @@ def test_a_job_that_was_placed_is_moved_no_more() -> None:
 def test_a_training_job_that_nobody_ends_holds_its_place_for_as_long_as_its_forecast() -> None:
     runs = row("a", option("fast", 100.0), place=("fast", 8), began_s=NOW_S, is_endless=True)
     for later_s, jobs in ((50.0, 1), (109.0, 1), (111.0, 0)):
-        plan = queue_rows.planned(QueueState([runs], (), POOLS), "completion", {}, NOW_S + later_s)
+        plan = queue_rows.plan_rows(QueueState([runs], (), POOLS), "completion", {}, NOW_S + later_s)
         assert (len(plan.report.places) if plan.report else 0) == jobs
 
 
@@ -325,7 +325,7 @@ def test_quotas_that_contradict_a_job_name_it_and_the_rest_is_planned() -> None:
         row("b", option("fast", 10.0), option("slow", 20.0)),
     ]
     own = (replace(POOLS[0], quotas={"team": 4}), POOLS[1])
-    plan = queue_rows.planned(QueueState(rows, (), own), "completion", {}, NOW_S)
+    plan = queue_rows.plan_rows(QueueState(rows, (), own), "completion", {}, NOW_S)
     places = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
     assert "may have 4 GPUs of fast" in places["Job/default/a"].reason
     assert places["Job/default/b"].pool == "fast"
@@ -334,7 +334,7 @@ def test_quotas_that_contradict_a_job_name_it_and_the_rest_is_planned() -> None:
 def test_what_kueue_would_do_alone_is_not_what_was_planned_before() -> None:
     rows = [row(name, option("fast", 10.0, 1), option("fast", 2.0, 8), option("slow", 11.0, 1)) for name in "abc"]
     plans = [
-        queue_rows.planned(QueueState(rows, (), POOLS), "completion", before, NOW_S)
+        queue_rows.plan_rows(QueueState(rows, (), POOLS), "completion", before, NOW_S)
         for before in ({}, {item.name: ("fast", 1) for item in rows})
     ]
     first, second = (plan.report.references["flavors"] if plan.report else None for plan in plans)
@@ -343,7 +343,7 @@ def test_what_kueue_would_do_alone_is_not_what_was_planned_before() -> None:
 
 def test_positions_beyond_ten_say_the_first_digit() -> None:
     rows = [row(f"{number:03}", option("fast", 10.0), created_s=NOW_S - 500 + number) for number in range(123)]
-    plan = queue_rows.planned(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
+    plan = queue_rows.plan_rows(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
     places = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
     numbers = [places[item.name].position for item in rows]
     assert numbers[:10] == list(range(1, 11)) and numbers[10:20] == [10] * 9 + [20] and numbers[-1] == 100
@@ -526,9 +526,9 @@ async def test_what_others_hold_counts_at_the_second_look(monkeypatch: pytest.Mo
 
     def noting(state: QueueState, *arguments: Any) -> PlannedQueue:
         held.append({pool.name: pool.held_gpus for pool in state.pools}["h100-sxm"])
-        return queue_rows.planned(state, *arguments)
+        return queue_rows.plan_rows(state, *arguments)
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_plans.planned", noting)
+    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", noting)
     store = JobStore()
     async with serving(store, replace(PLANNING, read_kueue=True)) as running:
         kueue(running, reserved=4)

@@ -29,7 +29,7 @@ from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
 from tilecast_operator.free_gpus import Usage
 from tilecast_operator.kube import watch
 from tilecast_operator.kube.client import ApiError, Connection
-from tilecast_operator.kube.documents import Author, Note, event
+from tilecast_operator.kube.documents import Author, Note, event_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.queue import KeyQueue
 from tilecast_operator.metrics import Metrics
@@ -248,7 +248,9 @@ def test_an_annotation_of_any_size_takes_no_room() -> None:
 
 @pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])
 def test_the_name_of_an_event_is_a_name(name: str) -> None:
-    document = event(Note("Normal", "R", "t"), Author("c", "i", ()), Key("Pod", "default", name), "v1", "u", "now")
+    document = event_document(
+        Note("Normal", "R", "t"), Author("c", "i", ()), Key("Pod", "default", name), "v1", "u", "now"
+    )
     parts = document["metadata"]["name"].split(".")
     assert all(part and part[0] != "-" and part[-1] != "-" for part in parts)
 
@@ -284,7 +286,7 @@ async def test_pods_of_a_strange_shape_end_nothing(page: dict[str, Any]) -> None
             await asyncio.sleep(0)
             return page
 
-        def lines(self, path: str, query: Any, idle_s: float) -> Any:
+        def stream_lines(self, path: str, query: Any, idle_s: float) -> Any:
             raise AssertionError
 
     task = asyncio.create_task(PodInformer(Reader(), calls.append, pace=watch.WatchPace(retry_most_s=0.0)).run())
@@ -298,7 +300,7 @@ async def test_pods_of_a_strange_shape_end_nothing(page: dict[str, Any]) -> None
 @pytest.mark.parametrize("name", ["../x", "..", ".", "x/../../y", "x?watch=1", "x#y", "%2e%2e", "a b"])
 async def test_no_name_leads_a_request_elsewhere(name: str) -> None:
     api = client(1.0)
-    api.connect(lambda: Connection("http://127.0.0.1:1", {}, ssl.create_default_context()))
+    api.log_in(lambda: Connection("http://127.0.0.1:1", {}, ssl.create_default_context()))
     path = f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{name}"
     with pytest.raises(ApiError, match="there is no object"):
         await api.get(path)

@@ -205,11 +205,11 @@ async def test_a_machine_a_day_ahead_forgets_no_pool() -> None:
         await settled(running)
     machine = ServerClock(lambda: now_s + 25 * 3600, lambda: 0.0)
     store.clock = machine
-    machine.note(formatdate(now_s + 60, usegmt=True))
+    machine.set_from_header(formatdate(now_s + 60, usegmt=True))
     async with operator(store, nodes=[node("n1")], discovery=True) as running:
         await settled(running)
         assert set(pools_of(store)) == {"h100-sxm", "a100-80"}
-    machine.note(formatdate(now_s + 25 * 3600, usegmt=True))
+    machine.set_from_header(formatdate(now_s + 25 * 3600, usegmt=True))
     async with operator(store, nodes=[node("n1")], discovery=True) as running:
         await settled(running)
         assert set(pools_of(store)) == {"h100-sxm"}, "it is the API server's day that counts"

@@ -22,8 +22,9 @@ from tilecast.learning.calibration import Calibration, Correction
 from tilecast.render import units
 from tilecast.spec import SpecError, Workload
 from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.assembly import ALTERNATIVES
 from tilecast_operator.free_gpus import Free
-from tilecast_operator.kube.documents import Author, Note, event
+from tilecast_operator.kube.documents import Author, Note, event_document
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS, GPUS, NODE_SELECTOR, PARALLELISM, POOL, STEP_SECONDS
@@ -216,9 +217,9 @@ def test_events_on_change_only() -> None:
 
 def test_the_same_event_has_the_same_name() -> None:
     first_note, about = Note("Normal", "RecommendationUpdated", "text"), Key("TrainingJob", "ns", "job")
-    first = event(first_note, Author("c", "me", ()), about, API_VERSION, "uid", NOW)
-    again = event(first_note, Author("c", "another", ()), about, API_VERSION, "uid", LATER)
-    other = event(replace(first_note, text="other"), Author("c", "me", ()), about, API_VERSION, "uid", NOW)
+    first = event_document(first_note, Author("c", "me", ()), about, API_VERSION, "uid", NOW)
+    again = event_document(first_note, Author("c", "another", ()), about, API_VERSION, "uid", LATER)
+    other = event_document(replace(first_note, text="other"), Author("c", "me", ()), about, API_VERSION, "uid", NOW)
     assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
     assert first["involvedObject"] == {
         "apiVersion": "tilecast.dev/v1alpha1",
@@ -227,6 +228,17 @@ def test_the_same_event_has_the_same_name() -> None:
         "name": "job",
         "uid": "uid",
     }
+
+
+def test_events_that_differ_in_alternatives_only_have_the_same_name() -> None:
+    author = Author("c", "me", (), ALTERNATIVES)
+    texts = ("pool: there is no 'x'; known: a, b", "pool: there is no 'x'; known: a", "pool: there is no 'y'; known: a")
+    bodies = [
+        event_document(Note("Warning", "R", text), author, Key("Job", "ns", "j"), "v1", "uid", NOW) for text in texts
+    ]
+    assert [body["message"] for body in bodies] == list(texts)
+    first, second, third = (body["metadata"]["name"] for body in bodies)
+    assert first == second != third
 
 
 @given(st.floats(min_value=1e-9, max_value=1e12))

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from tilecast import constants
 from tilecast_lab.validate import mixed, residuals
-from tilecast_lab.validate.constants import scaled
+from tilecast_lab.validate.constants import scaled_values
 
 ROW = {"source": "a", "url_or_repo_path": "", "framework": "PyTorch 2", "gpu": "A100-SXM4-80GB", "seq_len": "2048"}
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=40))
 def test_sources_weigh_alike(names: list[str]) -> None:
-    weight = mixed.balanced(names)
+    weight = mixed.balanced_weights(names)
     sums = {name: sum(w for w, other in zip(weight, names, strict=True) if other == name) for name in names}
     assert np.ptp(list(sums.values())) == pytest.approx(0.0, abs=1e-9)
     assert weight.mean() == pytest.approx(1.0)
@@ -39,7 +39,7 @@ def synthetic(seed: int, rows: int = 400) -> tuple[np.ndarray, np.ndarray, list[
 @pytest.mark.parametrize("seed", range(5))
 def test_effects_are_found_beside_those_of_sources(seed: int) -> None:
     y, x, sources = synthetic(seed)
-    effects = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 5.0))
+    effects = mixed.estimate_effects(y, x, sources, mixed.balanced_weights(sources), np.full(2, 5.0))
     assert effects.fixed == pytest.approx([0.4, -0.2], abs=0.05)
     assert (np.abs(effects.fixed - [0.4, -0.2]) < 5 * effects.error).all()
     assert effects.between == pytest.approx(0.3, abs=0.2)
@@ -49,14 +49,14 @@ def test_effects_are_found_beside_those_of_sources(seed: int) -> None:
 def test_a_few_wild_rows_change_little() -> None:
     y, x, sources = synthetic(7)
     y[:8] += 4.0
-    effects = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 5.0))
+    effects = mixed.estimate_effects(y, x, sources, mixed.balanced_weights(sources), np.full(2, 5.0))
     assert effects.fixed == pytest.approx([0.4, -0.2], abs=0.08)
 
 
 def test_what_no_row_contains_stays_at_its_prior() -> None:
     y, x, sources = synthetic(3)
     x[:, 1] = 0.0
-    effects = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 0.1))
+    effects = mixed.estimate_effects(y, x, sources, mixed.balanced_weights(sources), np.full(2, 0.1))
     assert effects.fixed[1] == pytest.approx(0.0, abs=1e-9)
     assert effects.error[1] == pytest.approx(0.1, rel=1e-4)
 
@@ -125,7 +125,7 @@ def test_factors_that_sources_agree_on_are_found() -> None:
 
 
 def test_a_section_moves_as_one() -> None:
-    values = scaled(("step_ms", "optimizer.efficiency"), 2.0)
+    values = scaled_values(("step_ms", "optimizer.efficiency"), 2.0)
     assert values["step_ms.eager"] == pytest.approx(2e3 * constants.shipped().step_s["eager"])
     assert values["optimizer.efficiency"] == pytest.approx(2 * constants.shipped().optimizer_efficiency)
     assert set(values) == {f"step_ms.{name}" for name in constants.shipped().step_s} | {"optimizer.efficiency"}

@@ -117,7 +117,7 @@ async def test_a_delay_of_the_background_and_one_that_is_not_leave_each_other_al
     queue.add("own", 5.0, in_background=True)
     now = 6.0
     taken = [await queue.take() for _ in range(BACKGROUND_AT_ONCE + 1)]
-    assert "own" in taken and queue.wait_s() != 0.0
+    assert "own" in taken and queue.seconds_to_next() != 0.0
     assert len(queue) == 20 - BACKGROUND_AT_ONCE
 
 
@@ -233,6 +233,18 @@ def test_a_record_ends_with_its_object() -> None:
     records.drop(ONE)
     assert ONE not in records and ended == [("a", [1, 2])]
     assert counts == {OTHER: [1, 2]} and names == {OTHER: "b"}
+
+
+def test_nothing_is_recorded_of_an_object_that_is_gone() -> None:
+    records = Records()
+    counts, names = records.part(list[int]), records.part(str)
+    counts.of(ONE).append(1)
+    records.may_exist = lambda key: key == OTHER
+    records.drop(ONE)
+    counts.of(ONE).append(2)
+    names[ONE] = "late"
+    assert names.setdefault(ONE, "late") == "late" and names.setdefault(OTHER, "there") == "there"
+    assert ONE not in records and (counts, names) == ({}, {OTHER: "there"})
 
 
 ONE, OTHER = Key("TrainingJob", "default", "a"), Key("TrainingJob", "default", "b")

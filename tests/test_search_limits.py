@@ -166,7 +166,7 @@ async def test_an_interrupted_search_is_told_and_neither_kept_nor_made_again_at_
         await settled(running)
         assert len(tries) == 1, "jobs that ask the same share the try, and other pools make no new one"
         assert len(store.writes) == writes
-        due_s = running.runtime.queue.wait_s()
+        due_s = running.runtime.queue.seconds_to_next()
         assert due_s is not None and due_s <= FIRST_S
 
 

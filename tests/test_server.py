@@ -43,7 +43,9 @@ async def ignore(*_: object) -> None:
 async def served(
     address: server.Address, admit: server.Admit | None = None, take: server.Take = ignore
 ) -> AsyncIterator[server.HttpServer]:
-    running = await server.start(address, Metrics().registry, lambda: None, lambda: None, admit or guard().admit, take)
+    running = await server.start_server(
+        address, Metrics().registry, lambda: None, lambda: None, admit or guard().admit_report, take
+    )
     try:
         yield running
     finally:
@@ -186,7 +188,7 @@ def test_a_client_that_floods_is_limited_alone() -> None:
         accepted = 0
         for _ in range(count):
             try:
-                with limits.admit(address, "team", token()):
+                with limits.admit_report(address, "team", token()):
                     accepted += 1
             except Refused as refusal:
                 assert (refusal.status, refusal.retry_after_s) == (429, 1)
@@ -208,13 +210,13 @@ def test_a_client_that_floods_is_limited_alone() -> None:
 def test_reports_of_one_client_at_a_time_are_bounded() -> None:
     limits, open_reports = guard(100.0), []
     for _ in range(report_guard.MAX_IN_FLIGHT):
-        report = limits.admit("10.0.0.1", "team", token())
+        report = limits.admit_report("10.0.0.1", "team", token())
         report.__enter__()
         open_reports.append(report)
-    with pytest.raises(Refused, match="too many"), limits.admit("10.0.0.1", "team", token()):
+    with pytest.raises(Refused, match="too many"), limits.admit_report("10.0.0.1", "team", token()):
         pass
     open_reports[0].__exit__(None, None, None)
-    with limits.admit("10.0.0.1", "team", token()):
+    with limits.admit_report("10.0.0.1", "team", token()):
         pass
 
 

@@ -51,7 +51,7 @@ class LeasedJobs(HeldJobs):
     async def release_if_stale(self) -> release.Release:
         lease = StaleLease(self, PLACE, **QUICK)  # type: ignore[arg-type]
         work = release.Release(self, self.lines.append, lease=lease, pause_s=0.0)  # type: ignore[arg-type]
-        await lease.wait(AFTER_S)
+        await lease.wait_until_stale(AFTER_S)
         await work.run()
         return work
 
@@ -110,7 +110,7 @@ async def test_a_leader_that_comes_back_ends_it_before_the_next_job() -> None:
     cluster.add("job", "b")
     cluster.renew(datetime.now(UTC))
     lease = StaleLease(cluster, PLACE, **QUICK)  # type: ignore[arg-type]
-    await lease.wait(AFTER_S)
+    await lease.wait_until_stale(AFTER_S)
     work = release.Release(cluster, cluster.lines.append, lease=lease, pause_s=0.0)  # type: ignore[arg-type]
     cluster.on_look = lambda: cluster.renew(datetime.now(UTC)) if cluster.patches else None
     with pytest.raises(LeaderLivesError):
@@ -148,9 +148,9 @@ async def test_the_leader_of_an_election_is_seen_to_live() -> None:
         await asyncio.sleep(0.01)
     lease = StaleLease(cluster, PLACE, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(LeaderLivesError):
-        await lease.wait(30.0)
+        await lease.wait_until_stale(30.0)
     task.cancel()
-    await lease.wait(AFTER_S)
+    await lease.wait_until_stale(AFTER_S)
 
 
 def _keeper(cluster: LeasedJobs) -> Any:

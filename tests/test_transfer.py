@@ -237,7 +237,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_pairs_are_of_one_source_and_model(table: Path) -> None:
-    subjects = transfer.subjects([table])
+    subjects = transfer.read_subjects([table])
     ids = [row["id"] for row in subjects.measured.rows]
     named = {
         kind: {f"{ids[one]}{ids[other]}" for one, other in zip(*both, strict=True)}
@@ -251,9 +251,9 @@ def test_pairs_are_of_one_source_and_model(table: Path) -> None:
 
 
 def test_a_deviation_that_all_runs_share_is_corrected(table: Path) -> None:
-    subjects = transfer.subjects([table])
+    subjects = transfer.read_subjects([table])
     for kind, both in pairs(subjects).items():
-        line = transfer.line(subjects, transfer.held(subjects, kind, *both))
+        line = transfer.summarize_pairs(subjects, transfer.forecast_pairs(subjects, kind, *both))
         assert line.errors["raw"] == pytest.approx(0.248, abs=0.001)
         assert line.errors["scaled"] < 0.001 < line.errors["corrected"] < line.errors["raw"]
         assert line.interval == pytest.approx((line.gain, line.gain)), "one source cannot vary"
@@ -278,9 +278,10 @@ def test_a_table_without_measured_steps_is_one_line(tmp_path: Path, capsys: pyte
 @pytest.mark.skipif("TILECAST_DATA" not in os.environ, reason="TILECAST_DATA is not set")
 def test_one_run_corrects_the_published_runs_on_other_gpus_and_counts() -> None:
     folder = Path(os.environ["TILECAST_DATA"]) / "e2e"
-    subjects = transfer.subjects([folder / "published_dev.csv", folder / "neusight_dev.csv"])
+    subjects = transfer.read_subjects([folder / "published_dev.csv", folder / "neusight_dev.csv"])
     lines = {
-        kind: transfer.line(subjects, transfer.held(subjects, kind, *both)) for kind, both in pairs(subjects).items()
+        kind: transfer.summarize_pairs(subjects, transfer.forecast_pairs(subjects, kind, *both))
+        for kind, both in pairs(subjects).items()
     }
     other = lines["other GPU"]
     assert other.errors["corrected"] < 0.93 * other.errors["raw"]

@@ -16,7 +16,7 @@ from tilecast.api.status import Alternative, Condition, Recommendation, StepSeco
 from tilecast.objectives import OBJECTIVES
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.observed.calibrator import Score
-from tilecast_operator.observed.reports import ScoredForecast, StepReport, Window
+from tilecast_operator.observed.reports import ScoredForecast, StepReport, StepWindow
 from tilecast_operator.observed.run_store import template
 from tilecast_operator.report import better_placement
 from tilecast_operator.report.better_placement import BetterPlace, MoveCost
@@ -245,7 +245,7 @@ def better(
     forecast = ScoredForecast(
         frozen_at="", pool="a", gpus=8, plan="dp8", raw_seconds=1.0, step_seconds=held, group=["g"] * 5, followed=True
     )
-    score = Score(forecast, Window((1.0,), 1, "", StepReport(1.0, "put")))
+    score = Score(forecast, StepWindow((1.0,), 1, "", StepReport(1.0, "put")))
     priced = type(pool)(
         **{name: getattr(pool, name) for name in pool.__dataclass_fields__} | {"price_per_gpu_hour": 0.45}
     )
@@ -303,7 +303,7 @@ def test_what_remains_is_what_the_time_since_the_start_leaves_at_the_measured_pa
         frozen_at="2027-01-15T08:00:00Z", pool="a", gpus=8, plan="dp8", raw_seconds=1.0,
         step_seconds=best.step_seconds, group=["g"] * 5, followed=True,
     )  # fmt: skip
-    score, start_s = Score(forecast, Window((2.0,), 1, "", StepReport(2.0, "put"))), 1_800_000_000.0
+    score, start_s = Score(forecast, StepWindow((2.0,), 1, "", StepReport(2.0, "put"))), 1_800_000_000.0
     status = TrainingJobStatus(recommendation=best)
     stated = {"checkpointSeconds": 600, "restartSeconds": 60}
     assert MoveCost.of(stated, status, score, start_s + 600) == MoveCost(60, 600, pytest.approx(700))

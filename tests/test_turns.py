@@ -152,10 +152,10 @@ def test_usage_is_that_of_the_last_minute() -> None:
         now[0] = second + 0.5
         usage.add("a", 0.25)
         usage.add("a", 0.25)
-    assert usage.of("a") == pytest.approx(30.0) and usage.of("b") == 0.0
-    assert usage.over(30.0) == {"a": pytest.approx(30.0)} and not usage.over(31.0)
+    assert usage.used_s("a") == pytest.approx(30.0) and usage.used_s("b") == 0.0
+    assert usage.namespaces_over(30.0) == {"a": pytest.approx(30.0)} and not usage.namespaces_over(31.0)
     now[0] += WINDOW_S + 1.0
-    assert usage.over(0.0) == {}
+    assert usage.namespaces_over(0.0) == {}
     for number in range(1000):
         now[0] += 1.0
         usage.add(f"n{number}", 1.0)

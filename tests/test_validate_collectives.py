@@ -13,7 +13,7 @@ import pytest
 from tilecast.cli import main
 from tilecast.hardware import find_gpu
 from tilecast_lab.validate import collectives
-from tilecast_lab.validate.collectives import REASONS, read
+from tilecast_lab.validate.collectives import REASONS, read_collectives
 from tilecast_lab.validate.networks import intra_link, network_link
 
 HEADER = "source,gpu,interconnect,op,dtype,n_gpus,n_nodes,bytes,latency_us"
@@ -45,7 +45,7 @@ def table(folder: Path, *rows: str, header: str = HEADER, name: str = "t.csv") -
     ],
 )
 def test_words_of_a_source_mean_a_link(gpu: str, words: str, shape: str, link: str, tmp_path: Path) -> None:
-    samples = read(table(tmp_path, f'x,{gpu},"{words}",all_reduce,fp16,{shape},1048576,100'))
+    samples = read_collectives(table(tmp_path, f'x,{gpu},"{words}",all_reduce,fp16,{shape},1048576,100'))
     assert samples.link == [link]
     assert samples.reason == [""]
     assert 0 < samples.lower[0] < samples.seconds[0] < samples.upper[0]
@@ -56,7 +56,7 @@ def test_words_of_a_source_mean_a_link(gpu: str, words: str, shape: str, link: s
 @pytest.mark.parametrize("op", ["all_reduce", "allgather", "reduce_scatter", "alltoall", "p2p", "sendrecv"])
 def test_every_spelling_of_a_collective_is_priced(op: str, name: str, tmp_path: Path) -> None:
     row = NVSWITCH.replace("all_reduce", op)
-    assert read(table(tmp_path, f"{row},4096,10", name=name)).seconds[0] > 0
+    assert read_collectives(table(tmp_path, f"{row},4096,10", name=name)).seconds[0] > 0
 
 
 def test_rows_come_back_in_order_with_four_columns_more(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_more_groups_per_node_have_the_same_shape(tmp_path: Path) -> None:
         NVSWITCH.replace(",8,1", ",4,1"),
         NVSWITCH.replace(",8,1", ",16,2").replace("(NVLink4)", "+ EFA 32x100 Gb/s"),
     )
-    same = read(table(tmp_path, f"{plain},4096,10,2", header=HEADER + ",concurrent_groups")).seconds
-    assert same == read(table(tmp_path, f"{plain},4096,10")).seconds
-    samples = read(table(tmp_path, f"{two},4096,10,8", header=HEADER + ",gpus_per_node"))
+    same = read_collectives(table(tmp_path, f"{plain},4096,10,2", header=HEADER + ",concurrent_groups")).seconds
+    assert same == read_collectives(table(tmp_path, f"{plain},4096,10")).seconds
+    samples = read_collectives(table(tmp_path, f"{two},4096,10,8", header=HEADER + ",gpus_per_node"))
     assert samples.measured.local.tolist() == [8.0]
 
 
@@ -101,13 +101,13 @@ def test_more_groups_per_node_have_the_same_shape(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_cannot_be_priced_loses_no_other(old: str, new: str, reason: str, tmp_path: Path) -> None:
-    samples = read(table(tmp_path, NVSWITCH.replace(old, new) + ",8,1", f"{NVSWITCH},8,1"))
+    samples = read_collectives(table(tmp_path, NVSWITCH.replace(old, new) + ",8,1", f"{NVSWITCH},8,1"))
     assert samples.reason == [reason, ""]
     assert np.isnan(samples.seconds).tolist() == [True, False]
 
 
 def test_an_empty_buffer_is_not_scored(tmp_path: Path) -> None:
-    samples = read(table(tmp_path, f"{NVSWITCH},0,9", f"{NVSWITCH},1,9"))
+    samples = read_collectives(table(tmp_path, f"{NVSWITCH},0,9", f"{NVSWITCH},1,9"))
     assert samples.reason == ["empty-buffer", ""]
     assert np.isnan(samples.seconds).tolist() == [True, False]
 
@@ -161,7 +161,7 @@ def test_words_name_the_link_inside_a_node(gpu: str, words: str, link: str) -> N
 
 def test_links_may_be_named(tmp_path: Path) -> None:
     header = "op,bytes,n_gpus,n_nodes,link,network,latency_us"
-    samples = read(table(tmp_path, "all_reduce,1e6,16,2,nvlink4,pod-tcp,1e4", header=header))
+    samples = read_collectives(table(tmp_path, "all_reduce,1e6,16,2,nvlink4,pod-tcp,1e4", header=header))
     assert samples.link == ["pod-tcp"]
 
 
@@ -233,7 +233,7 @@ def data() -> list[Path]:
 
 @pytest.mark.data
 def test_every_published_table_is_read_and_beats_the_line_rate() -> None:
-    tables = [read(path) for path in data()]
+    tables = [read_collectives(path) for path in data()]
     assert len(tables) >= 5
     for one in tables:
         assert {*one.reason} <= {"", *REASONS}
@@ -248,7 +248,7 @@ def test_every_published_table_is_read_and_beats_the_line_rate() -> None:
 @pytest.mark.parametrize(("link", "ceiling"), [("nvlink3", (0.09, 0.11)), ("nvlink4", (0.09, 0.13))])
 def test_links_keep_their_accuracy(link: str, ceiling: tuple[float, float]) -> None:
     """Mean errors when the limits were set: nvlink3 6.6 % from 1 MiB and 7.7 % below, nvlink4 6.5 and 10.8 %."""
-    samples = read(next(path for path in data() if path.name == "nccl.csv"))
+    samples = read_collectives(next(path for path in data() if path.name == "nccl.csv"))
     error = abs(samples.seconds / samples.measured.seconds - 1)
     rows, large = np.array(samples.link) == link, samples.measured.size_bytes >= 2**20
     assert error[rows & large].mean() < ceiling[0]

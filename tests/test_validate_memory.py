@@ -11,7 +11,7 @@ from tilecast import fuse
 from tilecast.cli import main
 from tilecast.validate.runs import read_table
 from tilecast_lab.validate import memory, runs
-from tilecast_lab.validate.table import framework, read
+from tilecast_lab.validate.table import framework, read_published_row
 
 ROW = {
     "id": "r1", "source": "somebody", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8",
@@ -27,7 +27,7 @@ GIB = 2.0**30
 
 
 def measure(rows: list[dict[str, str]]) -> memory.Peaks:
-    return memory.measure(rows, *runs.prepare(rows))
+    return memory.measure_peaks(rows, *runs.prepare(rows))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def measure(rows: list[dict[str, str]]) -> memory.Peaks:
 )
 def test_notes_and_sources_say_what_a_peak_is(change: dict[str, str], figure: str, size: float) -> None:
     row = ROW | change
-    assert memory.figure(row) == figure
+    assert memory.peak_figure(row) == figure
     assert memory.peak_bytes(row) == pytest.approx(size)
 
 
@@ -142,17 +142,19 @@ def test_a_table_means_a_framework_by_its_words(words: str, name: str | None) ->
 
 def test_readings_of_runs_that_columns_leave_out() -> None:
     tuned = ROW | {"framework": "LitGPT", "dp": "4", "n_gpus": "4", "micro_batch_per_gpu": "4", "global_batch": "8"}
-    case = read(tuned)
+    case = read_published_row(tuned)
     assert (case.gpus, case.stated["data"]) == (2, 2)
-    assert read(ROW | {"framework": "FlagScale (Megatron)"}).stated["sequence_parallel"] == 0
-    assert read(ROW).stated["sequence_parallel"] is None
+    assert read_published_row(ROW | {"framework": "FlagScale (Megatron)"}).stated["sequence_parallel"] == 0
+    assert read_published_row(ROW).stated["sequence_parallel"] is None
     diffusion = ROW | {"framework": "MLPerf v5.0", "model_name": "Stable Diffusion v2 (MLPerf)", "family": "diffusion"}
     diffusion |= {"zero_stage": "", "precision": "amp_fp16"}
-    assert read(diffusion).stated["zero_stage"] == 1
-    assert read(diffusion | {"framework": "PyTorch DDP"}).stated["zero_stage"] is None
-    assert read(diffusion).workload.framework == "nemo", "MLPerf's U-Net is trained by NeMo: gradients in FP32"
+    assert read_published_row(diffusion).stated["zero_stage"] == 1
+    assert read_published_row(diffusion | {"framework": "PyTorch DDP"}).stated["zero_stage"] is None
+    assert read_published_row(diffusion).workload.framework == "nemo", (
+        "MLPerf's U-Net is trained by NeMo: gradients in FP32"
+    )
     for version, compiled in (("0.10", False), ("0.13", True)):
-        job = read(ROW | {"framework": f"torchtitan + torchao {version}", "compiled": "1"}).workload
+        job = read_published_row(ROW | {"framework": f"torchtitan + torchao {version}", "compiled": "1"}).workload
         assert job.compiled_loss is compiled
         assert ("loss" in fuse.passes(job)) is compiled
 

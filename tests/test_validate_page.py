@@ -168,7 +168,7 @@ def test_whiskers_span_two_standard_errors() -> None:
 
 def test_the_summary_lists_what_the_strata_hold(measured: Path) -> None:
     table = read_table(measured)
-    scored = scores.score(table, runs.forecast(table))
+    scored = scores.score_forecasts(table, runs.forecast(table))
     everything, *others = (item for item, _ in scores.strata(scored))
     assert (everything.rows, everything.groups) == (42, 7)
     assert everything.macro == pytest.approx(1 / 9, rel=1e-3)  # a third of the rows is a third too fast

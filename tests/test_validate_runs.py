@@ -91,13 +91,13 @@ def test_language_models_of_mlperf_are_nemo_s() -> None:
 def test_old_tensorflow_exchanges_gradients_over_grpc(framework: str, link: str) -> None:
     named = network_link("InfiniBand 100 Gb/s", find_gpu("a100-80"), 8)
     job = {**ROW, "framework": framework, "interconnect_inter": "InfiniBand 100 Gb/s"}
-    assert table.read(job).pool.inter == (find_link(link) if link else named)
+    assert table.read_published_row(job).pool.inter == (find_link(link) if link else named)
 
 
 def test_megatron_s_own_kernels_are_fused_and_tensorflow_s_compiler_is_xla() -> None:
     row = {**ROW, "fused_kernels": "0", "execution": "compiled"}
-    assert table.read({**row, "framework": "Megatron-LM"}).workload.fused_kernels
-    assert not table.read({**row, "framework": "PyTorch"}).workload.fused_kernels
+    assert table.read_published_row({**row, "framework": "Megatron-LM"}).workload.fused_kernels
+    assert not table.read_published_row({**row, "framework": "PyTorch"}).workload.fused_kernels
     assert table.execution({**row, "framework": "TensorFlow 2.3"}) == "xla"
     assert table.execution({**row, "framework": "PyTorch"}) == "compiled"
 
@@ -239,7 +239,7 @@ def forecast(name: str) -> tuple[list[Row], list[runs.PublishedForecast]]:
 @pytest.mark.parametrize("name", ["vtrain_dev.csv", "published_dev.csv", "neusight_dev.csv"])
 def test_most_graded_rows_are_predicted_and_the_baselines_beaten(name: str) -> None:
     rows, forecasts = forecast(name)
-    scored = scores.score(rows, forecasts)
+    scored = scores.score_forecasts(rows, forecasts)
     assert len(scored.measured_s) >= 0.95 * scored.graded
     assert {item.reason for item in forecasts} <= {"", *REASONS}
     ours = macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows)
@@ -252,7 +252,7 @@ CEILINGS = {"vtrain_dev.csv": 0.095, "published_dev.csv": 0.145, "neusight_dev.c
 
 
 def test_a_source_that_moves_a_constant_has_its_own() -> None:
-    assert all(one != constants.shipped() for one in runs.left_out().values())
+    assert all(one != constants.shipped() for one in runs.constants_without_source().values())
     with pytest.raises(KeyError):
         with_values({"overlap.unheard.of": 1.0})
 
@@ -260,7 +260,7 @@ def test_a_source_that_moves_a_constant_has_its_own() -> None:
 @pytest.mark.data
 @pytest.mark.parametrize("name", CEILINGS)
 def test_the_error_stays_below_its_ceiling(name: str) -> None:
-    scored = scores.score(*forecast(name))
+    scored = scores.score_forecasts(*forecast(name))
     assert macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
     assert scored.covered.mean() >= 0.9
     assert macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
@@ -282,7 +282,7 @@ def test_plans_are_ranked_as_measured() -> None:
 
     That regret is for the order of advice; by the forecast alone it was 5.0 %.
     """
-    scored = scores.score(*forecast("vtrain_dev.csv"))
+    scored = scores.score_forecasts(*forecast("vtrain_dev.csv"))
     tau, regret, groups = ranking(scored.rows, scored.predicted_s, scored.measured_s)
     assert groups >= 40
     assert tau > 0.84
@@ -293,6 +293,6 @@ def test_plans_are_ranked_as_measured() -> None:
 @pytest.mark.data
 def test_the_summary_names_every_gpu_of_the_table() -> None:
     path = data("published_dev.csv")
-    text = report.text(report.make([path]))
+    text = report.text(report.make_report([path]))
     names = {row["gpu"] for row in read_table(path) if row["trust"] in "AB" and row["step_time_s_derived"]}
     assert [name for name in names if not re.search(rf"^gpu {re.escape(name[:20])}", text, re.MULTILINE)] == []

@@ -30,7 +30,7 @@ async def serve(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) 
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     api = client(5.0)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
+    api.log_in(lambda: Connection(url, {}, ssl.create_default_context()))
     return runner, api
 
 
@@ -148,7 +148,7 @@ async def test_heartbeats_of_nodes_are_compared_and_not_parsed() -> None:
     runner, api = await serve(answer)
     assert api._connection is not None
     connection = api._connection
-    api.connect(lambda: logins.append(None) or connection)  # type: ignore[func-returns-value]
+    api.log_in(lambda: logins.append(None) or connection)  # type: ignore[func-returns-value]
     cache, parsed = Cache(), []
 
     def see(body: Any) -> None:
@@ -169,13 +169,13 @@ def test_ages_are_measured_by_the_clock_of_the_api_server() -> None:
     true_s, ticks = 1_700_000_000.0, [500.0]
     clock = ServerClock(lambda: true_s + 25 * 3600, lambda: ticks[0])
     assert clock() == true_s + 25 * 3600, "until it has answered"
-    clock.note("Tue, 14 Nov 2023 22:13:20 GMT")
+    clock.set_from_header("Tue, 14 Nov 2023 22:13:20 GMT")
     assert clock() == true_s
     ticks[0] += 60.9
-    clock.note("Tue, 14 Nov 2023 22:14:20 GMT")
+    clock.set_from_header("Tue, 14 Nov 2023 22:14:20 GMT")
     assert clock() == pytest.approx(true_s + 60.9), "a fraction that was cut off puts nothing back"
-    clock.note("yesterday")
-    clock.note("Tue, 14 Nov 2023 21:13:20 GMT")
+    clock.set_from_header("yesterday")
+    clock.set_from_header("Tue, 14 Nov 2023 21:13:20 GMT")
     assert clock() == pytest.approx(true_s - 3600), "a clock that was put right is followed"
 
 

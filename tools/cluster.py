@@ -37,7 +37,7 @@ from typing import Any, Self, TypeVar
 import yaml
 
 import binaries
-from processes import adopt_orphans, die_with_parent, has_ended, is_alive
+from processes import adopt_orphans, has_ended, is_alive, start_logged
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 20
@@ -331,11 +331,7 @@ class NamedCluster(Cluster):
         if self._nodes:
             self.kubectl("apply", "-f", str(self._nodes))
             command = [str(programs / "kwok"), f"--kubeconfig={self.kubeconfig}", *_TENDED]
-            with (self.folder / "kwok.log").open("wb") as log:
-                environment = self.environment()
-                self._kwok = subprocess.Popen(
-                    command, stdout=log, stderr=log, env=environment, start_new_session=True, preexec_fn=die_with_parent
-                )
+            self._kwok = start_logged(command, self.folder / "kwok.log", self.environment())
 
     def stop(self) -> None:
         """Delete the nodes and the copy."""

@@ -25,7 +25,7 @@ import yaml
 
 import binaries
 from cluster import Cluster, ClusterError, free_ports, wait_for
-from processes import die_with_parent
+from processes import start_logged
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 20
@@ -260,17 +260,7 @@ class Controllers:
             self._patiently("apply", "--server-side", "-f", str(manifests / controller.runtimes))
 
     def _launch(self, name: str, launch: _Launch) -> None:
-        with self.log(name).open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                launch.command,
-                cwd=self._folder / name,
-                env=launch.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        self._processes[name] = start_logged(launch.command, self.log(name), launch.environment, self._folder / name)
         wait_for(lambda: self._listens(name, launch.port), f"{name} on port {launch.port}", START_TIMEOUT_S)
 
     def _listens(self, name: str, port: int) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import binaries
-from processes import die_with_parent, has_ended
+from processes import has_ended, start_logged
 
 PACKAGES = {"docker": "docker.io", "dockerd": "docker.io", "ip": "iproute2", "iptables": "iptables",
             "nsenter": "util-linux", "runc": "runc", "unshare": "util-linux"}  # fmt: skip
@@ -194,12 +194,8 @@ def _start(engine: Engine) -> None:
     }
     (engine.folder / "daemon.json").write_text(json.dumps(configuration))
     log = engine.folder / "dockerd.log"
-    with log.open("wb") as output:
-        command = engine.inside("dockerd", f"--config-file={engine.folder}/daemon.json")
-        daemon = subprocess.Popen(
-            command, stdout=output, stderr=output, env=engine.environment(), start_new_session=True,
-            preexec_fn=die_with_parent,
-        )  # fmt: skip
+    command = engine.inside("dockerd", f"--config-file={engine.folder}/daemon.json")
+    daemon = start_logged(command, log, engine.environment())
     deadline_s = time.monotonic() + _START_S
     while not answers(engine.environment()):
         if daemon.poll() is not None or time.monotonic() > deadline_s:

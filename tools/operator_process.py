@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from cluster import Cluster, ClusterError, free_ports, wait_for
-from processes import die_with_parent
+from processes import start_logged
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_TIMEOUT_S = 120
@@ -99,17 +99,7 @@ class Operator:
         Raises:
             ClusterError: it ended, or was not ready in time; the message ends with its last log lines.
         """
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *self._command],
-                cwd=self.log.parent,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        self._process = start_logged([sys.executable, *self._command], self.log, self.environment, self.log.parent)
         try:
             wait_for(self._ready_or_ended, f"the operator at {self.url}/readyz", READY_TIMEOUT_S)
         except ClusterError as error:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MARK = "RUN_OF_TILECAST_TESTS"
@@ -25,6 +27,30 @@ def die_with_parent() -> None:
     """
     if _LIBC is not None:
         _LIBC.prctl(_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start_logged(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that ends with the calling thread, and append its output to a file.
+
+    Args:
+        command: program and arguments.
+        log: the file.
+        environment: environment of the program; that of this process by default.
+        folder: working directory of the program; that of this process by default.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
 
 
 def adopt_orphans() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ import yaml
 
 import binaries
 from cluster import free_ports, wait_for
-from processes import die_with_parent
+from processes import start_logged
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opener that reaches 127.0.0.1 without the proxy that the environment may name."""
@@ -43,8 +42,7 @@ def prometheus(
         str(binaries.ensure("prometheus") / "prometheus"), f"--config.file={folder}/prometheus.yml",
         f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
     ]  # fmt: skip
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent)
+    process = start_logged(command, folder / "prometheus.log")
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(lambda: _is_ready(url), "Prometheus", START_TIMEOUT_S)

@@ -14,7 +14,7 @@ from tilecast.learning import calibration
 from tilecast.learning.calibration import LEVELS, Run
 from tilecast.validate.calibration import report
 from tilecast.validate.runs import read_table
-from tilecast_lab.validate.calibration import measured, unrelated
+from tilecast_lab.validate.calibration import errors_from_unrelated_runs, measure_rows
 
 
 def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
@@ -43,14 +43,14 @@ if __name__ == "__main__":
     parser.add_argument("--unrelated", action="store_true")
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args()
-    sample = measured([row for path in options.files for row in read_table(path)])
+    sample = measure_rows([row for path in options.files for row in read_table(path)])
     if options.fit:
         for name, (spread, groups) in deviations(list(sample.runs)).items():
             print(f"{name:<10}{spread:7.3f}  {groups} groups")
     elif options.unrelated:
         for spread in (0.0, 0.03, 0.06, 0.08, 0.1, 0.12):
             known = {**calibration.shipped_deviations(), calibration.SOFTWARE: spread}
-            sources, raw, corrected = unrelated(sample, known=known)
+            sources, raw, corrected = errors_from_unrelated_runs(sample, known=known)
             print(f"software {spread:.2f}: {sources} sources, error {raw:.2%} without, {corrected:.2%} with ten runs")
     else:
         print(report(sample))

@@ -15,9 +15,9 @@ import numpy as np
 
 from tilecast.learning.job_calibration import LEVELS, deviations
 from tilecast.spec import Floats
-from tilecast.validate.transfer import corrections, pairs, shared
+from tilecast.validate.transfer import Subjects, corrections, pairs, shared
 from tilecast_lab.validate import transfer
-from tilecast_lab.validate.transfer import Macro, Subjects
+from tilecast_lab.validate.transfer import GroupMean
 
 FACTORS = (0.4, 0.6, 0.8, 1.25, 1.6, 2.2)
 LEAST, MOST = 0.03, 0.3
@@ -31,7 +31,7 @@ class LeftOutFit:
     def __init__(self, subjects: Subjects) -> None:
         self.pairs = pairs(subjects)
         self.shared = {kind: shared(subjects, *both) for kind, both in self.pairs.items()}
-        self.macro = {kind: Macro.of(asked, subjects) for kind, (_, asked) in self.pairs.items()}
+        self.macro = {kind: GroupMean.of(asked, subjects) for kind, (_, asked) in self.pairs.items()}
         self.deviation, self.usual = subjects.deviation, subjects.usual
         self.source = np.array(subjects.source)
 
@@ -85,7 +85,7 @@ class LeftOutFit:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="+", type=Path)
-    fit = LeftOutFit(transfer.subjects(parser.parse_args().files))
+    fit = LeftOutFit(transfer.read_subjects(parser.parse_args().files))
     known = fit.best(lambda name: 1.0)
     for name in LEVELS:
         print(f"{name:<14}{known[name]:7.3f}")

@@ -18,9 +18,9 @@ import numpy as np
 
 from tilecast.learning.job_calibration import JobRun, JobRuns, corrected_parts, part_deviations
 from tilecast.spec import Plans
-from tilecast.validate.transfer import KINDS
+from tilecast.validate.transfer import KINDS, Subjects
 from tilecast_lab.validate import transfer
-from tilecast_lab.validate.transfer import Subjects
+from tilecast_lab.validate.calibration import published_forecasts
 
 TITLES = ("raw", "by the step", "by its parts")
 SHARD = ("tensor", "pipeline", "context", "expert", "micro_batch", "gradient_accumulation", "checkpointing")
@@ -34,7 +34,7 @@ class Twins:
         self.measured = subjects.observed_s
         self.nodes = [case.pool.gpus_per_node for case in subjects.measured.cases]
         self.parts, self.hidden = list[dict[str, float]](), list[float]()
-        for item, run in zip(subjects.measured.forecasts, subjects.measured.runs, strict=True):
+        for item, run in zip(published_forecasts(subjects.measured), subjects.measured.runs, strict=True):
             parts = item.parts or {}
             left_out = run.predicted_s / sum(parts.values())
             self.parts.append({name: part * left_out for name, part in parts.items()})
@@ -88,7 +88,7 @@ class Twins:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="+", type=Path)
-    twins = Twins(transfer.subjects(parser.parse_args().files))
+    twins = Twins(transfer.read_subjects(parser.parse_args().files))
     errors = defaultdict[tuple[str, str], list[list[float]]](list)
     for one, twin, others in twins.pairs():
         for asked in others:

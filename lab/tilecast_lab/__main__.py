@@ -63,7 +63,7 @@ def main() -> int:
         elif given.command == "links":
             from tilecast_lab.fit import links
 
-            links.report(Path(given.data), given.leave_out)
+            links.report_fit(Path(given.data), given.leave_out)
         else:
             from tilecast_lab.fit.training import fit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -63,6 +64,9 @@ WORKERS = 512
 """Keys that are worked on at once: so many that a job waits for its own search only, which jobs with equal questions
 share. One namespace has half of them at most."""
 
+ALTERNATIVES = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
+"""End of an error's text that names what there is instead, such as the pools of this moment."""
+
 DEFAULT_TIMINGS = Timings()
 
 
@@ -97,14 +101,16 @@ class Assembly:
         metrics.holds.set(settings.jobs and settings.place)
         self.journal = journal = Journal(settings.journal, KINDS)
         quarantine = quarantine_in(settings.journal, journal.suspects, clock)
+        journal.isolate(quarantine.suspects)
         cache = Cache(journal, quarantine)
-        author = Author(COMPONENT, settings.instance, ADVICE_KEYS)
+        author = Author(COMPONENT, settings.instance, ADVICE_KEYS, ALTERNATIVES)
         writer = Writer(
             client, cache, leadership, metrics.count_write, lambda: stamp(clock()), author, KINDS, settings.writers
         )
         selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics, journal)
         cache.when_gone(runtime.records.drop)
+        runtime.records.may_exist = cache.may_exist
         answers = AnswerTimes(runtime.records, metrics.answers, metrics.oldest, clock)
         context = SharedContext(
             settings, timings, client, cache, leadership, writer, runtime, metrics, answers, clock, journal
@@ -112,7 +118,7 @@ class Assembly:
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
             NamespaceShard(context, selector)
-        searches = _searches(settings, search, metrics)
+        searches = _searches(settings, search, metrics, journal)
         self.advisor = advisor = Advisor(
             client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock),
             journal, read,
@@ -207,7 +213,7 @@ def _election(settings: Settings, client: Api, leadership: Leadership) -> Electi
     return Election(client, *lease, leadership)
 
 
-def _searches(settings: Settings, search: Advise, metrics: Metrics) -> Searches:
+def _searches(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> Searches:
     limits = SearchLimits(settings.search_s, settings.search_memory_mib)
     searches = Searches(
         search,
@@ -216,6 +222,7 @@ def _searches(settings: Settings, search: Advise, metrics: Metrics) -> Searches:
         limits,
         lambda cause: metrics.restarts.labels(cause).inc(),
         settings.search_budget_s,
+        journal,
     )
     metrics.search_memory.set_function(searches.resident_bytes)
     metrics.running_search.set_function(searches.running_s)

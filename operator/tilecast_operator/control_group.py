@@ -17,14 +17,14 @@ UNLIMITED_BYTES = 1 << 60
 def memory_limit_bytes(root: Path) -> int | None:
     """Return the memory limit of the container; None if it has none, or the kernel does not say."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = _read(root / name).strip()
+        text = _read_file(root / name).strip()
         if text:
             return int(text) if text.isdecimal() and int(text) < UNLIMITED_BYTES else None
     return None
 
 
 def shortage(memory_mib: int, root: Path) -> str:
-    """Return why a process may not take so much memory without harm to the container; empty if it may.
+    """Return why the limit of the container is too low for a process with this memory limit; empty if it is not.
 
     Control groups v2 may end the whole container, the operator included, where one of its processes takes too much.
     """
@@ -40,14 +40,14 @@ def shortage(memory_mib: int, root: Path) -> str:
 def oom_kills(root: Path) -> int:
     """Return how many processes of the container the kernel killed for lack of memory; 0 if it does not say."""
     for name in ("memory.events", "memory/memory.oom_control"):
-        for line in _read(root / name).splitlines():
+        for line in _read_file(root / name).splitlines():
             key, _, count = line.partition(" ")
             if key == "oom_kill" and count.strip().isdecimal():
                 return int(count)
     return 0
 
 
-def _read(path: Path) -> str:
+def _read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
     except (OSError, ValueError):

@@ -60,28 +60,28 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     gc.collect()
     gc.freeze()  # modules stay, so later collections need not scan them
     gc.set_threshold(YOUNG)
-    configure(settings, OWN)
+    configure_kopf(settings, OWN)
     memo.api = client(OWN.request_timeout_s)
     memo.operator = operator = Assembly(OWN, memo.api, METRICS, clock=memo.api.clock)
-    memo.server = await server.start(
+    memo.server = await server.start_server(
         server.Address(OWN.listen_host, OWN.listen_port, OWN.tls_certificate, OWN.tls_key),
         operator.metrics.registry,
         operator.unhealthy,
         operator.unready,
-        operator.guard.admit,
+        operator.guard.admit_report,
         operator.observations.put,
-        operator.relay.put,
-        operator.relay.client,
+        operator.relay.forward_report,
+        operator.relay.client_address,
     )
     operator.start()
     cache, add = operator.cache, operator.runtime.add_task
     pace = WatchPace(OWN.relist_s)
-    nodes = NodeInformer(memo.api, cache.see, cache.lose, OWN.node_selector, partial(_answered, "nodes"), pace)
+    nodes = NodeInformer(memo.api, cache.see, cache.lose, OWN.node_selector, partial(_record_answer, "nodes"), pace)
     add(nodes.run(), "nodes")
     if OWN.read_pods:
-        add(PodInformer(memo.api, operator.see_pods, partial(_answered, "pods"), pace).run(), "pods")
+        add(PodInformer(memo.api, operator.see_pods, partial(_record_answer, "pods"), pace).run(), "pods")
     if OWN.prometheus_url:
-        add(prometheus.poll(OWN, operator.observations), "prometheus")
+        add(prometheus.poll_steps(OWN, operator.observations), "prometheus")
 
 
 @kopf.on.cleanup()
@@ -95,18 +95,18 @@ async def cleanup(memo: kopf.Memo, **_: Any) -> None:
 @kopf.on.login()
 async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
     """Log in for kopf and for our own client: as the pod, or with a kubeconfig."""
-    info = credentials.read(kwargs)
-    memo.api.connect(lambda: credentials.connection(credentials.read(kwargs)))
+    info = credentials.read_credentials(kwargs)
+    memo.api.log_in(lambda: credentials.to_connection(credentials.read_credentials(kwargs)))
     return info
 
 
-async def event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-    """Tell the cache that an object exists, or that it was deleted."""
+async def update_cache(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+    """Pass an object of a watch event to the cache."""
     cache = memo.operator.cache
     (cache.lose if type == "DELETED" else cache.see)(body)
 
 
-def watched(settings: Settings) -> Iterable[str]:
+def watched_kinds(settings: Settings) -> Iterable[str]:
     """Yield the kinds that are watched through kopf.
 
     Nodes and pods are not among them: kopf would read their heartbeats one by one.
@@ -130,28 +130,28 @@ def watched(settings: Settings) -> Iterable[str]:
             yield "WorkloadPriorityClass"
 
 
-for _name in watched(OWN):
+for _name in watched_kinds(OWN):
     _kind = KINDS[_name]
     if _kind.is_any_version:
-        kopf.on.event(_kind.group, _kind.plural)(event)
+        kopf.on.event(_kind.group, _kind.plural)(update_cache)
     else:
-        kopf.on.event(_kind.group, _kind.version, _kind.plural)(event)
+        kopf.on.event(_kind.group, _kind.version, _kind.plural)(update_cache)
 
 METRICS = Metrics()
 
 
-def _answered(resource: str) -> None:
+def _record_answer(resource: str) -> None:
     """Record that the API server answered a list or a watch of a resource."""
     METRICS.watched.labels(resource).set_to_current_time()
 
 
-kopf_internals.install(OWN.relist_s, _answered, untrusted.cut)
+kopf_internals.install_replacements(OWN.relist_s, _record_answer, untrusted.cut)
 faulthandler.enable()  # a signal that kills the process logs what it interrupts
 recursion.prepare()
 
 
-class Unrecorded(kopf.DiffBaseStorage):
-    """Storage that keeps no record of an object as it was when it was last handled.
+class NoDiffBaseStorage(kopf.DiffBaseStorage):
+    """Storage of kopf that keeps no copy of the last handled state of an object.
 
     Kopf would copy every object of every event for that record, including its status; `event` handlers never use it.
     """
@@ -168,7 +168,7 @@ class Unrecorded(kopf.DiffBaseStorage):
         """Store nothing."""
 
 
-def configure(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
+def configure_kopf(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
     """Configure kopf to leave no trace on anybody's object and to retry without end."""
     kopf_settings.peering.standalone = True
     kopf_settings.posting.enabled = False
@@ -179,11 +179,11 @@ def configure(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
     kopf_settings.watching.client_timeout = WATCH_CLIENT_S
     kopf_settings.watching.chunk_size = CHUNK
     kopf_settings.networking.request_timeout = own.request_timeout_s
-    kopf_settings.networking.error_backoffs = kopf_internals.Backoffs()
+    kopf_settings.networking.error_backoffs = kopf_internals.EndlessBackoffs()
     kopf_settings.execution.max_workers = THREADS
     # No handler has state to keep or a deletion to delay. If one ever does, it is kept under our own name.
     kopf_settings.persistence.finalizer = f"{GROUP}/finalizer"
     kopf_settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    kopf_settings.persistence.diffbase_storage = Unrecorded()
+    kopf_settings.persistence.diffbase_storage = NoDiffBaseStorage()
     kopf_settings.process.ultimate_exiting_timeout = EXIT_S
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)

@@ -17,8 +17,8 @@ from tilecast_operator.settings import Settings
 log = logging.getLogger("tilecast")
 
 
-class Sampled(Protocol):
-    """The methods of the observations that are needed here."""
+class QuerySource(Protocol):
+    """Observations of jobs, as far as polling needs them."""
 
     def queries(self) -> Iterable[tuple[Key, str]]:
         """Return every job that may have a step, with its query."""
@@ -27,8 +27,8 @@ class Sampled(Protocol):
         """Take the answer to a job's query."""
 
 
-async def poll(settings: Settings, observations: Sampled) -> None:
-    """Ask for every job in each interval, for ever. If Prometheus does not answer, ask again in the next interval."""
+async def poll_steps(settings: Settings, observations: QuerySource) -> None:
+    """Ask Prometheus for the step of every job in each interval, for ever."""
     url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
     # Use a proxy if HTTP_PROXY, HTTPS_PROXY and NO_PROXY name one.

@@ -60,6 +60,12 @@ def name_of(key: Key) -> str:
     return f"{key.kind}/{key.namespace}/{key.name}"
 
 
+def key_of(name: str) -> Key | None:
+    """Return the key of the job with this name in the plan; None if the name is that of a namespace."""
+    parts = name.split("/")
+    return Key(*parts) if len(parts) == 3 else None
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedQueue:
     """A plan, and the jobs that are not part of it."""
@@ -134,7 +140,7 @@ def capacities(entries: Iterable[FoundPool], held_gpus: Holdings, rows: Iterable
     )
 
 
-def planned(state: QueueState, policy: str, before: Mapping[str, Place], now_s: float) -> PlannedQueue:
+def plan_rows(state: QueueState, policy: str, before: Mapping[str, Place], now_s: float) -> PlannedQueue:
     """Plan the queue at a moment; this takes seconds for thousands of jobs.
 
     Args:

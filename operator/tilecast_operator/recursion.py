@@ -1,4 +1,4 @@
-"""The depth to which calls may nest in a process of the operator, and the stacks that carry them.
+"""Recursion limit and stack size of the processes of the operator.
 
 The API server accepts documents that are nested 10,000 deep, and Python reads 1,000 by default: one such object, and a
 watch would never report anything else again. Only the JSON parser may meet those levels; `untrusted.cut` removes them

@@ -1,4 +1,4 @@
-"""Passes a report that reached another replica on to the leader, with the token that it came with."""
+"""Forwarding of reports that reach another replica to the leader, with their tokens."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ class Relay:
         self._tls: tuple[int, str, ssl.SSLContext] | None = None
         """When the certificate's file was written (ns), its text, and the TLS context that trusts it."""
 
-    def client(self, request: web.Request) -> str:
+    def client_address(self, request: web.Request) -> str:
         """Return the address of the original sender of a report.
 
-        A relayed report says so in a header. That counts only if the header has the name of this replica, which only
-        readers of the Lease know: otherwise anybody could pose as many clients. If it did not count, all that another
-        replica relays would be one client's.
+        A relayed report has the sender's address in a header. That header counts only beside another one with the name
+        of this replica, which only readers of the Lease know. Otherwise anybody could pose as many clients.
         """
         named = request.headers.get(RELAYED, "").encode(errors="replace")
         is_relayed = self._election is not None and hmac.compare_digest(named, self._election.identity.encode())
         return (request.headers.get(CLIENT) if is_relayed else request.remote) or ""
 
-    async def put(self, request: web.Request, body: bytes) -> web.Response | None:
+    async def forward_report(self, request: web.Request, body: bytes) -> web.Response | None:
         """Pass a report on and return the leader's answer; None if this replica leads and has to answer itself.
 
         Raises:
@@ -65,7 +64,7 @@ class Relay:
         headers = {"Authorization": request.headers.get("Authorization", "")}
         headers |= {RELAYED: "" if self._election is None else self._election.leader, CLIENT: request.remote or ""}
         try:
-            url, tls = f"{address}{request.rel_url.raw_path}", self._trust()
+            url, tls = f"{address}{request.rel_url.raw_path}", self._leader_tls()
             async with self._session.put(url, data=body, headers=headers, ssl=tls) as answer:
                 text = await answer.text()
                 later = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
@@ -78,7 +77,7 @@ class Relay:
         if self._session is not None:
             await self._session.close()
 
-    def _trust(self) -> ssl.SSLContext | bool:
+    def _leader_tls(self) -> ssl.SSLContext | bool:
         """Return a TLS context that trusts the current certificate and the one before; the leader may serve either.
 
         All requests share one context, because a connection is only reused by requests with the same context.
@@ -89,11 +88,11 @@ class Relay:
         written_ns = path.stat().st_mtime_ns
         if self._tls is None or self._tls[0] != written_ns:
             chain, before = path.read_text(), "" if self._tls is None else self._tls[1]
-            self._tls = written_ns, chain, _trusting(chain, before)
+            self._tls = written_ns, chain, _context_trusting(chain, before)
         return self._tls[2]
 
 
-def _trusting(*chains: str) -> ssl.SSLContext:
+def _context_trusting(*chains: str) -> ssl.SSLContext:
     """Return a TLS context that trusts the first certificate of each chain, whatever address serves it.
 
     Replicas mount the same Secret. The later certificates of a chain have signed certificates of others too.

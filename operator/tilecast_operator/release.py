@@ -20,6 +20,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import kopf
@@ -30,7 +31,7 @@ from tilecast_operator import recursion
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import about
 from tilecast_operator.kube import credentials
-from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, list_pages
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.stale_lease import LeaderLivesError, StaleLease
 from tilecast_operator.objects.client import client
@@ -52,8 +53,9 @@ _ADMISSION = "/apis/admissionregistration.k8s.io"
 Printer = Callable[[str], object]
 
 
+@dataclass(eq=False)
 class Release:
-    """Releases jobs.
+    """Release of all jobs that wait for Tilecast.
 
     Args:
         api: client of the cluster.
@@ -64,22 +66,15 @@ class Release:
         pause_s: seconds between two passes.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        say: Printer,
-        *,
-        is_dry: bool = False,
-        selector: LabelSelector | None = None,
-        lease: StaleLease | None = None,
-        pause_s: float = 3.0,
-    ) -> None:
-        self._pause_s = pause_s
-        self._api = api
-        self._say = say
-        self._is_dry = is_dry
-        self._selector = selector
-        self._lease = lease
+    api: Api
+    say: Printer
+    _: KW_ONLY
+    is_dry: bool = False
+    selector: LabelSelector | None = None
+    lease: StaleLease | None = None
+    pause_s: float = 3.0
+
+    def __post_init__(self) -> None:
         self._namespaces = frozenset[str]()
         """Namespaces that the selector selects."""
         self.freed = Counter[str]()
@@ -94,105 +89,100 @@ class Release:
             aiohttp.ClientError, OSError: the API server did not answer.
         """
         if policy:
-            await self._withdraw(policy)
+            await self._delete_binding(policy)
         not_withdrawn = self.failed
         for number in range(PASSES):
             self.failed = not_withdrawn
-            if not await self._select():
+            if not await self._select_namespaces():
                 return
-            freed = sum([await self._free_kind(kind) for kind in JOB_KINDS])
-            if self._is_dry or not (freed or (policy and number == 0)):
+            freed = sum([await self._release_kind(kind) for kind in JOB_KINDS])
+            if self.is_dry or not (freed or (policy and number == 0)):
                 return
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(self.pause_s)
 
-    async def _select(self) -> bool:
+    async def _select_namespaces(self) -> bool:
         """Find out which namespaces are selected; return whether that is known."""
-        if self._selector is None:
+        if self.selector is None:
             return True
         try:
-            items = [item async for item in self._pages("Namespace")]
+            items = [item async for item in self._list_objects("Namespace")]
         except ApiError as error:
-            self._fail(f"namespaces cannot be listed: {error}")
+            self._report_failure(f"namespaces cannot be listed: {error}")
             return False
         labels = {item["metadata"]["name"]: item["metadata"].get("labels") or {} for item in items}
-        self._namespaces = frozenset(name for name, given in labels.items() if self._selector.selects(given))
+        self._namespaces = frozenset(name for name, given in labels.items() if self.selector.selects(given))
         return True
 
-    async def _free_kind(self, kind: str) -> int:
+    async def _release_kind(self, kind: str) -> int:
         """Release all jobs of a kind; return how many were released."""
         freed = 0
         try:
-            async for document in self._pages(kind):
-                if self._selector is None or document["metadata"]["namespace"] in self._namespaces:
-                    freed += await self._free(kind, document)
+            async for document in self._list_objects(kind):
+                if self.selector is None or document["metadata"]["namespace"] in self._namespaces:
+                    freed += await self._release_job(kind, document)
         except ApiError as error:
             if error.status != 404:
-                self._fail(f"{KINDS[kind].plural} cannot be listed: {error}")
+                self._report_failure(f"{KINDS[kind].plural} cannot be listed: {error}")
         return freed
 
-    async def _pages(self, kind: str) -> AsyncIterator[Document]:
-        query = {"limit": str(PAGE)}
-        while True:
-            page = await self._api.get(KINDS[kind].path(), query)
+    async def _list_objects(self, kind: str) -> AsyncIterator[Document]:
+        async for page in list_pages(self.api, KINDS[kind].path(), {}, PAGE):
             for item in page.get("items") or ():
                 yield {**item, "apiVersion": KINDS[kind].api_version, "kind": kind}
-            if not (onward := (page.get("metadata") or {}).get("continue")):
-                return
-            query["continue"] = onward
 
-    async def _free(self, kind: str, document: Document) -> bool:
+    async def _release_job(self, kind: str, document: Document) -> bool:
         """Release a job if it waits for us; return whether it was released, or would be in a dry run."""
         key = Key.of({**document, "kind": kind})
         name = f"{kind} {key.namespace}/{key.name}"
         try:
             for _ in range(TRIES):
                 job = about(document)
-                outcome = UNINSTALLED if self._lease is None else OPERATOR_DOWN
+                outcome = UNINSTALLED if self.lease is None else OPERATOR_DOWN
                 operations = patches.releasing(document, job, outcome)
                 if job.is_owned or not operations:
                     return False
-                if self._is_dry:
+                if self.is_dry:
                     break
-                if self._lease is not None:
-                    await self._lease.require()
+                if self.lease is not None:
+                    await self.lease.require_unchanged()
                 try:
-                    await self._api.patch(path_of(key), operations)
+                    await self.api.patch(path_of(key), operations)
                     break
                 except ApiError as error:
                     if error.status != 409:
                         raise
-                document = await self._api.get(path_of(key))
+                document = await self.api.get(path_of(key))
             else:
                 raise ApiError(409, "it is edited all the time")
         except ApiError as error:
             if error.status != 404:
-                self._fail(f"{name} was not let go: {error}")
+                self._report_failure(f"{name} was not let go: {error}")
             return False
         except SpecError as error:
-            self._fail(f"{name} cannot be read: {error}")
+            self._report_failure(f"{name} cannot be read: {error}")
             return False
-        self._say(f"{name} {'would be' if self._is_dry else 'was'} let go")
+        self.say(f"{name} {'would be' if self.is_dry else 'was'} let go")
         self.freed[kind] += 1
         return True
 
-    async def _withdraw(self, policy: str) -> None:
+    async def _delete_binding(self, policy: str) -> None:
         """Delete the binding of a MutatingAdmissionPolicy."""
         for version in ("v1", "v1beta1"):
             path = f"{_ADMISSION}/{version}/mutatingadmissionpolicybindings/{policy}"
             try:
-                metadata = (await self._api.get(path))["metadata"]
-                if not self._is_dry:
-                    await self._api.delete(path, str(metadata["uid"]), str(metadata["resourceVersion"]))
+                metadata = (await self.api.get(path))["metadata"]
+                if not self.is_dry:
+                    await self.api.delete(path, str(metadata["uid"]), str(metadata["resourceVersion"]))
             except ApiError as error:
                 if error.status != 404:
-                    self._fail(f"policy binding {policy} was not deleted: {error}")
+                    self._report_failure(f"policy binding {policy} was not deleted: {error}")
                 continue
-            self._say(f"policy binding {policy} {'would be' if self._is_dry else 'was'} deleted")
+            self.say(f"policy binding {policy} {'would be' if self.is_dry else 'was'} deleted")
             return
 
-    def _fail(self, text: str) -> None:
+    def _report_failure(self, text: str) -> None:
         self.failed += 1
-        self._say(f"error: {text}")
+        self.say(f"error: {text}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         selector = LabelSelector.read(options.namespace_selector, "--namespace-selector")
         place = lease_place(options.if_stale, "--if-stale")
     except SpecError as error:
-        return _refuse(str(error))
+        return _print_error(str(error))
     recursion.prepare()
     kwargs: dict[str, Any] = {"settings": kopf.OperatorSettings(), "logger": logging.getLogger("tilecast")}
 
@@ -211,9 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lease = StaleLease(api, place) if place else None
         work = Release(api, print, is_dry=options.dry_run, selector=selector, lease=lease)
         try:
-            api.connect(lambda: credentials.connection(credentials.read(kwargs)))
+            api.log_in(lambda: credentials.to_connection(credentials.read_credentials(kwargs)))
             if lease is not None:
-                await lease.wait(options.older_than)
+                await lease.wait_until_stale(options.older_than)
             await work.run(options.policy)
         except LeaderLivesError as error:
             print(error)  # noqa: T201
@@ -224,9 +214,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         done = asyncio.run(release())
     except kopf.LoginError as error:
-        return _refuse(f"no credentials: {error}; run it in the cluster, or set KUBECONFIG")
+        return _print_error(f"no credentials: {error}; run it in the cluster, or set KUBECONFIG")
     except (ApiError, *UNREACHABLE) as error:
-        return _refuse(f"the API server does not answer: {str(error) or type(error).__name__}; look at KUBECONFIG")
+        return _print_error(f"the API server does not answer: {str(error) or type(error).__name__}; look at KUBECONFIG")
     many = sum(done.freed.values())
     print(f"{many} {'job' if many == 1 else 'jobs'} {'would be' if options.dry_run else 'were'} let go")  # noqa: T201
     return 1 if done.failed else 0
@@ -251,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _refuse(text: str) -> int:
+def _print_error(text: str) -> int:
     print(f"error: {text}", file=sys.stderr)  # noqa: T201
     return 2
 

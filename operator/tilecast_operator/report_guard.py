@@ -1,4 +1,4 @@
-"""Decides which reports are read at all: those of clients within their limits, with a token that could be ours."""
+"""Checks before a report is read: the client is within its limits, and the token could be valid."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tilecast import untrusted
@@ -24,8 +25,9 @@ SKEW_S = 60.0
 ACCOUNT = "system:serviceaccount:"
 
 
+@dataclass(eq=False)
 class ReportGuard:
-    """Refuses reports before their body is read or the API server is asked. Belongs to one event loop.
+    """Guard that refuses reports before their body is read. Belongs to one event loop.
 
     Args:
         rate: reports that a client may send, in 1/s.
@@ -35,27 +37,21 @@ class ReportGuard:
         max_clients: most clients that are remembered.
     """
 
-    def __init__(
-        self,
-        rate: float,
-        clock: Callable[[], float],
-        refused: Callable[[str], None],
-        timer: Callable[[], float] = time.monotonic,
-        max_clients: int = 4096,
-    ) -> None:
-        self._max_clients = max_clients
-        self._rate = rate
-        self._most = max(1.0, rate * BURST_S)
-        self._clock = clock
-        self._refused = refused
-        self._timer = timer
+    rate: float
+    clock: Callable[[], float]
+    refused: Callable[[str], None]
+    timer: Callable[[], float] = time.monotonic
+    max_clients: int = 4096
+
+    def __post_init__(self) -> None:
+        self._most = max(1.0, self.rate * BURST_S)
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Reports that a client may send and since when, by client; the client seen last comes last."""
         self._in_flight: dict[str, int] = {}
 
     @contextmanager
-    def admit(self, address: str, namespace: str, token: str) -> Iterator[None]:
-        """Admit a report for the time that it takes to read it.
+    def admit_report(self, address: str, namespace: str, token: str) -> Iterator[None]:
+        """Admit a report for the duration of a `with` block.
 
         Args:
             address: address of the client.
@@ -65,12 +61,12 @@ class ReportGuard:
         Raises:
             Refused: the report is not read, and why.
         """
-        client = _client(address)
+        client = _client_network(address)
         try:
-            self._take_turn(client)
-            require_token(token, namespace, self._clock())
+            self._take_allowance(client)
+            require_token(token, namespace, self.clock())
         except Refused as refused:
-            self._refused(refused.outcome)
+            self.refused(refused.outcome)
             raise
         self._in_flight[client] = self._in_flight.get(client, 0) + 1
         try:
@@ -80,26 +76,26 @@ class ReportGuard:
             if not self._in_flight[client]:
                 del self._in_flight[client]
 
-    def _take_turn(self, client: str) -> None:
-        now_s = self._timer()
+    def _take_allowance(self, client: str) -> None:
+        now_s = self.timer()
         left, since_s = self._left.pop(client, (self._most, now_s))
-        left = min(self._most, left + (now_s - since_s) * self._rate)
+        left = min(self._most, left + (now_s - since_s) * self.rate)
         is_late = left < 1.0
         self._left[client] = (left if is_late else left - 1.0, now_s)
-        if len(self._left) > self._max_clients:
+        if len(self._left) > self.max_clients:
             self._left.popitem(last=False)
         if is_late:
-            raise _too_many(math.ceil((1.0 - left) / self._rate))
+            raise _too_many_reports(math.ceil((1.0 - left) / self.rate))
         if self._in_flight.get(client, 0) >= MAX_IN_FLIGHT:
-            raise _too_many(1)
+            raise _too_many_reports(1)
 
 
-def _too_many(wait_s: int) -> Refused:
+def _too_many_reports(wait_s: int) -> Refused:
     return Refused("limited", 429, f"this client sends too many reports; report again in {wait_s} s", wait_s)
 
 
-def _client(address: str) -> str:
-    """Return who is limited: an IPv4 address, or the /64 network from which one IPv6 host may choose its addresses."""
+def _client_network(address: str) -> str:
+    """Return the IPv4 address, or the /64 network of the IPv6 address, that limits count as one client."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -110,14 +106,14 @@ def _client(address: str) -> str:
 
 
 def require_token(token: str, namespace: str, now_s: float) -> None:
-    """Check what a token says about itself; a TokenReview later says whether that is true.
+    """Check the claims of a token, whose signature a TokenReview verifies later.
 
     Raises:
         Refused: it cannot be a token of the namespace for our audience that is valid now.
     """
     if not token:
         raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
-    claims = _claims(token)
+    claims = _read_claims(token)
     audiences, ends_s, begins_s = claims.get("aud"), claims.get("exp"), claims.get("nbf", 0)
     if AUDIENCE not in (audiences if isinstance(audiences, list) else [audiences]):
         raise Refused("unauthenticated", 401, f"the token is not for audience {AUDIENCE}; project one into the pod")
@@ -128,7 +124,7 @@ def require_token(token: str, namespace: str, now_s: float) -> None:
         raise Refused("forbidden", 403, f"the token is not of a service account of namespace {namespace}")
 
 
-def _claims(token: str) -> dict[str, Any]:
+def _read_claims(token: str) -> dict[str, Any]:
     parts = token.split(".")
     if len(token) <= MAX_TOKEN and len(parts) == 3 and all(parts):
         try:

@@ -6,6 +6,7 @@ Among the waiting searches of a namespace the shortest goes first.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import math
 import queue
@@ -18,6 +19,7 @@ from typing import TypeAlias
 from tilecast.advice import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator import control_group, pickles
+from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.turns import Turns
 from tilecast_operator.search_process import Cause, SearchLimits, SearchProcess
 
@@ -44,6 +46,7 @@ class Searches:
         limits: limits of each search in a process.
         restarted: called with the cause whenever a process was replaced, in a thread.
         budget_s: seconds of searches that a namespace may use in a minute before it waits behind the others.
+        journal: where the object that asks is noted while a thread of this process searches for it.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class Searches:
         limits: SearchLimits | None = None,
         restarted: Callable[[Cause], None] = lambda cause: None,
         budget_s: float = math.inf,
+        journal: Journal | None = None,
     ) -> None:
         self._advise = advise
+        self._journal = journal or Journal("", ())
         self._executor = ThreadPoolExecutor(processes or threads, "search")
         self._is_stopped = False
         search, limits = partial(_pickled, advise), limits or SearchLimits()
@@ -99,7 +104,7 @@ class Searches:
                 # The turn came because another search was cancelled; nobody waits for the answer any more.
                 raise asyncio.CancelledError
             advice, spent_s = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._search, request, tuple(pools)
+                self._executor, contextvars.copy_context().run, self._search, request, tuple(pools)
             )
             turn.seconds = spent_s
         known_s = self._expected_s.get(kind, spent_s)
@@ -130,7 +135,7 @@ class Searches:
         self._began[search] = time.monotonic()
         try:
             if not self._processes:
-                return _timed(self._advise, request, pools)
+                return self._journal.call(_timed, self._advise, request, pools)
             process = self._idle.get()
             try:
                 data = process.call(request, pools)

@@ -1,4 +1,4 @@
-"""Label selectors as Kubernetes writes them: they say of which namespaces an operator answers the jobs."""
+"""Label selectors of Kubernetes, which choose the namespaces whose jobs an operator answers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,17 @@ from tilecast.spec import SpecError
 
 
 class Requirement(ApiModel):
-    """One of `matchExpressions`."""
+    """One requirement among the `matchExpressions` of a label selector."""
 
     key: str = Field(min_length=1)
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     values: list[str] = Field(default_factory=list)
 
-    def holds(self, labels: Mapping[str, str]) -> bool:
+    def is_met_by(self, labels: Mapping[str, str]) -> bool:
         """Return whether these labels meet the requirement."""
-        match self.operator:
-            case "In":
-                return labels.get(self.key) in self.values
-            case "NotIn":
-                return labels.get(self.key) not in self.values
-            case "Exists":
-                return self.key in labels
-            case "DoesNotExist":
-                return self.key not in labels
+        if self.operator in ("In", "NotIn"):
+            return (labels.get(self.key) in self.values) == (self.operator == "In")
+        return (self.key in labels) == (self.operator == "Exists")
 
 
 class LabelSelector(ApiModel):
@@ -60,6 +54,6 @@ class LabelSelector(ApiModel):
         return selector if selector.match_labels or selector.match_expressions else None
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Return whether something with these labels is selected."""
+        """Return whether the selector matches these labels."""
         has_labels = all(labels.get(key) == value for key, value in self.match_labels.items())
-        return has_labels and all(item.holds(labels) for item in self.match_expressions)
+        return has_labels and all(item.is_met_by(labels) for item in self.match_expressions)

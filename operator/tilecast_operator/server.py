@@ -39,7 +39,7 @@ HandOn = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of what clients may take of the server."""
+    """Limits on the connections and requests of clients."""
 
     body_s: float = 10.0
     """Longest time that a report may take to arrive, in seconds: a client that sends a byte a minute cannot hold a
@@ -87,10 +87,10 @@ class HttpServer:
         return 0 if self._server is None else int(self._server.sockets[0].getsockname()[1])
 
     @web.middleware
-    async def note(
+    async def track_use(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Record that a connection is in use while a request is handled."""
+        """Handle a request, with its connection marked as in use meanwhile."""
         connection = request.protocol
         self._unused.discard(connection)
         self._idle.pop(connection, None)
@@ -108,10 +108,12 @@ class HttpServer:
         tls = None
         if self._address.certificate:
             tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            self._renewal = asyncio.create_task(self._renew(tls, self._load(tls)), name="certificate")
+            self._renewal = asyncio.create_task(
+                self._renew_certificate(tls, self._load_certificate(tls)), name="certificate"
+            )
         self._server = await asyncio.get_running_loop().create_server(
-            self._connect,
-            sock=_listening(self._address.host, self._address.port),
+            self._accept_connection,
+            sock=_listening_socket(self._address.host, self._address.port),
             ssl=tls,
             ssl_handshake_timeout=self._limits.request_s if tls else None,
         )
@@ -124,10 +126,10 @@ class HttpServer:
             self._server.close()
         await self._runner.cleanup()
 
-    def _connect(self) -> asyncio.BaseProtocol:
+    def _accept_connection(self) -> asyncio.BaseProtocol:
         serve = self._runner.server
-        if serve is None or (len(serve.connections) >= self._limits.connections and not self._make_room()):
-            return _Refusing()
+        if serve is None or (len(serve.connections) >= self._limits.connections and not self._close_idle()):
+            return _RefusingProtocol()
         connection = serve()
         self._unused.add(connection)
         self._idle[connection] = None
@@ -137,7 +139,7 @@ class HttpServer:
         asyncio.get_running_loop().call_later(self._limits.request_s, self._close_unused, connection)
         return connection
 
-    def _make_room(self) -> bool:
+    def _close_idle(self) -> bool:
         """Close some connections without a request under way; return whether there were any to close."""
         closed = 0
         while self._idle and closed < self._limits.closed_at_once:
@@ -154,7 +156,7 @@ class HttpServer:
             if connection.transport is not None:
                 connection.transport.abort()
 
-    def _load(self, tls: ssl.SSLContext) -> tuple[int, int]:
+    def _load_certificate(self, tls: ssl.SSLContext) -> tuple[int, int]:
         files = Path(self._address.certificate), Path(self._address.key)
         try:
             times = tuple(path.stat().st_mtime_ns for path in files)
@@ -164,8 +166,8 @@ class HttpServer:
             raise SpecError("TILECAST_TLS_CERTIFICATE", text, "mount a Secret of type kubernetes.io/tls") from None
         return times[0], times[1]
 
-    async def _renew(self, tls: ssl.SSLContext, loaded: tuple[int, int]) -> None:
-        """Serve a renewed certificate to new connections; one that cannot be read yet is tried again later."""
+    async def _renew_certificate(self, tls: ssl.SSLContext, loaded: tuple[int, int]) -> None:
+        """Load a renewed certificate for new connections; an unreadable one is tried again later."""
         files = Path(self._address.certificate), Path(self._address.key)
         newest, since_s = loaded, time.monotonic()
         while True:
@@ -175,42 +177,42 @@ class HttpServer:
                 if times != newest:
                     newest, since_s = times, time.monotonic()
                 if times != loaded and time.monotonic() - since_s >= self._limits.served_after_s:
-                    loaded = self._load(tls)
+                    loaded = self._load_certificate(tls)
 
 
-class _Refusing(asyncio.Protocol):
-    """Protocol of a connection that is one too many."""
+class _RefusingProtocol(asyncio.Protocol):
+    """Protocol that closes a connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close the connection."""
         transport.close()
 
 
-async def _here(_: web.Request, __: bytes) -> None:
-    """Return None: there is no other replica."""
+async def _answer_here(_: web.Request, __: bytes) -> None:
+    """Return None, because there is no other replica."""
 
 
-def _remote(request: web.Request) -> str:
+def _remote_address(request: web.Request) -> str:
     return request.remote or ""
 
 
-async def start(
+async def start_server(
     address: Address,
     registry: CollectorRegistry,
     healthy: Check,
     ready: Check,
     admit: Admit,
     take: Take,
-    hand_on: HandOn = _here,
-    client: Client = _remote,
+    hand_on: HandOn = _answer_here,
+    client: Client = _remote_address,
 ) -> HttpServer:
     """Start a server, which serves until its `cleanup()`."""
 
-    async def metrics(request: web.Request) -> web.Response:
+    async def serve_metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
-    async def observation(request: web.Request) -> web.Response:
+    async def take_observation(request: web.Request) -> web.Response:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip() if kind.lower() == "bearer" else ""
         job = request.match_info
@@ -232,19 +234,19 @@ async def start(
         return web.json_response({"outcome": "accepted"}, status=202)
 
     application = web.Application(client_max_size=MAX_BODY_BYTES)
-    application.router.add_put("/observations/{namespace}/{name}", observation)
-    application.router.add_get("/metrics", metrics)
-    application.router.add_get("/healthz", _probe(healthy))
-    application.router.add_get("/readyz", _probe(ready))
+    application.router.add_put("/observations/{namespace}/{name}", take_observation)
+    application.router.add_get("/metrics", serve_metrics)
+    application.router.add_get("/healthz", _probe_handler(healthy))
+    application.router.add_get("/readyz", _probe_handler(ready))
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S)
     server = HttpServer(runner, address)
-    application.middlewares.append(server.note)
+    application.middlewares.append(server.track_use)
     await runner.setup()
     await server.start()
     return server
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int) -> socket.socket:
     """Return a listening socket; `ANY` means both address families if this machine has both."""
     if host == ANY:
         with suppress(OSError, ValueError):
@@ -254,7 +256,7 @@ def _listening(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family)
 
 
-def _probe(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _probe_handler(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def probe(_: web.Request) -> web.StreamResponse:
         problem = check()
         return web.Response(text=problem or "ok", status=503 if problem else 200)

@@ -23,7 +23,7 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-from .cases import KINDS, plan
+from .cases import KINDS, plan_cases
 from .device import Device
 from .tables import CollectError, Tables, Tally, collect
 
@@ -48,7 +48,7 @@ def run(given: argparse.Namespace) -> int:
             raise CollectError(f"--budget-minutes: {given.budget_minutes:g} measures nothing; give a positive number")
         if given.cases < 1:
             raise CollectError(f"--cases: {given.cases} leaves nothing to measure; give a positive number")
-        cases = islice(plan(list(dict.fromkeys(given.kinds)), given.seed), given.cases)
+        cases = islice(plan_cases(list(dict.fromkeys(given.kinds)), given.seed), given.cases)
         if given.dry_run:
             counts: Counter[str] = Counter()
             for case in cases:

@@ -1,6 +1,6 @@
 """Kernels to measure: the kinds with their strata and sizes, and the seeded plan over them.
 
-`KINDS` has all kinds, `plan` draws cases of them.
+`KINDS` has all kinds, `plan_cases` draws cases of them.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ its tensors, its `cols` the elements of each.
 """
 
 
-def draw(kind: KernelKind, seed: int) -> Iterator[KernelCase]:
+def draw_cases(kind: KernelKind, seed: int) -> Iterator[KernelCase]:
     """Yield cases of one kind without end: all its strata per round, shuffled anew each round, with fresh sizes."""
     rng = Random(f"{seed}/{kind.name}")  # noqa: S311 shapes are no secret
     strata = list(kind.strata)
@@ -328,14 +328,14 @@ def draw(kind: KernelKind, seed: int) -> Iterator[KernelCase]:
             yield case
 
 
-def plan(names: Sequence[str], seed: int) -> Iterator[KernelCase]:
+def plan_cases(names: Sequence[str], seed: int) -> Iterator[KernelCase]:
     """Yield cases of the named kinds without end, interleaved; each kind has its share of every round, evenly spread.
 
     The cases of a kind do not depend on which other kinds are measured.
     """
     kinds = [KINDS[name] for name in names]
     turns = sorted(((turn + 0.5) / kind.share, kind.name) for kind in kinds for turn in range(kind.share))
-    drawn = {kind.name: draw(kind, seed) for kind in kinds}
+    drawn = {kind.name: draw_cases(kind, seed) for kind in kinds}
     while True:
         for _, name in turns:
             yield next(drawn[name])

@@ -22,25 +22,28 @@ MOST_CALLS = 40
 REPEATS_S = 0.5
 """Time spent on the bursts of one kernel, in seconds; there are 3 to 15 of them."""
 FIRST_SLEEP_CYCLES = 3_000_000
-"""Cycles that the GPU first sleeps while the host queues a burst: about two milliseconds. `settled` doubles it."""
+"""Cycles that the GPU first sleeps while the host queues a burst, about two milliseconds.
+
+`time_settled_burst` doubles it.
+"""
 SLEEP_DOUBLINGS = 7
-"""Number of sleeps that `settled` tries."""
+"""Number of sleeps that `time_settled_burst` tries."""
 MEMORY_SHARE = 0.8
 """Largest share of the free device memory that the traffic of one call may fill."""
 
 
-def bursts(first_s: float) -> tuple[int, int]:
+def burst_sizes(first_s: float) -> tuple[int, int]:
     """Return the calls per burst and the number of bursts for a kernel whose first call took `first_s` seconds."""
     calls = min(max(round(BURST_S / first_s), 1), MOST_CALLS)
     return calls, min(max(round(REPEATS_S / (calls * first_s)), 3), 15)
 
 
-def rotation(calls: int, moved_bytes: int, l2_bytes: int) -> int:
+def count_buffer_sets(calls: int, moved_bytes: int, l2_bytes: int) -> int:
     """Return the number of buffer sets that a burst rotates over: one per call, or enough to exceed twice the L2."""
     return min(calls, 2 * l2_bytes // moved_bytes + 2)
 
 
-def settled(burst: Callable[[int], tuple[float, bool]]) -> float:
+def time_settled_burst(burst: Callable[[int], tuple[float, bool]]) -> float:
     """Return the seconds of one call in a burst that was queued completely before the GPU began it.
 
     The burst is repeated with twice the sleep until this succeeds.
@@ -69,7 +72,7 @@ LEAST_PYTORCH: Mapping[str, tuple[int, int]] = {"rms_norm": (2, 9)}
 """First PyTorch version in which an op is one kernel."""
 
 
-def missing(case: KernelCase, capability: tuple[int, int], pytorch: str) -> str:
+def unsupported_reason(case: KernelCase, capability: tuple[int, int], pytorch: str) -> str:
     """Return why a GPU of this compute capability or this PyTorch version cannot run a case; empty if it can."""
     if capability < LEAST_CAPABILITY[case.words["dtype"]]:
         return f"no {case.words['dtype']} units"
@@ -255,7 +258,7 @@ class Device:
             SkippedError: the case does not fit, is not supported, or cannot be timed without the host.
             CollectError: CUDA failed in a way that spoils every later kernel.
         """
-        if reason := missing(case, self.capability, self.environment.pytorch):
+        if reason := unsupported_reason(case, self.capability, self.environment.pytorch):
             raise SkippedError(reason)
         # The error keeps the frames of the failed call, and so its buffers, alive until its handler ends.
         try:
@@ -280,11 +283,11 @@ class Device:
         launcher = LAUNCHERS[case.kind.name]
         calls = [launcher(torch, case.words, case.sizes)]
         self._warm(calls)
-        count, repeats = bursts(settled(lambda cycles: self._burst(calls, 1, cycles)))
-        sets = rotation(count, case.moved_bytes, self.l2_bytes)
+        count, repeats = burst_sizes(time_settled_burst(lambda cycles: self._burst(calls, 1, cycles)))
+        sets = count_buffer_sets(count, case.moved_bytes, self.l2_bytes)
         calls += [launcher(torch, case.words, case.sizes) for _ in range(sets - 1)]
         self._warm(calls)
-        return Timing.of([settled(lambda cycles: self._burst(calls, count, cycles)) for _ in range(repeats)])
+        return Timing.of([time_settled_burst(lambda cycles: self._burst(calls, count, cycles)) for _ in range(repeats)])
 
     def _warm(self, calls: Sequence[Call]) -> None:
         """Run every call twice, so that libraries choose their kernels and the allocator gets its blocks."""

@@ -17,7 +17,7 @@ from tilecast import kernels
 from tilecast.spec import Floats
 from tilecast_lab.fit.samples import SOURCES, SampleTable
 from tilecast_lab.fit.training import fit
-from tilecast_lab.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read
+from tilecast_lab.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read_kernels
 from tilecast_lab.validate.kernel_table import MeasuredKernels
 from tilecast_lab.validate.kernels import NEUSIGHT_ERRORS, Prediction, predict
 
@@ -167,7 +167,7 @@ def _asked(
 ) -> list[tuple[MeasuredKernels, Prediction, Mask]]:
     lines = []
     for source in sources:
-        table = read(data / source.file)
+        table = read_kernels(data / source.file)
         rows = chosen(table)
         if source.variants:
             named = [any(word in text for word in source.variants) for text in table.variant]

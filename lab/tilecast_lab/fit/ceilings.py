@@ -10,7 +10,7 @@ from tilecast.hardware import gpus
 from tilecast.kernels import formulas
 from tilecast.kernels.utilization import BandwidthCeiling, Spread
 from tilecast.spec import Floats
-from tilecast_lab.fit.samples import DIE_ROWS, Samples, by_die
+from tilecast_lab.fit.samples import DIE_ROWS, Samples, error_by_die
 
 GRID: Mapping[str, tuple[float, ...]] = {
     "dram_share": tuple(np.round(np.arange(0.20, 0.98, 0.02), 2)),
@@ -60,7 +60,7 @@ def fit(samples: Mapping[str, Samples]) -> dict[str, BandwidthCeiling]:
     return values
 
 
-def shown(rows: Samples, ceiling: BandwidthCeiling) -> Floats:
+def shown_durations(rows: Samples, ceiling: BandwidthCeiling) -> Floats:
     """Return the durations that the harness would show for the samples under a ceiling, in seconds, (N,)."""
     result = np.zeros(len(rows))
     for name in sorted(set(rows.gpu)):
@@ -70,7 +70,7 @@ def shown(rows: Samples, ceiling: BandwidthCeiling) -> Floats:
 
 
 def _miss(rows: Samples, ceiling: BandwidthCeiling) -> Floats:
-    return np.abs(np.log(shown(rows, ceiling) / rows.measured_s))
+    return np.abs(np.log(shown_durations(rows, ceiling) / rows.measured_s))
 
 
 def _fit_one(rows: Samples, start: BandwidthCeiling) -> BandwidthCeiling:
@@ -114,5 +114,5 @@ def _calibrated(rows: Samples, ceiling: BandwidthCeiling) -> BandwidthCeiling:
     seen = float(np.quantile(errors, 0.9))
     general = ceiling.model_copy(update={"dies": {}})
     unseen = float(np.quantile(np.expm1(_miss(rows, general)), 0.9))
-    spread = Spread(seen=seen, unseen=1.2 * max(seen, unseen), dies=by_die(rows.die, errors))
+    spread = Spread(seen=seen, unseen=1.2 * max(seen, unseen), dies=error_by_die(rows.die, errors))
     return ceiling.model_copy(update={"spread": spread})

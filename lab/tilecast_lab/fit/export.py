@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilecast.kernels.utilization import FORMAT, ModelDescription
 from tilecast.spec import Floats
-from tilecast_lab.fit.network import ALGORITHMS, BOTTLENECKS, LARGEST_SHARE, MARGIN, SCALE, Trained, biases
+from tilecast_lab.fit.network import ALGORITHMS, BOTTLENECKS, LARGEST_SHARE, MARGIN, SCALE, Trained, layer_biases
 
 OPSET = 17
 
@@ -34,12 +34,17 @@ def _folded(net: Trained) -> dict[str, Floats]:
         "s2": SCALE * w["s2"] / net.scale[:, None],
     }
     for layer, turn, columns in (("1", sign, "w1"), ("2", SCALE, "s2")):
-        matrices[f"b{layer}"] = biases(net, layer) * turn - net.mean @ matrices[columns]
-    matrices["b3"] = SCALE * biases(net, "3")[:, 0]
+        matrices[f"b{layer}"] = layer_biases(net, layer) * turn - net.mean @ matrices[columns]
+    matrices["b3"] = SCALE * layer_biases(net, "3")[:, 0]
     if net.doubled:
         matrices["wt1"] = w["wt1"] / net.tower.scale[:, None]
-        matrices["bt1"] = biases(net, "t1") - net.tower.mean @ matrices["wt1"]
-        matrices |= {"wt2": w["wt2"], "bt2": biases(net, "t2"), "wt3": w["wt3"][:, 0], "bt3": biases(net, "t3")[:, 0]}
+        matrices["bt1"] = layer_biases(net, "t1") - net.tower.mean @ matrices["wt1"]
+        matrices |= {
+            "wt2": w["wt2"],
+            "bt2": layer_biases(net, "t2"),
+            "wt3": w["wt3"][:, 0],
+            "bt3": layer_biases(net, "t3")[:, 0],
+        }
         matrices |= {"low": net.tower.low, "high": net.tower.high}
         matrices |= {"margin": np.array(MARGIN), "least": np.array(0.0), "most": np.array(LARGEST_SHARE)}
     return matrices

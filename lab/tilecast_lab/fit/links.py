@@ -32,7 +32,7 @@ NETWORK = "ethernet-100"
 """Network passed to the formulas, which need one; no row of the table uses it."""
 
 
-def start(name: str) -> Link:
+def initial_link(name: str) -> Link:
     """Return the link with the constants from which its fit starts, none of them fitted to the table.
 
     They are those of NCCL's own cost model (nccl, src/graph/tuning.cc); constants that it does not have start at a
@@ -51,7 +51,7 @@ def start(name: str) -> Link:
     )  # fmt: skip
 
 
-def read(path: Path, link: str) -> Measurements:
+def read_rows(path: Path, link: str) -> Measurements:
     """Read the rows of the GPUs that have a link.
 
     Raises:
@@ -71,12 +71,12 @@ def read(path: Path, link: str) -> Measurements:
     )  # fmt: skip
 
 
-def report(data: Path, leave_out: int) -> None:
+def report_fit(data: Path, leave_out: int) -> None:
     """Fit every link of the table and print its constants and errors, on the rows left out if there are any."""
     network = find_link(NETWORK)
     for name in sorted(set(LINKS.values())):
-        measured = read(data / "collectives" / "aiconfigurator" / "nccl.csv", name)
-        estimate = fit_link(start(name), measured.take(measured.ranks != leave_out), network)
+        measured = read_rows(data / "collectives" / "aiconfigurator" / "nccl.csv", name)
+        estimate = fit_link(initial_link(name), measured.take(measured.ranks != leave_out), network)
         print(name, *(f"{key}={value:.3g}" for key in CONSTANTS if (value := read_constant(estimate, key))))
         judged = measured.take(measured.ranks == leave_out) if leave_out else measured
         errors = np.abs(predict_collectives(judged, estimate, network) / judged.seconds - 1)

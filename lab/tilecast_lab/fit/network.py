@@ -126,7 +126,7 @@ def layers(details: int) -> dict[str, int]:
     return own | ({"t1": TOWER_WIDTH, "t2": TOWER_WIDTH, "t3": 1} if details else {})
 
 
-def initial(seed: int, inputs: int, details: int, cases: int, dies: int) -> Parameters:
+def initial_weights(seed: int, inputs: int, details: int, cases: int, dies: int) -> Parameters:
     """Return random weights for the given numbers of columns, details, cases and dies."""
     rng = np.random.default_rng(seed)
 
@@ -175,7 +175,7 @@ def _bias(p: Parameters, layer: str, case: jax.Array, die: jax.Array) -> jax.Arr
     return p[f"b{layer}"] + share * p[f"case{layer}"][case] + jnp.where((die > 0)[:, None], own, 0.0)
 
 
-def monotone(
+def monotone_log2_cycles(
     p: Parameters, x: jax.Array, case: jax.Array, die: jax.Array, softness: jax.Array, steepest: float
 ) -> jax.Array:
     """Return log2 cycles of the monotone part, (..., N).
@@ -201,12 +201,12 @@ def log2_cycles(
     """Return log2 cycles of the whole network, (N,).
 
     `x` (1 + J, N, D) are the standardised columns of the kernels and of their doubles, `z` (N, D + E) the tower's
-    inputs; the other arguments are those of `monotone`. Without doubles there is no tower.
+    inputs; the other arguments are those of `monotone_log2_cycles`. Without doubles there is no tower.
     """
-    base = monotone(p, x[0], case, die, softness, steepest)
+    base = monotone_log2_cycles(p, x[0], case, die, softness, steepest)
     if x.shape[0] == 1:
         return base
-    grown = monotone(jax.lax.stop_gradient(p), x[1:], case, die, softness, steepest).min(axis=0)
+    grown = monotone_log2_cycles(jax.lax.stop_gradient(p), x[1:], case, die, softness, steepest).min(axis=0)
     room = jnp.clip(grown - jax.lax.stop_gradient(base) - MARGIN, 0.0, LARGEST_SHARE)
     h = jax.nn.relu(z @ p["wt1"] + _bias(p, "t1", case, die))
     h = jax.nn.relu(h @ p["wt2"] + _bias(p, "t2", case, die))
@@ -266,7 +266,7 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
         return optax.apply_updates(p, updates), state
 
     details = samples.details.shape[1]
-    p = initial(seed, x.shape[2], details, len(cases), len(dies))
+    p = initial_weights(seed, x.shape[2], details, len(cases), len(dies))
     p["common"] = jnp.asarray(np.bincount(case, minlength=len(cases)) >= COMMON, jnp.float32)[:, None]
     state = optimizer.init(p)
     rng, order = np.random.default_rng(seed), np.zeros(0, np.int64)
@@ -289,7 +289,7 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
     )  # fmt: skip
 
 
-def biases(net: Trained, layer: str) -> Floats:
+def layer_biases(net: Trained, layer: str) -> Floats:
     """Return the bias of a layer for every context, ordered by die and then by case, (dies · cases, size)."""
     w = net.weights
     share = np.tile(w["common"], (len(net.dies), 1)) if layer in SHAPING else 1.0
@@ -306,18 +306,18 @@ def predict(net: Trained, samples: Samples, context: Ints) -> Floats:
     """
     w = net.weights
     x = (samples.stacked() - net.mean) / net.scale
-    z = x @ w["w1"] + biases(net, "1")[context]
+    z = x @ w["w1"] + layer_biases(net, "1")[context]
     half = z.shape[-1] // 2
     h = np.concatenate([np.maximum(z[..., :half], 0.0), np.minimum(z[..., half:], 0.0)], axis=-1)
-    v = h @ w["w2"] + x @ w["s2"] + biases(net, "2")[context]
+    v = h @ w["w2"] + x @ w["s2"] + layer_biases(net, "2")[context]
     fastest = v.reshape(*v.shape[:-1], ALGORITHMS, BOTTLENECKS).max(axis=-1).min(axis=-1)
-    log2_cycles: Floats = SCALE * (fastest + biases(net, "3")[context][:, 0])
+    log2_cycles: Floats = SCALE * (fastest + layer_biases(net, "3")[context][:, 0])
     base: Floats = log2_cycles[0]
     if not net.doubled:
         return base
-    h = np.maximum(net.tower(samples.all_inputs()) @ w["wt1"] + biases(net, "t1")[context], 0.0)
-    h = np.maximum(h @ w["wt2"] + biases(net, "t2")[context], 0.0)
-    share = 1.0 / (1.0 + np.exp(-(h @ w["wt3"] + biases(net, "t3")[context])[:, 0]))
+    h = np.maximum(net.tower(samples.all_inputs()) @ w["wt1"] + layer_biases(net, "t1")[context], 0.0)
+    h = np.maximum(h @ w["wt2"] + layer_biases(net, "t2")[context], 0.0)
+    share = 1.0 / (1.0 + np.exp(-(h @ w["wt3"] + layer_biases(net, "t3")[context])[:, 0]))
     room = np.clip(log2_cycles[1:].min(axis=0) - base - MARGIN, 0.0, LARGEST_SHARE)
     refined: Floats = base + room * share
     return refined

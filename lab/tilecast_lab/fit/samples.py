@@ -1,6 +1,6 @@
 """Training samples from measured tables: columns, context and duration of each kernel, by family of kernels.
 
-`SOURCES` has the tables of the shipped model; `gather` reads them.
+`SOURCES` has the tables of the shipped model; `read_samples` reads them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilecast.graph import Dims, Kind
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.kernels import features, utilization
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
-from tilecast_lab.validate.kernel_readers import read
+from tilecast_lab.validate.kernel_readers import read_kernels
 from tilecast_lab.validate.kernel_table import MeasuredKernels
 
 
@@ -162,19 +162,19 @@ DIE_ROWS = 40
 """Least number of samples for a die to have a correction or a width of its own."""
 
 
-def off(ratio: Floats) -> Floats:
+def symmetric_error(ratio: Floats) -> Floats:
     """Return how far off a ratio is, the same in both directions: 2 and 1/2 are both off by 1."""
     result: Floats = np.maximum(ratio, 1.0 / ratio) - 1.0
     return result
 
 
-def by_die(die: npt.NDArray[np.object_], errors: Floats) -> dict[str, float]:
+def error_by_die(die: npt.NDArray[np.object_], errors: Floats) -> dict[str, float]:
     """Return the 90 % quantile of the errors of every die with enough samples."""
     counts = {name: int((die == name).sum()) for name in sorted(set(die))}
     return {name: float(np.quantile(errors[die == name], 0.9)) for name, n in counts.items() if n >= DIE_ROWS}
 
 
-def gather(
+def read_samples(
     data: Path, sources: Iterable[SampleTable], leave_out: Sequence[str] = (), seed: int = 0
 ) -> dict[str, Samples]:
     """Return samples by family of kernels from the files of the data folder.
@@ -191,7 +191,7 @@ def gather(
     dropped = {find_gpu(name).name for name in leave_out}
     samples: dict[str, list[Samples]] = {}
     for source in sources:
-        table = read(data / source.file)
+        table = read_kernels(data / source.file)
         keep = _usable(table, source)
         if source.limit and keep.sum() > source.limit:
             rng = np.random.default_rng(seed)

@@ -161,7 +161,7 @@ class Sample:
         for name in set(tables):
             own = tables == name
             split = [rows[index].get("split_group", "") for index, is_own in zip(order, own, strict=True) if is_own]
-            weight[own] = mixed.balanced(split) / own.sum() * WEIGHTS.get(name, 1.0)
+            weight[own] = mixed.balanced_weights(split) / own.sum() * WEIGHTS.get(name, 1.0)
         sources = tuple(residuals.source_of(rows[index]) for index in order)
         return cls(tuple(groups), measured, sources, weight / weight.mean())
 
@@ -208,7 +208,9 @@ class Round:
         rows = self.mask & (source != without)
         names = [str(name) for name in source[rows]]
         spread = np.array([prior.spread for prior in PRIORS])
-        effects = mixed.solve(self.left[rows], self.shares[rows], names, mixed.balanced(names), spread, ratios=SHRUNKEN)
+        effects = mixed.estimate_effects(
+            self.left[rows], self.shares[rows], names, mixed.balanced_weights(names), spread, ratios=SHRUNKEN
+        )
         return np.array([prior.value for prior in PRIORS]) * np.exp(effects.fixed)
 
 
@@ -234,7 +236,7 @@ def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3) -> tuple[dict
     return best, model
 
 
-def left_out(table: Mapping[str, Any], model: Round) -> dict[str, dict[str, float]]:
+def fit_without_each_source(table: Mapping[str, Any], model: Round) -> dict[str, dict[str, float]]:
     """Return for every source the paths and values of the constants that change if its rows are left out."""
     every = model.solve()
     values: dict[str, dict[str, float]] = {}
@@ -267,7 +269,7 @@ def _set(table: dict[str, Any], path: str, value: float) -> None:
     table[name] = value
 
 
-def rewritten(text: str, table: Mapping[str, Any]) -> str:
+def rewrite_constants(text: str, table: Mapping[str, Any]) -> str:
     """Return the text of the constants file with the table's values; its comments are kept."""
     here: Any = table
     lines = []
@@ -303,10 +305,10 @@ def main() -> None:
     sample = Sample.of(paths, Graphs(options.graphs) if options.graphs else None)
     text = files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")
     table, model = fit(tomllib.loads(text), sample, options.rounds)
-    options.output.write_text(rewritten(text, table), encoding="utf-8")
+    options.output.write_text(rewrite_constants(text, table), encoding="utf-8")
     if options.left_out:
         lines = [LEFT_OUT_TITLE]
-        for name, moved in left_out(table, model).items():
+        for name, moved in fit_without_each_source(table, model).items():
             lines += ["", f'["{name}"]', *(f'"{path}" = {value}' for path, value in moved.items())]
         options.left_out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

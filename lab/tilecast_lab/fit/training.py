@@ -14,7 +14,7 @@ from tilecast.kernels import utilization
 from tilecast.kernels.utilization import FORMAT, BandwidthCeiling, ModelDescription, Spread, TrainedNetwork
 from tilecast.spec import Floats, SpecError
 from tilecast_lab.fit import ceilings, export, network
-from tilecast_lab.fit.samples import SOURCES, Samples, by_die, gather, off
+from tilecast_lab.fit.samples import SOURCES, Samples, error_by_die, read_samples, symmetric_error
 
 VERSION = "0.3.0"
 STEPS = {"gemm_tensor": 30_000, "gemm_simt": 24_000, "attention": 30_000, "conv_simt": 15_000, "rows": 12_000}
@@ -38,7 +38,7 @@ UNSEEN_MARGIN = 2.0
 """Factor from the error of the general law on known GPUs to its spread on an unknown one (L40S left out)."""
 
 
-def shown(samples: Samples, net: network.Trained, *, hide_die: bool = False) -> Floats:
+def shown_durations(samples: Samples, net: network.Trained, *, hide_die: bool = False) -> Floats:
     """Return the durations that the harness would show for the samples, in seconds, (N,)."""
     case = np.array([net.cases.index(text) for text in samples.case])
     die = np.array([0 if hide_die else net.dies.index(name) for name in samples.die])
@@ -47,23 +47,24 @@ def shown(samples: Samples, net: network.Trained, *, hide_die: bool = False) -> 
     return np.maximum(seconds + samples.added_s, samples.least_s)
 
 
-def spreads(samples: Samples, net: network.Trained) -> dict[str, Spread]:
+def spread_by_case(samples: Samples, net: network.Trained) -> dict[str, Spread]:
     """Return the half-widths that cover 90 % of the samples of each case, with the die shown and hidden."""
-    shown_s, hidden_s = shown(samples, net), shown(samples, net, hide_die=True)
+    shown_s, hidden_s = shown_durations(samples, net), shown_durations(samples, net, hide_die=True)
     deviations = {}
     for text in net.cases:
         here = samples.case == text
         seen, unseen = (
-            float(np.quantile(off(samples.measured_s[here] / times[here]), 0.9)) for times in (shown_s, hidden_s)
+            float(np.quantile(symmetric_error(samples.measured_s[here] / times[here]), 0.9))
+            for times in (shown_s, hidden_s)
         )
         unseen = UNSEEN_MARGIN * max(seen, unseen)
-        widths = by_die(samples.die[here], off(samples.measured_s[here] / shown_s[here]))
+        widths = error_by_die(samples.die[here], symmetric_error(samples.measured_s[here] / shown_s[here]))
         dies = {name: SEEN_MARGIN * width for name, width in widths.items()}
         deviations[text] = Spread(seen=SEEN_MARGIN * seen, unseen=unseen, dies=dies)
     return deviations
 
 
-def describe(
+def describe_fit(
     networks: dict[str, network.Trained], samples: dict[str, Samples], fitted: dict[str, BandwidthCeiling]
 ) -> ModelDescription:
     """Return the description that is stored in the model file."""
@@ -73,8 +74,8 @@ def describe(
         networks={
             kind: TrainedNetwork(
                 columns=net.names, mean=tuple(net.mean), scale=tuple(net.scale), low=tuple(net.low),
-                high=tuple(net.high), cases=net.cases, dies=net.dies, seen=net.seen, spread=spreads(samples[kind], net),
-                doubled=net.doubled, details=net.details,
+                high=tuple(net.high), cases=net.cases, dies=net.dies, seen=net.seen,
+                spread=spread_by_case(samples[kind], net), doubled=net.doubled, details=net.details,
             )
             for kind, net in networks.items()
         },
@@ -104,7 +105,7 @@ def fit(
     """
     _require_known(only)
     sources = [source for source in SOURCES if source.protocol or protocol is None]
-    samples = gather(data, sources, leave_out, seed)
+    samples = read_samples(data, sources, leave_out, seed)
     if hold_out is not None:
         samples = {kind: part.take(part.fold != hold_out) for kind, part in samples.items()}
     families = [family for family in STEPS if family in samples and (not only or family in only)]
@@ -126,10 +127,12 @@ def fit(
             )  # fmt: skip
     fitted = ceilings.fit(samples)
     if not only:
-        export.write(output, networks, describe(networks, learned, fitted))
+        export.write(output, networks, describe_fit(networks, learned, fitted))
         return
     base = utilization.load_model().description
-    fresh = describe(networks, learned, {**base.ceilings, **{case: fitted[case] for case in only if case in fitted}})
+    fresh = describe_fit(
+        networks, learned, {**base.ceilings, **{case: fitted[case] for case in only if case in fitted}}
+    )
     others = {family: network for family, network in base.networks.items() if family not in networks}
     export.write(
         output,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -14,30 +13,27 @@ from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
 from tilecast_lab.validate import residuals, runs, scores
 from tilecast_lab.validate.runs import PublishedForecast
-from tilecast_lab.validate.table import read
+from tilecast_lab.validate.table import read_published_row
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRuns(curves.MeasuredRuns):
-    """R graded rows of published tables with their forecasts; arrays are (R,)."""
-
-    forecasts: tuple[PublishedForecast, ...]
-
-
-def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
+def measure_rows(rows: Sequence[Row], track: Track = untracked) -> curves.MeasuredRuns:
     """Forecast the graded rows of runs tables and return them as runs of pools.
 
     The constants of each forecast are fitted without the row's source.
     """
     forecasts = runs.forecast(rows, track)
-    scored = scores.score(rows, forecasts)
-    items = tuple(forecasts[place] for place in scored.index)
-    own = curves.measured_runs(scored, items, scored.left_out_s, read)
-    values = {item.name: getattr(own, item.name) for item in fields(own)}
-    return MeasuredRuns(**values | {"forecasts": items})
+    scored = scores.score_forecasts(rows, forecasts)
+    return curves.measured_runs(
+        scored, [forecasts[place] for place in scored.index], scored.left_out_s, read_published_row
+    )
 
 
-def unrelated(
+def published_forecasts(runs: curves.MeasuredRuns) -> list[PublishedForecast]:
+    """Return the forecasts of the runs that `measure_rows` returned."""
+    return [item for item in runs.forecasts if isinstance(item, PublishedForecast)]
+
+
+def errors_from_unrelated_runs(
     runs: curves.MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
 ) -> tuple[int, float, float]:
     """Measure what observations of other models of a source do to a model's forecasts.

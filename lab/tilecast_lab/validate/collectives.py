@@ -66,13 +66,13 @@ class CollectivesTable:
     reason: list[str]
 
 
-def read(path: Path) -> CollectivesTable:
+def read_collectives(path: Path) -> CollectivesTable:
     """Read a table of collectives, plain or gzipped, and forecast its rows.
 
     Raises:
         SpecError: the file is no such table, or a cell has an impossible value; the message names row and column.
     """
-    header, cells = csvfile.read(path)
+    header, cells = csvfile.read_csv(path)
     if missing := [name for name in NEEDED if name not in header]:
         remedy = "give a table with op, bytes, n_gpus, and gpu and interconnect or link"
         raise SpecError(str(path), f"lacks the columns {', '.join(missing)}", remedy)
@@ -243,9 +243,9 @@ def run(files: Sequence[Path], rows: Path | None, track: Track = untracked) -> s
     Raises:
         SpecError: a file cannot be read, or a cell has an impossible value.
     """
-    tables = [read(path) for path in track(files, "tables of collectives")]
+    tables = [read_collectives(path) for path in track(files, "tables of collectives")]
     if rows is not None:
-        csvfile.write(rows, ((t.header, t.cells, (t.seconds, t.lower, t.upper, t.reason)) for t in tables))
+        csvfile.write_csv(rows, ((t.header, t.cells, (t.seconds, t.lower, t.upper, t.reason)) for t in tables))
     return summary(tables)
 
 

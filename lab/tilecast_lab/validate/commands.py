@@ -15,7 +15,7 @@ from tilecast_lab.validate import transfer as pairs_of_runs
 def runs(options: argparse.Namespace, track: Track) -> str:
     """Return the summary or the page of tables of training steps."""
     is_page = options.output == "html"
-    result = report.make(options.files, track, graphs=options.graphs, parts=options.parts or is_page)
+    result = report.make_report(options.files, track, graphs=options.graphs, parts=options.parts or is_page)
     if options.rows is not None:
         write_rows(options.rows, result.rows, result.forecasts)
     return page.page(result, [path.name for path in options.files]) if is_page else report.text(result)
@@ -33,4 +33,4 @@ def collectives(options: argparse.Namespace, track: Track) -> str:
 
 def transfer(options: argparse.Namespace, track: Track) -> str:
     """Return how much one run of a source and model says of its others."""
-    return pairs_of_runs.report(pairs_of_runs.subjects(options.files, track))
+    return pairs_of_runs.report(pairs_of_runs.read_subjects(options.files, track))

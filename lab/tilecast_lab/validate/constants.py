@@ -26,7 +26,7 @@ def with_values(moved: Mapping[str, float], table: Mapping[str, Any] | None = No
     return Constants.from_table(table)
 
 
-def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None = None) -> dict[str, float]:
+def scaled_values(places: Sequence[str], factor: float, table: Mapping[str, Any] | None = None) -> dict[str, float]:
     """Return the constants at some dotted paths times a factor, by their paths.
 
     A path to a section means all constants in it. Without a table, the fitted constants are used.

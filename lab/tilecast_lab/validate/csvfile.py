@@ -16,7 +16,7 @@ from tilecast.spec import Floats, SpecError
 ADDED = ("predicted_us", "lower_us", "upper_us", "reason")
 
 
-def read(path: Path) -> tuple[list[str], list[list[str]]]:
+def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows of a table; short rows are filled with empty cells.
 
     Raises:
@@ -36,7 +36,7 @@ Forecasts = tuple[Floats, Floats, Floats, Sequence[str]]
 """Columns over the rows: seconds, lower and upper end of the 90 % range (NaN where there is a reason), and reason."""
 
 
-def write(path: Path, tables: Iterable[tuple[list[str], list[list[str]], Forecasts]]) -> None:
+def write_csv(path: Path, tables: Iterable[tuple[list[str], list[list[str]], Forecasts]]) -> None:
     """Write every row of the tables in order, followed by the columns `ADDED`.
 
     Several tables share the union of their columns. Times are written in microseconds.

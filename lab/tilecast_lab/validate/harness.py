@@ -1,7 +1,7 @@
 """Overhead that a measuring harness adds to a kernel's own time.
 
-Some tables were timed on the host, so their durations include the cost of the harness. `harness` returns that cost for
-a kind of table; it is added to a prediction before the comparison.
+Some tables were timed on the host, so their durations include the cost of the harness. `harness_of` returns that cost
+for a kind of table; it is added to a prediction before the comparison.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ APEX_LEAST_S = 14e-6
 """Seconds between the launches of the loop that apex_plus times, as its host issues them."""
 
 
-def harness(kind: str, op: str, gpu: str, variant: str = "", moved_bytes: float = 0.0) -> Harness:
+def harness_of(kind: str, op: str, gpu: str, variant: str = "", moved_bytes: float = 0.0) -> Harness:
     """Return what a kind of table adds to the time of an op.
 
     Args:

@@ -1,4 +1,4 @@
-"""Readers of measured kernel tables: `read` detects a table's kind by its columns and turns every row into kernels.
+"""Readers of measured kernel tables: `read_kernels` finds a table's kind by its columns and turns rows into kernels.
 
 The fitting tool trains on the output of the same readers, so a shape means the same on both sides. A row may become
 several kernels (a forward and a backward pass timed together). A row that cannot be expressed gets a reason and no
@@ -16,8 +16,8 @@ from tilecast import untrusted
 from tilecast.graph import KernelTable
 from tilecast.spec import ELEMENT_BYTES, Floats, SpecError
 from tilecast_lab.validate import csvfile, megatron
-from tilecast_lab.validate.harness import harness
-from tilecast_lab.validate.kernel_table import Builder, MeasuredKernels, copy, each_precision
+from tilecast_lab.validate.harness import harness_of
+from tilecast_lab.validate.kernel_table import Builder, MeasuredKernels, add_copy_kernels, each_precision
 
 
 def _gemm(b: Builder) -> None:
@@ -27,7 +27,7 @@ def _gemm(b: Builder) -> None:
     split = aceso & (batch == 1) & np.isin(n / k, SPLIT_WIDTHS)
     for precision, rows in each_precision(b, {"fp8_block": "fp8"}):
         b.add(rows, "gemm", precision, m=m, n=n, k=k, batch=batch, accumulated=accumulated)
-        copy(b, rows & split, precision, m * n)
+        add_copy_kernels(b, rows & split, precision, m * n)
     b.op = ["gemm accumulating" if added else "gemm" for added in accumulated]
     b.grouped("n", "k")
     b.varied("kernel")
@@ -244,13 +244,13 @@ READERS: tuple[tuple[frozenset[str], Callable[[Builder], None]], ...] = (
 """Columns that a kind of table must have, and its reader; the first entry that fits is used."""
 
 
-def read(path: Path) -> MeasuredKernels:
+def read_kernels(path: Path) -> MeasuredKernels:
     """Read a measured table of kernels, plain or gzipped.
 
     Raises:
         SpecError: the file cannot be read, is not CSV, or has the columns of no known kind of table.
     """
-    header, cells = csvfile.read(path)
+    header, cells = csvfile.read_csv(path)
     reader = next((how for needed, how in READERS if needed <= set(header)), None)
     if reader is None:
         raise SpecError(str(path), "has the columns of no known kernel table", "see docs for the columns of each kind")
@@ -263,7 +263,7 @@ def read(path: Path) -> MeasuredKernels:
     owner = np.concatenate(b.owners) if b.owners else np.zeros(0, np.int64)
     gpu = [str(name) for name in b.text("gpu")]
     moved = np.bincount(owner, table.bytes(), len(cells))
-    costs = [harness(b.harness, *row) for row in zip(b.op, gpu, b.variant, moved, strict=True)]
+    costs = [harness_of(b.harness, *row) for row in zip(b.op, gpu, b.variant, moved, strict=True)]
     return MeasuredKernels(
         path, header, cells, b.op, b.precision, gpu, latency, costs, b.group, b.variant, b.reason, table, owner
     )

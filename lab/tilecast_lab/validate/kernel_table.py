@@ -126,7 +126,7 @@ def each_precision(b: Builder, aliases: Mapping[str, str] | None = None) -> list
     return [(name, named == name) for name in PRECISIONS if (named == name).any()]
 
 
-def copy(b: Builder, rows: np.ndarray, precision: str, elements: Floats) -> None:
+def add_copy_kernels(b: Builder, rows: np.ndarray, precision: str, elements: Floats) -> None:
     """Add a copy kernel of `elements` elements for each row in a mask."""
     size = ELEMENT_BYTES[precision]
     b.add(rows, "elementwise", precision, elements=elements, read_bytes=size, written_bytes=size)

@@ -14,7 +14,7 @@ from tilecast.spec import PRECISIONS, Floats, SpecError
 from tilecast.validate import Track, untracked
 from tilecast_lab.validate import csvfile
 from tilecast_lab.validate.harness import HARNESS_SPREAD
-from tilecast_lab.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read
+from tilecast_lab.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read_kernels
 from tilecast_lab.validate.kernel_table import MeasuredKernels
 
 
@@ -105,11 +105,11 @@ def run(files: Sequence[Path], rows: Path | None, model: Path | None, track: Tra
     Raises:
         SpecError: a file cannot be read, is no known table, or the model is damaged.
     """
-    tables = [read(path) for path in files]
+    tables = [read_kernels(path) for path in files]
     predictions = [predict(table, model) for table in track(tables, "tables of kernels")]
     if rows is not None:
         forecasts = ((p.seconds, p.lower, p.upper, p.reason) for p in predictions)
-        csvfile.write(rows, ((t.header, t.cells, f) for t, f in zip(tables, forecasts, strict=True)))
+        csvfile.write_csv(rows, ((t.header, t.cells, f) for t, f in zip(tables, forecasts, strict=True)))
     return _summary(tables, predictions, model)
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tilecast.spec import ELEMENT_BYTES, Floats
-from tilecast_lab.validate.kernel_table import Builder, copy, each_precision
+from tilecast_lab.validate.kernel_table import Builder, add_copy_kernels, each_precision
 
 FAILED_US = 1e7
 """Microseconds that Aceso's profiler writes in place of a time if an operator ran out of memory."""
@@ -66,8 +66,8 @@ def operators(b: Builder) -> None:
         b.add(products & backward & (op == "linear"), "gemm", precision, batch=batch, m=n, n=k, k=m)
         b.add(products & backward & (op == "bmm"), "gemm", precision, batch=batch, m=k, n=n, k=m)
         # Queries, keys and values are copied into three tensors, the results of the heads into one.
-        copy(b, chosen & (name == "enc-attention-qkv"), precision, m * n)
-        copy(b, chosen & (name == "enc-attention-context"), precision, batch * m * n)
+        add_copy_kernels(b, chosen & (name == "enc-attention-qkv"), precision, m * n)
+        add_copy_kernels(b, chosen & (name == "enc-attention-context"), precision, batch * m * n)
         # A causal row is read up to the diagonal, half of it on average, and written as a whole.
         moved = cols * np.where(backward, 2 / 3, 3 / 4)
         softmax = chosen & (op == "scaled_causal_softmax")

@@ -82,11 +82,11 @@ def peak_bytes(row: Row) -> float | None:
     if not 0 < value < 2**20:
         raise SpecError(_cell(row), f"{text[:40]!r} is no positive number of GiB", "correct the cell")
     gigabytes = (float(number) for number in re.findall(r"(\d+(?:\.\d+)?) GB\b", row.get("notes", "")))
-    decimal = figure(row) != "reserved" and any(abs(one - value) < 0.006 for one in gigabytes)
+    decimal = peak_figure(row) != "reserved" and any(abs(one - value) < 0.006 for one in gigabytes)
     return value * (1e9 if decimal else 2**30)
 
 
-def figure(row: Row) -> Figure:
+def peak_figure(row: Row) -> Figure:
     """Return which of the three figures a row's peak is; "device" if neither its notes nor its source say so."""
     notes = row.get("notes", "").lower()
     noted = next((kind for word, kind in _NOTED if word in notes), None)
@@ -97,7 +97,7 @@ def _cell(row: Row) -> str:
     return f"row {row.get('id', '')}: {COLUMN}"
 
 
-def measure(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mapping[int, str]) -> Peaks:
+def measure_peaks(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mapping[int, str]) -> Peaks:
     """Return the rows with a peak and their bills.
 
     `groups` and `refused` are what `runs.prepare` returns for `rows`. A peak smaller than the plan's weights becomes a
@@ -126,7 +126,7 @@ def measure(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mappi
                 problem = f"{measured[index] / 2**30:.3g} GiB is less than the weights, {weights / 2**30:.3g} GiB"
                 warnings.append(str(SpecError(_cell(rows[index]), problem, "correct the peak or the plan")))
                 continue
-            kind = figure(rows[index])
+            kind = peak_figure(rows[index])
             value, lower, upper = _billed(group, priced, kind, place)
             billed[index] = kind, value, bool(priced.fits[place]), lower <= measured[index] <= upper
     shown = sorted(billed)
@@ -196,7 +196,7 @@ def _stratum(name: str, ratio: Floats, inside: Floats) -> MemoryStratum:
     return MemoryStratum(name, len(ratio), error, float(np.median(ratio)), *ends, low, float(inside.mean()))
 
 
-def counted(peaks: Peaks) -> list[str]:
+def describe_counts(peaks: Peaks) -> list[str]:
     """Return lines of text about how many rows were billed and which were left out."""
     lines = [f"measured peaks of memory: {len(peaks.measured)} rows billed, {peaks.refused} refused"]
     lines += [f"  left out: {line}" for line in peaks.warnings[:MOST_WARNINGS]]
@@ -205,7 +205,7 @@ def counted(peaks: Peaks) -> list[str]:
     return lines
 
 
-def judged(peaks: Peaks) -> list[str]:
+def describe_errors(peaks: Peaks) -> list[str]:
     """Return two lines of text: the error with equal weight for every source, and the share called too large."""
     ratio = peaks.billed / peaks.measured
     sources = np.array([row.get("source", "") for row in peaks.rows])
@@ -220,9 +220,9 @@ def report(peaks: Peaks) -> str:
     """Return the table of bills over peaks by source, framework and figure; empty if no row has a peak."""
     if not len(peaks.measured) and not peaks.warnings:
         return ""
-    lines = counted(peaks)
+    lines = describe_counts(peaks)
     if len(peaks.measured):
-        lines += [_TITLES, *(_line(item) for item in strata(peaks)), *judged(peaks)]
+        lines += [_TITLES, *(_line(item) for item in strata(peaks)), *describe_errors(peaks)]
     return "\n".join(lines)
 
 

@@ -39,13 +39,13 @@ class Effects:
     within: float
 
 
-def balanced(sources: Sequence[str]) -> Floats:
+def balanced_weights(sources: Sequence[str]) -> Floats:
     """Return weights (n,) with a mean of one under which all sources count the same."""
     names, index, count = np.unique(np.asarray(sources), return_inverse=True, return_counts=True)
     return np.asarray(len(index) / len(names) / count[index], dtype=float)
 
 
-def solve(
+def estimate_effects(
     y: Floats,
     x: Floats,
     sources: Sequence[str],

@@ -94,10 +94,10 @@ def _noted_dimensions(row: Row, model: Model) -> Model:
 def _with_tables(model: Model, notes: str) -> Model:
     """Return Wide & Deep with the vocabulary, the embedding width and the number of hidden layers that notes state."""
     dims = model.own(WideDeep)
-    width = float(noted(r"embedding width (\d+)", notes) or dims.width)
+    width = float(noted_number(r"embedding width (\d+)", notes) or dims.width)
     if rows := re.search(r"vocabulary ([1-9]\d{0,11})\b", notes):
         model = model.having(table_weights=int(rows[1]) * width, width=width, wide_weights=int(rows[1]))
-    if depth := noted(r"(\d+) hidden layers", notes):
+    if depth := noted_number(r"(\d+) hidden layers", notes):
         model = model.having(deep=dims.deep[:1] * min(depth, 64))
     return model
 
@@ -124,7 +124,7 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
         "causal": family != "encoder",
         "positions": 0 if gated else (integer(row, "seq_len") or 0),
     }
-    table |= {name: value for name, pattern in _IN_NOTES if (value := noted(pattern, notes))}
+    table |= {name: value for name, pattern in _IN_NOTES if (value := noted_number(pattern, notes))}
     if family == "moe" and "experts" not in table:
         raise UnreadRow("unknown-model")
     if family == "encoder":
@@ -177,7 +177,7 @@ def _preset_name(row: Row) -> str:
     return name
 
 
-def noted(pattern: str, notes: str) -> int | None:
+def noted_number(pattern: str, notes: str) -> int | None:
     """Return the whole number in the pattern's first group; None without a match or with more than six digits."""
     match = re.search(pattern, notes)
     return int(match[1]) if match and len(match[1]) <= 6 else None

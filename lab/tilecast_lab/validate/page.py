@@ -33,7 +33,7 @@ def page(report: ValidationReport, names: Sequence[str]) -> str:
         report: the results to show.
         names: names of the tables.
     """
-    scored = scores.score(report.rows, report.forecasts)
+    scored = scores.score_forecasts(report.rows, report.forecasts)
     body = [
         "<h1>Forecasts against measured steps</h1>",
         f'<p class="soft">{escape(", ".join(names))}; Tilecast {__version__}</p>',
@@ -67,13 +67,13 @@ def _summary(scored: Scored) -> str:
         "Error of the forecast by GPU, precision, family and scale; macro: the mean over groups of their means; "
         "roofline and one-MFU: the macro errors of the baselines"
     )
-    lines = _lines([ranked(scored), *scores.held(scored)])
+    lines = _lines([ranked(scored), *scores.describe_left_out(scored)])
     return f"<h2>Error</h2>{lines}" + table(caption, ("rows of", *figures), rows, "|".join(figures))
 
 
 def _residuals(scored: Scored) -> str:
     """Return a picture and a table for every input that the rows state."""
-    ratio = scores.ratio(scored)
+    ratio = scores.forecast_ratio(scored)
     blocks = []
     for number, (name, key) in enumerate(residuals.COVARIATES):
         if bins := residuals.bins(key, scored.rows, ratio):
@@ -164,7 +164,7 @@ def _scatter(scored: Scored) -> str:
     series = [Series(name, tuple(of), joined=False) for name, of in points.items() if of]
     x, y = (Axis(f"{name} step", charts.seconds, 10) for name in ("measured", "forecast"))
     chart = Chart("Forecast and measured step of every row, by source", x, y, (equal, *series))
-    ratio = scores.ratio(scored)
+    ratio = scores.forecast_ratio(scored)
     rows = []
     for name, count in counts:
         own = ratio[np.array(sources) == name]
@@ -176,7 +176,7 @@ def _scatter(scored: Scored) -> str:
 
 def _peaks(peaks: Peaks) -> str:
     if not len(peaks.measured):
-        return _lines(memory.counted(peaks)) if peaks.warnings else ""
+        return _lines(memory.describe_counts(peaks)) if peaks.warnings else ""
     rows = [
         (
             "",
@@ -192,5 +192,5 @@ def _peaks(peaks: Peaks) -> str:
     ]
     figures = ("rows", "mean error", "median", "least", "most", "more than 10 % low", "in range")
     caption = "Bill over measured peak, by source, framework and figure"
-    lines = _lines([*memory.counted(peaks), *memory.judged(peaks)])
+    lines = _lines([*memory.describe_counts(peaks), *memory.describe_errors(peaks)])
     return f"<h2>Peaks of memory</h2>{lines}" + table(caption, ("rows of", *figures), rows, "|".join(figures))

@@ -32,7 +32,7 @@ class ValidationReport:
     peaks: Peaks
 
 
-def make(
+def make_report(
     paths: Sequence[Path], track: Track = untracked, *, graphs: Path | None = None, parts: bool = False
 ) -> ValidationReport:
     """Forecast every row of the tables.
@@ -52,7 +52,9 @@ def make(
     groups, refused = runs.prepare(rows, Graphs(graphs) if graphs is not None else None)
     forecasts = runs.forecast_prepared(rows, groups, refused, track)
     step_parts = _parts(rows, groups, forecasts) if parts else []
-    return ValidationReport(tuple(rows), tuple(forecasts), tuple(step_parts), memory.measure(rows, groups, refused))
+    return ValidationReport(
+        tuple(rows), tuple(forecasts), tuple(step_parts), memory.measure_peaks(rows, groups, refused)
+    )
 
 
 def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[PublishedForecast]) -> list[StepPart]:

@@ -19,7 +19,7 @@ from tilecast.spec import Floats
 from tilecast.step.blocks import FACTORS
 from tilecast.validate.cells import Row, integer
 from tilecast_lab.validate import mixed
-from tilecast_lab.validate.constants import scaled
+from tilecast_lab.validate.constants import scaled_values
 from tilecast_lab.validate.table import execution
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -170,7 +170,7 @@ def slopes(
         places: the paths of the constants of each group, which move together.
         table: the constants as they are; the fitted ones if absent.
     """
-    columns = [np.log(price(scaled(group, SPAN, table)) / step_s) for group in places]
+    columns = [np.log(price(scaled_values(group, SPAN, table)) / step_s) for group in places]
     return np.asarray(np.stack(columns, axis=1) / np.log(SPAN))
 
 
@@ -178,8 +178,8 @@ def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[StepPart]:
     """Fit the factor of each part of a step to the rows, for parts with a mean share of more than 0.2 %."""
     sources = [source_of(row) for row in rows]
     held = share.mean(axis=0) > 0.002
-    effects = mixed.solve(
-        -np.log(ratio), share[:, held], sources, mixed.balanced(sources), np.full(int(held.sum()), 0.5)
+    effects = mixed.estimate_effects(
+        -np.log(ratio), share[:, held], sources, mixed.balanced_weights(sources), np.full(int(held.sum()), 0.5)
     )
     names = [name for name, is_open in zip(PARTS, held, strict=True) if is_open]
     return [

@@ -22,7 +22,7 @@ from tilecast.validate.runs import Forecast, RunGroup, forecast_of, meant, price
 from tilecast_lab.validate import residuals
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.graphs import Graphs
-from tilecast_lab.validate.table import read
+from tilecast_lab.validate.table import read_published_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Run
     Raises:
         SpecError: a graph that a row names is damaged or contradicts what the row states.
     """
-    return runs.prepare(rows, partial(read, graphs=graphs))
+    return runs.prepare(rows, partial(read_published_row, graphs=graphs))
 
 
 def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | None = None) -> list[PublishedForecast]:
@@ -63,7 +63,7 @@ def forecast_prepared(
 ) -> list[PublishedForecast]:
     """Forecast all rows, in order, from the groups and reasons that `prepare` returned for them."""
     forecasts = {index: PublishedForecast(reason=code) for index, code in refused.items()}
-    unseen = left_out()
+    unseen = constants_without_source()
     for group in track(groups, "groups of runs"):
         priced, flops = price(group), model_flops(group.workload)
         sources = {residuals.source_of(rows[member.index]) for member in group.members}
@@ -82,7 +82,7 @@ def forecast_prepared(
 
 
 @cache
-def left_out() -> Mapping[str, Constants]:
+def constants_without_source() -> Mapping[str, Constants]:
     """Return the constants fitted without a source, by source as `residuals.source_of` names it.
 
     `tilecast_lab.fit.step` writes them. Sources whose rows do not move the constants are absent.

@@ -27,7 +27,7 @@ class Scored(scores.Scored):
     one_mfu_s: Floats
 
 
-def score(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> Scored:
+def score_forecasts(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> Scored:
     """Compare forecasts with the measured step times of the graded rows (`tilecast.validate.scores.is_graded`)."""
     own = scores.score(rows, forecasts)
     items = [forecasts[place] for place in own.index]
@@ -71,7 +71,7 @@ def strata(scored: Scored) -> list[tuple[Stratum, BaselineErrors]]:
     return items
 
 
-def held(scored: Scored) -> list[str]:
+def describe_left_out(scored: Scored) -> list[str]:
     """Return lines of text: the error on sources left out, the coverage of ranges, and the share said not to fit."""
     aside = macro(absolute_errors(scored.left_out_s, scored.measured_s), scored.rows)
     return [
@@ -80,14 +80,14 @@ def held(scored: Scored) -> list[str]:
     ]
 
 
-def ratio(scored: Scored) -> Floats:
+def forecast_ratio(scored: Scored) -> Floats:
     """Return forecast over measured, (rows,)."""
     return residuals.ratio_of(scored.predicted_s, scored.measured_s)
 
 
 def summary(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> str:
     """Return as text the errors by GPU, precision, family and scale, baselines, ranking, coverage and refusals."""
-    scored = score(rows, forecasts)
+    scored = score_forecasts(rows, forecasts)
     lines = counted(rows, forecasts, scored)
     if not len(scored.measured_s):
         return "\n".join(lines)
@@ -95,4 +95,4 @@ def summary(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> str:
     lines += [f"{item} {others.roofline:9.1%} {others.one_mfu:8.1%}" for item, others in strata(scored)]
     if text := ranked(scored):
         lines += ["", text]
-    return "\n".join([*lines, "", residuals.table(scored.rows, ratio(scored)), "", *held(scored)])
+    return "\n".join([*lines, "", residuals.table(scored.rows, forecast_ratio(scored)), "", *describe_left_out(scored)])

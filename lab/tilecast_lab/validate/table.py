@@ -1,4 +1,4 @@
-"""Reading of rows of measured training runs into workloads, plans and pools; `read` is the entry.
+"""Reading of rows of measured training runs into workloads, plans and pools; `read_published_row` is the entry.
 
 Only the description of a run is read: never its metric, its measured value, another predictor's column, or a
 time, throughput or utilisation that its notes may mention.
@@ -25,7 +25,7 @@ from tilecast.spec import (
 from tilecast.validate.cells import Row, UnreadRow, integer
 from tilecast.validate.reading import RunCase, batch_of, optimizer, sequence_length, stated_plan
 from tilecast_lab.validate.graphs import Graphs
-from tilecast_lab.validate.models import model_of, noted
+from tilecast_lab.validate.models import model_of, noted_number
 from tilecast_lab.validate.networks import pool_of
 
 _PRECISION: Mapping[str, Precision] = {
@@ -34,7 +34,7 @@ _PRECISION: Mapping[str, Precision] = {
 }  # fmt: skip
 
 
-def read(row: Row, graphs: Graphs | None = None) -> RunCase:
+def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
     """Return the case that a row describes; its model comes from the folder of graphs if that has one for it.
 
     Raises:
@@ -228,7 +228,7 @@ _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communicat
 def _lora_rank(row: Row, notes: str) -> int:
     if "lora" not in row.get("task", ""):
         return 0
-    return noted(r"rank (\d+)", notes) or 8
+    return noted_number(r"rank (\d+)", notes) or 8
 
 
 def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
@@ -267,6 +267,6 @@ def _virtual_stages(row: Row, model: Model, stages: int) -> int:
     NeMo's recipes interleave every pipeline unless the notes say otherwise.
     """
     notes = row.get("notes", "")
-    if (stated := noted(r"\bVP ?(\d+)", notes)) or "VP n/a" in notes or stages == 1 or framework(row) != "nemo":
+    if (stated := noted_number(r"\bVP ?(\d+)", notes)) or "VP n/a" in notes or stages == 1 or framework(row) != "nemo":
         return stated or 1
     return max(1, -(-model.layers // stages) // _CHUNK)

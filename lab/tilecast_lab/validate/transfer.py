@@ -8,7 +8,7 @@ sources.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from tilecast.learning import calibration
 from tilecast.spec import Floats, Ints
 from tilecast.validate import Track, transfer, untracked
-from tilecast.validate.transfer import PairErrors, pairs, table_rows
+from tilecast.validate.transfer import PairErrors, Subjects, pairs, table_rows
 from tilecast_lab.validate import calibration as curves
 from tilecast_lab.validate import residuals
 
@@ -26,20 +26,7 @@ ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
 """Ways to forecast a row from another: two forecasts and three scalings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subjects(transfer.Subjects):
-    """R graded rows of published tables with forecasts; arrays are (R,)."""
-
-    measured: curves.MeasuredRuns
-    flops: Floats
-    """Model FLOPs of a step per GPU."""
-    peak: Floats
-    """Peak FLOP/s of the GPU at the row's precision."""
-    bandwidth: Floats
-    """Memory bandwidth of the GPU, in bytes per second."""
-
-
-def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
+def read_subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
     """Read runs tables and forecast their graded rows.
 
     Args:
@@ -49,33 +36,29 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
     Raises:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
-    measured = curves.measured(table_rows(paths), track)
-    own = transfer.subjects_of(measured, [residuals.source_of(row) for row in measured.rows])
-    gpus = [case.pool.gpu for case in measured.cases]
-    values = {item.name: getattr(own, item.name) for item in fields(own)}
-    return Subjects(
-        **values | {"measured": measured},
-        flops=np.array([item.model_flops or 0.0 for item in measured.forecasts]) / [plan.gpus for plan in own.plans],
-        peak=np.array([gpu.peak(case.workload.precision) for gpu, case in zip(gpus, measured.cases, strict=True)]),
-        bandwidth=np.array([gpu.memory_bandwidth_bytes_per_s for gpu in gpus]),
-    )
+    measured = curves.measure_rows(table_rows(paths), track)
+    return transfer.subjects_of(measured, [residuals.source_of(row) for row in measured.rows])
 
 
-def held(subjects: Subjects, kind: str, seen: Ints, asked: Ints) -> PairErrors:
+def forecast_pairs(subjects: Subjects, kind: str, seen: Ints, asked: Ints) -> PairErrors:
     """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
     own, measured = transfer.held(subjects, kind, seen, asked), subjects.observed_s
-    work = measured[seen] * subjects.flops[asked] / np.maximum(subjects.flops[seen], 1.0)
+    cases, forecasts = subjects.measured.cases, curves.published_forecasts(subjects.measured)
+    flops = np.array([item.model_flops or 0.0 for item in forecasts]) / [plan.gpus for plan in subjects.plans]
+    peak = np.array([case.pool.gpu.peak(case.workload.precision) for case in cases])
+    bandwidth = np.array([case.pool.gpu.memory_bandwidth_bytes_per_s for case in cases])
+    work = measured[seen] * flops[asked] / np.maximum(flops[seen], 1.0)
     steps = {
-        "FLOP/s": work * subjects.peak[seen] / subjects.peak[asked],
-        "bandwidth": work * subjects.bandwidth[seen] / subjects.bandwidth[asked],
+        "FLOP/s": work * peak[seen] / peak[asked],
+        "bandwidth": work * bandwidth[seen] / bandwidth[asked],
     }
     others = {name: np.abs(calibration.relative_error(column, measured[asked])) for name, column in steps.items()}
     return replace(own, errors={**own.errors, **others})
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Summary of the pairs of a kind over one table, or over all; errors and shares are means as in `Macro`."""
+class PairSummary:
+    """Summary of the pairs of a kind over one table, or over all; errors and shares are means as in `GroupMean`."""
 
     kind: str
     table: str
@@ -95,11 +78,11 @@ class Line:
     """90 % interval of the coverage of the corrected range."""
 
 
-def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
+def summarize_pairs(subjects: Subjects, item: PairErrors, table: str = "") -> PairSummary:
     """Summarise the pairs of one table's rows, or of all rows if `table` is empty."""
     rows = np.array([not table or subjects.table[row] == table for row in item.asked])
     asked = item.asked[rows]
-    mean = Macro.of(asked, subjects)
+    mean = GroupMean.of(asked, subjects)
     errors = {name: mean(column[rows]) for name, column in item.errors.items()}
     rng = np.random.default_rng(0)
     resampled = []
@@ -110,7 +93,7 @@ def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
     low, high = np.quantile(resampled, (0.05, 0.95), axis=0).tolist()
     gain, width, held = zip(low, high, strict=True)
     raw, corrected = (mean(column[rows]) for column in item.covered)
-    return Line(
+    return PairSummary(
         item.kind,
         table,
         int(rows.sum()),
@@ -127,7 +110,7 @@ def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Macro:
+class GroupMean:
     """Mean of a column of pairs: over the pairs of a row, then over the rows of a group, then over groups."""
 
     sources: tuple[str, ...]
@@ -142,7 +125,7 @@ class Macro:
     """Number of rows in each cell, (C,)."""
 
     @classmethod
-    def of(cls, asked: Ints, subjects: Subjects) -> Macro:
+    def of(cls, asked: Ints, subjects: Subjects) -> GroupMean:
         rows, row, count = np.unique(asked, return_inverse=True, return_counts=True)
         groups, group = np.unique([subjects.group[one] for one in rows], return_inverse=True)
         sources, source = np.unique([subjects.source[one] for one in rows], return_inverse=True)
@@ -173,15 +156,15 @@ def report(subjects: Subjects) -> str:
     tables = sorted(set(subjects.table))
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
     for kind, (seen, asked) in pairs(subjects).items():
-        item = held(subjects, kind, seen, asked)
-        lines.append(_cell(kind, line(subjects, item)))
+        item = forecast_pairs(subjects, kind, seen, asked)
+        lines.append(_cell(kind, summarize_pairs(subjects, item)))
         if len(tables) > 1:
             own = {subjects.table[row] for row in asked}
-            lines += [_cell(f"  {name}", line(subjects, item, name)) for name in tables if name in own]
+            lines += [_cell(f"  {name}", summarize_pairs(subjects, item, name)) for name in tables if name in own]
     return "\n".join(lines)
 
 
-_COLUMNS: tuple[tuple[str, Callable[[Line], str]], ...] = (
+_COLUMNS: tuple[tuple[str, Callable[[PairSummary], str]], ...] = (
     ("pairs", lambda item: f"{item.pairs:7d}"),
     ("groups", lambda item: f"{item.groups:7d}"),
     ("sources", lambda item: f"{item.sources:8d}"),
@@ -203,5 +186,5 @@ _WIDTHS = (7, 7, 8, 10, 10, 10, 10, 10, 6, 11, 13, 12, 7, 11)
 _TITLES = f"{'a run on':<22}" + "".join(f"{name:>{width}}" for (name, _), width in zip(_COLUMNS, _WIDTHS, strict=True))
 
 
-def _cell(name: str, item: Line) -> str:
+def _cell(name: str, item: PairSummary) -> str:
     return f"{name[:22]:<22}" + "".join(cell(item) for _, cell in _COLUMNS)

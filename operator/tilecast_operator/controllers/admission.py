@@ -158,8 +158,6 @@ class Admission:
         if (seen := self._context.cache.jobs.get(key)) is not None:
             self.consider(key, seen)
             self._context.runtime.add(key)
-        else:
-            self._context.records.drop(key)
 
     def _same(self, key: Key, uid: str) -> Document | None:
         """Return the job as it is now; None if it is gone, or replaced by another job of its name."""

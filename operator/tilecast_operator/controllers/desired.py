@@ -58,8 +58,6 @@ class JobFacts:
     """The status that it has."""
     is_off: bool
     """Whether it is in mode Off."""
-    now: float
-    """The current time, in Unix time."""
     evidence: Evidence = NOTHING_KNOWN
     """Its target and its measured steps."""
     fit: Fit = NOTHING_TO_FIT
@@ -86,18 +84,18 @@ class JobFacts:
         return self.has_started and self.before.recommendation is not None
 
 
-def decide(facts: JobFacts) -> Desired:
-    """Return what a TrainingJob should say."""
-    return _kept(facts) if facts.answer is None else _answered(facts, facts.answer)
+def decide(facts: JobFacts, now_s: float) -> Desired:
+    """Return the status, annotations and Events that a TrainingJob should have at `now_s`, a Unix time."""
+    return _keep_forecast(facts, now_s) if facts.answer is None else _show_answer(facts, facts.answer, stamp(now_s))
 
 
-def _answered(facts: JobFacts, answer: Answer) -> Desired:
-    """Return what a job should say for an answer.
+def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
+    """Return what a job should say for an answer at `now` (RFC 3339).
 
     In mode Off that is its status only: there is no Event, and our annotations are removed. A job that is quarantined
     keeps its annotations, and its status says why.
     """
-    view, before, is_off, fit, now = facts.view, facts.before, facts.is_off, facts.fit, stamp(facts.now)
+    view, before, is_off, fit = facts.view, facts.before, facts.is_off, facts.fit
     target, refusal = facts.evidence.target, facts.evidence.refusal
     applied = None if target is None else target.applied
     conditions = job_status.conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
@@ -117,14 +115,14 @@ def _answered(facts: JobFacts, answer: Answer) -> Desired:
     return Desired(status, annotations, note(answer, before.summary or Summary(), summary))
 
 
-def _kept(facts: JobFacts) -> Desired:
+def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
     """Return what a job that keeps its recommendation should say.
 
     Its status stays the same, except for the capacity that is free now, whether it has started, what became of its
     target, how its measured steps compare with the forecast or why reports of them do not count, and whether it would
     do better elsewhere. Annotations of ours that somebody else wrote are corrected.
     """
-    view, is_off, fit, now = facts.view, facts.is_off, facts.fit, stamp(facts.now)
+    view, is_off, fit, now = facts.view, facts.is_off, facts.fit, stamp(now_s)
     before = facts.before if facts.current is None else facts.current
     target, score, refusal = facts.evidence.target, facts.evidence.score, facts.evidence.refusal
     since = started(view, before, target)
@@ -147,12 +145,12 @@ def _kept(facts: JobFacts) -> Desired:
     news = None
     if facts.better is not None:
         status = job_status.amended(status, view.generation, now, {better_placement.KIND: facts.better})
-        is_news = better_placement.is_news(better_placement.shown(facts.before), facts.better, facts.now)
+        is_news = better_placement.is_news(better_placement.shown(facts.before), facts.better, now_s)
         news = Note("Normal", facts.better.reason, facts.better.message) if is_news and not is_off else None
-    return Desired(status, _kept_annotations(facts, before), news=news)
+    return Desired(status, _keep_annotations(facts, before), news=news)
 
 
-def _kept_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str, str] | None:
+def _keep_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str, str] | None:
     """Return the annotations of a job that keeps its recommendation; None leaves them as they are."""
     best = status.recommendation
     if facts.is_off or best is None:

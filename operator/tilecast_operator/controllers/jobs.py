@@ -304,8 +304,8 @@ class Jobs:
 
         An Event that cannot be written does not hold up anything.
         """
-        before = self._states.of(key).posted
-        if before is not None and before.state == note.state:
+        before, author = self._states.of(key).posted, self._context.writer.author
+        if before is not None and author.note_state(before) == author.note_state(note):
             return
         if await self._written(key, job, note, is_change=is_change or before is not None):
             self._states.of(key).posted = note

@@ -97,9 +97,8 @@ class PoolLearnings:
             run = "relative"
             runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
         for key in keys:
-            if self._context.cache.table(key).get(key) is not None:  # otherwise nobody would release it
-                self.run_requesters.ask(key, namespace, workloads, names)
-                self.corrected.ask(key, run if own or runs else None)
+            self.run_requesters.ask(key, namespace, workloads, names)
+            self.corrected.ask(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
         if not own:
             return runs

@@ -44,7 +44,8 @@ class PlannedJobs:
         """Take over a plan; return the jobs for which it changes something."""
         before = dict(self._positions)
         self._positions.clear()
-        self._positions.update(positions)
+        for key, position in positions.items():
+            self._positions[key] = position
         self._is_made = True
         self._renewed.set()
         self._renewed = asyncio.Event()

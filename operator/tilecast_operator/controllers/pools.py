@@ -8,28 +8,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast import nodes
 from tilecast.api import gpu_pool, pool_learning
-from tilecast.api.gpu_pool import GPUPoolStatus
-from tilecast.api.status import Condition
 from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.controllers.capacity import CAPACITY, Capacity
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
+from tilecast_operator.controllers.pool_desired import PoolFacts, decide
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.documents import Note, applied_fields
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lists import ListCheck
-from tilecast_operator.kube.times import seconds
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, status_digest
 from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.question import PoolVersions
-from tilecast_operator.report.pools import pool_status
 
 log = logging.getLogger("tilecast")
 
@@ -214,45 +211,51 @@ class Pools:
         # All pools are reconciled once the nodes are read.
         if report is None or not self._context.settings.owns_pools:
             return
-        if key.name in report.obsolete:
-            if seen is not None and self._context.settings.discovery:
-                await self._context.writer.delete(key, seen)
-                self._expired.discard(key.name)
+        facts, now_s = self._read(key.name, report, seen), self._context.clock()
+        want = decide(facts, now_s)
+        if want.is_deleted and seen is not None:
+            await self._context.writer.delete(key, seen)
+        if want.document is not None:
+            seen = await self._apply(key, seen, want.document)
+            want = decide(replace(facts, view=seen.value), now_s)
+        if facts.is_discovering and (want.is_deleted or isinstance(facts.found, nodes.FoundPool)):
+            self._expired.discard(key.name)
+        if want.status is None or seen is None:
             return
-        pool = report.invalid.get(key.name) or self._entries.get(key.name)
-        if isinstance(pool, nodes.FoundPool) and self._context.settings.discovery:
-            seen = await self._write_down(key, seen, pool)
-        if pool is None or seen is None:
-            return
-        status = self._status(key.name, pool, seen.value)
-        if status_digest(document := status.document()) != seen.value.digest:
+        if status_digest(document := want.status.document()) != seen.value.digest:
             if (seen.value.status.get("calibration") or {}).get("runs"):
                 # Earlier releases kept the runs there and nowhere else.
                 await self._learning.write(Key(pool_learning.KIND, "", key.name))
             await self._context.writer.write_status(
                 key, seen, document, is_conditional=self._context.runtime.is_conditional(key)
             )
-        if isinstance(pool, nodes.FoundPool) and pool.note is not None:
-            self._expire(key, status)
+        if want.missing_since_s is not None:
+            self._expire(key, want.missing_since_s + self._context.settings.pool_retention_s - self._context.clock())
 
-    def _status(self, name: str, pool: nodes.FoundPool | SpecError, view: View) -> GPUPoolStatus:
-        now, before = self._context.now(), Condition.known(view.status.get("conditions"))
-        if isinstance(pool, SpecError):
-            return pool_status(pool, view.generation, now, before, self._capacity.free(name))
+    def _read(self, name: str, report: nodes.NodesReport, seen: Stored[View] | None) -> PoolFacts:
+        """Return everything that decides what becomes of a GPUPool."""
+        found = report.invalid.get(name) or self._entries.get(name)
+        facts = PoolFacts(
+            found,
+            None if seen is None else seen.value,
+            is_obsolete=name in report.obsolete,
+            is_discovering=self._context.settings.discovery,
+            free=self._capacity.free(name),
+        )
+        if not isinstance(found, nodes.FoundPool):
+            return facts
         calibrator = self._learning.calibrator
-        learnt, drifted = calibrator.pool(name, pool.pool.gpu.name), calibrator.drifted(name)
-        return pool_status(pool, view.generation, now, before, self._capacity.free(name), learnt, drifted)
+        learnt, superseded = calibrator.pool(name, found.pool.gpu.name), calibrator.drifted(name)
+        return replace(facts, learnt=learnt, superseded=superseded)
 
-    async def _write_down(self, key: Key, seen: Stored[View] | None, pool: nodes.FoundPool) -> Stored[View] | None:
-        """Write a discovered pool, and return its object; one that a user wrote or edited stays as it is.
+    async def _apply(self, key: Key, seen: Stored[View] | None, document: dict[str, Any]) -> Stored[View]:
+        """Write the object of a discovered pool and return it.
+
+        An object that somebody else created at the same time stays theirs.
 
         Raises:
             ApiError: For example 409, where a user has just changed a field that would be changed here.
         """
-        document = nodes.discovered(pool)
-        if document is None or (seen is not None and seen.value.asks(document)):
-            self._expired.discard(key.name)
-            return seen
         if seen is not None:
             document["metadata"]["uid"] = seen.uid
         applied = await self._context.writer.apply(key, document, force=False)
@@ -263,16 +266,10 @@ class Pools:
             bare = applied_fields(key, KINDS[key.kind].api_version, uid=applied["metadata"]["uid"])
             applied = await self._context.writer.apply(key, bare, force=False)
             self.changed()
-        self._expired.discard(key.name)
         return self._context.cache.pools.keep(applied, is_new=True)
 
-    def _expire(self, key: Key, status: GPUPoolStatus) -> None:
-        """Count nodes that have been missing for `pool_retention_s` as gone."""
-        shrunk = next(item for item in status.conditions if item.type == "ScaledDown")
-        since = seconds(shrunk.last_transition_time)
-        if shrunk.status != "True" or since is None:
-            return
-        left_s = since + self._context.settings.pool_retention_s - self._context.clock()
+    def _expire(self, key: Key, left_s: float) -> None:
+        """Count the missing nodes of a discovered pool as gone, `left_s` seconds from now."""
         if left_s > 0:
             self._context.runtime.add(key, left_s)
         elif key.name not in self._expired:

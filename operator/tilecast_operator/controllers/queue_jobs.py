@@ -115,8 +115,7 @@ class QueueJobs:
         except (ApiError, *UNREACHABLE) as error:
             log.warning("%s: left out of the queue: %s", key, error)
             return Unplanned(name_of(key), UNREADABLE, "")
-        if cache.table(key).get(key) is not None:  # otherwise nobody would drop it
-            self._rows[key] = made_of, row
+        self._rows[key] = made_of, row
         return row
 
     async def _training_job(self, key: Key, view: View) -> QueueRow | Unplanned | None:

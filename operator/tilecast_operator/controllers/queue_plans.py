@@ -6,15 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilecast.api import queue_advice, training_job
-from tilecast.api.queue_advice import QueueAdviceSpec
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import PoolsChange
+from tilecast_operator.controllers.queue_desired import QueueAdviceFacts, QueueFacts, decide, plan_queue
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.requests import Requests, target_of
 from tilecast_operator.controllers.runtime import SharedContext
@@ -22,7 +23,7 @@ from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.documents import applied_fields
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.view import View, canonical, status_digest
+from tilecast_operator.objects.view import View, status_digest
 from tilecast_operator.queue_rows import (
     Holdings,
     PlannedQueue,
@@ -30,10 +31,8 @@ from tilecast_operator.queue_rows import (
     QueueState,
     capacities,
     holdings,
-    name_of,
-    planned,
 )
-from tilecast_operator.report import queue_advice as report
+from tilecast_operator.report.queue_advice import stored_position
 
 QUEUE = Key("Queue")
 """Key under which the whole queue is planned."""
@@ -127,24 +126,11 @@ class QueuePlans:
         state = await self._read()
         if state == self._state:
             return
-        now_s, names = self._context.clock(), {row.name: row.key for row in state.rows}
-        before = self._before(state.rows)
-        places = {name: (one.pool, one.gpus) for name, one in before.items() if one.pool and one.gpus}
-        plan = await asyncio.to_thread(planned, state, settings.queue_policy, places, now_s)
-        names |= {name_of(key): key for key in (*self._context.cache.training_jobs, *self._context.cache.jobs)}
-        shown = await asyncio.to_thread(
-            report.positions,
-            plan,
-            {row.name: row.began_s for row in state.rows if row.began_s is not None},
-            frozenset(row.name for row in state.rows if row.place is not None),
-            before,
-            now_s,
-        )
-        changed = self._planned.renew({names[name]: one for name, one in shown.items() if name in names})
+        facts, now_s = QueueFacts(state, settings.queue_policy, self._find_before(state.rows)), self._context.clock()
+        plan, positions = await asyncio.to_thread(plan_queue, facts, now_s)
         self._state, self._plan = state, plan
-        known = {names[name] for name in before if name in names}
-        for key in changed:
-            self._context.runtime.add(key, in_background=key in known)
+        for key in self._planned.renew(positions):
+            self._context.runtime.add(key, in_background=key in facts.before)
             self._requests.notify(key)
         self._context.metrics.show_queue(plan, time.monotonic() - began_s, now_s)
         self._context.runtime.add(self._advice_key)
@@ -167,38 +153,41 @@ class QueuePlans:
         held = {place: count for place, count in held.items() if count}
         return QueueState(rows, refused, capacities(entries, held, rows))
 
-    def _before(self, rows: Sequence[QueueRow]) -> dict[str, QueuePosition]:
+    def _find_before(self, rows: Sequence[QueueRow]) -> dict[Key, QueuePosition]:
         """Return each job's previous place: as this process planned it, or as a TrainingJob's status shows it."""
-        before = dict[str, QueuePosition]()
+        before = dict[Key, QueuePosition]()
         for row in rows:
             position = self._planned.get(row.key)
             if position is None and self._plan is None:
                 first = self._requests.first(row.key)
                 key = row.key if first is None else Key(training_job.KIND, row.key.namespace, first[0])
                 seen = self._context.cache.training_jobs.get(key)
-                position = None if seen is None else report.stored_position(seen.value.status)
+                position = None if seen is None else stored_position(seen.value.status)
             if position is not None:
-                before[row.name] = position
+                before[row.key] = position
         return before
 
     async def _write(self, key: Key) -> None:
         """Write the QueueAdvice if it has changed."""
         if self._plan is None or key != self._advice_key:
             return
-        settings, seen = self._context.settings, self._context.cache.queue_advices.get(key)
-        spec = QueueAdviceSpec.within(
-            policy=settings.queue_policy, interval_seconds=settings.queue_interval_s
-        ).document()
-        if seen is None or canonical(seen.value.document["spec"]) != canonical(spec):
-            body = await self._context.writer.apply(
-                key, applied_fields(key, KINDS[key.kind].api_version) | {"spec": spec}
-            )
+        settings, seen, now_s = (
+            self._context.settings,
+            self._context.cache.queue_advices.get(key),
+            self._context.clock(),
+        )
+        view = None if seen is None else seen.value
+        facts = QueueAdviceFacts(self._plan, settings.queue_policy, settings.queue_interval_s, view)
+        want = decide(facts, now_s)
+        if want.spec is not None:
+            fields = applied_fields(key, KINDS[key.kind].api_version) | {"spec": want.spec}
+            body = await self._context.writer.apply(key, fields)
             seen = self._context.cache.queue_advices.keep(body, is_new=True)
-        before = report.stored_status(seen.value.status)
-        status = report.status(self._plan, settings.queue_policy, seen.value.generation, self._context.now(), before)
-        if status_digest(document := status.document()) != seen.value.digest:
-            is_conditional = self._context.runtime.is_conditional(key)
-            await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
+            want = decide(replace(facts, view=seen.value), now_s)
+        if seen is None or want.status is None or status_digest(want.status.document()) == seen.value.digest:
+            return
+        is_conditional = self._context.runtime.is_conditional(key)
+        await self._context.writer.write_status(key, seen, want.status.document(), is_conditional=is_conditional)
 
     def _gone(self, key: Key) -> None:
         """Forget a QueueAdvice that is gone, and try again later: its CRD may not be served yet."""

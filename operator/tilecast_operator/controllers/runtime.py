@@ -85,10 +85,9 @@ class Runtime:
         self._metrics = metrics
         self._reconcile: dict[str, Callable[[Key], Coroutine[Any, Any, None]]] = {}
         self._gone: dict[str, Callable[[Key], None]] = {}
-        self._tables: dict[str, CacheTable[Any] | None] = {}
         self.records = Records()
         """Whatever controllers remember of an object, until it is gone."""
-        self._failures: RecordPart[int] = self.records.part()
+        self._failures: dict[Key, int] = {}
         """Number of failures in a row of each key that failed the last time."""
         self._unwritten: RecordPart[bool] = self.records.part()
         """Keys whose answers another replica has to write; they are reconciled again when this one leads."""
@@ -106,10 +105,10 @@ class Runtime:
         Args:
             kind: The kind.
             reconcile: Handles a key.
-            table: Table of the objects; the record of a key that is not there is dropped.
-            gone: Called with a key for which the API server has no object; by default the table forgets it.
+            table: Table of the objects; it forgets a key for which the API server has no object.
+            gone: Called with such a key instead.
         """
-        self._reconcile[kind], self._tables[kind] = reconcile, table
+        self._reconcile[kind] = reconcile
         self._gone[kind] = gone or (lambda key: None if table is None else table.forget(key))
         self._metrics.queue.labels(kind).set_function(lambda: self.backlog(kind))
 
@@ -178,10 +177,8 @@ class Runtime:
                 await self._journal.steps(key, self._reconcile[key.kind](key))
                 self._failures.pop(key, None)
                 self._unwritten.pop(key, None)
-                self._tidy(key)
             except NotLeaderError:
                 self._unwritten[key] = True
-                self._tidy(key)
             except (ApiError, *UNREACHABLE, TryAgainError) as error:
                 self._retry(key, error)
             except Exception:
@@ -193,12 +190,6 @@ class Runtime:
             # from serving anything else, such as probes and reports.
             await asyncio.sleep(0)
 
-    def _tidy(self, key: Key) -> None:
-        """Drop the record of an object that went while its key was worked on."""
-        table = self._tables[key.kind]
-        if table is not None and table.get(key) is None:
-            self.records.drop(key)
-
     def _retry(self, key: Key, error: Exception | None) -> None:
         """Try again later, unless the object is gone.
 
@@ -206,6 +197,7 @@ class Runtime:
         """
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
+            self._failures.pop(key, None)
             self.records.drop(key)
             self._gone[key.kind](key)
             return

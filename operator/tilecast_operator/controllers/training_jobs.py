@@ -88,7 +88,7 @@ class TrainingJobs:
         if read is None:
             return
         facts, seen = read
-        want = decide(replace(facts, now=self._context.clock()))
+        want = decide(facts, self._context.clock())
         if want.news is not None:
             await self._context.writer.post(key, seen.uid, want.news)
         is_written = await self._writes.write(key, seen, want, facts.before)
@@ -110,7 +110,7 @@ class TrainingJobs:
         """Return what decides what a job should say, and the job as it is by then; None to leave it as it is."""
         view = seen.value
         document, before = view.document, job_status.stored(view.status_json)
-        facts = JobFacts(view, before, is_off=mode_of(document) == "Off", now=self._context.clock())
+        facts = JobFacts(view, before, is_off=mode_of(document) == "Off")
         if (why := self._context.set_aside(key)) is not None:
             self._context.answers.withdraw(key)
             fit = self._destinations.fit(key, None)

@@ -21,7 +21,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[ValueT]):
-    """An object as it was seen last."""
+    """Last seen state of an object."""
 
     uid: str
     resource_version: str
@@ -32,7 +32,7 @@ class Stored(Generic[ValueT]):
 
         The other may be of an earlier object of the same name.
         """
-        return _is_newer(self.resource_version, other.resource_version)
+        return _is_newer_version(self.resource_version, other.resource_version)
 
 
 Listener: TypeAlias = Callable[[Key, Stored[ValueT] | None, Stored[ValueT] | None], None]
@@ -40,7 +40,7 @@ Listener: TypeAlias = Callable[[Key, Stored[ValueT] | None, Stored[ValueT] | Non
 
 
 class CacheTable(Generic[ValueT]):
-    """The objects of one kind, or of several kinds that are read alike."""
+    """Cached objects of one kind, or of several kinds with one parser."""
 
     def __init__(
         self, read: Callable[[Document], ValueT], sift: Callable[[Document], Document | None] = lambda body: body
@@ -72,15 +72,15 @@ class CacheTable(Generic[ValueT]):
         return self._objects.get(key)
 
     def values(self) -> Iterator[ValueT]:
-        """Iterate over what is kept of every object."""
+        """Iterate over the stored values of all objects."""
         return (entry.value for entry in self._objects.values())
 
     def items(self) -> Iterator[tuple[Key, ValueT]]:
-        """Iterate over the keys and what is kept of every object."""
+        """Iterate over the keys and stored values of all objects."""
         return ((key, entry.value) for key, entry in self._objects.items())
 
     def listen(self, listener: Listener[ValueT]) -> None:
-        """Call this listener whenever an object comes, changes or goes."""
+        """Add a function that is called whenever an object comes, changes or goes."""
         self._listeners.append(listener)
 
     def see(self, body: Document) -> None:
@@ -91,22 +91,22 @@ class CacheTable(Generic[ValueT]):
             if is_ours is None:
                 self._set_aside[key] = body
             return
-        if known is not None and not _is_newer(_version(body), known.resource_version):
+        if known is not None and not _is_newer_version(_resource_version(body), known.resource_version):
             return
         sifted = self._sift(body)
         if sifted is None:
             return
-        now = self._stored(sifted)
+        now = self._parse_object(sifted)
         is_kept = self.is_kept(key, now.value)
         if known is not None and (known.uid != now.uid or not is_kept):
-            self._drop(key, known)
+            self._drop_object(key, known)
             known = None
         if not is_kept:
             return
         if known is None:
             self.last_new_s = time.monotonic()
         self._objects[key] = now
-        self._tell(key, known, now)
+        self._notify_listeners(key, known, now)
 
     def lose(self, body: Document) -> None:
         """Record that an object is gone; a later object of the same name stays."""
@@ -114,10 +114,10 @@ class CacheTable(Generic[ValueT]):
         self._set_aside.pop(key, None)
         known = self._objects.get(key)
         if known is not None and known.uid == str(body["metadata"].get("uid", known.uid)):
-            self._drop(key, known)
+            self._drop_object(key, known)
 
     def settle(self, namespace: str) -> None:
-        """Look again at the objects of a namespace, for which it may now be known whether they are ours."""
+        """Add the objects of a namespace that were set aside if they are ours by now; drop all if they are not."""
         for key in [key for key in self._set_aside if key.namespace == namespace]:
             self.see(self._set_aside.pop(key))
         if self.is_ours(namespace) is False:
@@ -125,9 +125,9 @@ class CacheTable(Generic[ValueT]):
                 self.forget(key)
 
     def forget(self, key: Key) -> None:
-        """Drop an object that the API server does not have."""
+        """Drop an object that the API server no longer has."""
         if (known := self._objects.get(key)) is not None:
-            self._drop(key, known)
+            self._drop_object(key, known)
 
     def keep(self, body: Document, *, is_new: bool = False) -> Stored[ValueT]:
         """Store the result of a write without calling listeners; return it.
@@ -136,21 +136,21 @@ class CacheTable(Generic[ValueT]):
             body: the object.
             is_new: whether the object may be new to the cache; without it, an object that is gone by now stays gone.
         """
-        key, now = Key.of(body), self._stored(self._sift(body) or body)
+        key, now = Key.of(body), self._parse_object(self._sift(body) or body)
         known = self._objects.get(key)
         if is_new if known is None else now.is_newer_than(known):
             self._objects[key] = now
         return now
 
-    def _stored(self, body: Document) -> Stored[ValueT]:
-        return Stored(str(body["metadata"].get("uid", "")), _version(body), self._read(body))
+    def _parse_object(self, body: Document) -> Stored[ValueT]:
+        return Stored(str(body["metadata"].get("uid", "")), _resource_version(body), self._read(body))
 
-    def _drop(self, key: Key, known: Stored[ValueT]) -> None:
+    def _drop_object(self, key: Key, known: Stored[ValueT]) -> None:
         del self._objects[key]
         self.gone(key)
-        self._tell(key, known, None)
+        self._notify_listeners(key, known, None)
 
-    def _tell(self, key: Key, before: Stored[ValueT] | None, now: Stored[ValueT] | None) -> None:
+    def _notify_listeners(self, key: Key, before: Stored[ValueT] | None, now: Stored[ValueT] | None) -> None:
         for listener in self._listeners:
             listener(key, before, now)
 
@@ -180,7 +180,7 @@ class ObjectCache:
         self._tables[str(body["kind"])].lose(body)
 
     def when_gone(self, gone: Callable[[Key], None]) -> None:
-        """Call this function with the key of every object that is gone, before any listener."""
+        """Set the function that is called with the key of every object that is gone, before any listener."""
         for table in self._tables.values():
             table.gone = gone
 
@@ -189,10 +189,10 @@ class ObjectCache:
         return self._tables[key.kind]
 
 
-def _version(body: Document) -> str:
+def _resource_version(body: Document) -> str:
     return str(body["metadata"].get("resourceVersion", ""))
 
 
-def _is_newer(ours: str, theirs: str) -> bool:
-    is_ordered = ours.isdigit() and theirs.isdigit()
-    return not is_ordered or int(ours) > int(theirs)
+def _is_newer_version(version: str, other: str) -> bool:
+    is_ordered = version.isdigit() and other.isdigit()
+    return not is_ordered or int(version) > int(other)

@@ -1,7 +1,7 @@
-"""The few requests that the operator makes itself: server-side apply, Events, and reads without a framework.
+"""Client of the Kubernetes API for server-side apply, Events, reads and watches, which kopf does not offer.
 
-Server-side apply makes us the owner of exactly the fields that we write, sends them whole, and changes nothing if they
-are already so. kopf has no such call, hence this client.
+Server-side apply makes the operator the owner of exactly the fields that it writes, and changes nothing if they have
+these values already.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ _APPLY = "application/apply-patch+yaml"
 """Content type of server-side apply; the API server reads JSON as the YAML that it is."""
 _PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
+_JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,30 @@ class Connection:
     proxy: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request to the API server."""
+
+    method: str
+    path: str
+    content: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = _JSON
+    is_fenced: bool = False
+    """Whether it is sent only while this replica leads."""
+
+
 Login: TypeAlias = Callable[[], Connection | None]
 """Returns the current credentials: the token of a pod is replaced every hour."""
 
 
 class ApiError(Exception):
-    """The API server refused. `status` is its HTTP status, `retry_after_s` the wait that it requested, in seconds."""
+    """Refusal of a request by the API server.
+
+    Attributes:
+        status: HTTP status of the answer.
+        retry_after_s: wait that the answer requests, in seconds; None if it requests none.
+    """
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status}: {message}")
@@ -102,7 +121,7 @@ class Api:
         """Raises if no change may be requested now. It is called when a connection exists and nothing is sent yet, so
         that a process that was stopped while it waited for the connection finds out."""
 
-    def connect(self, login: Login) -> None:
+    def log_in(self, login: Login) -> None:
         """Log in, and do so again whenever the credentials have expired."""
         self._login, self._connection = login, login()
         self._logged_in.set()
@@ -129,44 +148,46 @@ class Api:
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
         query = self._managed | {"force": "true" if force else "false"}
-        return await self._request("PATCH", path, document, query, _APPLY, is_fenced=True)
+        return await self._send(_Request("PATCH", path, document, query, _APPLY, is_fenced=True))
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Apply a JSON patch (RFC 6902) to an object; return the whole object. Raises as `apply` does."""
-        return await self._request("PATCH", path, operations, self._managed, _PATCH, is_fenced=True)
+        return await self._send(_Request("PATCH", path, operations, self._managed, _PATCH, is_fenced=True))
 
     async def merge(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Apply a merge patch (RFC 7386) to an object; return the whole object. Raises as `apply` does."""
-        return await self._request("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True)
+        return await self._send(_Request("PATCH", path, document, self._managed, _MERGE_PATCH, is_fenced=True))
 
     async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a merge patch (RFC 7386) would make of an object; raises as `apply` does.
 
         Webhooks are called, and nothing is stored.
         """
-        return await self._request("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH)
+        return await self._send(_Request("PATCH", path, document, self._managed | {"dryRun": "All"}, _MERGE_PATCH))
 
     async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
         """Create an object; raises as `apply` does.
 
-        A review that is only requested by creating it is not fenced.
+        Args:
+            path: path of the list.
+            document: the object.
+            is_fenced: whether only the leader may create it; False for reviews, which the API server does not store.
         """
-        return await self._request("POST", path, document, self._managed, "application/json", is_fenced=is_fenced)
+        return await self._send(_Request("POST", path, document, self._managed, is_fenced=is_fenced))
 
     async def replace(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; 409 if its resource version is not that of `document`. Raises as `apply` does."""
-        return await self._request("PUT", path, document, self._managed, "application/json")
+        return await self._send(_Request("PUT", path, document, self._managed))
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         """Read an object or a list; raises as `apply` does."""
-        return await self._request("GET", path, None, query, "application/json")
+        return await self._send(_Request("GET", path, query=query))
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
         """Delete an object that is still as it was seen; 409 if it is not. Raises as `apply` does."""
-        options = delete_options(uid, resource_version)
-        return await self._request("DELETE", path, options, {}, "application/json", is_fenced=True)
+        return await self._send(_Request("DELETE", path, delete_options(uid, resource_version), is_fenced=True))
 
-    async def lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
+    async def stream_lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
         """Yield the lines of a streamed answer until the server ends it; raises as `apply` does.
 
         Args:
@@ -175,72 +196,58 @@ class Api:
             idle_s: give up when nothing arrives for this time, in seconds.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=idle_s)
-        async with self._send("GET", path, None, query, "application/json", timeout) as response:
+        async with self._open(_Request("GET", path, query=query), timeout) as response:
             if response.status >= 300:
-                raise self._refusal(response, await response.text(errors="replace"))
+                raise self._error_of_refusal(response, await response.text(errors="replace"))
             rest = b""
             async for chunk in response.content.iter_any():
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield line
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        document: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        query: Mapping[str, str],
-        content_type: str,
-        *,
-        is_fenced: bool = False,
-    ) -> dict[str, Any]:
-        async with self._send(method, path, document, query, content_type, self._timeout, is_fenced) as response:
+    async def _send(self, request: _Request) -> dict[str, Any]:
+        async with self._open(request, self._timeout) as response:
             text = await response.text(errors="replace")
             if response.status < 300:
                 answer = self.parse(text)
-                self.clock.note(response.headers.get("Date", ""))
+                self.clock.set_from_header(response.headers.get("Date", ""))
                 return answer
-            raise self._refusal(response, text)
+            raise self._error_of_refusal(response, text)
 
-    def _refusal(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
+    def _error_of_refusal(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
         """Return the error of a refused request; log in again if the credentials have expired."""
         if response.status == 401:
             self._connection = self._login()
-        return ApiError(response.status, _message(text), _seconds(response.headers.get("Retry-After")))
+        return ApiError(response.status, _error_message(text), _retry_after_s(response.headers.get("Retry-After")))
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        document: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        query: Mapping[str, str],
-        content_type: str,
-        timeout: aiohttp.ClientTimeout,
-        is_fenced: bool = False,
+    def _open(
+        self, request: _Request, timeout: aiohttp.ClientTimeout
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._connection is None:
             raise ApiError(401, "not logged in yet")
+        path = request.path
         if not _PATH.fullmatch(path) or not _DOTS.isdisjoint(path.split("/")):
             # Names in the path come from objects that users write; none may lead to another object.
             raise ApiError(404, f"there is no object {path[:200]!r}")
         if self._session is None:
             tracing = aiohttp.TraceConfig()
-            tracing.on_request_headers_sent.append(self._before_sending)
-            tracing.on_request_chunk_sent.append(self._before_sending)
+            tracing.on_request_headers_sent.append(self._check_fence)
+            tracing.on_request_chunk_sent.append(self._check_fence)
             self._session = aiohttp.ClientSession(timeout=self._timeout, trace_configs=[tracing])
+        content = None if request.content is None else json.dumps(request.content, allow_nan=False).encode()
         return self._session.request(
-            method,
+            request.method,
             self._connection.server.rstrip("/") + path,
-            params=query,
-            data=None if document is None else json.dumps(document, allow_nan=False).encode(),
-            headers={**self._connection.headers, "Content-Type": content_type, "Accept": "application/json"},
+            params=request.query,
+            data=content,
+            headers={**self._connection.headers, "Content-Type": request.content_type, "Accept": _JSON},
             ssl=self._connection.ssl_context,
             proxy=self._connection.proxy,
             timeout=timeout,
-            trace_request_ctx=is_fenced,
+            trace_request_ctx=request.is_fenced,
         )
 
-    async def _before_sending(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    async def _check_fence(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
         """Check the fence when the headers are made, and again just before they are sent with the body.
 
         The process may have been stopped in between.
@@ -249,14 +256,26 @@ class Api:
             self.fence()
 
 
-def _message(text: str) -> str:
+async def list_pages(api: Api, path: str, query: Mapping[str, str], limit: int) -> AsyncIterator[dict[str, Any]]:
+    """Yield the pages of a list, with up to `limit` objects each; raises as `Api.apply` does."""
+    query = {**query, "limit": str(limit)}
+    while True:
+        page = await api.get(path, query)
+        yield page
+        onward = (page.get("metadata") or {}).get("continue")
+        if not onward:
+            return
+        query["continue"] = onward
+
+
+def _error_message(text: str) -> str:
     try:
         return str(json.loads(text).get("message", ""))[:500]
     except (ValueError, AttributeError):
         return text[:200]
 
 
-def _seconds(text: str | None) -> float | None:
+def _retry_after_s(text: str | None) -> float | None:
     """Return the wait that a Retry-After header requests, within bounds; None if it is no number of seconds."""
     try:
         asked_s = float(text or "")

@@ -10,7 +10,7 @@ import kopf
 from tilecast_operator.kube.client import Connection
 
 
-def read(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
+def read_credentials(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
     """Return the credentials of the pod or of the kubeconfig.
 
     If a kubeconfig calls a program for credentials, the official client is used.
@@ -23,8 +23,8 @@ def read(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
     return kopf.login_via_client(**kwargs) if info and not has_any and find_spec("kubernetes") else info
 
 
-def connection(info: kopf.ConnectionInfo | None) -> Connection | None:
-    """Return the credentials as our own client takes them."""
+def to_connection(info: kopf.ConnectionInfo | None) -> Connection | None:
+    """Return kopf's credentials in the form that `client.Api` takes; None for None."""
     if info is None:
         return None
     return Connection(info.server, info.as_http_headers(), info.as_ssl_context(), info.proxy_url)

@@ -9,7 +9,7 @@ from tilecast_operator.kube.kinds import ResourceKind
 
 
 class ServedApis:
-    """Groups and fields of the API that are served. A negative answer for a group is asked again."""
+    """Cache of the groups and fields that the API server serves. A group that is not served is asked for again."""
 
     def __init__(self, client: Api) -> None:
         self._client = client
@@ -21,7 +21,7 @@ class ServedApis:
 
         Args:
             group: name of the API group.
-            anew: ask again, whatever the answer was before.
+            anew: ask the API server even if the answer is cached.
         """
         if anew or group not in self._versions:
             self._versions.pop(group, None)

@@ -17,19 +17,11 @@ MAX_INSTANCE = 128
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The content of an Event."""
+    """Type, reason and message of an Event."""
 
     type: Literal["Normal", "Warning"]
     reason: str
     text: str
-
-    @property
-    def state(self) -> tuple[str, str, str]:
-        """Content without the names of what there is instead: these change while the state stays the same."""
-        return self.type, self.reason, _INSTEAD.sub("", self.text)
-
-
-_INSTEAD = re.compile(r"(; known: |, or use one of ).*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +34,23 @@ class Author:
     """Name of this replica in Events."""
     annotations: tuple[str, ...]
     """Every annotation that the operator writes, so that one that it no longer applies can be removed."""
+    variable_text: re.Pattern[str] = re.compile(r"(?!)")
+    """Part of the text of a note that may change while the state of the object stays the same."""
+
+    def note_state(self, note: Note) -> tuple[str, str, str]:
+        """Return type, reason and invariable text of a note; they are equal as long as the object's state is."""
+        return note.type, note.reason, self.variable_text.sub("", note.text)
 
 
-def event(note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = "") -> Document:
-    """Return the Event of a note.
+def event_document(
+    note: Note, author: Author, about: Key, api_version: str, uid: str, now: str, occasion: str = ""
+) -> Document:
+    """Return the Event object for a note.
 
-    Its name is a digest of the state and the occasion, so that saying it twice creates it once. An Event about
-    an object without a namespace is in `default`, as those of the kubelet are.
+    Its name has a digest of the invariable text and of the occasion, so that the API server refuses a second Event
+    about the same state. An Event about an object without a namespace is in `default`, like those of the kubelet.
     """
-    _, reason, state = note.state
+    _, reason, state = author.note_state(note)
     parts = (uid, reason, state[:MAX_NOTE], *((occasion,) if occasion else ()))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     involved = {"apiVersion": api_version, "kind": about.kind, "name": about.name, "uid": uid}
@@ -100,22 +100,24 @@ def applied_fields(
         "resourceVersion": resource_version,
         "annotations": None if annotations is None else dict(annotations),
     }
-    document = {"apiVersion": api_version, "kind": key.kind, "metadata": _stated(metadata)}
+    document = {"apiVersion": api_version, "kind": key.kind, "metadata": _without_none(metadata)}
     return document if status is None else {**document, "status": dict(status)}
 
 
-def merged_annotations(applied: Document, ours: Iterable[str]) -> dict[str, Any]:
-    """Return the merge patch that changes annotations as this server-side apply document does.
+def annotations_merge_patch(applied: Document, ours: Iterable[str]) -> dict[str, Any]:
+    """Return a merge patch with the effect that a server-side apply document has on annotations.
 
-    Those of `ours` that are not applied are removed.
+    Args:
+        applied: the document.
+        ours: keys of all annotations that the operator writes; annotations of them that are not applied are removed.
     """
     metadata = applied["metadata"]
     annotations = dict.fromkeys(ours) | dict(metadata.get("annotations") or {})
     return {"metadata": {**metadata, "annotations": annotations}}
 
 
-def replaced_status(applied: Document) -> list[dict[str, Any]]:
-    """Return the JSON patch that changes a status as this server-side apply document does."""
+def status_json_patch(applied: Document) -> list[dict[str, Any]]:
+    """Return a JSON patch with the effect that a server-side apply document has on the status."""
     metadata = applied["metadata"]
     seen = [
         {"op": "add", "path": f"/metadata/{key}", "value": metadata[key]}
@@ -126,7 +128,7 @@ def replaced_status(applied: Document) -> list[dict[str, Any]]:
 
 
 def delete_options(uid: str, resource_version: str) -> dict[str, Any]:
-    """Return the options to delete an object only if it is still as it was seen."""
+    """Return DeleteOptions that delete an object only at this UID and resource version."""
     preconditions = {"uid": uid, "resourceVersion": resource_version}
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
 
@@ -139,7 +141,7 @@ def token_review(token: str, audience: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSpec:
-    """Who leads, since when and for how long, as a Lease says it."""
+    """Spec of a Lease: holder, duration and times."""
 
     holder: str = ""
     duration_s: int = 1
@@ -148,8 +150,8 @@ class LeaseSpec:
     transitions: int = 0
 
     @classmethod
-    def of(cls, body: Document) -> LeaseSpec:
-        """Read the spec of a Lease."""
+    def from_object(cls, body: Document) -> LeaseSpec:
+        """Read the spec of a Lease object."""
         spec = body.get("spec") or {}
         return cls(
             holder=str(spec.get("holderIdentity") or ""),
@@ -160,7 +162,7 @@ class LeaseSpec:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the spec as the API server takes it."""
+        """Return the spec as JSON of the API."""
         return {
             "holderIdentity": self.holder,
             "leaseDurationSeconds": self.duration_s,
@@ -170,7 +172,7 @@ class LeaseSpec:
         }
 
 
-def lease(
+def lease_document(
     namespace: str, name: str, spec: LeaseSpec, annotations: Mapping[str, str], resource_version: str | None
 ) -> dict[str, Any]:
     """Return a Lease: a new one, or one that replaces the given resource version."""
@@ -183,11 +185,11 @@ def lease(
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": _stated(metadata),
+        "metadata": _without_none(metadata),
         "spec": spec.document(),
     }
 
 
-def _stated(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -17,8 +17,8 @@ SPARE_NAMESPACES = 64
 class FairQueue(Generic[ItemT]):
     """Items that wait, each once, for one namespace or for several.
 
-    The namespace that has used least is next. A namespace that joins starts level with the others, because idle time
-    earns nothing. Within a namespace the lowest rank goes first, then the oldest item.
+    The namespace that has used least is next. A namespace that joins starts level with the others: idle time gives no
+    priority. Within a namespace the lowest rank goes first, then the oldest item.
     """
 
     def __init__(self) -> None:
@@ -45,80 +45,80 @@ class FairQueue(Generic[ItemT]):
         return iter(self._entries)
 
     def push(self, item: ItemT, namespace: str = "", rank: Rank = ()) -> None:
-        """Add an item, a further namespace that it waits for, or its new rank there."""
+        """Add an item to the line of a namespace, or change its rank there."""
         number = next(self._number)
         self._entries.setdefault(item, {})[namespace] = number
         heapq.heappush(self._lines.setdefault(namespace, []), (rank, number, item))
         if namespace not in self._places:
             self._used[namespace] = max(self._used.get(namespace, 0.0), self._least)
-            self._place(namespace)
+            self._move_to_back(namespace)
 
     def withdraw(self, item: ItemT, namespace: str) -> None:
-        """Stop an item from waiting for a namespace."""
+        """Remove an item from the line of a namespace."""
         entries = self._entries.get(item, {})
         entries.pop(namespace, None)
         if not entries:
             self.remove(item)
 
     def remove(self, item: ItemT) -> None:
-        """Remove an item."""
+        """Remove an item from all lines."""
         self._entries.pop(item, None)
-        self._tidy()
+        self._forget_idle_namespaces()
 
-    def pop(self, may: Callable[[ItemT, str], bool] = lambda item, namespace: True) -> tuple[ItemT, str] | None:
-        """Remove and return the next item and the namespace whose turn it is; None if none may go on.
+    def pop(self, may_run: Callable[[ItemT, str], bool] = lambda item, namespace: True) -> tuple[ItemT, str] | None:
+        """Remove and return the next item and the namespace whose turn it is; None if no item may run.
 
-        What the item uses is added by `charge`.
+        The caller adds the use of the item with `charge`.
 
         Args:
-            may: tells whether the first item of a namespace may go on.
+            may_run: tells whether the first item of a namespace may run.
         """
-        namespace = self._next(may)
+        namespace = self._next_namespace(may_run)
         if namespace is None:
             return None
         self._least = self._used[namespace]
         _, _, item = heapq.heappop(self._lines[namespace])
         del self._entries[item]
-        self._place(namespace)
-        self._tidy()
+        self._move_to_back(namespace)
+        self._forget_idle_namespaces()
         return item, namespace
 
     def charge(self, namespace: str, amount: float) -> None:
-        """Add to what a namespace has used; does nothing while nobody waits, because then nobody is ahead."""
+        """Add an amount to the use of a namespace; an empty queue records no use."""
         if self._entries:
             self._used[namespace] = max(self._used.get(namespace, 0.0) + amount, self._least)
             if namespace in self._places:
-                self._place(namespace)
+                self._move_to_back(namespace)
 
-    def _place(self, namespace: str) -> None:
-        """Put a namespace behind all those that have used as much."""
+    def _move_to_back(self, namespace: str) -> None:
+        """Move a namespace behind all others of equal use."""
         place = self._places[namespace] = (self._used[namespace], next(self._number))
         heapq.heappush(self._order, (place, namespace))
 
-    def _next(self, may: Callable[[ItemT, str], bool]) -> str | None:
-        """Return the first namespace whose first item may go on."""
+    def _next_namespace(self, may_run: Callable[[ItemT, str], bool]) -> str | None:
+        """Return the first namespace whose first item may run."""
         aside = []
         chosen = None
         while self._order and chosen is None:
             place, namespace = self._order[0]
             if self._places.get(namespace) != place:
                 heapq.heappop(self._order)
-            elif (item := self._first(namespace)) is None:
+            elif (item := self._first_item(namespace)) is None:
                 heapq.heappop(self._order)
                 del self._places[namespace], self._lines[namespace]
-            elif not may(item, namespace):
+            elif not may_run(item, namespace):
                 aside.append(heapq.heappop(self._order))
             elif place[0] < self._least:
-                # It could not go on for a while, which earns nothing either.
+                # It could not run for a while, which gives no priority either.
                 self._used[namespace] = self._least
-                self._place(namespace)
+                self._move_to_back(namespace)
             else:
                 chosen = namespace
         for entry in aside:
             heapq.heappush(self._order, entry)
         return chosen
 
-    def _first(self, namespace: str) -> ItemT | None:
+    def _first_item(self, namespace: str) -> ItemT | None:
         """Return the first item of a namespace; drop entries that their items no longer have."""
         line = self._lines[namespace]
         while line:
@@ -128,7 +128,7 @@ class FairQueue(Generic[ItemT]):
             heapq.heappop(line)
         return None
 
-    def _tidy(self) -> None:
+    def _forget_idle_namespaces(self) -> None:
         """Forget namespaces that nobody waits for."""
         if not self._entries:
             for table in (self._lines, self._places, self._used):

@@ -7,17 +7,19 @@ there after a sudden death was being read.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import mmap
 import threading
 import types
-from collections.abc import Callable, Container, Coroutine, Generator, Iterator
+from collections.abc import Callable, Container, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tilecast_operator.kube.isolation import Isolation
 from tilecast_operator.kube.kinds import Key
 
 ResultT = TypeVar("ResultT")
@@ -33,13 +35,17 @@ SLOT_BYTES = 512
 LENGTH_BYTES = 2
 NOTHING = bytes(LENGTH_BYTES)
 RUNNING, ENDED = b"running", b"ended  "
+POLL_S = 0.005
+"""Seconds between two tries of a task to run its next step."""
+LOOP_S = 2.0
+"""Longest time for which a suspect keeps the event loop waiting until other threads have read what they read."""
 
 _CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
 """Note of the object that this task reads. Threads and tasks that it starts inherit it."""
 
 
 class _Slot:
-    """The slot of a thread."""
+    """Part of the journal that belongs to one thread."""
 
     __slots__ = ("note", "region")
 
@@ -49,7 +55,7 @@ class _Slot:
 
 
 class Journal:
-    """The notes of this process.
+    """File with the object that each thread of this process reads.
 
     Args:
         folder: folder of the file; empty keeps the notes in memory, where they end with the process.
@@ -63,15 +69,20 @@ class Journal:
         self._map: mmap.mmap | bytearray = bytearray(size)
         if folder:
             try:
-                self._map = _mapped(Path(folder) / FILE, size)
+                self._map = _map_file(Path(folder) / FILE, size)
             except OSError as error:
                 log.warning("journal: %s; what is read at a sudden end is not remembered", error)
-            self.suspects = _suspects(bytes(self._map), kinds)
+            self.suspects = _read_suspects(bytes(self._map), kinds)
         self._view = memoryview(self._map)
         self._view[:] = bytes(size)
         self._view[: len(RUNNING)] = RUNNING
         self._numbers = itertools.count(1)
         self._local = threading.local()
+        self._isolation = Isolation()
+
+    def isolate(self, keys: Iterable[Key]) -> None:
+        """Set the objects that are read alone; called before anything is read."""
+        self._isolation.suspects = frozenset(map(_encode_key, keys))
 
     def close(self) -> None:
         """Record that this process ends in order."""
@@ -79,30 +90,44 @@ class Journal:
 
     @contextmanager
     def reading(self, key: Key) -> Iterator[None]:
-        """Note an object while it is read."""
-        slot = self._slot()
-        before = _write(slot, _note(key))
+        """Note an object for the duration of a `with` block."""
+        slot, note = self._thread_slot(), _encode_key(key)
+        self._isolation.enter(note, LOOP_S if note in self._isolation.suspects else 0.0)
+        before = _swap_note(slot, note)
         try:
             yield
         finally:
-            _write(slot, before)
+            _swap_note(slot, before)
+            self._isolation.leave(note)
 
     @types.coroutine
     def steps(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
-        """Await a coroutine; note an object while one of its steps runs, but not while it waits."""
-        note, slot = _note(key), self._slot()
+        """Await a coroutine, with an object noted whenever the coroutine runs but not while it waits.
+
+        A step of a suspect waits until no thread reads anything else.
+        """
+        note, slot, isolation = _encode_key(key), self._thread_slot(), self._isolation
         token = _CURRENT.set(note)
         value, error = None, None
         try:
             while True:
-                before = _write(slot, note)
+                try:
+                    # Keys without a name never wait: the work on such a key contains the steps of suspects.
+                    while key.name and not isolation.try_enter(note):
+                        yield from asyncio.sleep(POLL_S).__await__()
+                except BaseException as raised:
+                    value, error = None, raised
+                    isolation.enter(note, 0.0)
+                before = _swap_note(slot, note)
                 try:
                     waited_for = work.send(value) if error is None else work.throw(error)
                 except StopIteration as ended:
                     result: ResultT = ended.value
                     return result
                 finally:
-                    _write(slot, before)
+                    _swap_note(slot, before)
+                    if key.name:
+                        isolation.leave(note)
                 try:
                     value, error = (yield waited_for), None
                 except BaseException as raised:
@@ -111,15 +136,17 @@ class Journal:
             _CURRENT.reset(token)
 
     def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in a thread; note the object that the calling task reads."""
-        slot = self._slot()
-        before = _write(slot, _CURRENT.get())
+        """Call a function in a thread, with the object noted that the calling task reads."""
+        slot, note = self._thread_slot(), _CURRENT.get()
+        self._isolation.enter(note)
+        before = _swap_note(slot, note)
         try:
             return function(*arguments)
         finally:
-            _write(slot, before)
+            _swap_note(slot, before)
+            self._isolation.leave(note)
 
-    def _slot(self) -> _Slot:
+    def _thread_slot(self) -> _Slot:
         slot: _Slot | None = getattr(self._local, "slot", None)
         if slot is None:
             number = next(self._numbers)
@@ -129,26 +156,26 @@ class Journal:
         return slot
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap:
+def _map_file(path: Path, size: int) -> mmap.mmap:
     with path.open("a+b") as file:
         file.truncate(size)
         return mmap.mmap(file.fileno(), size)
 
 
-def _note(key: Key) -> bytes:
+def _encode_key(key: Key) -> bytes:
     text = f"{key.kind}/{key.namespace}/{key.name}".encode()[: SLOT_BYTES - LENGTH_BYTES]
     return len(text).to_bytes(LENGTH_BYTES, "big") + text
 
 
-def _write(slot: _Slot, note: bytes) -> bytes:
-    """Put a note into a slot; return the one that was there."""
+def _swap_note(slot: _Slot, note: bytes) -> bytes:
+    """Put a note into a slot, and return the previous note."""
     before, slot.note = slot.note, note
     slot.region[: len(note)] = note
     return before
 
 
-def _suspects(data: bytes, kinds: Container[str]) -> tuple[Key, ...]:
-    """Return the objects that a file notes, if its process did not end in order."""
+def _read_suspects(data: bytes, kinds: Container[str]) -> tuple[Key, ...]:
+    """Return the objects in a journal whose process died; none if it ended in order."""
     if not data.startswith(RUNNING):
         return ()
     keys = dict[Key, None]()

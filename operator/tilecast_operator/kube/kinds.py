@@ -12,7 +12,7 @@ Document: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """Place at which the API server serves a kind."""
+    """API group, version and plural name under which the API server serves a kind of objects."""
 
     group: str
     """Empty for the core group."""
@@ -27,7 +27,7 @@ class ResourceKind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Return the path of an object, or of a list without `name`."""
+        """Return the URL path of the object `name`, or of the list of objects if `name` is empty."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
@@ -39,7 +39,7 @@ Kinds: TypeAlias = Mapping[str, ResourceKind]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Key of a worker's task: one object, or everything of one concern at once."""
+    """Key of a task in the work queue: kind, namespace and name of an object, or a kind alone for all its objects."""
 
     kind: str
     namespace: str = ""

@@ -1,6 +1,6 @@
-"""The only module that touches what kopf does not publish; `tests/test_kopf.py` fails on the day kopf changes it.
+"""Replacements of internals of kopf; `tests/test_kopf.py` fails when kopf changes them.
 
-Some things cannot be had through kopf's public names:
+Four problems cannot be solved with kopf's public names:
 
 - kopf's watch ends the process when the API server refuses a list, or ends a watch in an error other than 410. It never
   reports an object that was deleted while nobody watched, and it trusts the server to lose no event. `watch_forever`
@@ -9,8 +9,8 @@ Some things cannot be had through kopf's public names:
   thousands of nodes (`docs/kopf.md`). `Toggles` replaces it.
 - kopf does not report when it begins a watch anew, which is the only sign of life of a cluster where nothing happens.
   `with_answer_callback` reports it.
-- kopf names the kinds that are not installed at every change of a CRD. `OncePerMessage` lets each such message through
-  once.
+- kopf names the kinds that are not installed at every change of a CRD. `OncePerMessageFilter` lets each such message
+  through once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BACKOFF_MOST_S = 10.0
 log = logging.getLogger("tilecast")
 
 
-class Backoffs:
+class EndlessBackoffs:
     """Waits between tries of a request, in seconds: growing, and without an end."""
 
     def __iter__(self) -> Iterator[float]:
@@ -75,7 +75,7 @@ def watch_forever(
     everything: dict[object, dict[str, dict[str, Any]]] = {}
     failed: Counter[object] = Counter()
 
-    async def endure(**kwargs: Any) -> AsyncIterator[Event]:
+    async def watch_until_failure(**kwargs: Any) -> AsyncIterator[Event]:
         place = kwargs.get("resource"), kwargs.get("namespace")
         known = everything.setdefault(place, {})
         there: set[str] | None = set()
@@ -94,7 +94,7 @@ def watch_forever(
                     elif isinstance(event, dict):
                         # Cut the object before anybody walks it, kopf included: it may be nested 10,000 deep.
                         cut(event)
-                        _note(event, known, there)
+                        _track_object(event, known, there)
                     yield event
                     if there is None and time.monotonic() > ends_s:
                         return
@@ -103,7 +103,7 @@ def watch_forever(
             await asyncio.sleep(min(reread_first_s * 2 ** min(failed[place], 16), BACKOFF_MOST_S))
             failed[place] += 1
 
-    return endure
+    return watch_until_failure
 
 
 def with_answer_callback(request: Request, answered: Callable[[str], None]) -> Request:
@@ -114,14 +114,14 @@ def with_answer_callback(request: Request, answered: Callable[[str], None]) -> R
         answered: called with the plural name of the resource.
     """
 
-    async def note(method: str, url: str, **kwargs: Any) -> Any:
+    async def request_and_report(method: str, url: str, **kwargs: Any) -> Any:
         response = await request(method, url, **kwargs)
         parts = urlsplit(url)
         if "watch=true" in parts.query.split("&"):
             answered(parts.path.rpartition("/")[2])
         return response
 
-    return note
+    return request_and_report
 
 
 async def repeat_crd_events(events: AsyncIterator[Event], waits_s: Sequence[float]) -> AsyncGenerator[Event, None]:
@@ -156,8 +156,8 @@ async def repeat_crd_events(events: AsyncIterator[Event], waits_s: Sequence[floa
 _OVER = object()
 
 
-def _note(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
-    """Keep which objects exist: of each object what it takes to report that it is gone."""
+def _track_object(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
+    """Record which objects exist, with the names that a report of their deletion needs."""
     body = event["object"]
     metadata = body.get("metadata") or {}
     uid = metadata.get("uid")
@@ -179,19 +179,19 @@ FAILURES = (errors.APIError, watching.WatchingError, ValueError, RecursionError)
 
 
 class Toggles(aiotoggles.ToggleSet):
-    """Wakes those who wait for its state only when the state changes."""
+    """Toggle set of kopf that wakes waiting tasks only when its state changes."""
 
     async def make_toggle(self, value: bool = False, /, *, name: str | None = None) -> aiotoggles.Toggle:
         """Return a new toggle of the set."""
         toggle = aiotoggles.Toggle(value, name=name, condition=self._condition)
-        await self._change(lambda: self._toggles.add(toggle))
+        await self._change_toggles(lambda: self._toggles.add(toggle))
         return toggle
 
     async def drop_toggle(self, toggle: aiotoggles.Toggle) -> None:
         """Take a toggle out of the set."""
-        await self._change(lambda: self._toggles.discard(toggle))
+        await self._change_toggles(lambda: self._toggles.discard(toggle))
 
-    async def _change(self, act: Callable[[], None]) -> None:
+    async def _change_toggles(self, act: Callable[[], None]) -> None:
         async with self._condition:
             before = self.is_on()
             act()
@@ -199,8 +199,8 @@ class Toggles(aiotoggles.ToggleSet):
                 self._condition.notify_all()
 
 
-class OncePerMessage(logging.Filter):
-    """Lets every message through once.
+class OncePerMessageFilter(logging.Filter):
+    """Log filter that passes every message once.
 
     At every change of any CRD kopf looks again for the kinds that it is to watch, and logs those that the cluster does
     not serve.
@@ -218,7 +218,7 @@ class OncePerMessage(logging.Filter):
         return is_new
 
 
-def install(relist_s: float, answered: Callable[[str], None], cut: Callable[[Event], object]) -> None:
+def install_replacements(relist_s: float, answered: Callable[[str], None], cut: Callable[[Event], object]) -> None:
     """Install all replacements.
 
     Args:
@@ -231,4 +231,4 @@ def install(relist_s: float, answered: Callable[[str], None], cut: Callable[[Eve
         watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s, cut
     )
     aiotoggles.ToggleSet = Toggles  # type: ignore[misc]
-    observation.logger.addFilter(OncePerMessage())
+    observation.logger.addFilter(OncePerMessageFilter())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
-from tilecast_operator.kube.documents import LeaseSpec, lease
+from tilecast_operator.kube.documents import LeaseSpec, lease_document
 from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
@@ -33,7 +33,7 @@ class NotLeaderError(Exception):
 
 
 class Leadership:
-    """Whether this replica may write, and until when. Belongs to one event loop.
+    """Right of this replica to write, with the time when it ends. Belongs to one event loop.
 
     Args:
         is_alone: whether there is one replica only, which needs no lease.
@@ -57,12 +57,12 @@ class Leadership:
             raise NotLeaderError("another replica leads")
 
     def listen(self, listener: Callable[[bool], None]) -> None:
-        """Call this listener with True whenever this replica begins to lead, and with False when it no longer does."""
+        """Add a function that is called with True when this replica begins to lead, and with False when it ends."""
         self._listeners.append(listener)
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[None]:
-        """Guard one write, which is cancelled if the lease ends before it does.
+    async def guard_write(self) -> AsyncIterator[None]:
+        """Allow one write in a `with` block, which is cancelled if the lease ends first.
 
         Raises:
             NotLeaderError: another replica leads.
@@ -79,10 +79,10 @@ class Leadership:
             finally:
                 self._limits.discard(limit)
 
-    def extend(self, until_s: float) -> None:
-        """Lead until this time of the monotonic clock, in seconds."""
+    def lead_until(self, until_s: float) -> None:
+        """Lead until `until_s` of the monotonic clock, in seconds."""
         # Report the end of the previous lease if no timer ran in between, so that refused work is due again
-        self._look()
+        self._report_end()
         self._until_s = until_s
         loop = asyncio.get_running_loop()
         for limit in self._limits:
@@ -90,49 +90,50 @@ class Leadership:
                 limit.reschedule(until_s)
         if self._end is not None:
             self._end.cancel()
-        self._end = loop.call_at(until_s, self._look)
+        self._end = loop.call_at(until_s, self._report_end)
         if self.is_leader and not self._is_leading:
-            self._change(True)
+            self._set_leading(True)
 
     def end(self) -> None:
         """Stop leading."""
         self._until_s = -math.inf
-        self._look()
+        self._report_end()
 
-    def _look(self) -> None:
+    def _report_end(self) -> None:
         if self._is_leading and not self.is_leader:
-            self._change(False)
+            self._set_leading(False)
 
-    def _change(self, is_leading: bool) -> None:
+    def _set_leading(self, is_leading: bool) -> None:
         self._is_leading = is_leading
         for listener in self._listeners:
             listener(is_leading)
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _SeenLease:
     """A Lease as it was read."""
 
     resource_version: str
     spec: LeaseSpec
     address: str
     since_s: float
-    """Since when the Lease is known to be so, in seconds of the monotonic clock."""
+    """When this state of the Lease was first seen, in seconds of the monotonic clock."""
 
     @classmethod
-    def of(cls, body: Document, annotation: str, since_s: float) -> _Record:
+    def from_object(cls, body: Document, annotation: str, since_s: float) -> _SeenLease:
         metadata = body["metadata"]
         address = str((metadata.get("annotations") or {}).get(annotation, ""))
-        return cls(str(metadata["resourceVersion"]), LeaseSpec.of(body), address, since_s)
+        return cls(str(metadata["resourceVersion"]), LeaseSpec.from_object(body), address, since_s)
 
     @property
-    def ends_s(self) -> float:
+    def expires_s(self) -> float:
         """When another replica may take the Lease, in seconds of the monotonic clock."""
         return self.since_s + self.spec.duration_s
 
 
+@dataclass(eq=False)
 class Election:
-    """Takes a Lease when it is free, and renews it. Belongs to one event loop.
+    """Election by a Lease: this replica takes it when it is free, and renews it. Belongs to one event loop.
 
     Args:
         client: client of the API server.
@@ -144,31 +145,20 @@ class Election:
         leadership: is extended with every renewal.
     """
 
-    def __init__(
-        self,
-        client: Api,
-        place: str,
-        instance: str,
-        address: str,
-        annotation: str,
-        lease_s: int,
-        leadership: Leadership,
-    ) -> None:
-        self._client = client
-        self._namespace, _, self._name = place.partition("/")
-        self._identity = f"{instance}_{uuid.uuid4()}"
-        self._address = address
-        self._annotation = annotation
-        self._lease_s = lease_s
-        self._leadership = leadership
-        self._record: _Record | None = None
-        self._acquired = ""
-        self._is_released = False
+    client: Api
+    place: str
+    instance: str
+    address: str
+    annotation: str
+    lease_s: int
+    leadership: Leadership
 
-    @property
-    def identity(self) -> str:
-        """Name of this replica in the Lease: whoever knows it may read the Lease."""
-        return self._identity
+    def __post_init__(self) -> None:
+        self.identity = f"{self.instance}_{uuid.uuid4()}"
+        """Name of this replica in the Lease. Only readers of the Lease know it."""
+        self._namespace, _, self._name = self.place.partition("/")
+        self._record: _SeenLease | None = None
+        self._is_released = False
 
     @property
     def leader(self) -> str:
@@ -179,56 +169,56 @@ class Election:
     def leader_address(self) -> str | None:
         """URL of another replica that leads; None if none is known to lead."""
         known = self._record
-        is_other = known is not None and known.spec.holder not in ("", self._identity)
-        return known.address or None if known and is_other and time.monotonic() < known.ends_s else None
+        is_other = known is not None and known.spec.holder not in ("", self.identity)
+        return known.address or None if known and is_other and time.monotonic() < known.expires_s else None
 
     async def run(self) -> None:
         """Take part in the election until it is cancelled or the lease is released."""
         problem = ""
         while not self._is_released:
             try:
-                async with asyncio.timeout(REQUEST * self._lease_s):
-                    await self._turn()
+                async with asyncio.timeout(REQUEST * self.lease_s):
+                    await self._renew_or_take()
                 problem = ""
             except (ApiError, *UNREACHABLE) as error:
                 why = str(error) or type(error).__name__
                 if why != problem:
-                    log.warning("lease %s/%s: %s", self._namespace, self._name, why)
+                    log.warning("lease %s: %s", self.place, why)
                 problem = why
                 if isinstance(error, ApiError) and error.status in (404, 409):
                     self._record = None
-            await asyncio.sleep(self._lease_s * (RENEW if self._leadership.is_leader and not problem else LOOK))
+            await asyncio.sleep(self.lease_s * (RENEW if self.leadership.is_leader and not problem else LOOK))
 
     async def release(self) -> None:
         """Stop leading and release the Lease. If that fails, the Lease ends by itself."""
         self._is_released = True
-        self._leadership.end()
-        if self._record is None or self._record.spec.holder != self._identity:
+        self.leadership.end()
+        if self._record is None or self._record.spec.holder != self.identity:
             return
         try:
-            async with asyncio.timeout(REQUEST * self._lease_s):
-                await self._read()
-                if self._record is not None and self._record.spec.holder == self._identity:
-                    await self._write("", 1)
+            async with asyncio.timeout(REQUEST * self.lease_s):
+                await self._read_lease()
+                if self._record is not None and self._record.spec.holder == self.identity:
+                    await self._write_lease("", 1)
         except (ApiError, *UNREACHABLE) as error:
-            log.warning("lease %s/%s is not released: %s", self._namespace, self._name, error)
+            log.warning("lease %s is not released: %s", self.place, error)
 
-    async def _turn(self) -> None:
+    async def _renew_or_take(self) -> None:
         """Renew the Lease, or take it if it is free."""
         began_s = time.monotonic()
-        if not self._leadership.is_leader or self._record is None:
-            await self._read()
+        if not self.leadership.is_leader or self._record is None:
+            await self._read_lease()
         known = self._record
         holder = "" if known is None else known.spec.holder
-        if holder in ("", self._identity) or (known is not None and time.monotonic() >= known.ends_s):
-            await self._write(self._identity, self._lease_s)
+        if holder in ("", self.identity) or (known is not None and time.monotonic() >= known.expires_s):
+            await self._write_lease(self.identity, self.lease_s)
             if not self._is_released:
-                self._leadership.extend(began_s + FENCE * self._lease_s)
+                self.leadership.lead_until(began_s + FENCE * self.lease_s)
 
-    async def _read(self) -> None:
-        """Read the Lease; one that has not changed keeps the time since when it is so."""
+    async def _read_lease(self) -> None:
+        """Read the Lease; an unchanged one keeps the time when it was first seen."""
         try:
-            body = await self._client.get(self._path())
+            body = await self.client.get(self._lease_path())
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -236,15 +226,15 @@ class Election:
             return
         known = self._record
         if known is None or known.resource_version != str(body["metadata"]["resourceVersion"]):
-            self._record = _Record.of(body, self._annotation, time.monotonic())
+            self._record = _SeenLease.from_object(body, self.annotation, time.monotonic())
 
-    async def _write(self, holder: str, lease_s: int) -> None:
+    async def _write_lease(self, holder: str, lease_s: int) -> None:
         """Write the Lease, if nobody else has written it since it was read."""
         known, now = self._record, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = known.spec.holder if known else ""
         is_same = holder in ("", before)
         if not is_same:
-            log.info("lease %s/%s: %s leads after %s", self._namespace, self._name, holder, before or "nobody")
+            log.info("lease %s: %s leads after %s", self.place, holder, before or "nobody")
         spec = LeaseSpec(
             holder=holder,
             duration_s=lease_s,
@@ -252,14 +242,14 @@ class Election:
             renewed=now,
             transitions=(known.spec.transitions if known else 0) + (not is_same and known is not None),
         )
-        version, annotations = known.resource_version if known else None, {self._annotation: self._address}
-        document = lease(self._namespace, self._name, spec, annotations, version)
+        version, annotations = known.resource_version if known else None, {self.annotation: self.address}
+        document = lease_document(self._namespace, self._name, spec, annotations, version)
         if known is None:
-            answer = await self._client.create(self._path(is_list=True), document, is_fenced=False)
+            answer = await self.client.create(self._lease_path(is_list=True), document, is_fenced=False)
         else:
-            answer = await self._client.replace(self._path(), document)
-        self._record = _Record.of(answer, self._annotation, time.monotonic())
+            answer = await self.client.replace(self._lease_path(), document)
+        self._record = _SeenLease.from_object(answer, self.annotation, time.monotonic())
 
-    def _path(self, *, is_list: bool = False) -> str:
+    def _lease_path(self, *, is_list: bool = False) -> str:
         root = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
         return root if is_list else f"{root}/{self._name}"

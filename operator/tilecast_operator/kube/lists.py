@@ -1,6 +1,6 @@
-"""Compares the number of cached objects with the number that the API server has.
+"""Comparison of the number of cached objects with the number that the API server has.
 
-A first list that is not over, or a watch that went silent, would leave no other trace.
+Nothing else shows that a first list is not over, or that a watch went silent.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tilecast_operator.kube.cache import CacheTable
@@ -15,8 +16,9 @@ from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
 from tilecast_operator.kube.kinds import Document, Kinds
 
 
+@dataclass(eq=False)
 class ListCheck:
-    """Counts the objects of some kinds on the API server and in the cache.
+    """Comparison of the counts of some kinds of objects on the API server and in the cache.
 
     Args:
         client: client of the API server.
@@ -29,22 +31,15 @@ class ListCheck:
         uncounted_pause_s: the same if the API server gives no count, as for nodes that a selector chooses.
     """
 
-    def __init__(
-        self,
-        client: Api,
-        tables: Mapping[str, CacheTable[Any]],
-        first: tuple[str, ...],
-        uncounted: tuple[str, ...],
-        kinds: Kinds,
-        pause_s: float,
-        uncounted_pause_s: float,
-    ) -> None:
-        self._pause_s, self._uncounted_pause_s = pause_s, uncounted_pause_s
-        self._client = client
-        self._kinds = kinds
-        self._tables = tables
-        self._first = [kind for kind in first if kind in tables]
-        self._uncounted = uncounted
+    client: Api
+    tables: Mapping[str, CacheTable[Any]]
+    first: tuple[str, ...]
+    uncounted: tuple[str, ...]
+    kinds: Kinds
+    pause_s: float
+    uncounted_pause_s: float
+
+    def __post_init__(self) -> None:
         self._is_complete = False
         self._versions: dict[str, int] = {}
         """Newest resource version that the API server has reported, by resource."""
@@ -54,32 +49,32 @@ class ListCheck:
         self._difference: dict[str, str] = {}
 
     async def is_complete(self) -> bool:
-        """Return whether every object of the first list has been seen.
+        """Return whether the cache has every object of the first list.
 
-        That is so when as many were seen as the API server counts. If it gives no count, or objects come and go too
-        fast to be counted, it is so after a long pause without a new object.
+        It has once the counts agree. If the API server gives no count, or objects come and go too fast to be counted, a
+        long pause without a new object is enough.
         """
         if self._is_complete:
             return True
-        seen = {kind: len(self._tables[kind]) for kind in self._first}
-        there = {kind: await self._count(kind) for kind in self._first}
+        seen = {kind: len(self.tables[kind]) for kind in self.first if kind in self.tables}
+        there = {kind: await self._count_on_server(kind) for kind in seen}
         is_short = any(count is not None and count != seen[kind] for kind, count in there.items())
-        paused_s = time.monotonic() - max(table.last_new_s for table in self._tables.values())
-        pause_s = self._pause_s if is_short else self._uncounted_pause_s
+        paused_s = time.monotonic() - max(table.last_new_s for table in self.tables.values())
+        pause_s = self.pause_s if is_short else self.uncounted_pause_s
         is_counted = None not in there.values()
         self._is_complete = (is_counted and not is_short) or paused_s > pause_s
         return self._is_complete
 
     async def is_whole(self, kind: str, seen: int) -> bool:
         """Return whether the API server counts as many objects of a kind as were seen."""
-        return await self._count(kind) == seen
+        return await self._count_on_server(kind) == seen
 
     async def compare(self, interval_s: float) -> None:
-        """Compare the counts in every interval, for ever."""
+        """Compare the counts every `interval_s` seconds, for ever."""
         while True:
             await asyncio.sleep(interval_s)
-            for kind, table in self._tables.items():
-                there, here, resource = await self._count(kind), len(table), self._kinds[kind].plural
+            for kind, table in self.tables.items():
+                there, here, resource = await self._count_on_server(kind), len(table), self.kinds[kind].plural
                 if there is None or there == here:
                     self._differs_since.pop(resource, None)
                 else:
@@ -87,9 +82,10 @@ class ListCheck:
                     self._differs_since.setdefault(resource, time.monotonic())
 
     def stale(self, limit_s: float) -> str | None:
-        """Return which watch has differed for longer than the limit, and how; None if none has.
+        """Return a message about a watch that misses objects; None if there is none.
 
-        If the store went back in time, its watch never reports what exists: that counts at once.
+        It misses some if the counts have differed for longer than `limit_s` seconds, or if the store was restored from
+        an older state.
         """
         if self._went_back:
             return self._went_back
@@ -98,16 +94,16 @@ class ListCheck:
                 return f"the watch of {resource} is stale: {self._difference[resource]}"
         return None
 
-    async def _count(self, kind: str) -> int | None:
-        """Return how many objects the API server has; None if it does not say."""
+    async def _count_on_server(self, kind: str) -> int | None:
+        """Return how many objects of a kind the API server has; None if it does not say."""
         try:
-            page = await self._client.get(self._kinds[kind].path(), {"limit": "1"})
+            page = await self.client.get(self.kinds[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):
             return None
-        self._note_version(self._kinds[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
-        return None if kind in self._uncounted else _total(page)
+        self._check_version(self.kinds[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
+        return None if kind in self.uncounted else _list_length(page)
 
-    def _note_version(self, resource: str, text: str) -> None:
+    def _check_version(self, resource: str, text: str) -> None:
         """Check the version of a list: versions of one store only grow, unless it is restored from a snapshot."""
         if not text.isdigit():
             return
@@ -117,7 +113,7 @@ class ListCheck:
         self._versions[resource] = max(version, before)
 
 
-def _total(page: Document) -> int | None:
+def _list_length(page: Document) -> int | None:
     """Return how many objects a list has, from one of its pages; None if the page does not say."""
     metadata, items = page.get("metadata") or {}, page.get("items") or ()
     if not metadata.get("continue"):

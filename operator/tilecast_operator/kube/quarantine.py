@@ -1,8 +1,9 @@
 """Objects that are set aside because the operator died while it read them.
 
-An object is set aside after the first death if it was the only one being read, and after its second death if others
-were being read as well: only an object that is to blame is there at every death. It is read again once its content has
-changed, or after a wait that grows with every death, because it may have been a bystander.
+An object is set aside if it was the only one being read at a death. If others were being read as well, none of them is
+set aside: they are suspects, each of which the next process reads alone (`isolation`), and so another death shows which
+one is to blame. An object that was set aside is read again once its content has changed, or after a wait that grows
+with every death.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NAMESPACE_DEATHS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DeathRecord:
     """Deaths at which an object was being read."""
 
     deaths: int
@@ -45,45 +46,45 @@ class Record:
     """Digest of the object's content when it was first seen after the death."""
 
 
-Records: TypeAlias = Mapping[Key, Record]
+DeathRecords: TypeAlias = Mapping[Key, DeathRecord]
 
 
-def records_after(records: Records, suspects: Iterable[Key], now_s: float) -> dict[Key, Record]:
-    """Return the records after a death.
+def add_deaths(records: DeathRecords, suspects: Iterable[Key], now_s: float) -> dict[Key, DeathRecord]:
+    """Return the records with one more death of the operator.
 
     Args:
         records: records of earlier deaths.
         suspects: the objects that were being read.
         now_s: Unix time, in seconds.
     """
-    after = {key: item for key, item in records.items() if now_s < max(item.last_s, item.until_s) + FORGET_S}
+    after = _recent_records(records, now_s)
     suspects = set(suspects)
-    to_blame = {key for key in suspects if len(suspects) == 1 or key in after}
+    to_blame = suspects if len(suspects) == 1 else set[Key]()
     for key in suspects:
-        deaths = _deaths(after, key) + 1
-        after[key] = Record(deaths, now_s, now_s + wait_s(deaths) if key in to_blame else 0.0)
+        deaths = _death_count(after, key) + 1
+        after[key] = DeathRecord(deaths, now_s, now_s + quarantine_s(deaths) if key in to_blame else 0.0)
     for namespace in {key.namespace for key in to_blame if key.namespace}:
         key = Key(EVERYTHING, namespace)
-        deaths = _deaths(after, key) + 1
+        deaths = _death_count(after, key) + 1
         beyond = deaths - NAMESPACE_DEATHS
-        after[key] = Record(deaths, now_s, now_s + wait_s(1 + beyond) if beyond >= 0 else 0.0)
+        after[key] = DeathRecord(deaths, now_s, now_s + quarantine_s(1 + beyond) if beyond >= 0 else 0.0)
     return after
 
 
-def wait_s(deaths: int) -> float:
+def quarantine_s(deaths: int) -> float:
     """Return how long an object is set aside after so many deaths, in seconds."""
     return min(FIRST_S * FACTOR ** min(deaths - 1, 16), MOST_S)
 
 
 class Quarantine:
-    """The objects that are set aside. Belongs to one event loop.
+    """Store of the objects that are set aside. Belongs to one event loop.
 
     Args:
         folder: folder in which records are kept from one process to the next; empty for nowhere.
         suspects: objects that were being read when the last process died.
         clock: Unix time, in seconds.
-        harmless_part: Returns what may be read of an object that is set aside; None for nothing.
-        digest: Returns a digest of what users say in an object. It must not recurse: the object may be nested as deep
+        harmless_part: returns what may be read of an object that is set aside; None for nothing.
+        digest: returns a digest of what users say in an object. It must not recurse: the object may be nested as deep
             as the API server allows.
     """
 
@@ -101,28 +102,30 @@ class Quarantine:
         self._clock = clock
         self._held: dict[Key, tuple[str, str]] = {}
         """UID of every object that was seen and is set aside, and why."""
-        self._records = _stored(self._path)
+        self._records = _recent_records(_load_records(self._path), clock())
         self.changed: Callable[[Counter[str]], None] = lambda counts: None
         """Called with how many objects of each kind are set aside, whenever that changes."""
         if suspects := tuple(suspects):
-            self._records = records_after(self._records, suspects, clock())
-            self._save()
+            self._records = add_deaths(self._records, suspects, clock())
+            self._save_records()
             for key in suspects:
                 record = self._records[key]
                 text = f"is set aside until {stamp(record.until_s)}" if record.until_s else "is suspected"
                 log.error("%s was being read when the last process died (death %d); it %s", key, record.deaths, text)
 
-    def readable_part(self, body: Document) -> Document | None:
-        """Return what may be read of an object.
+    @property
+    def suspects(self) -> list[Key]:
+        """Objects that were being read at a death and are to be read alone."""
+        return [key for key in self._records if key.kind != EVERYTHING]
 
-        That is the whole object unless it is set aside.
-        """
+    def readable_part(self, body: Document) -> Document | None:
+        """Return the whole object, or its harmless part while it is set aside."""
         if not self._records:
             return body
         key = Key.of(body)
-        place, record = self._record(key)
-        if record is None or (place == key and self._is_changed(key, record, body)):
-            self._release(key)
+        place, record = self._active_record(key)
+        if record is None or (place == key and self._has_changed(key, record, body)):
+            self._release_object(key)
             return body
         deaths = f"{record.deaths} time{'s' if record.deaths > 1 else ''}, last at {stamp(record.last_s)}"
         what = "this object" if place == key else "objects of this namespace"
@@ -130,14 +133,14 @@ class Quarantine:
         if key not in self._held:
             log.warning("%s is set aside until %s", key, stamp(record.until_s))
         self._held[key] = str(body["metadata"].get("uid", "")), f"{text}; correct or delete it"
-        self.changed(self._counts())
+        self.changed(self._counts_by_kind())
         return self._harmless_part(body)
 
     def lose(self, key: Key) -> None:
-        """Record that an object is gone."""
-        self._release(key)
+        """Forget an object that is gone."""
+        self._release_object(key)
         if self._records.pop(key, None) is not None:
-            self._save()
+            self._save_records()
 
     def reason(self, key: Key) -> str | None:
         """Return why an object is set aside; None if it is not."""
@@ -149,10 +152,10 @@ class Quarantine:
             yield key, uid, text
 
     def due(self) -> list[Key]:
-        """Return the objects that were set aside for long enough."""
-        return [key for key in self._held if self._record(key)[1] is None]
+        """Return the keys of the objects that were set aside for long enough."""
+        return [key for key in self._held if self._active_record(key)[1] is None]
 
-    def _record(self, key: Key) -> tuple[Key, Record | None]:
+    def _active_record(self, key: Key) -> tuple[Key, DeathRecord | None]:
         """Return the record by which an object is set aside now, and its key; None if there is no such record."""
         whole, now_s = Key(EVERYTHING, key.namespace), self._clock()
         for place in (key, whole) if key.namespace else (key,):
@@ -161,30 +164,30 @@ class Quarantine:
                 return place, record
         return key, None
 
-    def _is_changed(self, key: Key, record: Record, body: Document) -> bool:
+    def _has_changed(self, key: Key, record: DeathRecord, body: Document) -> bool:
         """Return whether an object has changed since it was set aside, and may be read again because of that."""
         says = self._digest(body)
         if not record.digest:
             self._records[key] = replace(record, digest=says)
-            self._save()
+            self._save_records()
         elif record.digest != says:
             # The wait stops a user who changes the object as fast as it is read again from ending every process.
-            again_s = record.last_s + (0.0 if record.deaths == 1 else wait_s(record.deaths - 1))
+            again_s = record.last_s + (0.0 if record.deaths == 1 else quarantine_s(record.deaths - 1))
             is_due = again_s <= self._clock()
             self._records[key] = replace(record, until_s=0.0 if is_due else min(record.until_s, again_s), digest="")
-            self._save()
+            self._save_records()
             return is_due
         return False
 
-    def _release(self, key: Key) -> None:
+    def _release_object(self, key: Key) -> None:
         if self._held.pop(key, None) is not None:
             log.warning("%s is read again", key)
-            self.changed(self._counts())
+            self.changed(self._counts_by_kind())
 
-    def _counts(self) -> Counter[str]:
+    def _counts_by_kind(self) -> Counter[str]:
         return Counter(key.kind for key in self._held)
 
-    def _save(self) -> None:
+    def _save_records(self) -> None:
         if self._path is None:
             return
         rows = [{"key": [key.kind, key.namespace, key.name], **asdict(item)} for key, item in self._records.items()]
@@ -196,17 +199,22 @@ class Quarantine:
             log.warning("journal: %s; what is set aside is not remembered", error)
 
 
-def _deaths(records: Records, key: Key) -> int:
+def _recent_records(records: DeathRecords, now_s: float) -> dict[Key, DeathRecord]:
+    """Return the records without those of deaths long ago."""
+    return {key: item for key, item in records.items() if now_s < max(item.last_s, item.until_s) + FORGET_S}
+
+
+def _death_count(records: DeathRecords, key: Key) -> int:
     return records[key].deaths if key in records else 0
 
 
-def _stored(path: Path | None) -> dict[Key, Record]:
+def _load_records(path: Path | None) -> dict[Key, DeathRecord]:
     """Return the records of the last process; none if they cannot be read."""
     if path is None or not path.exists():
         return {}
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-        return {Key(*row.pop("key")): Record(**row) for row in rows}
+        return {Key(*row.pop("key")): DeathRecord(**row) for row in rows}
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         log.warning("%s cannot be read, and nothing is set aside: %s", path, error)
         return {}

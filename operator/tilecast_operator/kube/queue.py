@@ -62,7 +62,7 @@ class KeyQueue(Generic[KeyT]):
         return len(self._ready) + len({*self._background, *(key for key, _ in self._due)})
 
     def add(self, key: KeyT, delay_s: float = 0.0, *, in_background: bool = False) -> None:
-        """Work on a key, `delay_s` from now at the earliest.
+        """Add a key that may be taken after `delay_s` seconds.
 
         Of several delays the shortest counts. A key that is added without delay and not for the background leaves the
         background.
@@ -75,44 +75,44 @@ class KeyQueue(Generic[KeyT]):
             self._again[key] = in_background and self._again.get(key, True)
         elif in_background:
             self._background.push(key, self._namespace_of(key))
-            self._admit()
+            self._admit_background()
         else:
             self._background.remove(key)
-            self._put(key)
+            self._make_ready(key)
 
     def _add_later(self, entry: tuple[KeyT, bool], due: float) -> None:
         if due < self._due.get(entry, math.inf):
             self._due[entry] = due
             heapq.heappush(self._later, (due, next(self._order), entry))
-            self._tidy()
+            self._drop_replaced_delays()
             if self._later[0][2] == entry:
-                self._wake()
+                self._on_timer()
 
-    def _put(self, key: KeyT) -> None:
+    def _make_ready(self, key: KeyT) -> None:
         if not self._ready and not self._running:
             self._last_progress = self._clock()
         for in_background in (False, True):
             self._due.pop((key, in_background), None)
         self._ready.push(key, self._namespace_of(key))
-        self._hand_out()
+        self._serve_idle_workers()
 
-    def _admit(self) -> None:
+    def _admit_background(self) -> None:
         """Make background keys ready while few of them are."""
         while len(self._admitted) < BACKGROUND_AT_ONCE and (chosen := self._background.pop()) is not None:
             key, namespace = chosen
             self._background.charge(namespace, 1.0)
             self._admitted.add(key)
-            self._put(key)
+            self._make_ready(key)
 
     def ready(self) -> Iterator[KeyT]:
-        """Return the keys that could be taken now."""
-        self._move_due()
+        """Iterate over the keys that wait to be taken now, also in the background."""
+        self._move_due_keys()
         return itertools.chain(self._ready, self._background)
 
     async def take(self) -> KeyT:
         """Wait for the next key and return it; call `done` with it afterwards."""
-        self._move_due()
-        key = self._next()
+        self._move_due_keys()
+        key = self._start_next()
         if key is not None:
             return key
         place: asyncio.Future[KeyT] = asyncio.get_running_loop().create_future()
@@ -121,12 +121,12 @@ class KeyQueue(Generic[KeyT]):
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._stopped(place.result())
-                self._put(place.result())
+                self._stop_running(place.result())
+                self._make_ready(place.result())
             raise
 
-    def _next(self) -> KeyT | None:
-        """Return the next key, which is worked on from now on; None if there is none."""
+    def _start_next(self) -> KeyT | None:
+        """Mark the next key as running and return it; None if no key may run."""
         chosen = self._ready.pop(self._has_worker)
         if chosen is None:
             return None
@@ -143,42 +143,39 @@ class KeyQueue(Generic[KeyT]):
         """
         return not namespace or self._running_of[namespace] < self.workers - len(self._running)
 
-    def _hand_out(self) -> None:
+    def _serve_idle_workers(self) -> None:
         """Give ready keys to workers that wait."""
         while self._idle:
             if self._idle[0].done():  # the worker has been cancelled meanwhile
                 self._idle.popleft()
-            elif (key := self._next()) is not None:
+            elif (key := self._start_next()) is not None:
                 self._idle.popleft().set_result(key)
             else:
                 return
 
-    def _wake(self) -> None:
-        """Make keys ready as they become due.
-
-        One timer does that for all workers that wait.
-        """
+    def _on_timer(self) -> None:
+        """Make due keys ready, and set the timer for the next one."""
         if self._timer:
             self._timer.cancel()
-        self._move_due()
+        self._move_due_keys()
         if self._later:
-            self._timer = asyncio.get_running_loop().call_later(self._later[0][0] - self._clock(), self._wake)
+            self._timer = asyncio.get_running_loop().call_later(self._later[0][0] - self._clock(), self._on_timer)
 
     def is_in_background(self, key: KeyT) -> bool:
         """Return whether a key that is worked on is a background key."""
         return key in self._admitted
 
     def done(self, key: KeyT) -> None:
-        """Record that the work on a key has ended, well or not."""
+        """Record that the work on a key has ended or failed."""
         self._last_progress = self._clock()
-        self._stopped(key)
+        self._stop_running(key)
         self._admitted.discard(key)
         if key in self._again:
             self.add(key, in_background=self._again.pop(key))
-        self._admit()
-        self._hand_out()
+        self._admit_background()
+        self._serve_idle_workers()
 
-    def _stopped(self, key: KeyT) -> None:
+    def _stop_running(self, key: KeyT) -> None:
         namespace = self._namespace_of(key)
         self._running.discard(key)
         self._running_of[namespace] -= 1
@@ -192,20 +189,20 @@ class KeyQueue(Generic[KeyT]):
         """
         return self._clock() - self._last_progress if self._ready or self._running else 0.0
 
-    def _tidy(self) -> None:
+    def _drop_replaced_delays(self) -> None:
         """Remove delays that shorter ones have replaced, before they outnumber the others."""
         if len(self._later) > 2 * len(self._due) + 64:
             self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
             heapq.heapify(self._later)
 
-    def wait_s(self) -> float | None:
+    def seconds_to_next(self) -> float | None:
         """Return the seconds until a key can be taken; None while there is no key."""
-        self._move_due()
+        self._move_due_keys()
         if self._ready:
             return 0.0
         return self._later[0][0] - self._clock() if self._later else None
 
-    def _move_due(self) -> None:
+    def _move_due_keys(self) -> None:
         """Make keys ready whose time has come."""
         while self._later:
             due, _, entry = self._later[0]

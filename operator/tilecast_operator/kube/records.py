@@ -1,7 +1,7 @@
-"""Records of keys: whatever an operator remembers of an object besides the object itself.
+"""Records by key: the state that controllers keep about an object, beside the object itself.
 
 A record has parts. Each controller declares its part, and reads and fills it. When an object is gone, its whole record
-is dropped here, so that no controller has to clean up after it.
+is dropped here and no part of it is stored any more, so that no controller has to clean up after it.
 """
 
 from __future__ import annotations
@@ -15,26 +15,41 @@ ValueT = TypeVar("ValueT")
 
 
 class RecordPart(dict[Key, ValueT]):
-    """One part of all records, by key.
+    """One part of all records, by key. Values of objects that are gone are not stored.
 
     Args:
-        make: Returns the part of a key that has none yet; None where only the controller can tell it.
-        dropped: Called with each key whose record was dropped, and with this part of it.
+        records: the records that this is a part of.
+        make: makes the value of a key that has none yet; None if only the controller can set it.
+        dropped: called with each key whose record was dropped, and with the key's value.
     """
 
-    def __init__(self, make: Callable[[], ValueT] | None, dropped: Callable[[Key, ValueT], None]) -> None:
+    def __init__(
+        self, records: Records, make: Callable[[], ValueT] | None, dropped: Callable[[Key, ValueT], None]
+    ) -> None:
         super().__init__()
+        self._records = records
         self._make = make
         self.dropped = dropped
 
+    def __setitem__(self, key: Key, value: ValueT) -> None:
+        if self._records.may_exist(key):
+            super().__setitem__(key, value)
+
     def of(self, key: Key) -> ValueT:
-        """Return the part of a key; it is made if the key has none yet."""
-        value = self.get(key)
-        if value is None:
-            if self._make is None:
-                raise KeyError(key)
-            value = self[key] = self._make()
-        return value
+        """Return the value of a key, made first if there is none.
+
+        Raises:
+            KeyError: there is no value, and this part cannot make one.
+        """
+        if self._make is None:
+            return self[key]
+        return self.setdefault(key, self._make())
+
+    def setdefault(self, key: Key, default: ValueT) -> ValueT:  # type: ignore[override]
+        """Return the value of a key, which becomes `default` if there is none."""
+        if key not in self:
+            self[key] = default
+        return self.get(key, default)
 
 
 class Records:
@@ -42,12 +57,14 @@ class Records:
 
     def __init__(self) -> None:
         self._parts: list[RecordPart[Any]] = []
+        self.may_exist: Callable[[Key], bool] = lambda key: True
+        """Returns whether the object of a key may exist; nothing is recorded of one that is gone."""
 
     def part(
         self, make: Callable[[], ValueT] | None = None, dropped: Callable[[Key, ValueT], None] = lambda key, value: None
     ) -> RecordPart[ValueT]:
         """Declare a part of every record; the arguments are those of `RecordPart`."""
-        part = RecordPart(make, dropped)
+        part = RecordPart(self, make, dropped)
         self._parts.append(part)
         return part
 

@@ -24,8 +24,8 @@ class ServerClock:
         self._timer = timer
         self._offset_s: float | None = None
 
-    def note(self, date: str) -> None:
-        """Take the Date header of an answer; ignore one that cannot be read."""
+    def set_from_header(self, date: str) -> None:
+        """Set the clock by the Date header of an answer; ignore an unreadable one."""
         try:
             offset_s = parsedate_to_datetime(date).timestamp() - self._timer()
         except (TypeError, ValueError):

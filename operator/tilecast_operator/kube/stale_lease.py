@@ -1,4 +1,4 @@
-"""Finds out whether nobody leads, for a process that takes no part in the election.
+"""Test, by a process outside the election, whether any replica still renews the Lease.
 
 The times in a Lease are those of its holder's clock, which may be a day off. Only a change that is seen here counts.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
@@ -14,17 +15,18 @@ from tilecast_operator.kube.documents import LeaseSpec
 
 
 class LeaderLivesError(Exception):
-    """Somebody leads: the Lease has changed."""
+    """The Lease was renewed, so a replica leads."""
 
 
-class _Look(NamedTuple):
+class _LeaseState(NamedTuple):
     version: str
     """UID and resource version of the Lease; empty if there is none."""
     duration_s: float
 
 
+@dataclass(eq=False)
 class StaleLease:
-    """A Lease, to see whether somebody renews it.
+    """Lease of the operator, and whether it was renewed since the first look.
 
     Args:
         client: client of the API server.
@@ -34,50 +36,52 @@ class StaleLease:
         margin_s: seconds beyond the duration of the Lease in which its holder has ended or lost the right to write.
     """
 
-    def __init__(
-        self, client: Api, place: str, *, look_s: float = 2.0, fresh_s: float = 1.0, margin_s: float = 5.0
-    ) -> None:
-        self._look_s, self._fresh_s, self._margin_s = look_s, fresh_s, margin_s
-        namespace, _, name = place.partition("/")
-        self._client = client
-        self._place = place
+    client: Api
+    place: str
+    _: KW_ONLY
+    look_s: float = 2.0
+    fresh_s: float = 1.0
+    margin_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        namespace, _, name = self.place.partition("/")
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
         self._version = ""
         self._looked_s = 0.0
 
-    async def wait(self, older_than_s: float) -> None:
+    async def wait_until_stale(self, older_than_s: float) -> None:
         """Wait until the Lease has stayed unchanged for this time, in seconds, and for longer than its own duration.
 
         Raises:
             LeaderLivesError: the Lease changes.
             ApiError, OSError: the first or the last look failed; others may fail.
         """
-        first = await self._look()
+        first = await self._read_lease()
         self._version = first.version
-        ends_s = time.monotonic() + max(older_than_s, first.duration_s + self._margin_s)
+        ends_s = time.monotonic() + max(older_than_s, first.duration_s + self.margin_s)
         while (left_s := ends_s - time.monotonic()) > 0:
-            await asyncio.sleep(min(self._look_s, left_s))
+            await asyncio.sleep(min(self.look_s, left_s))
             try:
-                await self._check()
+                await self._require_same_version()
             except (ApiError, *UNREACHABLE):
                 continue
-        await self._check()
+        await self._require_same_version()
 
-    async def require(self) -> None:
-        """Raise LeaderLivesError if the Lease has changed meanwhile."""
-        if time.monotonic() - self._looked_s > self._fresh_s:
-            await self._check()
+    async def require_unchanged(self) -> None:
+        """Raise LeaderLivesError if the Lease has changed since `wait_until_stale`."""
+        if time.monotonic() - self._looked_s > self.fresh_s:
+            await self._require_same_version()
 
-    async def _check(self) -> None:
-        if (await self._look()).version != self._version:
-            raise LeaderLivesError(f"lease {self._place} is renewed: the operator lives")
+    async def _require_same_version(self) -> None:
+        if (await self._read_lease()).version != self._version:
+            raise LeaderLivesError(f"lease {self.place} is renewed: the operator lives")
 
-    async def _look(self) -> _Look:
-        began_s, look = time.monotonic(), _Look("", 0.0)
+    async def _read_lease(self) -> _LeaseState:
+        began_s, look = time.monotonic(), _LeaseState("", 0.0)
         try:
-            body = await self._client.get(self._path)
+            body = await self.client.get(self._path)
             version = f"{body['metadata'].get('uid', '')}/{body['metadata']['resourceVersion']}"
-            look = _Look(version, LeaseSpec.of(body).duration_s)
+            look = _LeaseState(version, LeaseSpec.from_object(body).duration_s)
         except ApiError as error:
             if error.status != 404:
                 raise

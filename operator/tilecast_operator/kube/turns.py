@@ -1,4 +1,4 @@
-"""Turns: a few callers go on at once, and the others wait.
+"""Limit on the number of callers that run at once, fair between namespaces.
 
 Work that holds up the start of a job goes first, and each namespace has a budget of seconds in a minute.
 """
@@ -26,7 +26,7 @@ LEAST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class TurnClaim:
-    """Who wants something done."""
+    """Namespace that requests a turn, and whether a job of it waits to start."""
 
     namespace: str = ""
     is_held: bool = False
@@ -50,17 +50,17 @@ class RecentUse:
         self._tidied_s = clock()
 
     def add(self, namespace: str, seconds: float) -> None:
-        """Add what a namespace used just now."""
+        """Add seconds that a namespace used just now."""
         if self._clock() - self._tidied_s > WINDOW_S:
             self._tidied_s = self._clock()
-            self.over(0.0)
+            self.namespaces_over(0.0)
         entries, now = self._used.setdefault(namespace, deque()), int(self._clock())
         if entries and entries[-1][0] == now:
             seconds += entries.pop()[1]
         entries.append((now, seconds))
 
-    def of(self, namespace: str) -> float:
-        """Return the seconds of one namespace."""
+    def used_s(self, namespace: str) -> float:
+        """Return the seconds that a namespace has used."""
         entries, since = self._used.get(namespace), self._clock() - WINDOW_S
         if entries is None:
             return 0.0
@@ -70,14 +70,14 @@ class RecentUse:
             del self._used[namespace]
         return math.fsum(seconds for _, seconds in entries)
 
-    def over(self, limit_s: float) -> dict[str, float]:
-        """Return the namespaces that have used at least `limit_s`, and how much."""
-        used = {namespace: self.of(namespace) for namespace in list(self._used)}
+    def namespaces_over(self, limit_s: float) -> dict[str, float]:
+        """Return the namespaces that have used at least `limit_s` seconds, and their seconds."""
+        used = {namespace: self.used_s(namespace) for namespace in list(self._used)}
         return {namespace: seconds for namespace, seconds in used.items() if 0.0 < seconds >= limit_s}
 
 
 class Turn:
-    """Permission to go on."""
+    """Permission of a caller to run."""
 
     __slots__ = ("claim", "queue", "seconds")
 
@@ -102,13 +102,13 @@ class _Ticket:
 
 
 class Turns:
-    """Lets a few callers go on at once. Belongs to one event loop.
+    """Limit on the number of callers that run at once. Belongs to one event loop.
 
     First come those who hold up the start of a job, then the namespaces in turn, then namespaces over their budget.
     Nobody waits while there is room.
 
     Args:
-        at_once: how many callers go on at once.
+        at_once: how many callers run at once.
         budget_s: seconds that a namespace may use within a minute before it waits behind the others.
         clock: monotonic time, in seconds.
     """
@@ -127,26 +127,26 @@ class Turns:
         """Waiting tickets by key."""
 
     def over_budget(self) -> dict[str, float]:
-        """Return the namespaces that are over their budget, and what they used in the last minute."""
-        return self._used.over(self._budget_s)
+        """Return the namespaces over their budget, and the seconds that they used in the last minute."""
+        return self._used.namespaces_over(self._budget_s)
 
     def behind_others(self) -> dict[str, float]:
-        """Return those namespaces over budget, if others had a turn in the same minute."""
-        return self.over_budget() if len(self._used.over(0.0)) > 1 else {}
+        """Return the namespaces over their budget; none if no other namespace had a turn lately."""
+        return self.over_budget() if len(self._used.namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
     def claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
-        """Add a claim to whatever waits, or begins to wait, under a key; it then waits for this claim too."""
+        """Add a claim to every ticket of a key for the duration of a `with` block."""
         claims = self._claims.setdefault(key, [])
         claims.append(claim)
         for ticket in self._tickets.get(key, ()):
-            self._file(ticket, claim)
+            self._enqueue(ticket, claim)
         try:
             yield
         finally:
             claims.remove(claim)
             for ticket in self._tickets.get(key, ()):
-                self._withdraw(ticket, claim, claims)
+                self._withdraw_claim(ticket, claim, claims)
             if not claims:
                 del self._claims[key]
 
@@ -154,7 +154,7 @@ class Turns:
     async def take(
         self, key: Hashable, claim: TurnClaim = NOBODY, rank: float = 0.0, expected_s: float = 0.0
     ) -> AsyncIterator[Turn]:
-        """Wait for a turn, and give it back at the end.
+        """Wait for a turn, which lasts until the end of a `with` block.
 
         Args:
             key: what the turn is for.
@@ -168,7 +168,7 @@ class Turns:
             turn = Turn(max(claims, key=lambda one: one.is_held), self._everybody)
             turn.queue.charge(turn.claim.namespace, expected_s)
         else:
-            turn = await self._wait(key, claims, rank, expected_s)
+            turn = await self._wait_for_turn(key, claims, rank, expected_s)
         namespace, began_s = turn.claim.namespace, self._clock()
         try:
             yield turn
@@ -179,28 +179,28 @@ class Turns:
                 self._used.add(namespace, seconds)
             if turn.claim.is_held:
                 self._used_held.add(namespace, seconds)
-            self._give_back()
+            self._pass_turn_on()
 
-    async def _wait(self, key: Hashable, claims: Iterable[TurnClaim], rank: float, expected_s: float) -> Turn:
+    async def _wait_for_turn(self, key: Hashable, claims: Iterable[TurnClaim], rank: float, expected_s: float) -> Turn:
         ticket = _Ticket(rank, expected_s, asyncio.get_running_loop().create_future())
         for claim in claims:
-            self._file(ticket, claim)
+            self._enqueue(ticket, claim)
         tickets = self._tickets.setdefault(key, [])
         tickets.append(ticket)
         try:
             return await ticket.turn
         except asyncio.CancelledError:
-            self._remove(ticket)
+            self._remove_ticket(ticket)
             if ticket.turn.done() and not ticket.turn.cancelled():
-                self._give_back()
+                self._pass_turn_on()
             raise
         finally:
             tickets.remove(ticket)
             if not tickets:
                 del self._tickets[key]
 
-    def _file(self, ticket: _Ticket, claim: TurnClaim) -> None:
-        """Put a ticket into the queues for a claim."""
+    def _enqueue(self, ticket: _Ticket, claim: TurnClaim) -> None:
+        """Add a ticket to the queues of a claim's namespace."""
         namespace, known = claim.namespace, ticket.is_held_by
         if ticket.turn.done() or known.get(namespace) in (True, claim.is_held):
             return
@@ -209,10 +209,10 @@ class Turns:
         if claim.is_held:
             self._held.push(ticket, namespace, (ticket.rank,))
 
-    def _withdraw(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
-        """Take a claim off a ticket, which then waits for the other claims only.
+    def _withdraw_claim(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
+        """Remove a claim from a ticket, which then waits for the other claims only.
 
-        A ticket that nobody waits for any longer keeps its place: its work is done for the next one who asks.
+        A ticket without claims keeps its place, because the next caller with its key needs its result.
         """
         if claim in others or ticket.turn.done():
             return
@@ -225,32 +225,32 @@ class Turns:
             del ticket.is_held_by[namespace]
             self._everybody.withdraw(ticket, namespace)
 
-    def _remove(self, ticket: _Ticket) -> None:
+    def _remove_ticket(self, ticket: _Ticket) -> None:
         self._held.remove(ticket)
         self._everybody.remove(ticket)
 
-    def _give_back(self) -> None:
-        """Pass the turn on to the next ticket, or free it."""
-        while (chosen := self._next()) is not None:
+    def _pass_turn_on(self) -> None:
+        """Give a turn that has ended to the next ticket, if any."""
+        while (chosen := self._next_ticket()) is not None:
             ticket, turn = chosen
-            self._remove(ticket)
+            self._remove_ticket(ticket)
             if not ticket.turn.done():
                 turn.queue.charge(turn.claim.namespace, ticket.expected_s)
                 ticket.turn.set_result(turn)
                 return
         self._free += 1
 
-    def _next(self) -> tuple[_Ticket, Turn] | None:
-        def is_first(_: _Ticket, namespace: str) -> bool:
-            return self._used_held.of(namespace) < HELD_FIRST_S
+    def _next_ticket(self) -> tuple[_Ticket, Turn] | None:
+        def may_overtake(_: _Ticket, namespace: str) -> bool:
+            return self._used_held.used_s(namespace) < HELD_FIRST_S
 
-        def is_in_turn(ticket: _Ticket, namespace: str) -> bool:
-            return ticket.is_held_by[namespace] or self._used.of(namespace) < self._budget_s
+        def is_within_budget(ticket: _Ticket, namespace: str) -> bool:
+            return ticket.is_held_by[namespace] or self._used.used_s(namespace) < self._budget_s
 
         queue = self._held
-        if (chosen := queue.pop(is_first)) is None:
+        if (chosen := queue.pop(may_overtake)) is None:
             queue = self._everybody
-            chosen = queue.pop(is_in_turn) or queue.pop()
+            chosen = queue.pop(is_within_budget) or queue.pop()
         if chosen is None:
             return None
         ticket, namespace = chosen

@@ -1,7 +1,7 @@
-"""Lists and watches of what changes thousands of times a minute, such as nodes and pods.
+"""Lists and watches of nodes and pods, which change thousands of times a minute.
 
-A framework would keep something of every pod of the cluster and read every heartbeat of every node. Here a heartbeat is
-compared with the previous one as it arrives, without being parsed.
+kopf would keep state for every pod of the cluster and parse every heartbeat of every node. Here the bytes of a
+heartbeat are compared with the previous ones, and parsed only if they differ in more than their times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tilecast_operator.kube.client import Api, ApiError, retry_s
+from tilecast_operator.kube.client import Api, ApiError, list_pages, retry_s
 from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
@@ -26,7 +26,7 @@ WATCH_S = 300
 
 @dataclass(frozen=True, slots=True)
 class WatchPace:
-    """How fast requests follow each other, in seconds."""
+    """Waits between the requests of an informer, in seconds."""
 
     relist_s: float = 3600.0
     """How long a list is trusted."""
@@ -41,7 +41,7 @@ PACE = WatchPace()
 
 
 class Informer(ABC):
-    """Reads one resource until it is cancelled.
+    """List and watch of one resource, repeated until the task is cancelled.
 
     Args:
         api: the client.
@@ -83,17 +83,13 @@ class Informer(ABC):
 
     async def _list(self) -> str:
         self._begin()
-        query = {**self._query, "limit": str(PAGE)}
-        while True:
-            page = await self._api.get(self._path, query)
+        async for page in list_pages(self._api, self._path, self._query, PAGE):
             for item in page.get("items") or ():
                 self._see(item)
-            onward = page["metadata"].get("continue")
-            if not onward:
-                self._answered()
-                self._listed()
-                return str(page["metadata"].get("resourceVersion", ""))
-            query["continue"] = onward
+            version = str(page["metadata"].get("resourceVersion", ""))
+        self._answered()
+        self._listed()
+        return version
 
     async def _watch(self, version: str) -> str:
         """Follow the changes until the server ends the answer; return the resource version to continue from.
@@ -103,7 +99,7 @@ class Informer(ABC):
         """
         query = {**self._query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query["timeoutSeconds"] = str(WATCH_S)
-        async for line in self._api.lines(self._path, query, idle_s=WATCH_S + 30.0):
+        async for line in self._api.stream_lines(self._path, query, idle_s=WATCH_S + 30.0):
             version = self._known(line) or self._follow(line, version)
         self._answered()
         return version
@@ -118,32 +114,32 @@ class Informer(ABC):
         return str(item["metadata"].get("resourceVersion", version))
 
     def _known(self, line: bytes) -> str:
-        """Return the version of an event that says nothing new; empty if the event has to be read."""
+        """Return the resource version of an event without news; empty if the event has to be parsed."""
         return ""
 
     @abstractmethod
     def _begin(self) -> None:
-        """Prepare for a list."""
+        """Begin a new list."""
 
     @abstractmethod
     def _see(self, item: Document) -> None:
-        """Take an object of the list."""
+        """Add an object of the list."""
 
     @abstractmethod
     def _listed(self) -> None:
-        """End the list: objects that it did not show are gone."""
+        """End the list; objects that it did not have are gone."""
 
     @abstractmethod
     def _take(self, kind: str, item: Document, line: bytes) -> None:
-        """Take a change of an object, with the line that reported it."""
+        """Apply a change of an object, reported by a line of the watch."""
 
     @abstractmethod
     def _failed(self, why: str) -> None:
-        """Handle a failure: changes are unknown until the next list."""
+        """Handle a failed request, after which changes are unknown until the next list."""
 
 
 class NodeInformer(Informer):
-    """Shows nodes to the cache; heartbeats that say nothing new are not parsed.
+    """Informer of nodes that does not parse heartbeats without news.
 
     Args:
         api: the client.
@@ -178,30 +174,30 @@ class NodeInformer(Informer):
 
     def _see(self, item: Document) -> None:
         node = {**item, "kind": "Node"}
-        self._seen[str(item["metadata"].get("uid", ""))] = _named(node)
+        self._seen[str(item["metadata"].get("uid", ""))] = _node_identity(node)
         self._show(node)
 
     def _listed(self) -> None:
         for uid in self._there.keys() - self._seen.keys():
-            self._forget(uid, self._there[uid])
+            self._forget_node(uid, self._there[uid])
         self._there = self._seen
 
     def _known(self, line: bytes) -> str:
         head = _HEAD.match(line)
-        return head[2].decode() if head and self._digests.get(head[1]) == digest(line, head.end()) else ""
+        return head[2].decode() if head and self._digests.get(head[1]) == event_digest(line, head.end()) else ""
 
     def _take(self, kind: str, item: Document, line: bytes) -> None:
         uid, node = str(item["metadata"].get("uid", "")), {**item, "kind": "Node"}
         if kind == "DELETED":
             self._there.pop(uid, None)
-            self._forget(uid, node)
+            self._forget_node(uid, node)
             return
-        self._there[uid] = _named(node)
+        self._there[uid] = _node_identity(node)
         self._show(node)
         if head := _HEAD.match(line):
-            self._digests[head[1]] = digest(line, head.end())
+            self._digests[head[1]] = event_digest(line, head.end())
 
-    def _forget(self, uid: str, node: Document) -> None:
+    def _forget_node(self, uid: str, node: Document) -> None:
         self._digests.pop(uid.encode(), None)
         self._lose(node)
 
@@ -218,25 +214,25 @@ _BEATS = (b'"lastHeartbeatTime":"', b'"time":"')
 _TIME = len("2000-01-01T00:00:00Z")
 
 
-def digest(line: bytes, start: int = 0) -> bytes:
-    """Return a digest of an event from byte `start` on, without the times of heartbeats and of who wrote them."""
+def event_digest(line: bytes, start: int = 0) -> bytes:
+    """Return a digest of an event from byte `start` on, without the times of heartbeats and of managed fields."""
     state = hashlib.blake2b(digest_size=16)
     parts = [line[start:]]
     for mark in _BEATS:
-        parts = [piece for part in parts for piece in _without_times(part, mark)]
+        parts = [piece for part in parts for piece in _split_at_times(part, mark)]
     for part in parts:
         state.update(part)
     return state.digest()
 
 
-def _without_times(text: bytes, mark: bytes) -> list[bytes]:
-    """Return the pieces of a text around the times that follow a mark."""
+def _split_at_times(text: bytes, mark: bytes) -> list[bytes]:
+    """Return the pieces of an event between the times that follow a key."""
     first, *rest = text.split(mark)
     # A label may have the mark's name, but its value has no colon.
     return [first, *(part[_TIME:] if part[_TIME - 7 : _TIME - 6] == b":" else part for part in rest)]
 
 
-def _named(node: Document) -> Document:
+def _node_identity(node: Document) -> Document:
     """Return a node reduced to its name and uid, which is enough to report its deletion."""
     metadata = node["metadata"]
     return {"kind": "Node", "metadata": {"name": metadata["name"], "uid": metadata.get("uid", "")}}

@@ -1,9 +1,10 @@
-"""Every write of the operator: by the leader only, counted, bounded in number, and for the object as it was seen."""
+"""Writes of the operator: by the leader only, counted, limited in number, conditional on the object that was seen."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,10 +13,10 @@ from tilecast_operator.kube.client import Api, ApiError
 from tilecast_operator.kube.documents import (
     Author,
     Note,
+    annotations_merge_patch,
     applied_fields,
-    event,
-    merged_annotations,
-    replaced_status,
+    event_document,
+    status_json_patch,
 )
 from tilecast_operator.kube.kinds import Document, Key, Kinds
 from tilecast_operator.kube.lease import Leadership
@@ -29,6 +30,7 @@ UNTYPED = ("typed live object", "to smd typed")
 AnswerT = TypeVar("AnswerT")
 
 
+@dataclass(eq=False)
 class Writer:
     """Writes for all controllers. Belongs to one event loop.
 
@@ -45,30 +47,22 @@ class Writer:
         at_once: number of requests under way at once.
     """
 
-    def __init__(
-        self,
-        client: Api,
-        cache: ObjectCache,
-        leadership: Leadership,
-        count: Callable[[str, str], None],
-        now: Callable[[], str],
-        author: Author,
-        kinds: Kinds,
-        at_once: int,
-    ) -> None:
-        self._client = client
-        self._cache = cache
-        self._leadership = leadership
-        self._count = count
-        self._now = now
-        self._author = author
-        self._kinds = kinds
-        self._turns = Turns(at_once)
+    client: Api
+    cache: ObjectCache
+    leadership: Leadership
+    count: Callable[[str, str], None]
+    now: Callable[[], str]
+    author: Author
+    kinds: Kinds
+    at_once: int
+
+    def __post_init__(self) -> None:
+        self._turns = Turns(self.at_once)
 
     async def annotate(
         self, key: Key, seen: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
     ) -> Stored[Any]:
-        """Apply our annotations, all of them, to an object as it was seen; return the object.
+        """Apply the complete set of our annotations to an object; return the object.
 
         Args:
             key: key of the object.
@@ -80,44 +74,46 @@ class Writer:
             ApiError: the API server refused; 409 if the object has changed since, as another operator may have written
                 the same.
         """
-        fields = self._fields(key, seen, is_conditional, annotations=annotations)
-        return self._cache.table(key).keep(await self.apply(key, fields))
+        fields = self._apply_document(key, seen, is_conditional, annotations=annotations)
+        return self.cache.table(key).keep(await self.apply(key, fields))
 
     async def write_status(
         self, key: Key, seen: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
     ) -> Stored[Any]:
         """Apply a whole status; arguments and errors are those of `annotate`."""
-        fields = self._fields(key, seen, is_conditional, status=status)
-        return self._cache.table(key).keep(await self.apply(key, fields, "/status"))
+        fields = self._apply_document(key, seen, is_conditional, status=status)
+        return self.cache.table(key).keep(await self.apply(key, fields, "/status"))
 
     async def apply(self, key: Key, document: Document, subresource: str = "", *, force: bool = True) -> dict[str, Any]:
         """Apply the fields of a document (server-side apply); return the object. Raises as `annotate` does."""
-        resource, path = self._kinds[key.kind].plural + subresource, self._path(key) + subresource
+        resource, path = self.kinds[key.kind].plural + subresource, self._object_path(key) + subresource
         try:
-            return await self._counted(resource, _claim(key), lambda: self._client.apply(path, document, force=force))
+            return await self._send_counted(
+                resource, _turn_claim(key), lambda: self.client.apply(path, document, force=force)
+            )
         except ApiError as error:
             if error.status != 500 or not force or not any(text in str(error) for text in UNTYPED):
                 raise
         # The object was stored before its CRD became as strict as it is now.
         if subresource:
-            operations = replaced_status(document)
-            return await self._counted(resource, _claim(key), lambda: self._client.patch(path, operations))
-        merged = merged_annotations(document, self._author.annotations)
-        return await self._counted(resource, _claim(key), lambda: self._client.merge(path, merged))
+            operations = status_json_patch(document)
+            return await self._send_counted(resource, _turn_claim(key), lambda: self.client.patch(path, operations))
+        merged = annotations_merge_patch(document, self.author.annotations)
+        return await self._send_counted(resource, _turn_claim(key), lambda: self.client.merge(path, merged))
 
     async def patch(
         self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], claim: TurnClaim = NOBODY
     ) -> dict[str, Any]:
         """Apply a JSON patch to an object, in the turn of whoever claims it; return the object."""
-        return await self._counted(resource, claim, lambda: self._client.patch(path, operations))
+        return await self._send_counted(resource, claim, lambda: self.client.patch(path, operations))
 
     async def delete(self, key: Key, seen: Stored[Any]) -> None:
         """Delete an object if it is still as it was seen."""
         try:
-            await self._counted(
-                self._kinds[key.kind].plural,
-                _claim(key),
-                lambda: self._client.delete(self._path(key), seen.uid, seen.resource_version),
+            await self._send_counted(
+                self.kinds[key.kind].plural,
+                _turn_claim(key),
+                lambda: self.client.delete(self._object_path(key), seen.uid, seen.resource_version),
             )
         except ApiError as error:
             if error.status not in (404, 409):
@@ -137,13 +133,13 @@ class Writer:
         Raises:
             ApiError: the API server is busy.
         """
-        now = self._now()
+        now = self.now()
         occasions = ("", now) if is_change else ("",)
         for occasion in occasions:
-            body = event(note, self._author, key, self._kinds[key.kind].api_version, uid, now, occasion)
+            body = event_document(note, self.author, key, self.kinds[key.kind].api_version, uid, now, occasion)
             path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
             try:
-                if await self._counted("events", _claim(key), partial(self._create, path, body)):
+                if await self._send_counted("events", _turn_claim(key), partial(self._create_if_absent, path, body)):
                     return True
             except ApiError as error:
                 if error.status == 429 or error.status >= 500:
@@ -152,26 +148,30 @@ class Writer:
                 return False
         return True
 
-    def _path(self, key: Key) -> str:
-        return self._kinds[key.kind].path(key.namespace, key.name)
+    def _object_path(self, key: Key) -> str:
+        return self.kinds[key.kind].path(key.namespace, key.name)
 
-    def _fields(self, key: Key, seen: Stored[Any], is_conditional: bool, **parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return parts of an object as a server-side apply for the object as it was seen."""
+    def _apply_document(
+        self, key: Key, seen: Stored[Any], is_conditional: bool, **parts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a server-side apply document of these parts, conditional on the object as it was seen."""
         version = seen.resource_version if is_conditional and seen.resource_version else None
-        api_version = self._kinds[key.kind].api_version
+        api_version = self.kinds[key.kind].api_version
         return applied_fields(key, api_version, uid=seen.uid, resource_version=version, **parts)
 
-    async def _create(self, path: str, document: Document) -> Document | None:
+    async def _create_if_absent(self, path: str, document: Document) -> Document | None:
         """Create an object; return None if it exists already."""
         try:
-            return await self._client.create(path, document)
+            return await self.client.create(path, document)
         except ApiError as error:
             if error.status == 409:
                 return None
             raise
 
-    async def _counted(self, resource: str, claim: TurnClaim, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
-        async with self._turns.take(None, claim), self._leadership.writing():
+    async def _send_counted(
+        self, resource: str, claim: TurnClaim, request: Callable[[], Awaitable[AnswerT]]
+    ) -> AnswerT:
+        async with self._turns.take(None, claim), self.leadership.guard_write():
             outcome = "unreachable"
             try:
                 answer = await request()
@@ -181,9 +181,9 @@ class Writer:
                 outcome = str(error.status)
                 raise
             finally:
-                self._count(resource, outcome)
+                self.count(resource, outcome)
 
 
-def _claim(key: Key) -> TurnClaim:
-    """Return the claim of an object's namespace, for a turn."""
+def _turn_claim(key: Key) -> TurnClaim:
+    """Return the claim of an object's namespace to a turn."""
     return TurnClaim(key.namespace)

@@ -6,19 +6,16 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
-
 import tilecast
 from tilecast.advice import Advice
 from tilecast.api.status import ModelVersion
 from tilecast.nodes import NodesReport
 from tilecast_operator.answer import Answer, reason
 from tilecast_operator.free_gpus import Free
-from tilecast_operator.metrics.declared import build_all
 from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
 from tilecast_operator.metrics.groups import BoundedGroups, Series
 from tilecast_operator.observed.calibrator import Calibrator, Score
-from tilecast_operator.observed.reports import error
+from tilecast_operator.observed.reports import relative_error
 from tilecast_operator.queue_rows import PlannedQueue
 
 OWN_RUNS = ("own", "successor", "relative")
@@ -35,10 +32,7 @@ class Metrics(MetricFamilies):
     """Every metric, in a registry of its own."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = CollectorRegistry()
-        ProcessCollector(namespace="tilecast", registry=self.registry)
-        self._of_the_cluster = build_all(self, self.registry)
+        super().__init__()
         staged = tuple((stage,) for stage in STAGES)
         steps: Series = {self.predicted: ((),), self.observed: ((),), self.error: staged, self.absolute: staged}
         covered: Series = dict.fromkeys((self.interval, self.interval_runs), (("true",), ("false",)))
@@ -60,7 +54,7 @@ class Metrics(MetricFamilies):
         self.leader.set(is_leading)
         if is_leading != self._is_leading:
             self._is_leading = is_leading
-            for collector in self._of_the_cluster:
+            for collector in self.leader_gauges:
                 (self.registry.register if is_leading else self.registry.unregister)(collector)
 
     def count_write(self, resource: str, outcome: str) -> None:
@@ -73,7 +67,7 @@ class Metrics(MetricFamilies):
         if changed:
             self.changes.labels(reason(answer)).inc()
         if isinstance(answer, Advice) and answer.best is not None:
-            self.predicted.labels(*self._gpus.use((answer.best.pool.gpu.name,))).observe(answer.best.step_s)
+            self.predicted.labels(*self._gpus.use_labels((answer.best.pool.gpu.name,))).observe(answer.best.step_s)
 
     def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
         """Count an accepted report.
@@ -86,10 +80,10 @@ class Metrics(MetricFamilies):
         """
         forecast = score.forecast
         gpu, precision, family = forecast.group[:3]
-        shown = self._gpus.use((gpu,))
+        shown = self._gpus.use_labels((gpu,))
         self.observed.labels(*shown).observe(seconds)
         for stage, predicted_s in zip(STAGES, (forecast.raw_seconds, forecast.step_seconds.target), strict=True):
-            ratio = error(predicted_s, seconds)
+            ratio = relative_error(predicted_s, seconds)
             self.error.labels(*shown, stage).observe(ratio)
             self.absolute.labels(*shown, stage).observe(abs(ratio))
         for counter, observed_s in (
@@ -97,14 +91,14 @@ class Metrics(MetricFamilies):
             *([(self.interval_runs, score.window.seconds)] if score.window.samples == RUN_REPORTS else []),
         ):
             covered = forecast.step_seconds.lower_bound <= observed_s <= forecast.step_seconds.upper_bound
-            self._groups.count(counter, (gpu, precision, family), "true" if covered else "false")
+            self._groups.count_one(counter, (gpu, precision, family), "true" if covered else "false")
         if score.window.samples == 1:
             self.followed.labels("true" if forecast.followed else "false").inc()
         if forecast.followed and steps and baseline is not None:
             self.saved.inc(max(0.0, baseline - seconds * forecast.gpus) * steps)
 
     def show_kueue(self, served: str, release: str, stop_policy: bool, gate: str) -> None:
-        """Show what Kueue can do; no series if Kueue is not served."""
+        """Show version and features of Kueue; no series if Kueue is not served."""
         self.kueue.clear()
         if served:
             self.kueue.labels(served, release, "true" if stop_policy else "false", gate).set(1)
@@ -120,7 +114,7 @@ class Metrics(MetricFamilies):
         """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
-        shown = self._groups.chosen(calibrator.sizes())
+        shown = self._groups.shown_labels(calibrator.sizes())
         for group, errors in calibrator.errors(shown).items():
             self.runs.labels(*group).set(errors.runs)
             for stage in errors.bias:
@@ -154,7 +148,7 @@ class Metrics(MetricFamilies):
             self.queue_jobs.labels(state).set(count)
 
     def show_pools(self, report: NodesReport, free: Mapping[str, Free]) -> None:
-        """Show the current pools; series of pools that are gone disappear, and what is not known is absent."""
+        """Show the GPUs of the current pools and the nodes without a pool; unknown numbers have no series."""
         self.left_out.clear()
         for left_out in report.left_out:
             self.left_out.labels(left_out.code).inc(len(left_out.nodes))

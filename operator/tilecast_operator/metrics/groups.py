@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from prometheus_client import Counter
@@ -23,8 +24,9 @@ SCRAPES = 2
 a series that begins at one, and Prometheus often runs twice."""
 
 
+@dataclass(eq=False)
 class BoundedGroups(Collector):
-    """The groups of label values that have series.
+    """Groups of label values with series of their own, limited in number.
 
     Args:
         registry: registry of the series.
@@ -33,68 +35,64 @@ class BoundedGroups(Collector):
         clock: monotonic time, in seconds.
     """
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        most: int,
-        series: Series,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._most = most
-        self._series = series
-        self._clock = clock
+    registry: CollectorRegistry
+    most: int
+    series: Series
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._used: dict[Group, float] = {}
         """When each group was used last."""
         self._scrapes: dict[Group, int] = {}
         """Scrapes that found each new group's series at zero."""
         self._counts: dict[Group, list[tuple[Counter, Group]]] = {}
         """Counts of new groups that are still to be added."""
-        registry.register(self)
+        self.registry.register(self)
 
-    def use(self, group: Group) -> Group:
-        """Return the labels under which a group is shown now; its series exist from here on."""
-        shown = group if group in self._used or len(self._used) < self._most else (OTHER,) * len(group)
+    def use_labels(self, group: Group) -> Group:
+        """Return the labels under which a group is shown, and create its series."""
+        shown = group if group in self._used or len(self._used) < self.most else (OTHER,) * len(group)
         if shown not in self._used:
             self._scrapes[shown] = 0
-            for metric, further in self._series.items():
+            for metric, further in self.series.items():
                 for labels in further:
                     metric.labels(*shown, *labels)
-        self._used[shown] = self._clock()
+        self._used[shown] = self.clock()
         return shown
 
-    def count(self, counter: Counter, group: Group, *labels: str) -> None:
+    def count_one(self, counter: Counter, group: Group, *labels: str) -> None:
         """Count one for a group, or later if its series were not yet scraped at zero."""
-        shown = self.use(group)
+        shown = self.use_labels(group)
         if shown in self._scrapes:
             self._counts.setdefault(shown, []).append((counter, labels))
         else:
             counter.labels(*shown, *labels).inc()
 
-    def chosen(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
-        """Return the labels of groups that are all shown at once.
+    def shown_labels(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
+        """Return for each group of `sizes` the labels under which it is shown.
 
-        Where there are too many, groups in use go first, then the largest by `sizes`.
+        If there are too many groups, those in use are shown first, then the largest by `sizes`.
         """
         order = sorted(sizes, key=lambda group: (group not in self._used, -sizes[group], group))
-        return {group: group if place < self._most else (OTHER,) * len(group) for place, group in enumerate(order)}
+        return {group: group if place < self.most else (OTHER,) * len(group) for place, group in enumerate(order)}
 
     def collect(self) -> Iterator[Metric]:
-        """Return no metric; a scrape calls this, and only here the series change."""
+        """Add pending counts and forget unused groups, once at each scrape; yield no metric."""
         for group, scrapes in list(self._scrapes.items()):
             self._scrapes[group] = scrapes + 1  # the registry calls this collector after the metrics
             if scrapes + 1 >= SCRAPES:
                 del self._scrapes[group]
                 for counter, labels in self._counts.pop(group, []):
                     counter.labels(*group, *labels).inc()
-        oldest = self._clock() - DAY_S
+        oldest = self.clock() - DAY_S
         for group in [group for group, used in self._used.items() if used < oldest]:
-            self._forget(group)
+            self._forget_group(group)
         yield from ()
 
-    def _forget(self, group: Group) -> None:
+    def _forget_group(self, group: Group) -> None:
         del self._used[group]
         self._scrapes.pop(group, None)
         self._counts.pop(group, None)
-        for metric, further in self._series.items():
+        for metric, further in self.series.items():
             for labels in further:
                 metric.remove(*group, *labels)

@@ -10,7 +10,7 @@ from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.jobs import JOB_KINDS, Priorities, PriorityClass
 from tilecast_operator.kube.cache import CacheTable, ObjectCache
 from tilecast_operator.kube.journal import Journal
-from tilecast_operator.kube.kinds import Document
+from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.quarantine import Quarantine
 from tilecast_operator.objects import view
 from tilecast_operator.objects.quarantine import quarantine_in
@@ -58,6 +58,10 @@ class Cache(ObjectCache):
             **dict.fromkeys(JOB_KINDS, self.jobs),
         }
         super().__init__(tables, journal, quarantine)
+
+    def may_exist(self, key: Key) -> bool:
+        """Return False if the key is that of a job that is not in its table, and True otherwise."""
+        return key.kind not in (training_job.KIND, *JOB_KINDS) or self.table(key).get(key) is not None
 
     @property
     def priorities(self) -> Priorities:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from tilecast.learning import calibration
 from tilecast.learning.calibration import LEVELS, Calibration, Run
 from tilecast.learning.namespace_calibration import NamespaceCalibration, quarantine_reasons
 from tilecast.spec import Floats
-from tilecast_operator.observed.reports import ScoredForecast, Window
+from tilecast_operator.observed.reports import ScoredForecast, StepWindow
 from tilecast_operator.observed.run_store import RunStore
 
 MAX_FIT = 512
@@ -26,7 +26,7 @@ again."""
 
 @dataclass(frozen=True, slots=True)
 class GroupErrors:
-    """Relative errors of a GPU, precision and family: medians over its runs, by stage, one error a run."""
+    """Median relative errors of the runs of one GPU, precision and family, by stage."""
 
     runs: int
     bias: Mapping[str, float]
@@ -35,21 +35,21 @@ class GroupErrors:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The forecast that a job is judged by, and its measured steps."""
+    """Frozen forecast of a job, with the steps measured since."""
 
     forecast: ScoredForecast
-    window: Window
+    window: StepWindow
 
     @classmethod
     def of(cls, status: TrainingJobStatus | None) -> Score | None:
         """Return the score that the status of a job keeps; None if it keeps none."""
         if status is None:
             return None
-        forecast, window = ScoredForecast.of(status.forecast), Window.of(status.observed)
+        forecast, window = ScoredForecast.of(status.forecast), StepWindow.of(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
-    def run(self, namespace: str) -> Run:
-        """Return the score as a run of a namespace, for calibration."""
+    def calibration_run(self, namespace: str) -> Run:
+        """Return the score as a run of a namespace for calibration."""
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
             self.forecast.pool, gpu, precision, family, scale, workload,
@@ -63,7 +63,7 @@ class Score:
         """Return the score as the run of a job, with the source of its reports."""
         latest, forecast = self.window.latest, self.forecast
         return ObservedRun(
-            uid, self.window.time, self.run(namespace), name, account, latest.source, namespace_uid,
+            uid, self.window.time, self.calibration_run(namespace), name, account, latest.source, namespace_uid,
             forecast.gpus, forecast.plan, self.window.parts,
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ class Calibrator:
         """Runs by namespace, and why each is not learned from. The same runs are judged only once."""
 
     def adopt(self, fitted: FittedCalibration) -> bool:
-        """Take over the result of a fit; return whether it changes forecasts.
+        """Use the result of a fit from now on; return whether it changes forecasts.
 
         A namespace keeps the table that it uses until its new table differs from it.
         """
@@ -122,7 +122,7 @@ class Calibrator:
         mine = np.array([run.pool == name for run in runs], dtype=bool)
         if not mine.any():
             return status, None
-        raw, calibrated = (round(float(np.median(column[mine])), 4) for column in (_raw(runs), errors))
+        raw, calibrated = (round(float(np.median(column[mine])), 4) for column in (_raw_errors(runs), errors))
         return status, PoolError(raw_ratio=raw, calibrated_ratio=calibrated)
 
     def drifted(self, name: str) -> int:
@@ -131,19 +131,18 @@ class Calibrator:
         Such a change has to be confirmed: by a second namespace, by a trusted one, or because no other namespace has
         runs of the pool. Otherwise the result is 0.
         """
-        of_namespace: dict[str, list[Run]] = {}
-        for item in self._store.of(name):
-            of_namespace.setdefault(item.run.namespace, []).append(item.run)
-        counts = {space: calibration.drift_start(members) or 0 for space, members in of_namespace.items()}
+        of_namespace = _by_namespace(self._store.of(name))
+        counts = {
+            space: calibration.drift_start([item.run for item in members]) or 0
+            for space, members in of_namespace.items()
+        }
         since = [space for space, count in counts.items() if count]
         is_confirmed = len(since) > 1 or len(counts) == 1 or not self._trusted.isdisjoint(since)
         return sum(counts.values()) if is_confirmed else 0
 
     def quarantined(self) -> list[tuple[ObservedRun, str]]:
         """Return the runs that are not learned from, and why."""
-        of_namespace: dict[str, list[ObservedRun]] = {}
-        for item in self._store.ordered():
-            of_namespace.setdefault(item.run.namespace, []).append(item)
+        of_namespace = _by_namespace(self._store.ordered())
         before, self._quarantine_reasons = self._quarantine_reasons, {}
         for name, members in of_namespace.items():
             runs = [item.run for item in members]
@@ -175,7 +174,7 @@ class Calibrator:
 
     def sizes(self) -> Mapping[tuple[str, ...], int]:
         """Return how many runs count, by GPU, precision and family."""
-        return Counter(map(_group, self._fitted.runs))
+        return Counter(map(_gpu_precision_family, self._fitted.runs))
 
     def errors(self, shown: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[tuple[str, ...], GroupErrors]:
         """Return errors by GPU, precision and family, raw and calibrated; the latter without the run itself.
@@ -186,8 +185,8 @@ class Calibrator:
         runs = self._fitted.runs
         if not runs:
             return {}
-        columns = {"raw": _raw(runs), "calibrated": self._fitted.errors}
-        groups = [shown[_group(run)] for run in runs]
+        columns = {"raw": _raw_errors(runs), "calibrated": self._fitted.errors}
+        groups = [shown[_gpu_precision_family(run)] for run in runs]
         rows = {group: np.array([one == group for one in groups]) for group in set(groups)}
         return {
             group: GroupErrors(
@@ -213,14 +212,9 @@ class Calibrator:
         These are the newest runs of every namespace, the trusted namespaces and the previous fit. The runs of each
         namespace are in order, oldest first.
         """
-        of_namespace: dict[str, list[Run]] = {}
-        for item in self._store.ordered():
-            of_namespace.setdefault(item.run.namespace, []).append(item.run)
-        return (
-            tuple(run for members in of_namespace.values() for run in members[-MAX_FIT:]),
-            self._trusted,
-            self._fitted,
-        )
+        of_namespace = _by_namespace(self._store.ordered())
+        runs = tuple(item.run for members in of_namespace.values() for item in members[-MAX_FIT:])
+        return runs, self._trusted, self._fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +247,8 @@ class FittedCalibration:
             if known is not None and known.namespaces.runs.get(namespace) == members:
                 tables[namespace], errors[namespace] = known.tables[namespace], known.errors_by_namespace[namespace]
             else:
-                tables[namespace], errors[namespace] = (
-                    namespaces.fit(namespace),
-                    namespaces.leave_one_out_errors(namespace),
-                )
+                tables[namespace] = namespaces.fit(namespace)
+                errors[namespace] = namespaces.leave_one_out_errors(namespace)
         counting = tuple(run for members in namespaces.runs.values() for run in members)
         all_errors = np.concatenate([np.zeros(0), *errors.values()])
         return cls(tables, counting, all_errors, namespaces, errors, common if known is None else known.base)
@@ -266,11 +258,18 @@ class FittedCalibration:
         return self.tables.get(namespace, self.tables[None])
 
 
-def _group(run: Run) -> tuple[str, ...]:
+def _by_namespace(runs: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
+    groups: dict[str, list[ObservedRun]] = {}
+    for item in runs:
+        groups.setdefault(item.run.namespace, []).append(item)
+    return groups
+
+
+def _gpu_precision_family(run: Run) -> tuple[str, ...]:
     return run.gpu, run.precision, run.family
 
 
-def _raw(runs: Sequence[Run]) -> Floats:
+def _raw_errors(runs: Sequence[Run]) -> Floats:
     """Return the signed relative errors of raw forecasts, (n,)."""
     return calibration.relative_error(
         np.array([run.predicted_s for run in runs]), np.array([run.observed_s for run in runs])

@@ -32,17 +32,17 @@ PART_GRID = 0.05
 """Change of the share of a part of the step at about which jobs are priced anew."""
 
 
-def setting(one: ObservedRun) -> tuple[str, int | None, str | None]:
-    """Return where a run was measured and how it was split: pool, GPUs and plan."""
-    return one.run.pool, one.gpus, one.plan
+def setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
+    """Return the pool, number of GPUs and plan of a run."""
+    return run.run.pool, run.gpus, run.plan
 
 
-def rounded_run(one: ObservedRun) -> tuple[object, ...]:
-    """Return what jobs use of a run, rounded to `STEP_GRID` and `PART_GRID`."""
-    step_s = one.run.observed_s
-    parts = (one.parts.input_s, one.parts.communication_s, one.parts.optimizer_s)
+def round_run(run: ObservedRun) -> tuple[object, ...]:
+    """Return the values of a run that change forecasts, rounded to `STEP_GRID` and `PART_GRID`."""
+    step_s = run.run.observed_s
+    parts = (run.parts.input_s, run.parts.communication_s, run.parts.optimizer_s)
     shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
-    return *setting(one), round(math.log(step_s) / STEP_GRID), *shares
+    return *setting(run), round(math.log(step_s) / STEP_GRID), *shares
 
 
 def workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
@@ -76,11 +76,11 @@ class OwnRuns:
             if pool is None or pool.gpu.name != run.run.gpu or run.gpus is None or run.plan is None:
                 continue
             if run.run.workload not in known:
-                if (related := _related_run(request, pool, run)) is not None:
+                if (related := _compare_related_run(request, pool, run)) is not None:
                     return cls((), JobRuns((related,)), run.job)
                 continue
             meant = replace(request, workload=known[run.run.workload])
-            if (item := _own_run(meant, pool, run)) is not None:
+            if (item := _compare_run(meant, pool, run)) is not None:
                 pairs.append((item, item.own(meant)))
         return cls(tuple(item for item, _ in pairs), JobRuns(tuple(one for _, one in pairs)))
 
@@ -93,7 +93,7 @@ class OwnRuns:
         return with_note(advice, self.related_job) if self.related_job else with_notes(advice, self.items)
 
 
-def _own_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
+def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
     """Compare a run with its forecast; drop parts of the step that are impossible. None if the step is impossible."""
     seen, problem = run.parts, ""
     fewer = (replace(seen, optimizer_s=None), replace(seen, communication_s=None), MeasuredParts(seen.input_s))
@@ -110,7 +110,7 @@ def _own_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
     return None
 
 
-def _related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | None:
+def _compare_related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | None:
     """Compare a run of another workload under the job's name with what was forecast of it then.
 
     Returns None if its kind of model or its precision differ, or if the measured step must be in another unit.
@@ -128,14 +128,17 @@ def _related_run(request: Request, pool: Pool, run: ObservedRun) -> JobRun | Non
 
 
 def facts(pools: Sequence[Pool]) -> str:
-    """Return a text that identifies the pools, without corrections from runs and without what is free now."""
+    """Return a text that identifies the pools, without corrections from runs and without free GPUs."""
     return repr([replace(pool, free_gpus=None, layers={}, calibration=Calibration(), own=JobRuns()) for pool in pools])
 
 
 def identity(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
-    """Return a short digest of what decides a job's alternatives, without corrections from other jobs' runs.
+    """Return a short digest of the inputs of a job's alternatives, without corrections from other jobs' runs.
 
-    It covers what the job asks, what the pools are, and the job's own runs, rounded to `STEP_GRID`.
+    Args:
+        key: what the job requests.
+        pools: the pools as `facts` describes them.
+        runs: runs of the job, which count as `round_run` rounds them.
     """
-    steps = [rounded_run(one) for one in runs[:MOST_RUNS]]
+    steps = [round_run(one) for one in runs[:MOST_RUNS]]
     return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

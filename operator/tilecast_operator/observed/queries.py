@@ -45,97 +45,97 @@ def held(template: str, namespace: str, name: str) -> str:
     Raises:
         SpecError: the query uses more than can be restricted to a namespace.
     """
-    return _Reader(_tokens(asked(template, namespace, name)), namespace).query()
+    return _QueryReader(_tokenize(asked(template, namespace, name)), namespace).read_query()
 
 
-def _refused(problem: str) -> SpecError:
+def _query_error(problem: str) -> SpecError:
     remedy = f"write a selector in double quotes, {', '.join(sorted(FUNCTIONS)[:3])} and the like of it, / and *"
     return SpecError(FIELD, problem, remedy)
 
 
-def _tokens(text: str) -> list[_Token]:
+def _tokenize(text: str) -> list[_Token]:
     tokens, at = list[_Token](), 0
     text = text.strip()
     while at < len(text):
         match = _TOKENS.match(text, at)
         if match is None or match.lastgroup is None:
-            raise _refused(f"{text[at : at + 20]!r} cannot be read")
+            raise _query_error(f"{text[at : at + 20]!r} cannot be read")
         tokens.append((match.lastgroup, match[match.lastgroup]))
         at = match.end()
     return tokens
 
 
-class _Reader:
-    """Reads tokens once, from left to right, and writes what it has understood."""
+class _QueryReader:
+    """Parser that reads tokens from left to right and returns the query, restricted to a namespace."""
 
     def __init__(self, tokens: Sequence[_Token], namespace: str) -> None:
         self._tokens = [*tokens, ("end", "")]
         self._at = 0
         self._namespace = namespace
 
-    def query(self) -> str:
+    def read_query(self) -> str:
         """Return the whole query."""
-        text = self._product(0)
-        self._take("end")
+        text = self._read_product(0)
+        self._take_token("end")
         return text
 
-    def _product(self, depth: int) -> str:
+    def _read_product(self, depth: int) -> str:
         if depth > MOST_DEEP:
-            raise _refused("it is nested too deep")
-        text = self._term(depth)
-        while self._next[1] in ("/", "*"):
-            text += f" {self._take('mark')} {self._term(depth)}"
+            raise _query_error("it is nested too deep")
+        text = self._read_term(depth)
+        while self._next_token[1] in ("/", "*"):
+            text += f" {self._take_token('mark')} {self._read_term(depth)}"
         return text
 
-    def _term(self, depth: int) -> str:
-        if self._next[0] == "number":
-            return self._take("number")
-        if self._next[1] == "(":
-            return self._arguments(depth)
-        name = self._take("name")
-        if self._next[1] == "(":
+    def _read_term(self, depth: int) -> str:
+        if self._next_token[0] == "number":
+            return self._take_token("number")
+        if self._next_token[1] == "(":
+            return self._read_arguments(depth)
+        name = self._take_token("name")
+        if self._next_token[1] == "(":
             if name not in FUNCTIONS:
-                raise _refused(f"{name} cannot be held to a namespace")
-            return name + self._arguments(depth)
-        return self._selector(name)
+                raise _query_error(f"{name} cannot be held to a namespace")
+            return name + self._read_arguments(depth)
+        return self._read_selector(name)
 
-    def _arguments(self, depth: int) -> str:
-        self._mark("(")
-        parts = [self._product(depth + 1)]
-        while self._next[1] == ",":
-            self._take("mark")
-            parts.append(self._product(depth + 1))
-        self._mark(")")
+    def _read_arguments(self, depth: int) -> str:
+        self._expect_mark("(")
+        parts = [self._read_product(depth + 1)]
+        while self._next_token[1] == ",":
+            self._take_token("mark")
+            parts.append(self._read_product(depth + 1))
+        self._expect_mark(")")
         return f"({', '.join(parts)})"
 
-    def _selector(self, name: str) -> str:
+    def _read_selector(self, name: str) -> str:
         matchers = list[str]()
-        if self._next[1] == "{":
-            self._mark("{")
-            while self._next[1] != "}":
-                label, operator = self._take("name"), self._take("mark")
+        if self._next_token[1] == "{":
+            self._expect_mark("{")
+            while self._next_token[1] != "}":
+                label, operator = self._take_token("name"), self._take_token("mark")
                 if operator not in ("=", "!=", "=~", "!~") or ":" in label:
-                    raise _refused(f"{label}{operator} is no matcher")
-                matchers.append(f"{label}{operator}{self._take('string')}")
-                if self._next[1] != "}":
-                    self._mark(",")
-            self._mark("}")
+                    raise _query_error(f"{label}{operator} is no matcher")
+                matchers.append(f"{label}{operator}{self._take_token('string')}")
+                if self._next_token[1] != "}":
+                    self._expect_mark(",")
+            self._expect_mark("}")
         matchers.append(f'namespace="{self._namespace}"')
         text = f"{name}{{{','.join(matchers)}}}"
-        return text + self._take("range") if self._next[0] == "range" else text
+        return text + self._take_token("range") if self._next_token[0] == "range" else text
 
     @property
-    def _next(self) -> _Token:
+    def _next_token(self) -> _Token:
         return self._tokens[self._at]
 
-    def _mark(self, mark: str) -> None:
-        if self._next != ("mark", mark):
-            raise _refused(f"{self._next[1] or 'its end'} stands where {mark} is expected")
+    def _expect_mark(self, mark: str) -> None:
+        if self._next_token != ("mark", mark):
+            raise _query_error(f"{self._next_token[1] or 'its end'} stands where {mark} is expected")
         self._at += 1
 
-    def _take(self, kind: str) -> str:
-        token = self._next
+    def _take_token(self, kind: str) -> str:
+        token = self._next_token
         if token[0] != kind:
-            raise _refused(f"{token[1] or 'its end'} cannot be read there")
+            raise _query_error(f"{token[1] or 'its end'} cannot be read there")
         self._at += 1
         return token[1]

@@ -1,8 +1,8 @@
 """Sources of measured steps, and the rules for which of them count.
 
 Four sources give one `StepReport` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status. A
-report counts if it could be the step of the plan that runs; then it becomes part of a `Window`. The job's status keeps
-the newest reports of the window, so that a restart forgets none.
+report counts if it could be the step of the plan that runs; then it becomes part of a `StepWindow`. The job's status
+keeps the newest reports of the window, so that a restart forgets none.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ OUTCOMES = (
 
 
 class Refused(Exception):  # noqa: N818  (an answer, not a failure)
-    """A report that does not count. `outcome` is from a closed list, `status` is the HTTP status of the answer."""
+    """Refusal of a report.
+
+    Attributes:
+        outcome: one of `OUTCOMES`.
+        status: HTTP status of the answer.
+        retry_after_s: seconds after which the client may report again; None if it does not matter.
+    """
 
     def __init__(self, outcome: str, status: int, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -79,8 +85,8 @@ class StepReport:
     """Service account of the pod, if a token vouches for it."""
 
 
-class _Body(PartSeconds):
-    """What a training pod PUTs; see `tilecast_observe`."""
+class _ReportBody(PartSeconds):
+    """JSON body of a report, which `tilecast_observe` sends from a training pod."""
 
     step_seconds: float = Field(description="Median step.")
     steps: int | None = Field(default=None, ge=1, le=10**9)
@@ -107,7 +113,7 @@ def from_body(body: bytes, node: str | None, account: str | None = None) -> Step
     if isinstance(bare, float) and not math.isfinite(bare):
         raise Refused("invalid", 422, f"stepSeconds: {bare} is no time; send seconds above 0")
     try:
-        one = check(_Body, document, "observation")
+        one = check(_ReportBody, document, "observation")
     except SpecError as error:
         raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
     if one.parts.sum_s > one.step_seconds * (1 + ROUNDING) > 0:
@@ -185,10 +191,10 @@ def trainer_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def positive(seconds: float) -> float:
-    """Return `seconds` if it is a time.
+    """Return the seconds of a step if they are finite and above 0.
 
     Raises:
-        Refused: it is not finite and above 0.
+        Refused: they are not.
     """
     if not (math.isfinite(seconds) and seconds > 0):
         raise Refused("invalid", 422, f"{seconds:g} s is no time of a step; report seconds above 0")
@@ -196,10 +202,10 @@ def positive(seconds: float) -> float:
 
 
 def plausible(seconds: float, forecast_s: float) -> None:
-    """Refuse a step that cannot be the one that is forecast.
+    """Refuse a step that cannot be of the job and plan that were forecast.
 
     Raises:
-        Refused: the step is two orders of magnitude away.
+        Refused: step and forecast differ by more than `MAX_PLAUSIBLE_RATIO`.
     """
     factor = seconds / forecast_s
     if factor > MAX_PLAUSIBLE_RATIO:
@@ -236,8 +242,13 @@ def account_of(answer: Mapping[str, Any]) -> str | None:
     return username.rpartition(":")[2][:253] or None
 
 
+def _kept_fields(report: StepReport | ObservedStep) -> dict[str, Any]:
+    """Return the fields of a report, beside its times, that the status of a job keeps."""
+    return {name: getattr(report, name) for name in ("peak_memory_bytes", "gpu", "node", "driver", "annotation")}
+
+
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepWindow:
     """The measured steps of one job."""
 
     recent: tuple[float, ...]
@@ -246,21 +257,12 @@ class Window:
     latest: StepReport
 
     @classmethod
-    def of(cls, observed: ObservedStep | None) -> Window | None:
+    def of(cls, observed: ObservedStep | None) -> StepWindow | None:
         """Return the window that the status of a job keeps; None if it keeps none."""
         if observed is None or not observed.recent_step_seconds:
             return None
         recent = tuple(observed.recent_step_seconds)
-        latest = StepReport(
-            recent[-1],
-            observed.source,
-            peak_memory_bytes=observed.peak_memory_bytes,
-            gpu=observed.gpu,
-            node=observed.node,
-            driver=observed.driver,
-            annotation=observed.annotation,
-            parts=observed.parts,
-        )
+        latest = StepReport(recent[-1], observed.source, parts=observed.parts, **_kept_fields(observed))
         return cls(recent, max(observed.samples, len(recent)), observed.time, latest)
 
     @property
@@ -270,11 +272,11 @@ class Window:
 
     @property
     def parts(self) -> MeasuredParts:
-        """Parts of that median step, by the shares of the latest report and those before it."""
+        """Parts of the median step, in the shares of the latest reports."""
         return self.latest.parts.scaled(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     def ends_with(self, report: StepReport) -> bool:
-        """Return whether this was the newest report, as far as the status of a job keeps it."""
+        """Return whether the newest report equals this one in source and in the digits that a status keeps."""
         return self.latest.source == report.source and figures(self.recent[-1]) == figures(report.seconds)
 
     def status(self) -> ObservedStep:
@@ -287,29 +289,25 @@ class Window:
             source=latest.source,
             time=self.time,
             recent_step_seconds=[figures(item) for item in self.recent],
-            peak_memory_bytes=latest.peak_memory_bytes,
-            gpu=latest.gpu,
-            driver=latest.driver,
-            node=latest.node,
-            annotation=latest.annotation,
+            **_kept_fields(latest),
         )
 
 
-def added(window: Window | None, report: StepReport, now: str) -> Window:
+def added(window: StepWindow | None, report: StepReport, now: str) -> StepWindow:
     """Return the window with one more report. Values that the report does not give stay as they were."""
     if window is None:
-        return Window((report.seconds,), 1, now, report)
+        return StepWindow((report.seconds,), 1, now, report)
     before = window.latest
     earlier = before.parts.scaled(report.seconds / before.seconds)
     report = replace(report, parts=earlier.blended(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
-    names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation")
-    missing = {name: getattr(before, name) for name in names if getattr(report, name) is None}
+    kept = _kept_fields(before)
+    missing = {name: kept[name] for name, value in _kept_fields(report).items() if value is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
-    return Window(tuple(recent), window.samples + 1, now, replace(report, **missing))
+    return StepWindow(tuple(recent), window.samples + 1, now, replace(report, **missing))
 
 
 class ScoredForecast(FrozenForecast):
-    """A frozen forecast that is complete: what measured steps are held against."""
+    """Frozen forecast with every field that measured steps are compared with."""
 
     pool: str
     gpus: int
@@ -329,16 +327,16 @@ class ScoredForecast(FrozenForecast):
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Pool, GPUs and plan, which tell one run of a job from another."""
+        """Pool, number of GPUs and plan, by which runs of a job are told apart."""
         return self.pool, self.gpus, self.plan
 
-    def errors(self, window: Window) -> ErrorRatio:
+    def errors(self, window: StepWindow) -> ErrorRatio:
         """Return the errors of the forecast as `status.error`."""
         seconds = window.seconds
-        raw, calibrated = (error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))
+        raw, calibrated = (relative_error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))
         return ErrorRatio(raw_ratio=raw, calibrated_ratio=calibrated)
 
 
-def error(predicted_s: float, observed_s: float) -> float:
+def relative_error(predicted_s: float, observed_s: float) -> float:
     """Return the signed relative error, rounded to four decimal places."""
     return round(float(calibration.relative_error(np.float64(predicted_s), np.float64(observed_s))), 4)

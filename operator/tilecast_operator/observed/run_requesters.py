@@ -16,24 +16,24 @@ class RunRequesters:
     """Jobs by the workloads and the templates of names whose runs they requested. Belongs to one event loop."""
 
     def __init__(self, records: Records) -> None:
-        self._names: RecordPart[frozenset[_Name]] = records.part(dropped=self._withdraw)
+        self._names: RecordPart[frozenset[_Name]] = records.part(dropped=self._remove_from_index)
         self._keys: dict[_Name, set[Key]] = {}
 
     def __len__(self) -> int:
         return len(self._names)
 
     def ask(self, key: Key, namespace: str, workloads: Iterable[str], templates: Iterable[str]) -> None:
-        """Record which runs a job requests now, instead of those that it requested before."""
+        """Set the workloads and templates whose runs a job requests."""
         names = frozenset(
             (*((namespace, one, "") for one in workloads), *((namespace, "", one) for one in templates)),
         )
         if self._names.get(key) != names:
-            self._withdraw(key, self._names.pop(key, frozenset()))
+            self._remove_from_index(key, self._names.pop(key, frozenset()))
             self._names[key] = names
-            for name in names:
+            for name in self._names.get(key, ()):  # none if the job is gone
                 self._keys.setdefault(name, set()).add(key)
 
-    def _withdraw(self, key: Key, names: frozenset[_Name]) -> None:
+    def _remove_from_index(self, key: Key, names: frozenset[_Name]) -> None:
         """Remove a job from the index."""
         for name in names:
             self._keys[name].discard(key)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from tilecast.api import pool_learning
 from tilecast.api.calibration import MAX_RUNS, ObservedRun, observed_runs
 from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
-from tilecast_operator.observed.own_runs import rounded_run
+from tilecast_operator.observed.own_runs import round_run
 
+_BY_AGE = attrgetter("time", "uid")
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
 """Suffix that the API server appends to `generateName`, or people to the name of a job that they run again."""
 
@@ -44,21 +46,20 @@ class RunStore:
         """Runs by namespace and template of the job's name, and by UID of the job."""
 
     def recall(self, pool: str, runs: Iterable[ObservedRun], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
-        """Take over stored runs of a pool, unless they are known better already."""
+        """Add stored runs of a pool, unless this store knows more of them."""
         if forgotten:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
             del known[:-MAX_FORGOTTEN]
-            for item in [item for item in self._runs.get(pool, {}).values() if self.is_forgotten(item)]:
-                self.drop(item.uid)
+            self.withdraw(pool, [uid for uid, item in self._runs.get(pool, {}).items() if self.is_forgotten(item)])
         for item in runs if self._is_on else ():
             known_run = self._runs.get(pool, {}).get(item.uid)
-            is_better = known_run is None or _known(known_run) < _known(item)
+            is_better = known_run is None or _rank_of_run(known_run) < _rank_of_run(item)
             if is_better and not self.is_forgotten(item):
                 self.take(item)
 
     def recall_status(self, pool: str, status: Mapping[str, Any]) -> bool:
-        """Take over the runs that the status of a pool kept in earlier releases; return whether there are any.
+        """Add the runs that earlier releases kept in the status of a pool; return whether there are any.
 
         Their origin is unknown.
         """
@@ -76,7 +77,7 @@ class RunStore:
         if not self._is_on:
             return
         if (before := self._of_job.get(item.uid)) is not None:
-            self._remove(before)
+            self._remove_run(before)
         self._of_job[item.uid] = item
         members = self._runs.setdefault(item.run.pool, {})
         members[item.uid] = item
@@ -88,7 +89,7 @@ class RunStore:
             oldest = min((one.time, uid) for uid, one in members.items() if one.run.namespace == largest)
             self.drop(oldest[1])
         is_same = (
-            before is not None and before.run.workload == item.run.workload and rounded_run(before) == rounded_run(item)
+            before is not None and before.run.workload == item.run.workload and round_run(before) == round_run(item)
         )
         for one in () if is_same else (before, item):
             if one is not None:
@@ -98,7 +99,7 @@ class RunStore:
         """Remove a run; return whether it was there."""
         item = self._of_job.get(uid)
         if item is not None:
-            self._remove(item)
+            self._remove_run(item)
             self._changed(item)
         return item is not None
 
@@ -108,17 +109,16 @@ class RunStore:
             if uid in self._runs.get(pool, {}):
                 self.drop(uid)
 
-    def forget(self, what: Forget, now: str, pool: str) -> int:
-        """Forget matching runs of a pool until now; return how many were removed.
+    def forget(self, request: Forget, now: str, pool: str) -> int:
+        """Forget the matching runs of a pool up to now; return how many were removed.
 
         Such runs are not taken up again from the statuses of jobs that keep them.
         """
         members = self._runs.get(pool, {})
-        gone = [uid for uid, item in members.items() if what.matches(item)]
-        for uid in gone:
-            self.drop(uid)
-        rest = [item for item in self._forgotten.get(pool, []) if item[0] != what]
-        self._forgotten[pool] = [*rest, (what, now)][-MAX_FORGOTTEN:]
+        gone = [uid for uid, item in members.items() if request.matches(item)]
+        self.withdraw(pool, gone)
+        rest = [item for item in self._forgotten.get(pool, []) if item[0] != request]
+        self._forgotten[pool] = [*rest, (request, now)][-MAX_FORGOTTEN:]
         return len(gone)
 
     def forget_namespace(self, namespace: str, uid: str | None = None) -> bool:
@@ -126,12 +126,8 @@ class RunStore:
 
         With `uid` the namespace exists, and only runs of an earlier namespace of the same name are forgotten.
         """
-        gone = [
-            item
-            for members in self._runs.values()
-            for item in members.values()
-            if item.run.namespace == namespace and (uid is None or item.namespace_uid not in ("", uid))
-        ]
+        runs = [item for item in self._of_job.values() if item.run.namespace == namespace]
+        gone = [item for item in runs if uid is None or item.namespace_uid not in ("", uid)]
         for item in gone:
             self.drop(item.uid)
         return bool(gone)
@@ -142,7 +138,7 @@ class RunStore:
 
     def namespaces(self) -> set[str]:
         """Return the namespaces of the runs."""
-        return {item.run.namespace for members in self._runs.values() for item in members.values()} - {""}
+        return {item.run.namespace for item in self._of_job.values()} - {""}
 
     def document(self, pool: str) -> dict[str, Any]:
         """Return the PoolLearning of a pool."""
@@ -150,7 +146,7 @@ class RunStore:
 
     def of(self, pool: str) -> list[ObservedRun]:
         """Return the runs of a pool, oldest first."""
-        return sorted(self._runs.get(pool, {}).values(), key=lambda one: (one.time, one.uid))
+        return sorted(self._runs.get(pool, {}).values(), key=_BY_AGE)
 
     def of_workload(self, namespace: str, workload: str) -> Mapping[str, ObservedRun]:
         """Return the runs of a workload in a namespace, by UID of the job."""
@@ -162,16 +158,14 @@ class RunStore:
 
     def ordered(self) -> list[ObservedRun]:
         """Return the runs of every pool, oldest first."""
-        return sorted(
-            (item for members in self._runs.values() for item in members.values()), key=lambda one: (one.time, one.uid)
-        )
+        return sorted(self._of_job.values(), key=_BY_AGE)
 
     def is_forgotten(self, item: ObservedRun) -> bool:
-        """Return whether a run was to be forgotten."""
+        """Return whether a request to forget covers a run."""
         forgotten = self._forgotten.get(item.run.pool, ())
-        return any(what.matches(item) and item.time <= before for what, before in forgotten)
+        return any(request.matches(item) and item.time <= made for request, made in forgotten)
 
-    def _remove(self, item: ObservedRun) -> None:
+    def _remove_run(self, item: ObservedRun) -> None:
         namespace = item.run.namespace
         del self._of_job[item.uid], self._runs[item.run.pool][item.uid]
         for known, name in ((self._of_workload, item.run.workload), (self._of_template, template(item.job))):
@@ -180,6 +174,6 @@ class RunStore:
                 del known[namespace, name]
 
 
-def _known(item: ObservedRun) -> tuple[str, str, str, str]:
-    """Return how new a run is, and how much is known about its origin, as a sort key."""
+def _rank_of_run(item: ObservedRun) -> tuple[str, str, str, str]:
+    """Return a sort key: the time of a run, then how much is known about its origin."""
     return item.time, item.source, item.account, item.namespace_uid

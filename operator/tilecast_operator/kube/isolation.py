@@ -1,0 +1,66 @@
+"""Exclusion of other readers while a suspect is read.
+
+An object is a suspect if an earlier process died while it read the object and others. While a suspect is read, no other
+thread reads anything, so that a further death shows which one is to blame.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+
+class Isolation:
+    """Lock that lets threads read objects at the same time, but a suspect alone.
+
+    Objects are given as the notes that the journal has of them.
+    """
+
+    def __init__(self) -> None:
+        self.suspects: frozenset[bytes] = frozenset()
+        """Objects that are read alone; they are set before anything is read."""
+        self._changed = threading.Condition()
+        self._readers = Counter[int]()
+        """Number of objects that each thread reads, one inside the other, by the id of the thread."""
+        self._alone: bytes | None = None
+        """Suspect that is read, or is next to be read; everybody else waits."""
+
+    def try_enter(self, note: bytes) -> bool:
+        """Return whether this thread may read an object now, and count the thread as a reader if so."""
+        if not self.suspects:
+            return True
+        with self._changed:
+            return self._try_admit(note)
+
+    def enter(self, note: bytes, limit_s: float | None = None) -> None:
+        """Wait until this thread may read an object, and count the thread as a reader.
+
+        After `limit_s` seconds the thread reads the object beside others; None sets no limit.
+        """
+        if self.suspects:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._try_admit(note), limit_s):
+                    self._readers[threading.get_ident()] += 1
+
+    def leave(self, note: bytes) -> None:
+        """Record that this thread no longer reads an object."""
+        if not self.suspects:
+            return
+        with self._changed:
+            thread = threading.get_ident()
+            self._readers[thread] -= 1
+            self._readers += Counter()  # without threads that read nothing
+            if self._alone == note and thread not in self._readers:
+                self._alone = None
+            self._changed.notify_all()
+
+    def _try_admit(self, note: bytes) -> bool:
+        if self._alone not in (None, note):
+            return False
+        thread = threading.get_ident()
+        if note in self.suspects:
+            self._alone = note
+            if self._readers.keys() - {thread}:
+                return False
+        self._readers[thread] += 1
+        return True
