@@ -27,14 +27,22 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.spec import Plan, SpecError, Stated, Workload
-from tilecast_operator.answer import Answer, Declined, internal_error, interrupted, is_passing, no_pools, refused
+from tilecast_operator.answer import (
+    Answer,
+    Declined,
+    decline_failed,
+    decline_invalid,
+    decline_without_pools,
+    find_interruption,
+    is_passing,
+)
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.interruptions import Interruptions
 from tilecast_operator.kube.client import Api, ApiError
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Document
 from tilecast_operator.kube.turns import TurnClaim, Turns
-from tilecast_operator.objects.view import canonical
+from tilecast_operator.objects.view import encode_canonical
 from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
 from tilecast_operator.question import PoolVersions, Question
 from tilecast_operator.search_process import SearchInterruptedError
@@ -100,7 +108,7 @@ class Advisor:
         self._workloads: AnswerMemo[Mapping[str, Workload]] = AnswerMemo(size)
         self._own: AnswerMemo[OwnRuns] = AnswerMemo(size)
 
-    def use(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
+    def set_pools(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
         """Answer for these pools from now on.
 
         In the namespaces of `of_namespace`, the same pools carry that namespace's own corrections.
@@ -121,7 +129,7 @@ class Advisor:
         """Return those namespaces over budget, if others had a search in the same minute."""
         return self._searches.turns.behind_others()
 
-    async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in one of the threads, without waiting for a turn."""
         call = partial(contextvars.copy_context().run, self._journal.call, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
@@ -135,7 +143,7 @@ class Advisor:
         if self.problem is None:
             return
         try:
-            await self._searches.run(*_small_job())
+            await self._searches.run(*_make_small_job())
         except SearchInterruptedError as error:
             self.problem = f"a search of one small job {error}"
             raise SpecError("TILECAST_SEARCH_PROCESSES", self.problem, "raise the limits of a search") from None
@@ -149,7 +157,7 @@ class Advisor:
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._searches.stop()
 
-    async def question(self, namespace: str, document: Document, *, is_held: bool = False) -> Question:
+    async def read_question(self, namespace: str, document: Document, *, is_held: bool = False) -> Question:
         """Read what a TrainingJob document asks.
 
         Args:
@@ -167,20 +175,20 @@ class Advisor:
         stored: bytes | None = None
         reference = training_job.reference(spec)
         if reference is not None:
-            config_map = await self._config_map(namespace, reference)
+            config_map = await self._get_config_map(namespace, reference)
             try:
                 if isinstance(config_map, Declined):
                     return Question(b"", config_map, True)
                 stored = training_job.content(reference, config_map)
             except SpecError as error:
                 return Question(b"", Declined("ModelNotFound", str(error)), True)
-        everything = canonical(spec.model_dump(exclude=UNPRICED)) + hashlib.sha256(stored or b"").digest()
+        everything = encode_canonical(spec.model_dump(exclude=UNPRICED)) + hashlib.sha256(stored or b"").digest()
         key = hashlib.sha256(everything).digest()
         with self._readers.claim(key, TurnClaim(namespace, is_held)):
-            request = await self._requests.get(key, lambda: self._read(key, spec, stored))
+            request = await self._requests.get(key, lambda: self._read_request(key, spec, stored))
         return Question(key, request, reference is not None, namespace, is_held)
 
-    async def measured(
+    async def add_runs(
         self, question: Question, known: Callable[[Collection[str]], Sequence[ObservedRun]], unless: str | None = None
     ) -> Question:
         """Return the question together with earlier runs of the same job.
@@ -190,37 +198,39 @@ class Advisor:
             known: returns the runs of workloads, given by their digests, newest first.
             unless: a digest of runs; runs with this digest are not priced.
         """
-        pools, request = self.pools(question), question.request
+        pools, request = self.list_pools(question), question.request
         if isinstance(request, Declined) or not pools:
             return question
         gpus = tuple(pool.gpu.name for pool in pools)
-        meant = await self._shared(question, self._workloads, (question.key, gpus), workloads, request, pools)
+        meant = await self._compute_once(question, self._workloads, (question.key, gpus), workloads, request, pools)
         runs = known(meant.keys())
         digest = identity(question.key, self.facts, runs)
         if not runs or digest == unless:
             return replace(question, runs_hash=digest if runs else "")
-        key = (self._key(question), tuple(runs))
-        own = await self._shared(question, self._own, key, OwnRuns.of, request, pools, meant, runs)
+        key = (self._make_answer_key(question), tuple(runs))
+        own = await self._compute_once(question, self._own, key, OwnRuns.of, request, pools, meant, runs)
         return replace(question, own=own, runs_hash=digest if own.own.runs else "")
 
-    async def inputs_hash(self, question: Question) -> str | None:
+    async def hash_inputs(self, question: Question) -> str | None:
         """Return a digest of everything that decides the advice now, without a search; None if there is no advice."""
-        pools, request = self.pools(question), question.request
+        pools, request = self.list_pools(question), question.request
         if not pools or isinstance(request, Declined):
             return None
         _, digest = kernels.model_info()
-        return await self._shared(question, self._hashes, self._key(question), inputs_hash, request, pools, digest)
+        return await self._compute_once(
+            question, self._hashes, self._make_answer_key(question), inputs_hash, request, pools, digest
+        )
 
-    async def answer(self, question: Question) -> Answer:
+    async def answer_question(self, question: Question) -> Answer:
         """Return the answer to a question."""
         if isinstance(question.request, Declined):
             if is_passing(question.request):
                 self._requests.drop(question.key)
             return question.request
-        pools = self.pools(question)
+        pools = self.list_pools(question)
         if not pools:
-            return no_pools(self._of_namespace.get(question.namespace, self._report))
-        return await self.search(self._key(question), question.key, question.request, pools, question.claim)
+            return decline_without_pools(self._of_namespace.get(question.namespace, self._report))
+        return await self.search(self._make_answer_key(question), question.key, question.request, pools, question.claim)
 
     async def search(
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
@@ -237,24 +247,24 @@ class Advisor:
             pools: the pools to search.
             claim: who asks.
         """
-        if (refusal := self._interruptions.answer(question_key)) is not None:
+        if (refusal := self._interruptions.find_refusal(question_key)) is not None:
             return refusal
         with self._searches.turns.claim(key, claim):
-            advice = await self._answers.get(key, lambda: self._search(key, question_key, request, pools))
-        if is_passing(advice) or interrupted(advice):
+            advice = await self._answers.get(key, lambda: self._search_plans(key, question_key, request, pools))
+        if is_passing(advice) or find_interruption(advice):
             self._answers.drop(key)
         return advice
 
-    async def standing(self, question: Question, answer: Answer, incumbent: Incumbent | None) -> Answer:
+    async def keep_incumbent(self, question: Question, answer: Answer, incumbent: Incumbent | None) -> Answer:
         """Return the answer to a job that has a recommendation for the same question.
 
         That recommendation stays the best unless it is no longer valid or the new one is clearly better.
         """
-        pools = self.pools(question)
+        pools = self.list_pools(question)
         if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
-        key = (self._key(question), answer.inputs_hash, incumbent)
-        return await self._shared(question, self._standing, key, _held, answer, pools, incumbent)
+        key = (self._make_answer_key(question), answer.inputs_hash, incumbent)
+        return await self._compute_once(question, self._standing, key, _hold_incumbent, answer, pools, incumbent)
 
     async def forecast_running(
         self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any
@@ -267,18 +277,18 @@ class Advisor:
         if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")
         async with self._turns.take(None, question.claim):
-            return await self.run(partial(forecast_run, question.request, pool, gpus, plan, **chosen))
+            return await self.run_in_thread(partial(forecast_run, question.request, pool, gpus, plan, **chosen))
 
-    def pools(self, question: Question) -> Sequence[Pool]:
+    def list_pools(self, question: Question) -> Sequence[Pool]:
         """Return the pools with the corrections of the question's namespace and of the job's own runs."""
         report = self._of_namespace.get(question.namespace, self._report)
         return () if report is None else question.own.calibrated(report.pools)
 
-    def _key(self, question: Question) -> Hashable:
+    def _make_answer_key(self, question: Question) -> Hashable:
         """Return everything that decides the answer."""
         return question.key, self.versions.of(question.namespace), question.own.own
 
-    async def _shared(
+    async def _compute_once(
         self,
         question: Question,
         memo: AnswerMemo[ResultT],
@@ -291,12 +301,12 @@ class Advisor:
 
         async def compute() -> ResultT:
             async with self._turns.take(place):
-                return await self.run(function, *arguments)
+                return await self.run_in_thread(function, *arguments)
 
         with self._turns.claim(place, question.claim):
             return await memo.get(key, compute)
 
-    async def _config_map(
+    async def _get_config_map(
         self, namespace: str, reference: training_job.Reference
     ) -> Mapping[str, Any] | Declined | None:
         """Return the ConfigMap, None if there is none, or why it cannot be read."""
@@ -310,32 +320,36 @@ class Advisor:
             text = f"{reference.field}: the operator may not read ConfigMap {reference.name}; install the chart"
             return Declined("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
 
-    async def _read(self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request | Declined:
+    async def _read_request(
+        self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None
+    ) -> Request | Declined:
         try:
             async with self._readers.take(key):
                 # A stored graph takes a while to read: it is read beside searches, not behind them.
                 return await asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored)
         except SpecError as error:
-            return refused(error)
+            return decline_invalid(error)
         except Exception as error:
             log.exception("a job cannot be read")
-            return internal_error(error)
+            return decline_failed(error)
 
-    async def _search(self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
+    async def _search_plans(
+        self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]
+    ) -> Answer:
         try:
             advice = await self._searches.run(request, pools, self._counted, key)
-            self._interruptions.remove(question_key)
+            self._interruptions.forget_question(question_key)
             return advice
         except SearchInterruptedError as error:
-            return self._interruptions.add(question_key, error)
+            return self._interruptions.add_interruption(question_key, error)
         except SpecError as error:
-            return refused(error)
+            return decline_invalid(error)
         except Exception as error:
             log.exception("advice failed")
-            return internal_error(error)
+            return decline_failed(error)
 
 
-def _held(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
+def _hold_incumbent(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
     """Keep what was recommended before in the answer, unless it cannot be priced."""
     try:
         return hold(answer, pools, incumbent)
@@ -344,7 +358,7 @@ def _held(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer
         return answer
 
 
-def _small_job() -> tuple[Request, list[Pool]]:
+def _make_small_job() -> tuple[Request, list[Pool]]:
     workload = Workload(model=zoo.preset("gpt2"), sequence_length=128, global_batch=1, precision="fp16")
     gpu = find_gpu("t4")
     return Request("warm-up", workload), [Pool("t4", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-10"))]

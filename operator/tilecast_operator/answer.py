@@ -57,7 +57,7 @@ def is_passing(answer: Answer) -> bool:
     return isinstance(answer, Declined) and answer.reason == INTERNAL_ERROR
 
 
-def interrupted(answer: Answer) -> Declined | None:
+def find_interruption(answer: Answer) -> Declined | None:
     """Return the answer if its search was interrupted, else None.
 
     Such an answer says nothing about the question: it is never kept for others, and replaces no advice.
@@ -65,18 +65,18 @@ def interrupted(answer: Answer) -> Declined | None:
     return answer if isinstance(answer, Declined) and answer.reason == SEARCH_INTERRUPTED else None
 
 
-def refused(error: SpecError) -> Declined:
+def decline_invalid(error: SpecError) -> Declined:
     """Return the answer to a job that is invalid, or whose search would be too large."""
     is_too_large = isinstance(error, SearchTooLargeError)
     return Declined(SEARCH_TOO_LARGE if is_too_large else "InvalidSpec", str(error))
 
 
-def internal_error(error: Exception) -> Declined:
+def decline_failed(error: Exception) -> Declined:
     """Return the answer for a failure of this process."""
     return Declined(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
 
 
-def no_pools(report: NodesReport | None) -> Declined:
+def decline_without_pools(report: NodesReport | None) -> Declined:
     """Return the answer for a cluster without a known pool."""
     if report is None:
         return Declined("NoPools", "nodes are not read yet")

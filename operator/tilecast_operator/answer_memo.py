@@ -10,7 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from tilecast.hardware import Pool
-from tilecast_operator.pickles import weight
+from tilecast_operator.pickles import pickled_size
 
 log = logging.getLogger("tilecast")
 
@@ -47,7 +47,7 @@ class AnswerMemo(Generic[ResultT]):
         result = self._results.get(key)
         if result is None:
             result = self._results[key] = asyncio.ensure_future(compute())
-            result.add_done_callback(partial(self._weigh, key))
+            result.add_done_callback(partial(self._record_size, key))
         self._results.move_to_end(key)
         return await asyncio.shield(result)
 
@@ -62,7 +62,7 @@ class AnswerMemo(Generic[ResultT]):
         self._weights.clear()
         self.bytes = 0
 
-    def _weigh(self, key: Hashable, ended: asyncio.Future[ResultT]) -> None:
+    def _record_size(self, key: Hashable, ended: asyncio.Future[ResultT]) -> None:
         failed = ended.cancelled() or ended.exception() is not None  # whoever asked may be gone by now
         if self._results.get(key) is not ended:
             return
@@ -70,7 +70,7 @@ class AnswerMemo(Generic[ResultT]):
             self.drop(key)
             return
         try:
-            size = weight(ended.result(), self._shared)
+            size = pickled_size(ended.result(), self._shared)
         except Exception:
             log.exception("an answer cannot be weighed")
             size = 0

@@ -49,7 +49,7 @@ from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS, COMPONENT, LEASE_ADDRESS
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.quarantine import quarantine_in
+from tilecast_operator.objects.quarantine import open_quarantine
 from tilecast_operator.objects.tables import Cache
 from tilecast_operator.relay import Relay
 from tilecast_operator.report_guard import ReportGuard
@@ -90,13 +90,13 @@ class Assembly:
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self.leadership = leadership = Leadership(is_alone=not settings.lease)
-        self.election = _election(settings, client, leadership) if settings.lease else None
+        self.election = _make_election(settings, client, leadership) if settings.lease else None
         client.fence = leadership.require
         metrics.lead(leadership.is_leader)
         leadership.listen(metrics.lead)
         metrics.holds.set(settings.jobs and settings.place)
         self.journal = journal = Journal(settings.journal, KINDS)
-        quarantine = quarantine_in(settings.journal, journal.suspects, clock)
+        quarantine = open_quarantine(settings.journal, journal.suspects, clock)
         journal.isolate(quarantine.suspects)
         cache = Cache(journal, quarantine)
         author = Author(COMPONENT, settings.instance, ADVICE_KEYS)
@@ -114,12 +114,12 @@ class Assembly:
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
             NamespaceShard(context, selector)
-        searches = _searches(settings, search, metrics, journal)
+        searches = _make_searches(settings, search, metrics, journal)
         self.advisor = advisor = Advisor(
             client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock),
             journal, read,
         )  # fmt: skip
-        self.lists = _lists(settings, timings, client, cache)
+        self.lists = _make_list_check(settings, timings, client, cache)
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
         self.pools = pools = Pools(context, advisor, capacity, self.lists, learning)
@@ -154,7 +154,7 @@ class Assembly:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
             Jobs(context, requests, advice, admission, requeues)
         self.quarantined = Quarantined(context)
-        leadership.listen(self._lead)
+        leadership.listen(self._on_leadership_change)
 
     def start(self) -> None:
         """Start the workers and the background tasks; a worker loads the model."""
@@ -172,7 +172,7 @@ class Assembly:
 
         Other pending writes are computed again at the next start, or by the replica that leads next.
         """
-        await self.observations.flush()
+        await self.observations.flush_reports()
         self.leadership.end()
         await self.runtime.stop()
         await self.admission.stop()
@@ -182,15 +182,15 @@ class Assembly:
         self.advisor.stop()
         self.journal.close()
 
-    def _lead(self, is_leading: bool) -> None:
+    def _on_leadership_change(self, is_leading: bool) -> None:
         if is_leading:
             cache = self.cache
             everything = (NODES, *cache.pools, *cache.training_jobs, *cache.jobs)
-            self.runtime.lead(everything)
+            self.runtime.take_over(everything)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
         """Record the GPUs that pods hold, by node; None where that is not known."""
-        self.capacity.see_pods(used)
+        self.capacity.set_pod_usage(used)
 
     def unhealthy(self) -> str | None:
         """Return why this process should be restarted; None if it should not."""
@@ -201,7 +201,7 @@ class Assembly:
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
 
-def _election(settings: Settings, client: Api, leadership: Leadership) -> Election:
+def _make_election(settings: Settings, client: Api, leadership: Leadership) -> Election:
     host = f"[{settings.pod_ip}]" if ":" in settings.pod_ip else settings.pod_ip
     scheme = "https" if settings.tls_certificate else "http"
     address = f"{scheme}://{host}:{settings.listen_port}" if host else ""
@@ -209,7 +209,7 @@ def _election(settings: Settings, client: Api, leadership: Leadership) -> Electi
     return Election(client, *lease, leadership)
 
 
-def _searches(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> Searches:
+def _make_searches(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> Searches:
     limits = SearchLimits(settings.search_s, settings.search_memory_mib)
     searches = Searches(
         search,
@@ -221,12 +221,12 @@ def _searches(settings: Settings, search: Advise, metrics: Metrics, journal: Jou
         journal,
     )
     metrics.search_memory.set_function(searches.resident_bytes)
-    metrics.running_search.set_function(searches.running_s)
+    metrics.running_search.set_function(searches.longest_running_s)
     metrics.over_budget.set_function(lambda: len(searches.turns.over_budget()))
     return searches
 
 
-def _lists(settings: Settings, timings: Timings, client: Api, cache: Cache) -> ListCheck:
+def _make_list_check(settings: Settings, timings: Timings, client: Api, cache: Cache) -> ListCheck:
     tables: dict[str, CacheTable[Any]] = {
         "Node": cache.nodes,
         gpu_pool.KIND: cache.pools,

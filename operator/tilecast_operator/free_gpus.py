@@ -35,7 +35,7 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class GpuUsage:
     """Everything that says what is free."""
 
     queues: Mapping[str, Quotas] = field(default_factory=dict)
@@ -43,16 +43,16 @@ class Usage:
     used: Mapping[str, int] | None = None
     """GPUs that pods hold, by node; None if pods are not read."""
 
-    def free(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
+    def count_free(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
         """Return the free GPUs of each pool, by name; a pool of which nothing is known is absent."""
         out = {}
         for item in pools:
-            free = self._by_kueue(item, nodes) or self._by_pods(item, nodes)
+            free = self._count_by_quota(item, nodes) or self._count_by_pods(item, nodes)
             if free is not None:
                 out[item.pool.name] = free
         return out
 
-    def _by_kueue(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+    def _count_by_quota(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
         quota = {name for queue in self.queues.values() for name in queue.nominal}
         if item.kueue_flavor:
             names = [item.kueue_flavor]
@@ -68,7 +68,7 @@ class Usage:
         free = sum(queue.nominal.get(name, 0) - queue.reserved.get(name, 0) for queue in self.queues.values())
         return Free(max(free, 0), "Kueue", name)
 
-    def _by_pods(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+    def _count_by_pods(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
         there = [nodes[name] for name in item.members if name in nodes]
         # Devices of a DRA driver and slices of the mixed strategy are other resources, which nobody counts.
         is_other = item.facts["gpusPerNode"][1] == RESOURCE_SLICE or any(node.slices for node in there)

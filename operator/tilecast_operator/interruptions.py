@@ -34,7 +34,7 @@ class Interruption:
     answer: Declined
 
 
-def wait_s(tries: int) -> float:
+def find_retry_wait_s(tries: int) -> float:
     """Return how long a search waits after so many interrupted tries, in seconds."""
     return min(FIRST_S * FACTOR ** min(tries - 1, 16), MOST_S)
 
@@ -52,18 +52,18 @@ class Interruptions:
         self._monotonic = monotonic
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
-    def answer(self, question_key: Hashable) -> Declined | None:
+    def find_refusal(self, question_key: Hashable) -> Declined | None:
         """Return why a question is not searched now; None if it may be."""
         known = self._known.get(question_key)
         if known is None or known.due_s <= self._monotonic():
             return None
         return replace(known.answer, again_s=known.due_s - self._monotonic())
 
-    def add(self, question_key: Hashable, error: SearchInterruptedError) -> Declined:
+    def add_interruption(self, question_key: Hashable, error: SearchInterruptedError) -> Declined:
         """Record an interruption; return the answer until the next try."""
         before = self._known.pop(question_key, None)
         tries = 1 if before is None else before.tries + 1
-        pause_s = wait_s(tries)
+        pause_s = find_retry_wait_s(tries)
         again = stamp(self._clock() + pause_s)
         text = f"the search {error.text} and was interrupted (try {tries}); it is tried again after {again}"
         answer = Declined(SEARCH_INTERRUPTED, f"{text}; {REMEDIES[error.cause]}", again_s=pause_s)
@@ -72,6 +72,6 @@ class Interruptions:
             self._known.popitem(last=False)
         return answer
 
-    def remove(self, question_key: Hashable) -> None:
+    def forget_question(self, question_key: Hashable) -> None:
         """Forget a question that was answered."""
         self._known.pop(question_key, None)

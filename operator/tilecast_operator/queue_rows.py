@@ -52,15 +52,15 @@ class QueueRow:
     @property
     def name(self) -> str:
         """Kind, namespace and name."""
-        return name_of(self.key)
+        return make_plan_name(self.key)
 
 
-def name_of(key: Key) -> str:
+def make_plan_name(key: Key) -> str:
     """Return the name of a job in the plan."""
     return f"{key.kind}/{key.namespace}/{key.name}"
 
 
-def key_of(name: str) -> Key | None:
+def parse_plan_name(name: str) -> Key | None:
     """Return the key of the job with this name in the plan; None if the name is that of a namespace."""
     parts = name.split("/")
     return Key(*parts) if len(parts) == 3 else None
@@ -86,7 +86,7 @@ class QueueState:
     pools: Sequence[PoolCapacity] = field(default_factory=tuple)
 
 
-def holdings(
+def count_held_gpus(
     entries: Iterable[FoundPool], free: Mapping[str, Free], queues: Mapping[str, Quotas], rows: Iterable[QueueRow]
 ) -> dict[tuple[str, str], int]:
     """Count the GPUs that other things than these jobs hold, by pool and ClusterQueue.
@@ -121,7 +121,9 @@ def holdings(
     return dict(+others)
 
 
-def capacities(entries: Iterable[FoundPool], held_gpus: Holdings, rows: Iterable[QueueRow]) -> tuple[PoolCapacity, ...]:
+def make_capacities(
+    entries: Iterable[FoundPool], held_gpus: Holdings, rows: Iterable[QueueRow]
+) -> tuple[PoolCapacity, ...]:
     """Return the pools, with how much of each every ClusterQueue may have."""
     quotas = dict[str, dict[str, int]]()
     for row in rows:
@@ -152,7 +154,7 @@ def plan_rows(state: QueueState, policy: str, before: Mapping[str, Place], now_s
     jobs, refused = list[QueuedJob](), list(state.refused)
     for row in state.rows:
         try:
-            job = _job(row, before.get(row.name), now_s)
+            job = _make_queued_job(row, before.get(row.name), now_s)
         except SpecError as error:
             refused.append(Unplanned(row.name, error.problem, error.remedy))
         else:
@@ -165,7 +167,7 @@ def plan_rows(state: QueueState, policy: str, before: Mapping[str, Place], now_s
     return PlannedQueue(outcome, (*refused, *solution.refused))
 
 
-def _job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
+def _make_queued_job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
     """Return the job of a row at a moment; None if it counts as ended."""
     waits = row.began_s is None
     is_open = waits and row.place is None

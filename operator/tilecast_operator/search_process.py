@@ -126,7 +126,7 @@ class SearchProcess:
         self._is_stopped = self._is_ready = self._is_used = False
         self._pipe, other = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(other, self._function, self._limits.memory_mib), daemon=True
+            target=_serve_calls, args=(other, self._function, self._limits.memory_mib), daemon=True
         )
         self._process.start()
         other.close()
@@ -134,41 +134,41 @@ class SearchProcess:
     def _wait_until_ready(self) -> None:
         try:
             if not self._is_ready and not self._pipe.poll(BOOT_S):
-                raise self._replaced("died", "the process did not start")
+                raise self._replace("died", "the process did not start")
             if not self._is_ready:
                 self._pipe.recv_bytes()
             self._is_ready = True
         except (EOFError, OSError):
-            raise self._replaced("died", f"the process ended as it started, {self._exit()}") from None
+            raise self._replace("died", f"the process ended as it started, {self._describe_exit()}") from None
 
     def _call(self, data: bytes, limit_s: float) -> Any:
         self._is_used, killed = True, control_group.oom_kills(control_group.ROOT)
         try:
             self._pipe.send_bytes(data)
             if not self._pipe.poll(max(0.0, limit_s)):
-                raise self._replaced("timeout", f"took longer than {self._limits.seconds:g} s")
+                raise self._replace("timeout", f"took longer than {self._limits.seconds:g} s")
             result = self._pipe.recv_bytes()
         except (EOFError, OSError):
-            raise self._broken(killed) from None
+            raise self._replace_ended(killed) from None
         is_raised, value = pickles.load(result, ())
         if is_raised:
             raise value
         return value
 
-    def _broken(self, killed: int) -> SearchInterruptedError:
-        ended = self._exit()
+    def _replace_ended(self, killed: int) -> SearchInterruptedError:
+        ended = self._describe_exit()
         if self._process.exitcode == OUT_OF_MEMORY:
-            return self._replaced("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
+            return self._replace("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
         if control_group.oom_kills(control_group.ROOT) > killed:
-            return self._replaced("memory", "needed more memory than the container has left")
-        return self._replaced("died", f"ended its process, {ended}")
+            return self._replace("memory", "needed more memory than the container has left")
+        return self._replace("died", f"ended its process, {ended}")
 
-    def _exit(self) -> str:
+    def _describe_exit(self) -> str:
         self._process.join(5.0)
         status = self._process.exitcode
         return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
-    def _replaced(self, cause: Cause, text: str) -> SearchInterruptedError:
+    def _replace(self, cause: Cause, text: str) -> SearchInterruptedError:
         """Start a new process in place of this one, and return the error with the cause."""
         self._process.kill()
         self._process.join()
@@ -180,29 +180,29 @@ class SearchProcess:
         return SearchInterruptedError(cause, text)
 
 
-def _serve(pipe: Connection, function: Callable[..., Any], memory_mib: int) -> None:
+def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int) -> None:
     """Carry out calls until the other end of the pipe is closed."""
-    _prepare(memory_mib)
+    _prepare_process(memory_mib)
     pipe.send_bytes(b"")
     while True:
         try:
             data = pipe.recv_bytes()
         except EOFError:
             return
-        pipe.send_bytes(_result(function, data))
+        pipe.send_bytes(_call_and_pickle(function, data))
 
 
-def _result(function: Callable[..., Any], data: bytes) -> bytes:
+def _call_and_pickle(function: Callable[..., Any], data: bytes) -> bytes:
     """Return as a pickle whether the call raised, and what it raised or returned."""
     try:
         return pickles.dump((False, function(*pickles.load(data, ()))), ())
     except Exception as error:
-        if _is_memory(error):
+        if _is_memory_error(error):
             os._exit(OUT_OF_MEMORY)
-        return _raised(error)
+        return _pickle_error(error)
 
 
-def _raised(error: Exception) -> bytes:
+def _pickle_error(error: Exception) -> bytes:
     try:
         data = pickles.dump((True, error), ())
         pickles.load(data, ())
@@ -211,7 +211,7 @@ def _raised(error: Exception) -> bytes:
     return data
 
 
-def _is_memory(error: BaseException | None) -> bool:
+def _is_memory_error(error: BaseException | None) -> bool:
     """Return whether an error comes from a lack of memory, in Python or in a library."""
     while error is not None:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
@@ -220,13 +220,13 @@ def _is_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _prepare(memory_mib: int) -> None:
+def _prepare_process(memory_mib: int) -> None:
     """Prepare this process for searches; it ends when the operator ends, however that ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     recursion.prepare()
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(parent.sentinel,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mib * MIB, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     # A process that dies of a signal leaves no core dump with what users have written.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -234,6 +234,6 @@ def _prepare(memory_mib: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def _end_with(sentinel: int) -> None:
+def _exit_with_parent(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
     os._exit(0)

@@ -63,7 +63,7 @@ class Searches:
         self._journal = journal or Journal("", ())
         self._executor = ThreadPoolExecutor(processes or threads, "search")
         self._is_stopped = False
-        search, limits = partial(_pickled, advise), limits or SearchLimits()
+        search, limits = partial(_pickle_advice, advise), limits or SearchLimits()
         if processes and (shortage := control_group.shortage(limits.memory_mib, control_group.ROOT)):
             log.warning("%s", shortage)
         self._processes = [SearchProcess(search, limits, restarted) for _ in range(processes)]
@@ -124,7 +124,7 @@ class Searches:
         """Return the resident memory of all processes."""
         return sum(process.resident_bytes for process in self._processes)
 
-    def running_s(self) -> float:
+    def longest_running_s(self) -> float:
         """Return how long the oldest search under way has run, in seconds; 0 if there is none."""
         began = min(self._began.copy().values(), default=None)
         return 0.0 if began is None else time.monotonic() - began
@@ -135,7 +135,7 @@ class Searches:
         self._began[search] = time.monotonic()
         try:
             if not self._processes:
-                return self._journal.call(_timed, self._advise, request, pools)
+                return self._journal.call(_time_advice, self._advise, request, pools)
             process = self._idle.get()
             try:
                 data = process.call(request, pools)
@@ -147,12 +147,12 @@ class Searches:
             del self._began[search]
 
 
-def _pickled(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
+def _pickle_advice(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
     """Return the timed advice as a pickle without request and pools, which all answers share with the operator."""
-    return pickles.dump(_timed(advise, request, pools), (request, *pools))
+    return pickles.dump(_time_advice(advise, request, pools), (request, *pools))
 
 
-def _timed(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
+def _time_advice(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
     """Return the advice and how many seconds it took in this process."""
     began = time.monotonic()
     advice = advise(request, pools)

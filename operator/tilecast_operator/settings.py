@@ -17,7 +17,7 @@ RECURSION_LIMIT = 11_000
 """Calls within calls: the API server takes documents that are nested 10,000 deep. See `recursion`."""
 
 
-def _variable(name: str, default: float | str | bool, text: str) -> Any:
+def _environment_variable(name: str, default: float | str | bool, text: str) -> Any:
     return field(default=default, metadata={"name": name, "text": text})
 
 
@@ -25,153 +25,167 @@ def _variable(name: str, default: float | str | bool, text: str) -> Any:
 class Settings:
     """How the operator behaves. The defaults suit a cluster of a few thousand nodes."""
 
-    listen_host: str = _variable(
+    listen_host: str = _environment_variable(
         "TILECAST_LISTEN_HOST", "::", "Address of /metrics, /healthz and /readyz; :: is every one of both families."
     )
-    listen_port: int = _variable("TILECAST_LISTEN_PORT", 8080, "Port of the same; 0 takes any free one.")
-    tls_certificate: str = _variable(
+    listen_port: int = _environment_variable("TILECAST_LISTEN_PORT", 8080, "Port of the same; 0 takes any free one.")
+    tls_certificate: str = _environment_variable(
         "TILECAST_TLS_CERTIFICATE",
         "",
         "File with the certificate of HTTPS, read anew when it changes; empty is HTTP.",
     )
-    tls_key: str = _variable("TILECAST_TLS_KEY", "", "File with the certificate's key.")
-    reports_per_client: float = _variable(
+    tls_key: str = _environment_variable("TILECAST_TLS_KEY", "", "File with the certificate's key.")
+    reports_per_client: float = _environment_variable(
         "TILECAST_REPORTS_PER_CLIENT", 10.0, "Reports that a client may send per second; ten times that at once."
     )
-    instance: str = _variable("TILECAST_INSTANCE", socket.gethostname(), "Name in Events; a pod's is its host name.")
-    lease: str = _variable(
+    instance: str = _environment_variable(
+        "TILECAST_INSTANCE", socket.gethostname(), "Name in Events; a pod's is its host name."
+    )
+    lease: str = _environment_variable(
         "TILECAST_LEASE", "", "namespace/name of the Lease that makes one of several replicas write; empty needs none."
     )
-    lease_s: int = _variable("TILECAST_LEASE_SECONDS", 10, "How long others wait for a leader that says nothing more.")
-    pod_ip: str = _variable("TILECAST_POD_IP", "", "IP address at which other replicas reach this one.")
-    writers: int = _variable("TILECAST_WRITERS", 8, "Requests that write, under way at once.")
-    advisors: int = _variable("TILECAST_ADVISORS", 1, "Threads that search for plans.")
-    search_processes: int = _variable(
+    lease_s: int = _environment_variable(
+        "TILECAST_LEASE_SECONDS", 10, "How long others wait for a leader that says nothing more."
+    )
+    pod_ip: str = _environment_variable("TILECAST_POD_IP", "", "IP address at which other replicas reach this one.")
+    writers: int = _environment_variable("TILECAST_WRITERS", 8, "Requests that write, under way at once.")
+    advisors: int = _environment_variable("TILECAST_ADVISORS", 1, "Threads that search for plans.")
+    search_processes: int = _environment_variable(
         "TILECAST_SEARCH_PROCESSES",
         0,
         "Processes that search in place of the threads; each takes some 165 MB. Searches of threads have no limits.",
     )
-    search_s: float = _variable(
+    search_s: float = _environment_variable(
         "TILECAST_SEARCH_SECONDS", 30.0, "Longest search; a longer one is ended with its process. Needs processes."
     )
-    search_memory_mib: int = _variable(
+    search_memory_mib: int = _environment_variable(
         "TILECAST_SEARCH_MEMORY_MIB",
         640,
         "Most private memory of a process that searches, in MiB; some 540 MiB are resident then. Needs processes.",
     )
-    journal: str = _variable(
+    journal: str = _environment_variable(
         "TILECAST_JOURNAL",
         "",
         "Folder that outlives the process, an emptyDir, for notes of which objects are being read; empty keeps none.",
     )
-    search_budget_s: float = _variable(
+    search_budget_s: float = _environment_variable(
         "TILECAST_SEARCH_BUDGET_SECONDS",
         30.0,
         "Seconds of searches in a minute after which the jobs of a namespace wait behind those of all others.",
     )
-    advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
-    settle_s: float = _variable("TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one.")
-    request_timeout_s: float = _variable("TILECAST_REQUEST_TIMEOUT_SECONDS", 30.0, "Limit of one request.")
-    retry_first_s: float = _variable("TILECAST_RETRY_FIRST_SECONDS", 0.5, "Wait before the first retry; then doubled.")
-    retry_most_s: float = _variable("TILECAST_RETRY_MOST_SECONDS", 60.0, "Longest wait between retries.")
-    config_map_poll_s: float = _variable(
+    advice_cache: int = _environment_variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
+    settle_s: float = _environment_variable(
+        "TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one."
+    )
+    request_timeout_s: float = _environment_variable("TILECAST_REQUEST_TIMEOUT_SECONDS", 30.0, "Limit of one request.")
+    retry_first_s: float = _environment_variable(
+        "TILECAST_RETRY_FIRST_SECONDS", 0.5, "Wait before the first retry; then doubled."
+    )
+    retry_most_s: float = _environment_variable("TILECAST_RETRY_MOST_SECONDS", 60.0, "Longest wait between retries.")
+    config_map_poll_s: float = _environment_variable(
         "TILECAST_CONFIG_MAP_POLL_SECONDS", 60.0, "How often the ConfigMap that holds a job's model is read again."
     )
-    namespace_selector: str = _variable(
+    namespace_selector: str = _environment_variable(
         "TILECAST_NAMESPACE_SELECTOR", "", "LabelSelector, as JSON, of the namespaces whose jobs are answered."
     )
-    owns_pools: bool = _variable(
+    owns_pools: bool = _environment_variable(
         "TILECAST_OWNS_POOLS", True, "Whether GPUPools are written; if not, another operator of the cluster does."
     )
-    discovery: bool = _variable(
+    discovery: bool = _environment_variable(
         "TILECAST_DISCOVERY", True, "Whether GPUPools are created from nodes; if not, pools live in memory only."
     )
-    pool_retention_s: float = _variable(
+    pool_retention_s: float = _environment_variable(
         "TILECAST_POOL_RETENTION_SECONDS", 86400.0, "How long a discovered pool counts on nodes that are gone."
     )
-    read_resource_slices: bool = _variable(
+    read_resource_slices: bool = _environment_variable(
         "TILECAST_READ_RESOURCE_SLICES", False, "Whether ResourceSlices of the NVIDIA DRA driver say which GPUs exist."
     )
-    read_kueue: bool = _variable(
+    read_kueue: bool = _environment_variable(
         "TILECAST_READ_KUEUE", False, "Whether Kueue's ClusterQueues and ResourceFlavors say what is free."
     )
-    read_pods: bool = _variable(
+    read_pods: bool = _environment_variable(
         "TILECAST_READ_PODS", False, "Whether pods say what is free, of pools without a Kueue flavor."
     )
-    jobs: bool = _variable("TILECAST_JOBS", False, f"Whether {plurals()} that ask for it are advised.")
-    place: bool = _variable(
+    jobs: bool = _environment_variable("TILECAST_JOBS", False, f"Whether {plurals()} that ask for it are advised.")
+    place: bool = _environment_variable(
         "TILECAST_PLACE", False, "Whether mode Initial may write the node choice into a job before it starts."
     )
-    kueue_admission_gate: str = _variable(
+    kueue_admission_gate: str = _environment_variable(
         "TILECAST_KUEUE_ADMISSION_GATE",
         "auto",
         "Whether Kueue's feature gate AdmissionGatedBy is on: auto asks Kueue, present is believed where it gives no "
         "answer, absent in any case.",
     )
-    requeue_s: float = _variable(
+    requeue_s: float = _environment_variable(
         "TILECAST_REQUEUE_SECONDS",
         600.0,
         "How long a placed job may wait for quota before it may have that of any flavor of its ranking; 0 is for ever.",
     )
-    capacity_settle_s: float = _variable(
+    capacity_settle_s: float = _environment_variable(
         "TILECAST_CAPACITY_SETTLE_SECONDS", 5.0, "Changes of what is free within this time are read as one."
     )
-    watch_check_s: float = _variable(
+    watch_check_s: float = _environment_variable(
         "TILECAST_WATCH_CHECK_SECONDS", 60.0, "How often the watches are compared with what the API server counts."
     )
-    utilization_model: str = _variable(
+    utilization_model: str = _environment_variable(
         "TILECAST_UTILIZATION_MODEL", "", "File with the utilization model; empty is the one that ships."
     )
-    utilization_model_sha256: str = _variable(
+    utilization_model_sha256: str = _environment_variable(
         "TILECAST_UTILIZATION_MODEL_SHA256", "", "SHA-256 that the model's file must have; empty checks nothing."
     )
-    relist_s: float = _variable(
+    relist_s: float = _environment_variable(
         "TILECAST_RELIST_SECONDS", 3600.0, "How often everything is listed anew, in case an event was lost."
     )
-    observe_settle_s: float = _variable(
+    observe_settle_s: float = _environment_variable(
         "TILECAST_OBSERVE_SETTLE_SECONDS",
         1.0,
         "Reports of a job within this time, times their number, are written once.",
     )
-    calibrate_settle_s: float = _variable(
+    calibrate_settle_s: float = _environment_variable(
         "TILECAST_CALIBRATE_SETTLE_SECONDS", 30.0, "Runs within this time change the calibration at once."
     )
-    prometheus_url: str = _variable(
+    prometheus_url: str = _environment_variable(
         "TILECAST_PROMETHEUS_URL", "", "Prometheus that is asked for measured steps, http://host:9090; empty asks none."
     )
-    prometheus_query: str = _variable(
+    prometheus_query: str = _environment_variable(
         "TILECAST_PROMETHEUS_QUERY",
         'tilecast_step_seconds{namespace="$namespace",trainingjob="$name"}',
         "PromQL for a job's step in seconds, where neither the job nor its pool has one.",
     )
-    observation_queries: str = _variable(
+    observation_queries: str = _environment_variable(
         "TILECAST_OBSERVATION_QUERIES",
         "pools",
         "Whose observationQuery Prometheus is asked: pools, or jobs as well, held to series of the job's namespace.",
     )
-    prometheus_poll_s: float = _variable(
+    prometheus_poll_s: float = _environment_variable(
         "TILECAST_PROMETHEUS_POLL_SECONDS", 60.0, "How often each job's step is asked for."
     )
-    learning: bool = _variable(
+    learning: bool = _environment_variable(
         "TILECAST_LEARNING", True, "Whether measured steps correct forecasts; if not, they are only held against them."
     )
-    trusted_namespaces: str = _variable(
+    trusted_namespaces: str = _environment_variable(
         "TILECAST_TRUSTED_NAMESPACES",
         "",
         "Namespaces whose runs count fully for everybody, with commas between; others have a bounded say.",
     )
-    queue: bool = _variable(
+    queue: bool = _environment_variable(
         "TILECAST_QUEUE", False, "Whether all jobs are planned at once: which one on which pool, and when."
     )
-    queue_policy: str = _variable(
+    queue_policy: str = _environment_variable(
         "TILECAST_QUEUE_POLICY", "completion", "What that plan makes least: completion, makespan, cost or fairness."
     )
-    queue_interval_s: float = _variable(
+    queue_interval_s: float = _environment_variable(
         "TILECAST_QUEUE_INTERVAL_SECONDS", 2.0, "The least time between two of those plans."
     )
-    queue_name: str = _variable("TILECAST_QUEUE_NAME", "cluster", "Name of the QueueAdvice that tells of the plan.")
-    stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
-    node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
+    queue_name: str = _environment_variable(
+        "TILECAST_QUEUE_NAME", "cluster", "Name of the QueueAdvice that tells of the plan."
+    )
+    stall_s: float = _environment_variable(
+        "TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched."
+    )
+    node_selector: str = _environment_variable(
+        "TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all."
+    )
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -184,7 +198,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     """
     known = {item.metadata["name"]: item for item in fields(Settings)}
     values: dict[str, Any] = {
-        item.name: _value(item, environment[name]) for name, item in known.items() if name in environment
+        item.name: _parse_value(item, environment[name]) for name, item in known.items() if name in environment
     }
     settings = Settings(**values)
     lease_place(settings.lease, "TILECAST_LEASE")
@@ -216,7 +230,7 @@ _MAY_BE_NOTHING = (
 )  # fmt: skip
 
 
-def _value(item: Field[Any], text: str) -> int | float | str | bool:
+def _parse_value(item: Field[Any], text: str) -> int | float | str | bool:
     if str(item.type) == "bool":
         if text.lower() not in ("true", "false"):
             raise SpecError(item.metadata["name"], f"{text[:40]!r} is not true or false", item.metadata["text"])

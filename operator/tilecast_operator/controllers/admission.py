@@ -34,7 +34,7 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lease import NotLeaderError
 from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.kinds import path_of
-from tilecast_operator.report.advice import gain
+from tilecast_operator.report.advice import describe_gain
 from tilecast_operator.report.job_status import Aspect
 
 log = logging.getLogger("tilecast")
@@ -97,7 +97,7 @@ class Admission:
         self._advice = advice
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
         """Tasks by key and UID of the job: a decision about one job says nothing about the next job of its name."""
-        context.leadership.listen(self._lead)
+        context.leadership.listen(self._on_leadership_change)
         self._texts: RecordPart[str] = context.records.part()
         """Why each job was released, in a sentence."""
         outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
@@ -111,22 +111,22 @@ class Admission:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def consider(self, key: Key, seen: Stored[Document]) -> None:
+    def start_decision(self, key: Key, seen: Stored[Document]) -> None:
         """Start to decide about a job if it is held.
 
         Only the leader decides. Jobs that another job created are left alone.
         """
         job, place = about(seen.value), (key, seen.uid)
         if self._context.leadership.is_leader and job.is_held and not job.is_owned and place not in self._tasks:
-            task = asyncio.create_task(self._hold(key, seen.uid), name=f"hold-{key.namespace}/{key.name}")
+            task = asyncio.create_task(self._handle_held_job(key, seen.uid), name=f"hold-{key.namespace}/{key.name}")
             self._tasks[place] = task
-            task.add_done_callback(lambda done: self._ended(key, seen.uid, done))
+            task.add_done_callback(lambda done: self._on_task_end(key, seen.uid, done))
 
-    def holds(self, key: Key, uid: str) -> bool:
+    def is_deciding(self, key: Key, uid: str) -> bool:
         """Return whether a decision about a job is under way."""
         return (key, uid) in self._tasks
 
-    def applied(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
+    def get_applied_condition(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
         """Return the condition Applied of a TrainingJob whose target is this job."""
         if mode != "Initial":
             return Aspect("False", f"Mode{mode}", OUTCOMES[f"Mode{mode}"])
@@ -138,7 +138,7 @@ class Admission:
         text = text or OUTCOMES.get(outcome, "the job was let go as it was; see its Events")
         return Aspect("True" if outcome == patches.PLACED else "False", outcome, text)
 
-    def _lead(self, is_leading: bool) -> None:
+    def _on_leadership_change(self, is_leading: bool) -> None:
         """Decide about all held jobs if this replica leads; otherwise cancel the decisions under way."""
         if not is_leading:
             for task in self._tasks.values():
@@ -146,9 +146,9 @@ class Admission:
             return
         for key in self._context.cache.jobs:
             if (seen := self._context.cache.jobs.get(key)) is not None:
-                self.consider(key, seen)
+                self.start_decision(key, seen)
 
-    def _ended(self, key: Key, uid: str, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, key: Key, uid: str, task: asyncio.Task[None]) -> None:
         """Log the failure of a job's task, and consider the job again."""
         self._tasks.pop((key, uid), None)
         if not self._context.leadership.is_leader:
@@ -156,15 +156,15 @@ class Admission:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: could not be let go: %r", key, error)
         if (seen := self._context.cache.jobs.get(key)) is not None:
-            self.consider(key, seen)
+            self.start_decision(key, seen)
             self._context.runtime.add(key)
 
-    def _same(self, key: Key, uid: str) -> Document | None:
+    def _find_job(self, key: Key, uid: str) -> Document | None:
         """Return the job as it is now; None if it is gone, or replaced by another job of its name."""
         seen = self._context.cache.jobs.get(key)
         return seen.value if seen is not None and seen.uid == uid else None
 
-    async def _hold(self, key: Key, uid: str) -> None:
+    async def _handle_held_job(self, key: Key, uid: str) -> None:
         """Place and release a held job, with the job noted in the journal while it is read."""
         await self._context.journal.steps(key, self._place_and_release(key, uid))
 
@@ -182,7 +182,7 @@ class Admission:
         except Exception:
             log.exception("%s: not placed", key)
             decision = _Decision("InternalError", text="placing failed; the operator's log has the rest")
-        await self._release(key, uid, decision)
+        await self._release_job(key, uid, decision)
 
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
         """Decide about a job and write its node choice, if it has one.
@@ -192,23 +192,23 @@ class Admission:
         timings, now_s = self._context.timings, asyncio.get_running_loop().time
         late_s, patient_s, wait_s = now_s() + timings.decide_s, now_s() + timings.webhook_s, timings.poll_s
         while True:
-            document = self._same(key, uid)
+            document = self._find_job(key, uid)
             if document is None:
                 return _Decision("Finished")
             try:
-                return await self._place(key, document, late_s)
+                return await self._place_job(key, document, late_s)
             except ChangedError:
-                await self._renew(key)
+                await self._reload_job(key)
             except ApiError as error:
                 if not is_webhook_down(error) or now_s() > patient_s:
                     raise
-                self._outage.failed(error)
+                self._outage.record_failure(error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, timings.release_most_s)
                 late_s = now_s() + timings.decide_s
-                await self._renew(key)
+                await self._reload_job(key)
 
-    async def _place(self, key: Key, document: Document, late_s: float) -> _Decision:
+    async def _place_job(self, key: Key, document: Document, late_s: float) -> _Decision:
         """Decide about the job as it is in `document`, and write its node choice if it has one.
 
         The decision must be made by `late_s`, a time of the loop's clock. Raises as `Placer.write` does, and
@@ -216,28 +216,28 @@ class Admission:
         """
         async with asyncio.timeout_at(late_s):
             try:
-                decision = await self._decide(key, document)
+                decision = await self._decide_placement(key, document)
             except SpecError as error:
                 return _Decision("InvalidSpec", text=str(error))
             if decision.placement is None or not about(document).is_held:
                 return decision
-            prepared = await self._placer.prepare(key, document, decision.placement)
+            prepared = await self._placer.prepare_placement(key, document, decision.placement)
         if isinstance(prepared, str):
             return replace(decision, outcome=prepared)
         # No timeout here: a choice that is written halfway may contradict itself.
-        return replace(decision, outcome=await self._placer.write(prepared, decision.advice))
+        return replace(decision, outcome=await self._placer.write_placement(prepared, decision.advice))
 
-    async def _decide(self, key: Key, document: Document) -> _Decision:
+    async def _decide_placement(self, key: Key, document: Document) -> _Decision:
         """Decide about a job, and wait for what may be seen later than the job; nothing is written."""
-        if (refusal := self._context.set_aside(key)) is not None:
+        if (refusal := self._context.find_quarantine(key)) is not None:
             return _Decision(refusal.reason, text=refusal.message)
-        job = await self._advice.read(document)
-        advice_request = self._advice.advice_request(key, job)
+        job = await self._advice.read_job(document)
+        advice_request = self._advice.find_advice_request(key, job)
         timings, waited_s = self._context.timings, 0.0
         while advice_request is None and waited_s < timings.owner_s:
             await asyncio.sleep(timings.poll_s)
             waited_s += timings.poll_s
-            advice_request = self._advice.advice_request(key, job)
+            advice_request = self._advice.find_advice_request(key, job)
         if advice_request is None:
             return _Decision("NotAsked")
         if isinstance(advice_request, Declined):
@@ -252,51 +252,52 @@ class Admission:
             return _Decision("AlreadyStarted")
         while not self._advice.is_ready:
             await asyncio.sleep(timings.poll_s)
-        await self._advice.planned.wait(key, timings.plan_s)
-        answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
+        await self._advice.planned.wait_until_planned(key, timings.plan_s)
+        answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
         while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < timings.owner_s:
             # After a start of the operator a job may be seen before its queue.
             await asyncio.sleep(timings.poll_s)
             waited_s += timings.poll_s
-            answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
+            answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
         if isinstance(answer, Declined) or answer.best is None or choice is None:
             return _Decision(reason(answer), text=message(answer))
         placement, offer = candidates.placement(answer.best, job, choice), answer.best
         if placement is None:
             return _Decision("CountNotWritable")
-        text = f"placed on {offer.pool.name}, {offer.nodes}x{offer.gpus_per_node} GPUs: {offer.reason}{gain(answer)}"
+        where = f"{offer.pool.name}, {offer.nodes}x{offer.gpus_per_node} GPUs"
+        text = f"placed on {where}: {offer.reason}{describe_gain(answer)}"
         return _Decision(patches.PLACED, text, placement, answer)
 
-    async def _release(self, key: Key, uid: str, decision: _Decision) -> None:
+    async def _release_job(self, key: Key, uid: str, decision: _Decision) -> None:
         """Remove our hold from a job, however many tries it takes; then say what became of the job."""
         timings = self._context.timings
         wait_s = timings.poll_s
         while True:
-            document = self._same(key, uid)
+            document = self._find_job(key, uid)
             if document is None:
                 return
             try:
                 job = about(document)
                 operations = patches.releasing(document, job, decision.outcome)
                 if operations:
-                    since_s = self.held.since(key)
-                    await self._placer.patch(key, operations)
-                    self._outage.answered()
-                    self.held.release(key, since_s, decision.outcome)
-                    await self._tell(key, job, decision)
+                    since_s = self.held.held_since_s(key)
+                    await self._placer.patch_job(key, operations)
+                    self._outage.record_success()
+                    self.held.record_release(key, since_s, decision.outcome)
+                    await self._report_outcome(key, job, decision)
                 return
             except ChangedError:
-                await self._renew(key)
+                await self._reload_job(key)
             except Exception as error:
                 if is_webhook_down(error):
-                    self._outage.failed(error)
+                    self._outage.record_failure(error)
                 else:
                     log.warning("%s: not let go yet: %r", key, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, timings.release_most_s)
-                await self._renew(key)
+                await self._reload_job(key)
 
-    async def _tell(self, key: Key, job: Job, decision: _Decision) -> None:
+    async def _report_outcome(self, key: Key, job: Job, decision: _Decision) -> None:
         """Record what became of a released job and write an Event about it.
 
         A job that Kueue has yet to admit gets its Event when Kueue has decided.
@@ -304,11 +305,11 @@ class Admission:
         is_chosen = decision.outcome in (patches.PLACED, patches.QUEUED)
         text = decision.text if is_chosen or decision.placement is None else ""
         self._texts[key] = text or OUTCOMES.get(decision.outcome, decision.outcome)
-        self._requests.notify(key)
+        self._requests.notify_requesters(key)
         if decision.outcome != patches.QUEUED:
-            await self.tell_outcome(key, job, decision.outcome)
+            await self.post_outcome(key, job, decision.outcome)
 
-    async def tell_outcome(self, key: Key, job: Job, outcome: str, more: str = "") -> None:
+    async def post_outcome(self, key: Key, job: Job, outcome: str, more: str = "") -> None:
         """Write an Event that says where a job runs, or why it does not run as advised.
 
         Args:
@@ -325,23 +326,23 @@ class Admission:
             text = text or OUTCOMES.get(outcome, outcome)
             self._texts[key] = f"{text}: {more}" if more else text
             note = Note("Warning", "NotPlaced", f"{outcome}: {self._texts[key]}")
-        await self._post(key, job, note)
+        await self._post_event(key, job, note)
 
-    async def tell_requeued(self, key: Key, job: Job, text: str) -> None:
+    async def post_requeued(self, key: Key, job: Job, text: str) -> None:
         """Write an Event that says that a placed job may run elsewhere."""
         self._texts[key] = text
-        self.held.count(patches.REQUEUED)
+        self.held.count_outcome(patches.REQUEUED)
         self._context.metrics.requeued.inc()
-        self._requests.notify(key)
-        await self._post(key, job, Note("Normal", patches.REQUEUED, text))
+        self._requests.notify_requesters(key)
+        await self._post_event(key, job, Note("Normal", patches.REQUEUED, text))
 
-    async def _post(self, key: Key, job: Job, note: Note) -> None:
+    async def _post_event(self, key: Key, job: Job, note: Note) -> None:
         try:
             await self._context.writer.post(key, job.uid, note)
         except ApiError as error:
             log.warning("%s: Event not written: %s", key, error)
 
-    async def _renew(self, key: Key) -> None:
+    async def _reload_job(self, key: Key) -> None:
         """Read the job again, and forget it if it is gone."""
         try:
             self._context.cache.jobs.see(await self._context.client.get(path_of(key)))

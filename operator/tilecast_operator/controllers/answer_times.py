@@ -39,21 +39,21 @@ class AnswerTimes:
         self._oldest = oldest
         self._clock = clock
         self._timer = timer
-        self._since: RecordPart[float] = records.part(dropped=self._ended)
+        self._since: RecordPart[float] = records.part(dropped=self._count_closed)
         self._open: Counter[tuple[str, str]] = Counter()
         """Number of open questions by kind and namespace."""
 
-    def expect(self, kind: str) -> None:
+    def register_kind(self, kind: str) -> None:
         """Count the answers to a kind from zero, so that the first one is an increase."""
         self._durations.labels(kind)
         self._oldest.labels(kind).set_function(lambda: self._oldest_s(kind))
 
-    def waited_s(self, key: Key) -> float:
+    def seconds_open(self, key: Key) -> float:
         """Return for how many seconds a question has been open; 0 if it is not."""
         since = self._since.get(key)
         return 0.0 if since is None else self._timer() - since
 
-    def count(self, kind: str, namespace: str) -> int:
+    def count_open(self, kind: str, namespace: str) -> int:
         """Return how many questions of a kind are open in a namespace."""
         return self._open[kind, namespace]
 
@@ -61,7 +61,7 @@ class AnswerTimes:
         since = min((since for key, since in self._since.items() if key.kind == kind), default=None)
         return 0.0 if since is None else self._timer() - since
 
-    def ask(self, key: Key, created: str = "") -> None:
+    def open_question(self, key: Key, created: str = "") -> None:
         """Record a question, unless one is open already.
 
         Args:
@@ -74,24 +74,24 @@ class AnswerTimes:
             self._since[key] = self._timer() - age_s
             self._open[key.kind, key.namespace] += 1
 
-    def answer(self, key: Key) -> None:
+    def record_answer(self, key: Key) -> None:
         """Record that an answer was written; only the first one after a question counts."""
-        since = self._close(key)
+        since = self._close_question(key)
         if since is not None:
             self._durations.labels(key.kind).observe(self._timer() - since)
 
-    def withdraw(self, key: Key) -> None:
+    def withdraw_question(self, key: Key) -> None:
         """Withdraw a question."""
-        self._close(key)
+        self._close_question(key)
 
-    def _close(self, key: Key) -> float | None:
+    def _close_question(self, key: Key) -> float | None:
         """Return since when a question is open, and close it; None if it is not open."""
         since = self._since.pop(key, None)
         if since is not None:
-            self._ended(key, since)
+            self._count_closed(key, since)
         return since
 
-    def _ended(self, key: Key, _: float) -> None:
+    def _count_closed(self, key: Key, _: float) -> None:
         """Count a question that is no longer open."""
         group = key.kind, key.namespace
         self._open[group] -= 1

@@ -30,7 +30,7 @@ class BudgetNotices:
         self._context = context
         self._advisor = advisor
 
-    async def answer(
+    async def answer_with_notices(
         self, key: Key, seen: Stored[View], question: Question, known: Answer | None
     ) -> tuple[Answer, Stored[View]]:
         """Return the answer to a job, and the job as it is by then.
@@ -42,33 +42,33 @@ class BudgetNotices:
         timings = self._context.timings
         again_s = timings.tell_again_s
         while not seen.value.status:
-            left_s = max(timings.tell_after_s - self._context.answers.waited_s(key), again_s)
+            left_s = max(timings.tell_after_s - self._context.answers.seconds_open(key), again_s)
             try:
                 async with asyncio.timeout(left_s):
-                    return await self._advisor.answer(question), seen
+                    return await self._advisor.answer_question(question), seen
             except TimeoutError:
-                seen = await self._tell(key, seen)
+                seen = await self._write_notice(key, seen)
                 again_s = min(2 * again_s, timings.tell_again_most_s)
-        return await self._advisor.answer(question), seen
+        return await self._advisor.answer_question(question), seen
 
-    async def _tell(self, key: Key, seen: Stored[View]) -> Stored[View]:
+    async def _write_notice(self, key: Key, seen: Stored[View]) -> Stored[View]:
         """Write the notice if jobs of other namespaces go first; return the job as it is then."""
         used_s = self._advisor.behind_others().get(key.namespace)
         if used_s is None or not self._context.leadership.is_leader:
             return seen
-        count = self._context.answers.count(training_job.KIND, key.namespace)
+        count = self._context.answers.count_open(training_job.KIND, key.namespace)
         text = (
             f"its namespace used {used_s:.0f} s of searches in the last minute, and jobs of others go first; "
             f"{count} of its jobs wait"
         )
-        status = queued(text, seen.value.generation, self._context.now())
+        status = make_waiting_status(text, seen.value.generation, self._context.timestamp())
         return await self._context.writer.write_status(key, seen, status.document())
 
 
-def queued(text: str, generation: int, now: str) -> TrainingJobStatus:
+def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStatus:
     """Return the status of a job that has no answer yet."""
     aspect = Aspect("Unknown", QUEUED, text)
     conditions = [
-        job_status.condition(kind, aspect, generation, now, ()) for kind in ("Ready", "RecommendationProvided")
+        job_status.make_condition(kind, aspect, generation, now, ()) for kind in ("Ready", "RecommendationProvided")
     ]
     return TrainingJobStatus(conditions=conditions, summary=Summary.within(reason=QUEUED))

@@ -37,7 +37,7 @@ UNSIGNED = "another release"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class WrittenAnswer:
     """An answer of this operator, and what has happened to it since."""
 
     generation: int
@@ -64,7 +64,7 @@ class Claim:
         return self.replaced > FREE_OVERWRITES and not self.is_calm(now_s)
 
 
-def contested(claim: Claim, generation: int, digest: bytes, now_s: float) -> Claim | None:
+def update_contested(claim: WrittenAnswer, generation: int, digest: bytes, now_s: float) -> WrittenAnswer | None:
     """Return the claim after another operator's answer was found; None if that answer replaces none of ours.
 
     Args:
@@ -82,7 +82,7 @@ def contested(claim: Claim, generation: int, digest: bytes, now_s: float) -> Cla
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostWrites:
     """Consecutive writes of an answer that failed with a conflict."""
 
     generation: int
@@ -102,31 +102,31 @@ class Contention:
     def __init__(self, context: SharedContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._clock = clock
-        self._claims: RecordPart[Claim] = context.records.part()
+        self._claims: RecordPart[WrittenAnswer] = context.records.part()
         self._named_at: dict[str, float] = {}
         """When the log last named each other operator."""
-        self._lost: RecordPart[Lost] = context.records.part()
-        context.metrics.contended.set_function(self.count)
-        context.leadership.listen(self._lead)
+        self._lost: RecordPart[LostWrites] = context.records.part()
+        context.metrics.contended.set_function(self.count_contended)
+        context.leadership.listen(self._on_leadership_change)
 
     @property
-    def own(self) -> str:
+    def signature(self) -> str:
         """Signature of this operator: its release's Lease, which all replicas share, or else its own name."""
         return self._context.settings.lease or self._context.settings.instance
 
-    def count(self) -> int:
+    def count_contended(self) -> int:
         """Return how many objects are contended."""
         now_s = self._clock()
         return sum(claim.is_contended(now_s) for claim in self._claims.values())
 
-    def wrote(self, key: Key, generation: int, digest: bytes) -> None:
+    def record_write(self, key: Key, generation: int, digest: bytes) -> None:
         """Record an answer that was written."""
         before = self._claims.get(key)
         replaced = before.replaced if before is not None and before.generation == generation else 0
-        self._claims[key] = Claim(generation, digest, self._clock(), replaced)
+        self._claims[key] = WrittenAnswer(generation, digest, self._clock(), replaced)
         self._lost.pop(key, None)
 
-    def lost(self, key: Key, generation: int) -> None:
+    def record_conflict(self, key: Key, generation: int) -> None:
         """Record a write that failed because the object had changed since it was read.
 
         If two operators write an object's annotations one after the other, each makes the other's write of the status
@@ -136,9 +136,9 @@ class Contention:
         count = before.count + 1 if before is not None and before.generation == generation else 1
         timings = self._context.timings
         wait_s = min(timings.conflict_first_s * 2.0 ** min(count - 1, 16), timings.conflict_most_s)
-        self._lost[key] = Lost(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
+        self._lost[key] = LostWrites(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
-    def waits(self, key: Key, generation: int) -> bool:
+    def must_wait(self, key: Key, generation: int) -> bool:
         """Return whether an object is not written yet after lost writes; its key is reconciled again after the wait.
 
         A change of the specification ends the wait, so that whoever made it is answered at once.
@@ -149,7 +149,7 @@ class Contention:
         self._context.runtime.add(key, lost.until_s - now_s)
         return True
 
-    async def yields(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
+    async def must_yield(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
         """Return whether an object is left to another operator for now; its key is reconciled again afterwards.
 
         Args:
@@ -160,11 +160,15 @@ class Contention:
             digest: Digest of the answer on the object.
         """
         claim, now_s = self._claims.get(key), self._clock()
-        if claim is None or writer == self.own or (after := contested(claim, generation, digest, now_s)) is None:
+        if (
+            claim is None
+            or writer == self.signature
+            or (after := update_contested(claim, generation, digest, now_s)) is None
+        ):
             return False
-        self._tell(key, writer or EARLIER)
+        self._log_other(key, writer or EARLIER)
         if after.replaced > FREE_OVERWRITES and after.until_s != claim.until_s and claim.replaced <= FREE_OVERWRITES:
-            text = contended(writer or EARLIER, self.own)
+            text = describe_contention(writer or EARLIER, self.signature)
             await self._context.writer.post(key, uid, Note("Warning", "Contended", text))
         self._claims[key] = after
         if after.until_s <= now_s:
@@ -172,7 +176,7 @@ class Contention:
         self._context.runtime.add(key, after.until_s - now_s)
         return True
 
-    def _lead(self, is_leading: bool) -> None:
+    def _on_leadership_change(self, is_leading: bool) -> None:
         """Forget what this replica wrote once another one leads.
 
         Answers about jobs of other kinds are not signed, so the new leader's would look like another operator's.
@@ -180,15 +184,15 @@ class Contention:
         if not is_leading:
             self._claims.clear()
 
-    def _tell(self, key: Key, other: str) -> None:
+    def _log_other(self, key: Key, other: str) -> None:
         """Name another operator in the log, unless it was named recently or contention goes on already."""
         now_s = self._clock()
-        if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count():
+        if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count_contended():
             self._named_at[other] = now_s
-            log.warning("%s, the first of perhaps many: %s", key, contended(other, self.own))
+            log.warning("%s, the first of perhaps many: %s", key, describe_contention(other, self.signature))
 
 
-def contended(other: str, own: str) -> str:
+def describe_contention(other: str, own: str) -> str:
     """Return the text of the log entry and of the Event."""
     return (
         f"{other} answers it too, and otherwise than {own}: each leaves it to the other for minutes; give each release "

@@ -20,30 +20,30 @@ class CorrectedJobs:
         self._ratios: RecordPart[float] = records.part()
         """Factor by which the runs change the step of a job's first offer."""
         for run in OWN_RUNS:
-            metrics.own_runs_jobs.labels(run).set_function(partial(self._count, run))
-            metrics.own_runs_change.labels(run).set_function(partial(self._typical, run))
+            metrics.own_runs_jobs.labels(run).set_function(partial(self._count_jobs, run))
+            metrics.own_runs_change.labels(run).set_function(partial(self._median_change, run))
 
-    def ask(self, key: Key, run: str | None) -> None:
+    def set_origin(self, key: Key, run: str | None) -> None:
         """Record whose runs correct a job; None if no runs do."""
         if run is None:
             self._runs.pop(key, None)
         else:
             self._runs[key] = run
 
-    def write(self, key: Key, ratio: float | None) -> None:
+    def set_ratio(self, key: Key, ratio: float | None) -> None:
         """Record the factor that a job's status shows; None if it shows none."""
         if ratio is None:
             self._ratios.pop(key, None)
         else:
             self._ratios[key] = ratio
 
-    def _of(self, run: str) -> list[float]:
+    def _list_ratios(self, run: str) -> list[float]:
         return [ratio for key, ratio in self._ratios.items() if self._runs.get(key) == run]
 
-    def _count(self, run: str) -> int:
-        return len(self._of(run))
+    def _count_jobs(self, run: str) -> int:
+        return len(self._list_ratios(run))
 
-    def _typical(self, run: str) -> float:
+    def _median_change(self, run: str) -> float:
         """Return the median relative change of the step; NaN if no job is corrected."""
-        ratios = self._of(run)
+        ratios = self._list_ratios(run)
         return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else math.nan

@@ -16,7 +16,7 @@ from tilecast_operator.objects.documents import OBSERVED, STARTED
 from tilecast_operator.objects.view import View, annotations_digest
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report import better_placement, job_status
-from tilecast_operator.report.advice import advice_annotations, note, recommendation_annotations
+from tilecast_operator.report.advice import advice_annotations, make_event, recommendation_annotations
 from tilecast_operator.report.job_status import Aspect, Fit
 
 UNANNOTATED = annotations_digest({})
@@ -76,7 +76,9 @@ class JobFacts:
     @property
     def has_started(self) -> bool:
         """Whether the job runs, as far as it says."""
-        return self.evidence.score is not None or started(self.view, self.before, self.evidence.target) is not None
+        return (
+            self.evidence.score is not None or find_start_time(self.view, self.before, self.evidence.target) is not None
+        )
 
     @property
     def keeps_forecast(self) -> bool:
@@ -84,7 +86,7 @@ class JobFacts:
         return self.has_started and self.before.recommendation is not None
 
 
-def decide(facts: JobFacts, now_s: float) -> Desired:
+def decide_training_job(facts: JobFacts, now_s: float) -> Desired:
     """Return the status, annotations and Events that a TrainingJob should have at `now_s`, a Unix time."""
     return _keep_forecast(facts, now_s) if facts.answer is None else _show_answer(facts, facts.answer, stamp(now_s))
 
@@ -98,21 +100,25 @@ def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
     view, before, is_off, fit = facts.view, facts.before, facts.is_off, facts.fit
     target, refusal = facts.evidence.target, facts.evidence.refusal
     applied = None if target is None else target.applied
-    conditions = job_status.conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
-    status = job_status.fitted(job_status.status(answer, view.generation, conditions), fit)
+    conditions = job_status.make_conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
+    status = job_status.set_fit(job_status.make_status(answer, view.generation, conditions), fit)
     if refusal is not None:
         refused = {"ObservationsAvailable": Aspect("False", "Refused", refusal)}
-        status = job_status.amended(status, view.generation, now, refused)
+        status = job_status.update_conditions(status, view.generation, now, refused)
     summary = status.summary or Summary()
     if target is not None:
         summary = summary.model_copy(update={"target": target.name})
         status = status.model_copy(update={"summary": summary})
-    if isinstance(answer, Advice) and answer.best is not None and (since := started(view, before, target)) is not None:
-        status = job_status.started(status, since or now)
+    if (
+        isinstance(answer, Advice)
+        and answer.best is not None
+        and (since := find_start_time(view, before, target)) is not None
+    ):
+        status = job_status.freeze_forecast(status, since or now)
     if facts.is_set_aside or is_off:
         return Desired(status, None if facts.is_set_aside else {})
     annotations = {} if isinstance(answer, Declined) else advice_annotations(answer)
-    return Desired(status, annotations, note(answer, before.summary or Summary(), summary))
+    return Desired(status, annotations, make_event(answer, before.summary or Summary(), summary))
 
 
 def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
@@ -125,27 +131,27 @@ def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
     view, is_off, fit, now = facts.view, facts.is_off, facts.fit, stamp(now_s)
     before = facts.before if facts.current is None else facts.current
     target, score, refusal = facts.evidence.target, facts.evidence.score, facts.evidence.refusal
-    since = started(view, before, target)
+    since = find_start_time(view, before, target)
     aspects = {"CapacityAvailable": fit.aspect}
     if target is not None and not target.is_gone:
         aspects["Applied"] = target.applied
-    status = job_status.fitted(before, fit)
+    status = job_status.set_fit(before, fit)
     if score is not None:
-        status = job_status.scored(status, score)
-        aspects["ObservationsAvailable"] = job_status.observed_aspect(score)
+        status = job_status.add_score(status, score)
+        aspects["ObservationsAvailable"] = job_status.make_observed_aspect(score)
     else:
         if status.observed is not None:
             aspects["ObservationsAvailable"] = job_status.UNOBSERVED
-        status = job_status.unscored(status)
+        status = job_status.remove_score(status)
         if since is not None:
-            status = job_status.started(status, since or now)
+            status = job_status.freeze_forecast(status, since or now)
         if refusal is not None:
             aspects["ObservationsAvailable"] = Aspect("False", "Refused", refusal)
-    status = job_status.amended(status, view.generation, now, aspects)
+    status = job_status.update_conditions(status, view.generation, now, aspects)
     news = None
     if facts.better is not None:
-        status = job_status.amended(status, view.generation, now, {better_placement.KIND: facts.better})
-        is_news = better_placement.is_news(better_placement.shown(facts.before), facts.better, now_s)
+        status = job_status.update_conditions(status, view.generation, now, {better_placement.KIND: facts.better})
+        is_news = better_placement.is_news(better_placement.find_condition(facts.before), facts.better, now_s)
         news = Note("Normal", facts.better.reason, facts.better.message) if is_news and not is_off else None
     return Desired(status, _keep_annotations(facts, before), news=news)
 
@@ -161,7 +167,7 @@ def _keep_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str
     return recommendation_annotations(best, status.inputs_hash or "", product)
 
 
-def started(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
+def find_start_time(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
     """Return when the job began to run, as far as it says; None if it has not started.
 
     An empty text means that it has started at an unknown time. A TrainingJob runs nothing by itself. It has started

@@ -21,20 +21,22 @@ class EvidenceReader:
         self._observations = observations
         self._scores = scores
 
-    async def read(self, key: Key, seen: Stored[View], document: Document, before: TrainingJobStatus) -> Evidence:
+    async def read_evidence(
+        self, key: Key, seen: Stored[View], document: Document, before: TrainingJobStatus
+    ) -> Evidence:
         """Return what is known of a job; raises as `Targets.find` does."""
-        target = await self._targets.find(key, document)
-        await self._observations.look_at(key, seen, before, target)
-        return Evidence(target, self._scores.get(key), self._observations.refusal(key, document))
+        target = await self._targets.find_target(key, document)
+        await self._observations.read_annotations(key, seen, before, target)
+        return Evidence(target, self._scores.get_score(key), self._observations.find_refusal(key, document))
 
-    def recall(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
+    def recall_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
         """Record the score that a job's status keeps; return whether that is news."""
-        return self._scores.recall(key, seen, is_leader=is_leader)
+        return self._scores.recall_score(key, seen, is_leader=is_leader)
 
     def is_scored(self, key: Key) -> bool:
         """Return whether a step of a job was measured."""
-        return self._scores.get(key) is not None
+        return self._scores.get_score(key) is not None
 
-    def written(self, key: Key, score: Score | None) -> None:
+    def mark_written(self, key: Key, score: Score | None) -> None:
         """Record that the status of a job contains this score."""
-        self._observations.written(key, score)
+        self._observations.mark_written(key, score)

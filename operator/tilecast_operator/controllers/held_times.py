@@ -31,7 +31,7 @@ class HeldTimes:
         for outcome in outcomes:
             metrics.placements.labels(outcome)
 
-    def see(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
+    def track_job(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
         """Record whether a job is held now.
 
         Args:
@@ -46,18 +46,18 @@ class HeldTimes:
             created_s = None if before else seconds(str(now.value["metadata"].get("creationTimestamp", "")))
             self._since[key] = self._clock() if created_s is None else created_s
 
-    def since(self, key: Key) -> float | None:
+    def held_since_s(self, key: Key) -> float | None:
         """Return since when a job waits, in Unix time; None where that is not known."""
         return self._since.get(key)
 
-    def release(self, key: Key, since_s: float | None, outcome: str) -> None:
+    def record_release(self, key: Key, since_s: float | None, outcome: str) -> None:
         """Count a released job, and the time that it has waited since `since_s` (Unix time)."""
         self._since.pop(key, None)
         if since_s is not None:
             self._metrics.placement_wait.observe(max(0.0, self._clock() - since_s))
-        self.count(outcome)
+        self.count_outcome(outcome)
 
-    def count(self, outcome: str) -> None:
+    def count_outcome(self, outcome: str) -> None:
         """Count an outcome of a job."""
         self._metrics.placements.labels(outcome).inc()
 

@@ -40,12 +40,12 @@ class JobAnswers:
         return self._pools.report is not None
 
     @property
-    def entries(self) -> Sequence[FoundPool]:
+    def found_pools(self) -> Sequence[FoundPool]:
         """The pools of the cluster; empty while they are not known."""
         return () if self._pools.report is None else self._pools.report.entries
 
     @property
-    def products(self) -> dict[str, str]:
+    def gpu_by_pool(self) -> dict[str, str]:
         """The GPU of each pool, by name of the pool."""
         return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
 
@@ -53,19 +53,19 @@ class JobAnswers:
         """Call `listener` whenever answers may change."""
         self._pools.listen(listener)
 
-    def report_of(self, namespace: str) -> NodesReport | None:
+    def find_report(self, namespace: str) -> NodesReport | None:
         """Return the pools as jobs of a namespace have them; None while they are not known."""
-        return self._pools.report_of(namespace)
+        return self._pools.find_report(namespace)
 
-    def is_common(self, namespace: str) -> bool:
+    def has_common_pools(self, namespace: str) -> bool:
         """Return whether jobs of a namespace have the pools that jobs of namespaces without runs have."""
-        return self._pools.report_of(namespace) is self._pools.report
+        return self._pools.find_report(namespace) is self._pools.report
 
-    def pools(self, question: Question) -> Sequence[Pool]:
+    def list_pools(self, question: Question) -> Sequence[Pool]:
         """Return the pools that a question is about."""
-        return self._advisor.pools(question)
+        return self._advisor.list_pools(question)
 
-    async def question(
+    async def read_question(
         self, keys: Sequence[Key], document: Document, unless: str | None = None, *, is_held: bool = False
     ) -> Question:
         """Return what is asked about a job, with what its earlier runs say.
@@ -77,8 +77,8 @@ class JobAnswers:
             is_held: Whether the start of the job waits for the answer.
         """
         namespace = keys[0].namespace
-        question = await self._advisor.question(namespace, document, is_held=is_held)
-        return await self._advisor.measured(question, partial(self._learning.runs_of, namespace, keys), unless)
+        question = await self._advisor.read_question(namespace, document, is_held=is_held)
+        return await self._advisor.add_runs(question, partial(self._learning.find_runs, namespace, keys), unless)
 
     async def search(
         self, question: Question, request: Request, pools: Sequence[Pool], usable: Sequence[Pool], namespace: str
@@ -99,34 +99,34 @@ class JobAnswers:
         )
         return await self._advisor.search(everything, key, request, pools, question.claim)
 
-    async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in a thread of the searches."""
-        return await self._advisor.run(function, *arguments)
+        return await self._advisor.run_in_thread(function, *arguments)
 
     async def is_answered(self, question: Question, before: TrainingJobStatus) -> bool:
         """Return whether a status contains the answer to a question, by the digest of its inputs."""
-        digest = await self._advisor.inputs_hash(question)
+        digest = await self._advisor.hash_inputs(question)
         return digest is not None and digest == before.inputs_hash
 
-    async def to(self, question: Question) -> Answer:
+    async def answer_question(self, question: Question) -> Answer:
         """Return the answer to a question, with notes about the job's own runs."""
-        return noted(question, await self._advisor.answer(question))
+        return add_run_notes(question, await self._advisor.answer_question(question))
 
-    async def first(
+    async def answer_with_notices(
         self, key: Key, seen: Stored[View], question: Question, known: Answer | None
     ) -> tuple[Answer, Stored[View]]:
         """Return the answer to a job that may have none yet, and the job as it is by then.
 
         While others go first, a notice says so. `known` is the answer if it is known already.
         """
-        return await self._notices.answer(key, seen, question, known)
+        return await self._notices.answer_with_notices(key, seen, question, known)
 
-    async def standing(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
+    async def keep_incumbent(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
         """Return the answer with the recommendation of a status kept in front where it is as good."""
         best = before.recommendation
-        return answer if best is None else await self._advisor.standing(question, answer, best.incumbent())
+        return answer if best is None else await self._advisor.keep_incumbent(question, answer, best.incumbent())
 
 
-def noted(question: Question, answer: Answer) -> Answer:
+def add_run_notes(question: Question, answer: Answer) -> Answer:
     """Return the answer with notes about the own runs of the job that asks."""
     return question.own.with_notes(answer) if isinstance(answer, Advice) else answer

@@ -12,7 +12,7 @@ from tilecast_operator.controllers.admission import OUTCOMES
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.objects.documents import HASH
 from tilecast_operator.objects.view import own_annotations
-from tilecast_operator.report.advice import advice_annotations, note_on_job
+from tilecast_operator.report.advice import advice_annotations, make_job_event
 
 ALREADY_STARTED = "AlreadyStarted"
 
@@ -31,7 +31,7 @@ class DesiredJob:
     """Whether the job showed another answer before."""
 
 
-def decide(job: Job, answer: Answer, *, is_placed: bool) -> DesiredJob:
+def decide_job(job: Job, answer: Answer, *, is_placed: bool) -> DesiredJob:
     """Return what a job should say.
 
     Args:
@@ -50,6 +50,6 @@ def decide(job: Job, answer: Answer, *, is_placed: bool) -> DesiredJob:
     return DesiredJob(
         missed=Note("Warning", "NotPlaced", f"{outcome}: {OUTCOMES[ALREADY_STARTED]}") if is_missed else None,
         annotations=None if own == advised else marked,
-        note=note_on_job(answer, applied) if is_news else None,
+        note=make_job_event(answer, applied) if is_news else None,
         is_change=is_other and HASH in own,
     )

@@ -23,7 +23,7 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lists import ListCheck
 from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.kinds import KINDS, path_of
-from tilecast_operator.objects.view import Learning as LearningView
+from tilecast_operator.objects.view import LearningView as LearningView
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
 from tilecast_operator.observed.own_runs import setting
 from tilecast_operator.observed.run_requesters import RunRequesters
@@ -45,7 +45,7 @@ class PoolLearnings:
         self._context = context
         self._lists = lists
         self._is_on = settings.learning
-        self._store = RunStore(is_on=settings.learning, changed=self._notify)
+        self._store = RunStore(is_on=settings.learning, changed=self._notify_requesters)
         self.calibrator = Calibrator(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
         """Runs in doubt that Events have reported, each with the reason."""
@@ -53,11 +53,11 @@ class PoolLearnings:
         """Run of every job that exists."""
         self.run_requesters = RunRequesters(context.records)
         self.corrected = CorrectedJobs(context.records, context.metrics)
-        context.cache.learnings.listen(self._learning_changed)
-        context.cache.namespaces.listen(self._namespace_changed)
-        context.runtime.register(pool_learning.KIND, self.write)
+        context.cache.learnings.listen(self._on_learning_change)
+        context.cache.namespaces.listen(self._on_namespace_change)
+        context.runtime.register(pool_learning.KIND, self.write_learning)
 
-    def take(self, key: Key, uid: str, score: Score) -> None:
+    def take_run(self, key: Key, uid: str, score: Score) -> None:
         """Record a job's run as it is now."""
         if not self._is_on:
             return
@@ -68,14 +68,14 @@ class PoolLearnings:
         self._store.take(item)
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def recall(self, key: Key, uid: str, score: Score) -> None:
+    def recall_run(self, key: Key, uid: str, score: Score) -> None:
         """Record the run that a job's status keeps, unless more is known of it."""
         item = score.observed_run(key.namespace, key.name, uid)
         if self._is_on:
             self._own[key] = item
         self._store.recall(score.forecast.pool, [item])
 
-    def runs_of(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
+    def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
         """Return the runs that say something about a job, newest first; runs of the asking keys come before others.
 
         These are the namespace's runs of the given workloads or, where there are none, runs of other workloads by jobs
@@ -98,7 +98,7 @@ class PoolLearnings:
             runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
         for key in keys:
             self.run_requesters.ask(key, namespace, workloads, names)
-            self.corrected.ask(key, run if own or runs else None)
+            self.corrected.set_origin(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
         if not own:
             return runs
@@ -106,7 +106,7 @@ class PoolLearnings:
         others = (item for item in newest.values() if item not in own)
         return [*own, *sorted(others, key=lambda one: (one.time, one.uid), reverse=True)]
 
-    def _notify(self, item: ObservedRun) -> None:
+    def _notify_requesters(self, item: ObservedRun) -> None:
         """Reconcile the jobs that asked for a run's workload, or for the template of its job's name.
 
         Other jobs that were measured themselves are reconciled in the background: their own runs matter most to them.
@@ -115,18 +115,18 @@ class PoolLearnings:
             is_other = key in self._own and self._own[key].uid != item.uid
             self._context.runtime.add(key, self._context.settings.observe_settle_s, in_background=is_other)
 
-    def recall_status(self, pool: str, status: Any) -> None:
+    def recall_pool_status(self, pool: str, status: Any) -> None:
         """Record the runs that earlier releases kept in a pool's status."""
         if self._store.recall_status(pool, status):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def drop(self, key: Key, uid: str) -> None:
+    def forget_run(self, key: Key, uid: str) -> None:
         """Forget the run of a job."""
         self._own.pop(key, None)
         if self._store.drop(uid):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    async def forget_gone(self) -> None:
+    async def forget_gone_namespaces(self) -> None:
         """Forget the runs of namespaces that are gone, once all existing namespaces have been seen.
 
         Runs of an earlier namespace with the same name and another UID are forgotten as well.
@@ -140,11 +140,11 @@ class PoolLearnings:
             if (there := seen.get(Key("Namespace", "", name))) is not None:
                 self._store.forget_namespace(name, there.uid)
 
-    def due(self) -> set[str]:
+    def list_pools(self) -> set[str]:
         """Return the pools whose runs may have changed."""
         return self._store.pools()
 
-    def adopt(self, fitted: FittedCalibration) -> bool:
+    def adopt_corrections(self, fitted: FittedCalibration) -> bool:
         """Apply the corrections that were learned from runs; return whether forecasts change by them."""
         is_other = self.calibrator.adopt(fitted)
         for pool in self._store.pools() if self._is_on else ():
@@ -152,16 +152,16 @@ class PoolLearnings:
         self._context.metrics.show_learning(self.calibrator)
         return is_other
 
-    async def write(self, key: Key) -> None:
+    async def write_learning(self, key: Key) -> None:
         """Write a pool's runs into its PoolLearning, and report the runs that are not learned from in Events."""
         if key.name not in self._store.pools() or not self._context.settings.owns_pools:
             return
         if self._context.cache.learnings.get(key) is None:
-            await self._look_for(key)
+            await self._read_unseen(key)
         document, seen = self._store.document(key.name), self._context.cache.learnings.get(key)
         if seen is None or seen.value.digest != LearningView.of(document).digest:
-            seen = await self._apply(key, seen, document)
-        if seen.value.forget is not None and _is_meant(seen.value.forget):
+            seen = await self._apply_learning(key, seen, document)
+        if seen.value.forget is not None and _is_valid_forget(seen.value.forget):
             test = {"op": "test", "path": FORGET_PATH, "value": seen.value.forget}
             remove = {"op": "remove", "path": FORGET_PATH}
             body = await self._context.writer.patch(path_of(key), "poollearnings", [test, remove])
@@ -174,7 +174,7 @@ class PoolLearnings:
                 text = f"a run is not learnt from ({why}); `tilecast learning show --pool {key.name}` says whose"
                 await self._context.writer.post(key, seen.uid, Note("Warning", "RunQuarantined", text))
 
-    async def _look_for(self, key: Key) -> None:
+    async def _read_unseen(self, key: Key) -> None:
         """Read a pool's PoolLearning that no watch has shown yet: otherwise it would be overwritten."""
         kind = KINDS[key.kind]
         try:
@@ -187,7 +187,9 @@ class PoolLearnings:
             if mapping(item.get("metadata")).get("name") == key.name:
                 self._context.cache.learnings.see({"apiVersion": kind.api_version, **item, "kind": key.kind})
 
-    async def _apply(self, key: Key, seen: Stored[LearningView] | None, document: Document) -> Stored[LearningView]:
+    async def _apply_learning(
+        self, key: Key, seen: Stored[LearningView] | None, document: Document
+    ) -> Stored[LearningView]:
         """Write a PoolLearning, unless the previous leader has changed it since it was seen."""
         is_conditional = seen is not None and self._context.runtime.is_conditional(key)
         version = seen.resource_version if seen is not None and is_conditional else None
@@ -201,11 +203,11 @@ class PoolLearnings:
             raise TryAgainError(UNSERVED) from None
         return self._context.cache.learnings.keep(body, is_new=True)
 
-    def _learning_changed(
+    def _on_learning_change(
         self, key: Key, before: Stored[LearningView] | None, now: Stored[LearningView] | None
     ) -> None:
         if now is None:
-            self._forget(key.name, Forget())
+            self._forget_runs(key.name, Forget())
             return
         if before is None or before.value.digest != now.value.digest:
             document = now.value.document
@@ -218,27 +220,27 @@ class PoolLearnings:
         forget_request = now.value.forget
         if forget_request is not None and (before is None or before.value.forget != forget_request):
             try:
-                self._forget(key.name, Forget.of(forget_request))
+                self._forget_runs(key.name, Forget.of(forget_request))
             except SpecError as error:
                 log.warning("%s: %s", key, error)
 
-    def _forget(self, pool: str, what: Forget) -> None:
+    def _forget_runs(self, pool: str, what: Forget) -> None:
         """Forget the matching runs of a pool, and reconcile their jobs."""
-        count = self._store.forget(what, self._context.now(), pool)
+        count = self._store.forget(what, self._context.timestamp(), pool)
         for key, item in self._own.items():
             if item.run.pool == pool and what.matches(item):
                 self._context.runtime.add(key, self._context.settings.observe_settle_s)
         log.info("forgot %d runs of pool %s (%s)", count, pool, what)
         self._context.runtime.add(CALIBRATION)
 
-    def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_namespace_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         uid = None if now is None else now.uid
         is_new = before is None or now is None or before.uid != now.uid
         if is_new and self._store.forget_namespace(key.name, uid):
             self._context.runtime.add(CALIBRATION)
 
 
-def _is_meant(text: str) -> bool:
+def _is_valid_forget(text: str) -> bool:
     try:
         Forget.of(text)
     except SpecError:

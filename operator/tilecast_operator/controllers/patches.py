@@ -41,7 +41,9 @@ REQUEUED = "Requeued"
 """Value of the annotation on a job that was placed, could not start, and may run on any flavor of its ranking."""
 
 
-def placing(document: Document, changes: Sequence[FieldChange], chosen: Sequence[str] = ()) -> list[Operation]:
+def make_placing_patch(
+    document: Document, changes: Sequence[FieldChange], chosen: Sequence[str] = ()
+) -> list[Operation]:
     """Return the patch that makes the changes; empty if there are none.
 
     Args:
@@ -51,23 +53,26 @@ def placing(document: Document, changes: Sequence[FieldChange], chosen: Sequence
     """
     if not changes:
         return []
-    marks = [_set(("metadata", "annotations", CHOSEN_LABELS), ",".join(chosen))] if chosen else []
-    return [_unchanged(document), *(_set(change.path, change.value) for change in changes), *marks]
+    marks = [_set_operation(("metadata", "annotations", CHOSEN_LABELS), ",".join(chosen))] if chosen else []
+    return [_require_version(document), *(_set_operation(change.path, change.value) for change in changes), *marks]
 
 
-def unplacing(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
+def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
     """Return the patch that removes a node choice from a job, and marks the job as requeued.
 
     `changes` are the changes of fields that remove the choice.
     """
     annotations = ("metadata", "annotations")
-    operations = [*(_set(change.path, change.value) for change in changes), _set((*annotations, APPLIED), REQUEUED)]
+    operations = [
+        *(_set_operation(change.path, change.value) for change in changes),
+        _set_operation((*annotations, APPLIED), REQUEUED),
+    ]
     if value_at(document, (*annotations, CHOSEN_LABELS)) is not None:
-        operations.append(_remove((*annotations, CHOSEN_LABELS)))
-    return [_unchanged(document), *operations]
+        operations.append(_remove_operation((*annotations, CHOSEN_LABELS)))
+    return [_require_version(document), *operations]
 
 
-def widening(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
+def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
     """Return the patch that lets Kueue admit a Workload to some flavors only; empty if it is so already.
 
     Args:
@@ -76,20 +81,22 @@ def widening(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]])
         flavors: Node labels of each flavor; an empty sequence allows any flavor.
     """
     operations = list[Operation]()
-    for path, spec, pods in _pod_sets(workload, job):
+    for path, spec, pods in _iterate_pod_sets(workload, job):
         fields: dict[str, Any] = {NODE_SELECTOR: dict(pods.node_selector)}
         if flavors:
             given = spec.get("affinity") or {}
-            required = {"nodeSelectorTerms": _terms(pods.affinity, flavors)}
+            required = {"nodeSelectorTerms": _combine_terms(pods.affinity, flavors)}
             on_nodes = {**(given.get("nodeAffinity") or {}), REQUIRED: required}
             fields["affinity"] = {**given, "nodeAffinity": on_nodes}
         operations += [
-            _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
+            _set_operation((*path, key), value)
+            for key, value in fields.items()
+            if (spec.get(key) or type(value)()) != value
         ]
-    return [_unchanged(workload), *operations] if operations else []
+    return [_require_version(workload), *operations] if operations else []
 
 
-def _terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
+def _combine_terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
     """Return terms of a node affinity that combine each given term with each flavor.
 
     One of them matches a node if a given term matches it and the node has the labels of one of the flavors.
@@ -121,37 +128,44 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
     if not job.is_held:
         return []
     annotations = ("metadata", "annotations")
-    operations = [_unchanged(document), _set((*annotations, APPLIED), outcome)]
+    operations = [_require_version(document), _set_operation((*annotations, APPLIED), outcome)]
     if job.is_gated:
         left = ",".join(name for name in job.gates if name != ADVISOR)
         operations.append(
-            _set((*annotations, ADMISSION_GATES), left) if left else _remove((*annotations, ADMISSION_GATES))
+            _set_operation((*annotations, ADMISSION_GATES), left)
+            if left
+            else _remove_operation((*annotations, ADMISSION_GATES))
         )
     if job.is_parked:
-        operations += [_set(("metadata", "labels", QUEUE), job.next_queue), _remove((*annotations, NEXT_QUEUE))]
+        operations += [
+            _set_operation(("metadata", "labels", QUEUE), job.next_queue),
+            _remove_operation((*annotations, NEXT_QUEUE)),
+        ]
     if job.is_suspended_for_us:
-        operations.append(_set(job.kind.suspend, False))
+        operations.append(_set_operation(job.kind.suspend, False))
     return operations
 
 
-def admitting(workload: Document, job: Job, placement: Placement) -> list[Operation]:
+def make_workload_patch(workload: Document, job: Job, placement: Placement) -> list[Operation]:
     """Return the patch that makes a Kueue Workload request the same nodes as its job; empty if it does.
 
     Kueue compares only counts and requests of the two, so a selector on the job does not reach the Workload by itself.
     """
     operations = list[Operation]()
-    for path, spec, pods in _pod_sets(workload, job):
+    for path, spec, pods in _iterate_pod_sets(workload, job):
         fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
         fields["tolerations"] = tolerated(pods, placement.tolerations)
         operations += [
-            _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
+            _set_operation((*path, key), value)
+            for key, value in fields.items()
+            if (spec.get(key) or type(value)()) != value
         ]
-    return [_unchanged(workload), *operations] if operations else []
+    return [_require_version(workload), *operations] if operations else []
 
 
-def _pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Pods]]:
+def _iterate_pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Pods]]:
     """Yield path, pod spec and pods for each pod set of a Workload that has the job's pods with GPUs."""
-    named = {_pod_set(pods.name): pods for pods in job.workers}
+    named = {_pod_set_name(pods.name): pods for pods in job.workers}
     for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
         if (pods := named.get(str(pod_set.get("name")))) is not None:
             path: Path = ("spec", "podSets", index, "template", "spec")
@@ -160,10 +174,13 @@ def _pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Po
 
 def is_reserved(workload: Document) -> bool:
     """Return whether Kueue has decided about the Workload, so that it can no longer change."""
-    return _holds(workload, "QuotaReserved") is not None or _holds(workload, "Finished") is not None
+    return (
+        _find_true_condition(workload, "QuotaReserved") is not None
+        or _find_true_condition(workload, "Finished") is not None
+    )
 
 
-def verdict(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
+def find_kueue_outcome(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
     """Return what became of a job that was released to Kueue, and what Kueue says of it; None while it waits.
 
     Args:
@@ -172,39 +189,41 @@ def verdict(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) 
         chosen: The node selector that was written into it.
     """
     if not job.has_started:
-        ended = next((end for item in workloads if (end := _holds(item, "Finished")) is not None), None)
+        ended = next((end for item in workloads if (end := _find_true_condition(item, "Finished")) is not None), None)
         return None if ended is None else (FAILED_TO_START, str(ended.get("message", ""))[:200])
-    if not any(_holds(item, "Admitted") is not None for item in workloads) and not (job.is_finished and not workloads):
+    if not any(_find_true_condition(item, "Admitted") is not None for item in workloads) and not (
+        job.is_finished and not workloads
+    ):
         return None
     is_there = all(chosen.items() <= pods.node_selector.items() for pods in job.workers)
     return (PLACED if is_there else CHANGED_SINCE), ""
 
 
-def _holds(workload: Document, kind: str) -> Document | None:
+def _find_true_condition(workload: Document, kind: str) -> Document | None:
     """Return the condition of type `kind` if it is true; else None."""
     conditions: Sequence[Document] = (workload.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind and item.get("status") == "True"), None)
 
 
-def _pod_set(name: str) -> str:
+def _pod_set_name(name: str) -> str:
     """Return the name that Kueue gives the pod set of the pods called `name`."""
     return name.lower() or "main"
 
 
-def _unchanged(document: Document) -> Operation:
+def _require_version(document: Document) -> Operation:
     """Return the operation that makes the API server refuse the patch with 409 if the object has changed."""
-    return _set(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
+    return _set_operation(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
 
 
-def _set(path: Path, value: Any) -> Operation:
+def _set_operation(path: Path, value: Any) -> Operation:
     """Return the operation that sets a value: `add` replaces what is there."""
-    return {"op": "add", "path": _pointer(path), "value": value}
+    return {"op": "add", "path": _json_pointer(path), "value": value}
 
 
-def _remove(path: Path) -> Operation:
-    return {"op": "remove", "path": _pointer(path)}
+def _remove_operation(path: Path) -> Operation:
+    return {"op": "remove", "path": _json_pointer(path)}
 
 
-def _pointer(path: Path) -> str:
+def _json_pointer(path: Path) -> str:
     """Return a path as a JSON pointer (RFC 6901)."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)

@@ -31,16 +31,16 @@ class PlannedJobs:
         writes."""
         self._renewed = asyncio.Event()
 
-    def get(self, key: Key) -> QueuePosition | None:
+    def get_position(self, key: Key) -> QueuePosition | None:
         """Return where a job runs by the plan; None if the plan does not contain it."""
         return self._positions.get(key)
 
-    def left_out(self, key: Key) -> str:
+    def find_left_out_reason(self, key: Key) -> str:
         """Return why the plan leaves out a job; empty if it contains the job, or nobody asked for it."""
         position = self._positions.get(key)
         return "" if position is None or position.pool else position.reason
 
-    def renew(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
+    def replace_plan(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
         """Take over a plan; return the jobs for which it changes something."""
         before = dict(self._positions)
         self._positions.clear()
@@ -51,7 +51,7 @@ class PlannedJobs:
         self._renewed = asyncio.Event()
         return {key for key in before.keys() | positions.keys() if before.get(key) != positions.get(key)}
 
-    async def wait(self, key: Key, limit_s: float) -> None:
+    async def wait_until_planned(self, key: Key, limit_s: float) -> None:
         """Wait until the plan contains a job, for `limit_s` at most."""
         if not self.is_on:
             return
@@ -60,21 +60,21 @@ class PlannedJobs:
                 while key not in self._positions:
                     await self._renewed.wait()
 
-    def stated(self, key: Key, status: TrainingJobStatus, before: TrainingJobStatus) -> TrainingJobStatus:
+    def add_position(self, key: Key, status: TrainingJobStatus, before: TrainingJobStatus) -> TrainingJobStatus:
         """Return a status with the job's place in the plan; before the first plan, with the place that it showed."""
         is_unknown = self.is_on and not self._is_made
         position = before.queue if is_unknown else self._positions.get(key)
         return status if status.queue == position else status.model_copy(update={"queue": position})
 
-    def preferred(self, key: Key, answer: Answer) -> Answer:
+    def prefer_planned_pool(self, key: Key, answer: Answer) -> Answer:
         """Return the answer about a job that waits, with the pool of the plan first."""
         position = self._positions.get(key)
         if isinstance(answer, Declined) or position is None or not position.position:
             return answer
-        return _led_by(answer, position)
+        return _put_pool_first(answer, position)
 
 
-def _led_by(advice: Advice, position: QueuePosition) -> Advice:
+def _put_pool_first(advice: Advice, position: QueuePosition) -> Advice:
     """Return the advice with its first offer on the planned pool in front; unchanged if it has none there."""
     there = [item for item in advice.offers if item.pool.name == position.pool]
     if not there or advice.offers[0] is there[0]:

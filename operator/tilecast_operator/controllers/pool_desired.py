@@ -14,7 +14,7 @@ from tilecast.spec import SpecError
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.kube.times import seconds, stamp
 from tilecast_operator.objects.view import View
-from tilecast_operator.report.pools import pool_status
+from tilecast_operator.report.pools import make_pool_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class DesiredPool:
     """Unix time since which nodes of a discovered pool have been missing; None if none are."""
 
 
-def decide(facts: PoolFacts, now_s: float) -> DesiredPool:
+def decide_pool(facts: PoolFacts, now_s: float) -> DesiredPool:
     """Return what should become of a GPUPool at `now_s`, a Unix time.
 
     An object that a user wrote or edited stays as it is.
@@ -62,10 +62,10 @@ def decide(facts: PoolFacts, now_s: float) -> DesiredPool:
     document = nodes.discovered(found) if isinstance(found, FoundPool) and facts.is_discovering else None
     if view is None or found is None:
         return DesiredPool(document=document)
-    if document is not None and view.asks(document):
+    if document is not None and view.matches_question(document):
         document = None
     current = Condition.known(view.status.get("conditions"))
-    status = pool_status(
+    status = make_pool_status(
         found, view.generation, stamp(now_s), current, facts.free, facts.learnt, facts.superseded
     )  # fmt: skip
     return DesiredPool(document=document, status=status, missing_since_s=_find_missing_since(found, status))

@@ -30,15 +30,15 @@ class Quarantined:
         self._context = context
         self._posted: dict[Key, str] = {}
         self._shown: set[str] = set()
-        context.cache.quarantine.changed = self._show
+        context.cache.quarantine.changed = self._show_counts
 
     async def run(self) -> None:
         """Look every `LOOK_S` seconds until cancelled."""
         while True:
-            await self.look()
+            await self.check_objects()
             await asyncio.sleep(LOOK_S)
 
-    async def look(self) -> None:
+    async def check_objects(self) -> None:
         """Report every quarantined object, and read those again whose time has come."""
         quarantine = self._context.cache.quarantine
         for key in quarantine.due():
@@ -69,7 +69,7 @@ class Quarantined:
         for item in items:
             cache.see({"apiVersion": KINDS[key.kind].api_version, **item, "kind": key.kind})
 
-    def _show(self, counts: Counter[str]) -> None:
+    def _show_counts(self, counts: Counter[str]) -> None:
         """Show in metrics how many objects of each kind are quarantined."""
         for kind in self._shown - counts.keys():
             self._context.metrics.quarantined.labels(kind).set(0)

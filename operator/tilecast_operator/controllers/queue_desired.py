@@ -9,8 +9,8 @@ from tilecast.api.queue_advice import QueueAdviceSpec, QueueAdviceStatus
 from tilecast.api.status import QueuePosition
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.times import stamp
-from tilecast_operator.objects.view import View, canonical
-from tilecast_operator.queue_rows import PlannedQueue, QueueState, key_of, name_of, plan_rows
+from tilecast_operator.objects.view import View, encode_canonical
+from tilecast_operator.queue_rows import PlannedQueue, QueueState, make_plan_name, parse_plan_name, plan_rows
 from tilecast_operator.report import queue_advice as report
 
 
@@ -30,13 +30,13 @@ def plan_queue(facts: QueueFacts, now_s: float) -> tuple[PlannedQueue, dict[Key,
 
     This takes seconds for thousands of jobs.
     """
-    rows, before = facts.state.rows, {name_of(key): position for key, position in facts.before.items()}
+    rows, before = facts.state.rows, {make_plan_name(key): position for key, position in facts.before.items()}
     places = {name: (one.pool, one.gpus) for name, one in before.items() if one.pool and one.gpus}
     plan = plan_rows(facts.state, facts.policy, places, now_s)
     began = {row.name: row.began_s for row in rows if row.began_s is not None}
     placed = frozenset(row.name for row in rows if row.place is not None)
-    positions = report.positions(plan, began, placed, before, now_s)
-    return plan, {key: position for name, position in positions.items() if (key := key_of(name)) is not None}
+    positions = report.make_positions(plan, began, placed, before, now_s)
+    return plan, {key: position for name, position in positions.items() if (key := parse_plan_name(name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,15 @@ class DesiredQueueAdvice:
     """None if there is no object yet."""
 
 
-def decide(facts: QueueAdviceFacts, now_s: float) -> DesiredQueueAdvice:
+def decide_queue_advice(facts: QueueAdviceFacts, now_s: float) -> DesiredQueueAdvice:
     """Return the spec and status that the QueueAdvice should have at `now_s`, a Unix time."""
     view, policy = facts.view, facts.policy
     spec = QueueAdviceSpec.within(policy=policy, interval_seconds=facts.interval_s).document()
     if view is None:
         return DesiredQueueAdvice(spec, None)
-    is_same, before = canonical(view.document["spec"]) == canonical(spec), report.stored_status(view.status)
-    status = report.status(facts.plan, policy, view.generation, stamp(now_s), before)
+    is_same, before = (
+        encode_canonical(view.document["spec"]) == encode_canonical(spec),
+        report.parse_status(view.status),
+    )
+    status = report.make_status(facts.plan, policy, view.generation, stamp(now_s), before)
     return DesiredQueueAdvice(None if is_same else spec, status)

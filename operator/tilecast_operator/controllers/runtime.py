@@ -61,12 +61,12 @@ class SharedContext:
         """Records of all objects."""
         return self.runtime.records
 
-    def set_aside(self, key: Key) -> Declined | None:
+    def find_quarantine(self, key: Key) -> Declined | None:
         """Return the answer about an object that is quarantined; None if it is not."""
         text = self.cache.quarantine.reason(key)
         return None if text is None else Declined(INPUT_QUARANTINED, text)
 
-    def now(self) -> str:
+    def timestamp(self) -> str:
         """Return the current time as Kubernetes writes it."""
         return stamp(self.clock())
 
@@ -125,7 +125,7 @@ class Runtime:
         if key.kind in self._reconcile:
             self.queue.add(key, delay_s, in_background=in_background)
 
-    def lead(self, others: Iterable[Key]) -> None:
+    def take_over(self, others: Iterable[Key]) -> None:
         """Reconcile what another replica has not written at once, and the other keys within `TAKE_OVER_S`.
 
         The replica that led may have ended between two writes.
@@ -142,7 +142,7 @@ class Runtime:
     def start(self, workers: int) -> None:
         """Start the workers."""
         self.queue.workers = workers
-        self._tasks = [asyncio.create_task(self._work(), name=f"worker-{number}") for number in range(workers)]
+        self._tasks = [asyncio.create_task(self._run_worker(), name=f"worker-{number}") for number in range(workers)]
 
     def add_task(self, work: Awaitable[None], name: str) -> None:
         """Run a task beside the workers; like them it never ends."""
@@ -169,7 +169,7 @@ class Runtime:
         """
         return self._failures.get(key, 0) < CONDITIONAL_TRIES
 
-    async def _work(self) -> None:
+    async def _run_worker(self) -> None:
         """Reconcile keys one after the other, for ever."""
         while True:
             key = await self.queue.take()
@@ -180,17 +180,17 @@ class Runtime:
             except NotLeaderError:
                 self._unwritten[key] = True
             except (ApiError, *UNREACHABLE, TryAgainError) as error:
-                self._retry(key, error)
+                self._retry_later(key, error)
             except Exception:
                 log.exception("%s: unexpected failure", key)
-                self._retry(key, None)
+                self._retry_later(key, None)
             finally:
                 self.queue.done(key)
             # Keys that need no request never wait for anything. Thousands of them in a row would keep the event loop
             # from serving anything else, such as probes and reports.
             await asyncio.sleep(0)
 
-    def _retry(self, key: Key, error: Exception | None) -> None:
+    def _retry_later(self, key: Key, error: Exception | None) -> None:
         """Try again later, unless the object is gone.
 
         Content that the API server refuses (422) may be accepted once the CRDs are as new as this process.

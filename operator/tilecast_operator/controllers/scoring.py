@@ -23,7 +23,7 @@ from tilecast_operator.objects.view import View
 from tilecast_operator.observed import reports
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport
-from tilecast_operator.report.job_status import stored
+from tilecast_operator.report.job_status import parse_status
 
 Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 """Pool, GPUs and plan that a report says it comes from; None where it does not say."""
@@ -49,46 +49,46 @@ class Scores:
         self._learning = learning
         self._measured = context.records.part(_Measured)
 
-    def get(self, key: Key) -> Score | None:
+    def get_score(self, key: Key) -> Score | None:
         """Return the score of a job; None if no step of it was measured."""
         known = self._measured.get(key)
         return None if known is None else known.score
 
-    def recall(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
+    def recall_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
         """Record the score that a job's status keeps; return whether that is news.
 
         The leader, who writes the status, takes it only if it has more samples than its own score.
         """
-        score, known = Score.of(stored(seen.value.status_json)), self.get(key)
+        score, known = Score.of(parse_status(seen.value.status_json)), self.get_score(key)
         if score is None or score == known:
             return False
         if is_leader and known is not None and known.window.samples >= score.window.samples:
             return False
         self._measured.of(key).score = score
-        self._learning.recall(key, seen.uid, score)
+        self._learning.recall_run(key, seen.uid, score)
         return True
 
-    def withdraw(self, key: Key, uid: str) -> None:
+    def withdraw_annotation(self, key: Key, uid: str) -> None:
         """Forget a step that came from an annotation which is no longer there."""
-        known = self.get(key)
+        known = self.get_score(key)
         if known is not None and known.window.latest.source == "annotation":
             del self._measured[key]
-            self._learning.drop(key, uid)
+            self._learning.forget_run(key, uid)
 
-    def refusal(self, key: Key) -> str | None:
+    def find_refusal(self, key: Key) -> str | None:
         """Return why the annotation of a job was refused; None if it was not."""
         known = self._measured.get(key)
         return None if known is None or known.refused is None else known.refused[1]
 
-    async def annotated(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
+    async def take_annotation(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
         """Take what the annotation of a job says, once; return whether a report was taken."""
-        known = self.get(key)
+        known = self.get_score(key)
         is_taken = known is not None and known.window.latest.annotation == text[:32]
         part = self._measured.get(key)
         if is_taken or (part is not None and part.refused is not None and part.refused[0] == text):
             return False
         try:
-            await self.take(key, seen, pools, reports.from_annotation(text))
+            await self.take_report(key, seen, pools, reports.from_annotation(text))
         except Refused as refused:
             self._context.metrics.observations.labels("annotation", refused.outcome).inc()
             now = self._context.cache.training_jobs.get(key)
@@ -97,7 +97,9 @@ class Scores:
             return False
         return True
 
-    async def take(self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport) -> Score:
+    async def take_report(
+        self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport
+    ) -> Score:
         """Compare a report with the forecast, and return the score after it.
 
         Raises:
@@ -105,29 +107,29 @@ class Scores:
         """
         if seen is None:
             raise Refused("unknown_job", 404, f"there is no TrainingJob {key.name} in namespace {key.namespace}")
-        status = stored(seen.value.status_json)
+        status = parse_status(seen.value.status_json)
         best = status.recommendation
         if best is None or pools is None:
             raise Refused("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
-        known = self.get(key)
+        known = self.get_score(key)
         frozen = known.forecast if known else status.forecast
-        forecast, origin = await self._forecast(key, seen.value, pools, report, best, frozen)
+        forecast, origin = await self._find_forecast(key, seen.value, pools, report, best, frozen)
         now = self._context.cache.training_jobs.get(key)
         if now is None or now.uid != seen.uid:
             raise Refused("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
         self._measured.of(key).origin = origin
         reports.plausible(report.seconds, forecast.raw_seconds)
-        known = self.get(key)  # others may have reported during the forecast
+        known = self.get_score(key)  # others may have reported during the forecast
         same = known is not None and known.forecast.place == forecast.place
-        window = reports.added(known.window if known and same else None, report, self._context.now())
+        window = reports.added(known.window if known and same else None, report, self._context.timestamp())
         measured, score = self._measured.of(key), Score(forecast, window)
         measured.score, measured.refused = score, None
-        self._learning.take(key, seen.uid, score)
+        self._learning.take_run(key, seen.uid, score)
         self._context.metrics.observations.labels(report.source, "accepted").inc()
-        self._context.metrics.count_observation(score, report.seconds, report.steps, _baseline(status))
+        self._context.metrics.count_observation(score, report.seconds, report.steps, _baseline_gpu_seconds(status))
         return score
 
-    async def _forecast(
+    async def _find_forecast(
         self,
         key: Key,
         view: View,
@@ -144,7 +146,7 @@ class Scores:
             Refused: The pool of the report is not known, or what runs cannot be forecast.
         """
         known = ScoredForecast.of(frozen)
-        origin = (_pool_of(report, pools, best), report.gpus, report.plan)
+        origin = (_find_pool(report, pools, best), report.gpus, report.plan)
         part = self._measured.get(key)
         if known is not None and (origin == (None, None, None) or (part is not None and origin == part.origin)):
             return known, None if part is None else part.origin
@@ -155,7 +157,7 @@ class Scores:
             raise Refused("unknown_pool", 409, f"there is no pool {name} that the job could run on")
         is_recommended = name == best.pool and gpus == best.gpus and report.plan is None
         try:
-            question = await self._advisor.question(key.namespace, view.document)
+            question = await self._advisor.read_question(key.namespace, view.document)
             ran = await self._advisor.forecast_running(
                 question,
                 pool,
@@ -166,12 +168,12 @@ class Scores:
             )
         except SpecError as error:
             raise Refused("no_advice", 409, f"what runs cannot be forecast: {error}") from None
-        since = frozen.frozen_at if frozen is not None else self._context.now()
-        forecast = _of(ran, since, ran.plan == standing.plan and name == best.pool)
+        since = frozen.frozen_at if frozen is not None else self._context.timestamp()
+        forecast = _freeze_forecast(ran, since, ran.plan == standing.plan and name == best.pool)
         return known if known is not None and known.place == forecast.place else forecast, origin
 
 
-def _of(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
+def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
     return ScoredForecast.within(
         frozen_at=since,
         pool=forecast.pool.name,
@@ -185,7 +187,7 @@ def _of(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
     )
 
 
-def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
+def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
     """Return the pool that a report comes from; None if the report does not say.
 
     That is the pool of its node, or else the pool that has its GPU; the recommended pool wins if several have it.
@@ -208,7 +210,7 @@ def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> st
     raise Refused("unknown_pool", 409, f"{several} a {report.gpu[:64]}; report from a pod whose token names its node")
 
 
-def _baseline(status: TrainingJobStatus) -> float | None:
+def _baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:
     """Return the GPU-seconds of a step of the job's baseline; None if it has none."""
     baseline = status.baseline
     return None if baseline is None else baseline.step_seconds.target * baseline.gpus

@@ -31,16 +31,18 @@ class NamespaceShard:
         cache = context.cache
         self._tables = (cache.training_jobs, cache.jobs)
         for table in self._tables:
-            table.is_ours = self._has
-        cache.namespaces.listen(self._changed)
-        context.runtime.register(NAMESPACE, self._list)
+            table.is_ours = self._is_ours
+        cache.namespaces.listen(self._on_namespace_change)
+        context.runtime.register(NAMESPACE, self._list_jobs)
 
-    def _has(self, namespace: str) -> bool | None:
+    def _is_ours(self, namespace: str) -> bool | None:
         """Return whether jobs of a namespace belong to the shard; None while that is not known."""
         seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
         return None if seen is None else self._selector.selects(seen.value.labels)
 
-    def _changed(self, key: Key, before: Stored[NamespaceView] | None, now: Stored[NamespaceView] | None) -> None:
+    def _on_namespace_change(
+        self, key: Key, before: Stored[NamespaceView] | None, now: Stored[NamespaceView] | None
+    ) -> None:
         if now is None:
             return
         was_ours = None if before is None else self._selector.selects(before.value.labels)
@@ -52,7 +54,7 @@ class NamespaceShard:
         if was_ours is False:
             self._context.runtime.add(key)
 
-    async def _list(self, key: Key) -> None:
+    async def _list_jobs(self, key: Key) -> None:
         """List every job of a namespace that has come into the shard, and store it in the cache."""
         kinds = (training_job.KIND, *(JOB_KINDS if self._context.settings.jobs else ()))
         for kind in kinds:
@@ -65,11 +67,11 @@ class NamespaceShard:
                         break
                     raise
                 for item in page.get("items") or ():
-                    self._see(kind, item)
+                    self._cache_item(kind, item)
                 if not (onward := (page.get("metadata") or {}).get("continue")):
                     break
                 query["continue"] = onward
 
-    def _see(self, kind: str, item: dict[str, Any]) -> None:
+    def _cache_item(self, kind: str, item: dict[str, Any]) -> None:
         """Store an item of a list in the cache, with its version and kind, which lists leave out."""
         self._context.cache.see({"apiVersion": KINDS[kind].api_version, **item, "kind": kind})

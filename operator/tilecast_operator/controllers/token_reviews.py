@@ -43,7 +43,7 @@ class TokenReviews:
         """When each token was reviewed and the answer, by whether the token is valid."""
         self._reviewing = 0
 
-    async def of(self, token: str) -> Document:
+    async def review_token(self, token: str) -> Document:
         """Return what the API server says of a token.
 
         Raises:

@@ -42,6 +42,6 @@ LEASE_ADDRESS = f"{GROUP}/address"
 """Annotation of our Lease: the URL at which its holder takes reports."""
 
 
-def asking(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+def make_training_job(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a TrainingJob of this name and spec, which asks for advice."""
     return {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": {"name": name}, "spec": dict(spec)}

@@ -41,7 +41,7 @@ class PodInformer(Informer):
 
     def _listed(self) -> None:
         self._held = self._seen
-        self._tell()
+        self._report_usage()
 
     def _take(self, kind: str, item: Document, line: bytes) -> None:
         uid, gpus = item["metadata"]["uid"], pod_gpus(item)
@@ -53,13 +53,13 @@ class PodInformer(Informer):
             self._held.pop(uid, None)
         else:
             self._held[uid] = now
-        self._tell()
+        self._report_usage()
 
     def _failed(self, why: str) -> None:
         log.warning("pods: %s; what is free is not known until they are read again", why)
         self._changed(None)
 
-    def _tell(self) -> None:
+    def _report_usage(self) -> None:
         used: Counter[str] = Counter()
         for node, gpus in self._held.values():
             used[node] += gpus

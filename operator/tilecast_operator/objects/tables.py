@@ -13,7 +13,7 @@ from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.quarantine import Quarantine
 from tilecast_operator.objects import view
-from tilecast_operator.objects.quarantine import quarantine_in
+from tilecast_operator.objects.quarantine import open_quarantine
 from tilecast_operator.objects.view import View
 
 
@@ -26,20 +26,20 @@ class Cache(ObjectCache):
     """
 
     def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
-        journal, quarantine = journal or Journal("", ()), quarantine or quarantine_in("", (), time.time)
+        journal, quarantine = journal or Journal("", ()), quarantine or open_quarantine("", (), time.time)
         sift = quarantine.readable_part
         self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node, sift)
         self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice, sift)
         """A value of None is a slice of no use here, which is counted all the same."""
         self.pools: CacheTable[View] = CacheTable(View.of, sift)
-        self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of, sift)
+        self.learnings: CacheTable[view.LearningView] = CacheTable(view.LearningView.of, sift)
         self.queue_advices: CacheTable[View] = CacheTable(View.of, sift)
         self.training_jobs: CacheTable[View] = CacheTable(View.of, sift)
-        self.jobs: CacheTable[Document] = CacheTable(view.job_document, sift)
+        self.jobs: CacheTable[Document] = CacheTable(view.trim_job, sift)
         self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.of, sift)
-        self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
-        self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
-        self.flavors: CacheTable[Document] = CacheTable(view.kueue_document, sift)
+        self.local_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
+        self.cluster_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
+        self.flavors: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
         self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
         self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
         tables: dict[str, CacheTable[Any]] = {

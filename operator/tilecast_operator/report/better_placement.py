@@ -40,7 +40,7 @@ class MoveCost:
     """Steps that remain; None if nobody said how many there are."""
 
     @classmethod
-    def of(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> MoveCost:
+    def from_job(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> MoveCost:
         """Return the cost of moving a job, which has run at the measured pace since its forecast was frozen.
 
         Args:
@@ -60,7 +60,7 @@ class MoveCost:
             left,
         )
 
-    def seconds(self, step_s: float, measured_s: float) -> float:
+    def move_seconds(self, step_s: float, measured_s: float) -> float:
         """Return the seconds that moving takes.
 
         They are the restart and the steps since the last checkpoint once more, on average half of those between two.
@@ -71,7 +71,7 @@ class MoveCost:
         """
         return self.restart_s + (self.checkpoint_s or 0.0) / 2 / measured_s * step_s
 
-    def text(self, moving_s: float, steps: int) -> str:
+    def describe(self, moving_s: float, steps: int) -> str:
         """Describe the cost of moving for people."""
         lost = "the steps since the last checkpoint, which training.checkpointSeconds would tell"
         if self.checkpoint_s is not None:
@@ -95,7 +95,7 @@ class BetterPlace:
     """Whether more steps than that remain, as far as known."""
 
 
-def shown(status: TrainingJobStatus) -> Condition | None:
+def find_condition(status: TrainingJobStatus) -> Condition | None:
     """Return the condition as a status has it; None if it has none."""
     return next((item for item in status.conditions if item.type == KIND), None)
 
@@ -105,7 +105,7 @@ def least_gain(known: Condition | None) -> float:
     return LEAST_AFTER if known is not None and known.status == "True" else LEAST
 
 
-def places(
+def find_better_places(
     status: TrainingJobStatus,
     score: Score,
     goal: ObjectiveRecord,
@@ -148,17 +148,18 @@ def places(
         is_small = not goal.fewest_gpus or item.gpus <= ran.gpus
         if item.pool != ran.pool and is_small and gain is not None and gain >= least and (rest is None or rest >= 0):
             own_s = step_s * share
-            moving_s = moving.seconds(own_s, measured_s)
+            moving_s = moving.move_seconds(own_s, measured_s)
             # By price, a second there costs what a step there costs divided by its duration.
             lost = moving_s * (spent * share / own_s if goal.is_price else 1.0)
             pays_after = math.ceil(lost / (gain * ((price or 0.0) if goal.is_price else measured_s)))
-            text = f"{_text(item, step_s, score, faster, cheaper)}; {moving.text(moving_s, pays_after)}"
+            better_text = _describe_alternative(item, step_s, score, faster, cheaper)
+            text = f"{better_text}; {moving.describe(moving_s, pays_after)}"
             is_worth_it = moving.left is None or pays_after < moving.left
             better.append(BetterPlace(item, gain, text, pays_after, is_worth_it))
     return sorted(better, key=lambda place: (not place.is_worth_it, -place.gain))
 
 
-def aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
+def make_aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
     """Return the content of the condition.
 
     Args:
@@ -188,7 +189,7 @@ def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
     return since_s is None or clock_s - since_s >= EVENT_COOLDOWN_S
 
 
-def _text(item: Alternative, step_s: float, score: Score, faster: float, cheaper: float | None) -> str:
+def _describe_alternative(item: Alternative, step_s: float, score: Score, faster: float, cheaper: float | None) -> str:
     step = units.duration(step_s)
     saved = f"{faster:.0%} shorter" if faster >= 0 else f"{-faster:.0%} longer"
     price = "" if cheaper is None else f" and {abs(cheaper):.0%} {'cheaper' if cheaper >= 0 else 'dearer'}"

@@ -10,10 +10,10 @@ from tilecast.api.status import Condition
 from tilecast.nodes import FoundPool
 from tilecast.spec import SpecError
 from tilecast_operator.free_gpus import Free
-from tilecast_operator.report.job_status import Aspect, condition
+from tilecast_operator.report.job_status import Aspect, make_condition
 
 
-def pool_status(
+def make_pool_status(
     entry: FoundPool | SpecError,
     generation: int,
     now: str,
@@ -34,10 +34,10 @@ def pool_status(
         superseded: number of the pool's runs that newer ones contradict.
     """
     before, (calibration, error) = list(current), learnt
-    aspects = _aspects(entry, free) | ({} if calibration is None else {"Drifted": _drifted(superseded)})
+    aspects = _make_aspects(entry, free) | ({} if calibration is None else {"Drifted": _make_drift_aspect(superseded)})
     head = {
         "observed_generation": generation,
-        "conditions": [condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()],
+        "conditions": [make_condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()],
         "calibration": calibration,
         "error": error,
     }
@@ -56,11 +56,11 @@ def pool_status(
             TopologyLevel.within(key=level.key, domains=level.domains, largest=level.largest)
             for level in entry.topology
         ],
-        summary=_summary(entry, why, free),
+        summary=_make_summary(entry, why, free),
     )
 
 
-def _summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
+def _make_summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
     pool, price = entry.pool, entry.pool.price_per_gpu_hour
     return PoolSummary.within(
         gpu=pool.gpu.name,
@@ -73,7 +73,7 @@ def _summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
     )
 
 
-def _aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
+def _make_aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
     """Return the content of every condition, by its type."""
     if isinstance(entry, SpecError):
         uncounted = "the pool's nodes are not counted"
@@ -99,7 +99,7 @@ def _aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspec
     return {"Ready": ready, "ScaledDown": scaled, "CapacityKnown": known}
 
 
-def _drifted(superseded: int) -> Aspect:
+def _make_drift_aspect(superseded: int) -> Aspect:
     """Return the condition Drifted of a pool that has had runs."""
     if superseded:
         text = f"the newest runs contradict {superseded} older ones, which no longer count; what changed on the nodes?"

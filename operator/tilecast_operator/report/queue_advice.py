@@ -25,7 +25,7 @@ from tilecast.planner.totals import QueuedPlace, QueueReport
 from tilecast.render import units
 from tilecast_operator.kube.times import seconds, stamp
 from tilecast_operator.queue_rows import PlannedQueue
-from tilecast_operator.report.job_status import Aspect, condition
+from tilecast_operator.report.job_status import Aspect, make_condition
 
 LEAST_SHIFT_S = 60.0
 SHIFT = 0.1
@@ -44,7 +44,7 @@ MAX_WEIGHTS = 8
 """Most weights of namespaces that the condition names."""
 
 
-def positions(
+def make_positions(
     plan: PlannedQueue,
     began: Mapping[str, float],
     placed: frozenset[str],
@@ -65,7 +65,7 @@ def positions(
     if plan.report is not None:
         columns = plan.report.solution.columns
         fastest = own_best(columns)
-        for row, place in _lines(plan.report):
+        for row, place in _number_places(plan.report):
             item = columns.options[plan.report.solution.option[row.job]]
             name = columns.problem.jobs[row.job].name
             if name in began:
@@ -73,23 +73,23 @@ def positions(
             elif name in placed:
                 reason = PLACED
             else:
-                reason = _why(item, columns.options[fastest[row.job]])
+                reason = _explain_option(item, columns.options[fastest[row.job]])
             if columns.problem.jobs[row.job].own_weight != 1:
                 reason = f"{reason}; {WEIGHED}"
             made[name] = QueuePosition.within(
                 pool=item.pool,
                 gpus=item.gpus,
-                position=0 if name in began else _rounded(place),
+                position=0 if name in began else _round_position(place),
                 start=stamp(began[name] if name in began else now_s + row.start_s),
                 finish=stamp(now_s + row.finish_s),
                 reason=f"{reason}; {why[name]}" if name in why else reason,
             )
     for name, text in why.items():
         made.setdefault(name, QueuePosition.within(reason=text))
-    return {name: _steady(position, before.get(name), now_s) for name, position in made.items()}
+    return {name: _keep_times(position, before.get(name), now_s) for name, position in made.items()}
 
 
-def _lines(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
+def _number_places(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
     """Return each job with its times and its place in the line of its pool, from 1, ordered by start."""
     columns, option = report.solution.columns, report.solution.option
     waits = np.zeros(len(columns.pools), dtype=int)
@@ -102,12 +102,12 @@ def _lines(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
     return lines
 
 
-def _rounded(place: int) -> int:
+def _round_position(place: int) -> int:
     step = 10 ** (len(str(place)) - 1)
     return place if place <= EXACT else place // step * step
 
 
-def _why(item: JobOption, fastest: JobOption) -> str:
+def _explain_option(item: JobOption, fastest: JobOption) -> str:
     if (item.pool, item.gpus) == (fastest.pool, fastest.gpus):
         return "nothing else runs it faster"
     there = f"{fastest.gpus} GPUs of {fastest.pool}"
@@ -115,22 +115,22 @@ def _why(item: JobOption, fastest: JobOption) -> str:
     return f"{text}, from which others gain more or which are longer in use"
 
 
-def _steady(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
+def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
     """Return a position, with the times that were shown before if the new ones hardly differ."""
     if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
         return position
-    times = {name: _same_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
+    times = {name: _keep_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
     return position.model_copy(update=times)
 
 
-def _same_time(before: str | None, time: str | None, now_s: float) -> str | None:
+def _keep_time(before: str | None, time: str | None, now_s: float) -> str | None:
     old_s, new_s = seconds(before), seconds(time)
     if old_s is None or new_s is None:
         return time
     return before if abs(new_s - old_s) <= max(LEAST_SHIFT_S, SHIFT * (new_s - now_s)) else time
 
 
-def status(
+def make_status(
     plan: PlannedQueue, policy: str, generation: int, now: str, before: QueueAdviceStatus
 ) -> QueueAdviceStatus:  # fmt: skip
     """Return the status of the QueueAdvice for a plan; `before` if that hardly differs.
@@ -142,13 +142,13 @@ def status(
         now: RFC 3339.
         before: the current status.
     """
-    aspect = _aspect(plan)
+    aspect = _make_aspect(plan)
     left_out = [item for item in plan.refused if item.is_left_out]
     running = 0 if plan.report is None else int(plan.report.solution.columns.is_running.sum())
     waiting = 0 if plan.report is None else len(plan.report.places) - running
     made = QueueAdviceStatus.within(
         observed_generation=generation,
-        conditions=[condition("Ready", aspect, generation, now, before.conditions)],
+        conditions=[make_condition("Ready", aspect, generation, now, before.conditions)],
         planned_at=now,
         policy=policy,
         jobs=QueueCounts(waiting=waiting, running=running, refused=len(left_out)),
@@ -156,25 +156,25 @@ def status(
         references=[]
         if plan.report is None
         else [ReferenceNumbers.of(given, name=name) for name, given in plan.report.references.items()],
-        gap_ratio=None if plan.report is None else _gap(plan.report),
+        gap_ratio=None if plan.report is None else _round_gap(plan.report),
         refused=[
             RefusedJob.within(job=item.job, message=item.problem, remedy=item.remedy)
             for item in plan.refused[:MAX_REFUSED]
         ],
-        summary=_summary(plan, waiting, running, aspect.reason),
+        summary=_make_summary(plan, waiting, running, aspect.reason),
     )
-    return before if _is_same(before.document(), made.document()) else made
+    return before if _is_nearly_equal(before.document(), made.document()) else made
 
 
-def _aspect(plan: PlannedQueue) -> Aspect:
+def _make_aspect(plan: PlannedQueue) -> Aspect:
     if plan.problem:
         return Aspect("False", "NotPlanned", plan.problem)
     if plan.report is None:
         return Aspect("True", "NoJobs", "no job waits or runs that could be planned")
-    return Aspect("True", "Planned", "every job that can be planned has its place" + _weights(plan.report))
+    return Aspect("True", "Planned", "every job that can be planned has its place" + _describe_weights(plan.report))
 
 
-def _weights(report: QueueReport) -> str:
+def _describe_weights(report: QueueReport) -> str:
     """Return a text with the namespaces whose jobs count more or less than others."""
     weights = {job.owner: job.weight for job in report.solution.columns.problem.jobs if job.weight != 1}
     named = [f"{name} {weight:g}" for name, weight in sorted(weights.items())[:MAX_WEIGHTS]]
@@ -182,12 +182,12 @@ def _weights(report: QueueReport) -> str:
     return f"; by {WEIGHT} of its namespace a job counts: {', '.join(named)}{more}" if named else ""
 
 
-def _gap(report: QueueReport) -> float | None:
+def _round_gap(report: QueueReport) -> float | None:
     gap = report.solution.gap
     return None if gap is None else float(f"{gap:.3g}")
 
 
-def _summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> QueueSummary:
+def _make_summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> QueueSummary:
     if plan.report is None:
         return QueueSummary.within(reason=reason)
     means = {name: units.duration(given.completion_s) for name, given in plan.report.references.items()}
@@ -205,19 +205,19 @@ def _summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> Que
 _TIMES = ("plannedAt", "summary", "lastTransitionTime")
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_nearly_equal(one: Any, other: Any) -> bool:
     """Return whether two documents say the same except times, and numbers that hardly differ."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         keys = (one.keys() | other.keys()).difference(_TIMES)
-        return all(_is_same(one.get(key), other.get(key)) for key in keys)
+        return all(_is_nearly_equal(one.get(key), other.get(key)) for key in keys)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
+        return len(one) == len(other) and all(map(_is_nearly_equal, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= SAME * max(abs(one), abs(other), 1.0)
     return bool(one == other)
 
 
-def stored_position(document: Mapping[str, Any]) -> QueuePosition | None:
+def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
     """Read what the status of a TrainingJob says of an earlier plan; None if it says nothing."""
     try:
         return QueuePosition.model_validate(document.get("queue"))
@@ -225,7 +225,7 @@ def stored_position(document: Mapping[str, Any]) -> QueuePosition | None:
         return None
 
 
-def stored_status(document: Mapping[str, Any]) -> QueueAdviceStatus:
+def parse_status(document: Mapping[str, Any]) -> QueueAdviceStatus:
     """Read the stored status of a QueueAdvice; empty if somebody changed it."""
     try:
         return QueueAdviceStatus.model_validate(document)
