@@ -88,7 +88,7 @@ class _Decision:
 
 
 class Admission:
-    """Decides about every held job and releases it. Belongs to one event loop."""
+    """Controller that places and releases every held job. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, placer: Placer, requests: Requests, advice: JobAdvice) -> None:
         self._context = context
@@ -112,9 +112,9 @@ class Admission:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def start_decision(self, key: Key, seen: Stored[Document]) -> None:
-        """Start to decide about a job if it is held.
+        """Start the task that places and releases a job, if the job is held.
 
-        Only the leader decides. Jobs that another job created are left alone.
+        Only the leader does so. Jobs that another job created are left alone.
         """
         job, place = about(seen.value), (key, seen.uid)
         if self._context.leadership.is_leader and job.is_held and not job.is_owned and place not in self._tasks:
@@ -123,7 +123,7 @@ class Admission:
             task.add_done_callback(lambda done: self._on_task_end(key, seen.uid, done))
 
     def is_deciding(self, key: Key, uid: str) -> bool:
-        """Return whether a decision about a job is under way."""
+        """Return whether a task is placing or releasing a job."""
         return (key, uid) in self._tasks
 
     def get_applied_condition(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
@@ -160,16 +160,15 @@ class Admission:
             self._context.runtime.add(key)
 
     def _find_job(self, key: Key, uid: str) -> Document | None:
-        """Return the job as it is now; None if it is gone, or replaced by another job of its name."""
+        """Return the cached job with this UID; None if the job is gone."""
         seen = self._context.cache.jobs.get(key)
         return seen.value if seen is not None and seen.uid == uid else None
 
     async def _handle_held_job(self, key: Key, uid: str) -> None:
-        """Place and release a held job, with the job noted in the journal while it is read."""
         await self._context.journal.steps(key, self._place_and_release(key, uid))
 
     async def _place_and_release(self, key: Key, uid: str) -> None:
-        """Place a held job if that is wanted, and release it in any case."""
+        """Place a held job if its mode is Initial, and release the job in any case."""
         decision = _Decision("TooLate")
         try:
             decision = await self._decide_and_place(key, uid)
@@ -185,9 +184,9 @@ class Admission:
         await self._release_job(key, uid, decision)
 
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
-        """Decide about a job and write its node choice, if it has one.
+        """Decide where a job runs, write the node choice, and return the decision.
 
-        Starts again when the job changes meanwhile and, for up to `Timings.webhook_s`, when a webhook does not answer.
+        Start again when the job changes meanwhile and, for up to `Timings.webhook_s`, when a webhook does not answer.
         """
         timings, now_s = self._context.timings, asyncio.get_running_loop().time
         late_s, patient_s, wait_s = now_s() + timings.decide_s, now_s() + timings.webhook_s, timings.poll_s
@@ -209,7 +208,7 @@ class Admission:
                 await self._reload_job(key)
 
     async def _place_job(self, key: Key, document: Document, late_s: float) -> _Decision:
-        """Decide about the job as it is in `document`, and write its node choice if it has one.
+        """Decide where the job of `document` runs, write the node choice, and return the decision.
 
         The decision must be made by `late_s`, a time of the loop's clock. Raises as `Placer.write` does, and
         TimeoutError if the decision comes too late.
@@ -228,7 +227,10 @@ class Admission:
         return replace(decision, outcome=await self._placer.write_placement(prepared, decision.advice))
 
     async def _decide_placement(self, key: Key, document: Document) -> _Decision:
-        """Decide about a job, and wait for what may be seen later than the job; nothing is written."""
+        """Decide where a job runs, without writing anything.
+
+        Wait for its TrainingJob and its queue, which may be seen later than the job.
+        """
         if (refusal := self._context.find_quarantine(key)) is not None:
             return _Decision(refusal.reason, text=refusal.message)
         job = await self._advice.read_job(document)
@@ -269,7 +271,7 @@ class Admission:
         return _Decision(patches.PLACED, text, placement, answer)
 
     async def _release_job(self, key: Key, uid: str, decision: _Decision) -> None:
-        """Remove our hold from a job, however many tries it takes; then say what became of the job."""
+        """Release a held job, with as many tries as necessary, and report the outcome."""
         timings = self._context.timings
         wait_s = timings.poll_s
         while True:
@@ -298,7 +300,7 @@ class Admission:
                 await self._reload_job(key)
 
     async def _report_outcome(self, key: Key, job: Job, decision: _Decision) -> None:
-        """Record what became of a released job and write an Event about it.
+        """Record the outcome of a released job and write an Event about it.
 
         A job that Kueue has yet to admit gets its Event when Kueue has decided.
         """
@@ -315,8 +317,8 @@ class Admission:
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            outcome: `PLACED`, or why not.
-            more: What somebody else, such as Kueue, says about it.
+            outcome: `PLACED`, or the reason why the job is not placed.
+            more: Message of Kueue about the outcome.
         """
         if outcome == patches.PLACED:
             note = Note("Normal", "Placed", self._texts.get(key) or OUTCOMES[outcome])
@@ -343,7 +345,7 @@ class Admission:
             log.warning("%s: Event not written: %s", key, error)
 
     async def _reload_job(self, key: Key) -> None:
-        """Read the job again, and forget it if it is gone."""
+        """Read a job from the API server into the cache, or drop the job from the cache if it is gone."""
         try:
             self._context.cache.jobs.see(await self._context.client.get(path_of(key)))
         except ApiError as error:

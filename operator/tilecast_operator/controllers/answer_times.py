@@ -1,4 +1,4 @@
-"""Times that answers take, from a new or changed question to its written answer."""
+"""Durations from a new or changed question of a job to the written answer, for metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDING_S = 1.0
 
 
 class AnswerTimes:
-    """Open questions, and since when they are open. Belongs to one event loop.
+    """Times at which open questions of jobs were asked. Belongs to one event loop.
 
     Args:
         records: Records of the jobs; a question ends with its job's record.
@@ -44,12 +44,12 @@ class AnswerTimes:
         """Number of open questions by kind and namespace."""
 
     def register_kind(self, kind: str) -> None:
-        """Count the answers to a kind from zero, so that the first one is an increase."""
+        """Create the metrics of a kind of job, so that they exist before the first answer."""
         self._durations.labels(kind)
         self._oldest.labels(kind).set_function(lambda: self._oldest_s(kind))
 
     def seconds_open(self, key: Key) -> float:
-        """Return for how many seconds a question has been open; 0 if it is not."""
+        """Return the seconds since a job's question was opened; 0 if the job has no open question."""
         since = self._since.get(key)
         return 0.0 if since is None else self._timer() - since
 
@@ -62,7 +62,7 @@ class AnswerTimes:
         return 0.0 if since is None else self._timer() - since
 
     def open_question(self, key: Key, created: str = "") -> None:
-        """Record a question, unless one is open already.
+        """Record that a job has a question without an answer, unless one is recorded already.
 
         Args:
             key: Key of the job.
@@ -75,24 +75,24 @@ class AnswerTimes:
             self._open[key.kind, key.namespace] += 1
 
     def record_answer(self, key: Key) -> None:
-        """Record that an answer was written; only the first one after a question counts."""
+        """Close a job's question and observe its duration; do nothing if no question is open."""
         since = self._close_question(key)
         if since is not None:
             self._durations.labels(key.kind).observe(self._timer() - since)
 
     def withdraw_question(self, key: Key) -> None:
-        """Withdraw a question."""
+        """Close a job's question without observing its duration."""
         self._close_question(key)
 
     def _close_question(self, key: Key) -> float | None:
-        """Return since when a question is open, and close it; None if it is not open."""
+        """Close a job's question and return the time at which it was opened; None if none is open."""
         since = self._since.pop(key, None)
         if since is not None:
             self._count_closed(key, since)
         return since
 
     def _count_closed(self, key: Key, _: float) -> None:
-        """Count a question that is no longer open."""
+        """Reduce the count of open questions by a closed one."""
         group = key.kind, key.namespace
         self._open[group] -= 1
         if not self._open[group]:

@@ -1,7 +1,4 @@
-"""Notices that tell a job why it waits.
-
-The searches of its namespace are over their budget, and those of other namespaces go first.
-"""
+"""Notices in the status of a job whose search waits because its namespace is over its budget of search time."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ QUEUED: Final = "Queued"
 
 
 class BudgetNotices:
-    """Tells each job that has no answer yet, once, that it waits for jobs of other namespaces."""
+    """Writer of a notice into each job without an answer whose search waits for those of other namespaces."""
 
     def __init__(self, context: SharedContext, advisor: Advisor) -> None:
         self._context = context
@@ -33,9 +30,9 @@ class BudgetNotices:
     async def answer_with_notices(
         self, key: Key, seen: Stored[View], question: Question, known: Answer | None
     ) -> tuple[Answer, Stored[View]]:
-        """Return the answer to a job, and the job as it is by then.
+        """Wait for the answer to a job, and write notices meanwhile; return the answer and the updated job.
 
-        `known` is the answer if it is known already. Raises as `Writer.write_status` does.
+        `known` is the answer if there is one already. Raises as `Writer.write_status` does.
         """
         if known is not None:
             return known, seen
@@ -52,7 +49,7 @@ class BudgetNotices:
         return await self._advisor.answer_question(question), seen
 
     async def _write_notice(self, key: Key, seen: Stored[View]) -> Stored[View]:
-        """Write the notice if jobs of other namespaces go first; return the job as it is then."""
+        """Write the notice if jobs of other namespaces go first; return the updated job."""
         used_s = self._advisor.behind_others().get(key.namespace)
         if used_s is None or not self._context.leadership.is_leader:
             return seen

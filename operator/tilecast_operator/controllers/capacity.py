@@ -1,6 +1,6 @@
 """Free capacity of each pool, from Kueue's quotas and the pods that run.
 
-When it changes, the pools are reconciled again, and so are jobs whose recommendation now fits or no longer fits.
+When it changes, the pools and the jobs whose recommendation begins or ceases to fit are reconciled again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STARTED = Fit(Aspect("Unknown", "JobStarted", "the job has started; its forecast
 
 
 class Destination(NamedTuple):
-    """Pool and nodes that a recommendation sends its job to."""
+    """Pool and number of nodes of a recommendation."""
 
     pool: str
     nodes: int
@@ -43,7 +43,7 @@ class Destination(NamedTuple):
 
 
 def find_destination(answer: Answer) -> Destination | None:
-    """Return where an answer sends its job; None if there is no plan."""
+    """Return pool and nodes of an answer's best offer; None if there is no offer."""
     best = None if isinstance(answer, Declined) else answer.best
     return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 
@@ -58,7 +58,7 @@ class _Shown:
 
 
 class Capacity:
-    """GPUs that are free now. Belongs to one event loop."""
+    """Free GPUs of every pool. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
         self._context = context
@@ -78,21 +78,24 @@ class Capacity:
         self._listeners.append(listener)
 
     def set_pod_usage(self, used: Mapping[str, int] | None) -> None:
-        """Record the GPUs that pods hold, by node; None where that is not known."""
+        """Set the GPUs that pods hold, by node; None if unknown."""
         self._used = used
         self._schedule_update()
 
     def set_pools(self, report: NodesReport) -> None:
-        """Use these pools from now on."""
+        """Set the pools whose free GPUs are counted."""
         self._report, self._nodes = report, {item.pool.name: item.nodes for item in report.entries}
         self._read_free_gpus(report)
 
     def get_free_gpus(self, pool: str) -> Free | None:
-        """Return the GPUs of a pool that nobody uses; None where that is not known."""
+        """Return the free GPUs of a pool; None if unknown."""
         return self._free.get(pool)
 
     def check_fit(self, job: Key, place: Destination | None) -> Fit:
-        """Return whether a job's recommendation could start now; when that changes, the job is reconciled again."""
+        """Return whether a job's recommendation could start now.
+
+        The job is reconciled again when this changes.
+        """
         if place is None:
             self.hide_fit(job)
             return NOTHING_TO_FIT
@@ -105,7 +108,7 @@ class Capacity:
         return fit
 
     def hide_fit(self, job: Key) -> None:
-        """Record that a job shows no capacity condition."""
+        """Stop reconciling a job when its recommendation begins or ceases to fit."""
         self._shown.pop(job, None)
 
     def _on_quota_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
@@ -119,7 +122,7 @@ class Capacity:
             self._read_free_gpus(self._report)
 
     def _read_free_gpus(self, report: NodesReport) -> None:
-        """Read what is free, and reconcile the pools that changed and the jobs that now fit or no longer fit."""
+        """Count the free GPUs, and reconcile the pools and jobs that this changes."""
         usage = GpuUsage(
             {key.name: kueue.quotas(document) for key, document in self._context.cache.cluster_queues.items()},
             {key.name: kueue.node_labels(document) for key, document in self._context.cache.flavors.items()},
@@ -142,10 +145,8 @@ class Capacity:
                 self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
 
     def _find_fit(self, place: Destination) -> Fit:
-        """Return whether a recommendation could start now.
-
-        The message does not count free GPUs: the number would change every minute.
-        """
+        """Return whether a recommendation could start now."""
+        # The message does not count free GPUs, because the number would change every minute.
         there, free = self._nodes.get(place.pool), self._free.get(place.pool)
         if there is not None and place.nodes > there:
             return Fit(Aspect("False", "TooFewNodes", f"the plan needs {place.nodes} nodes and fewer exist now"), False)

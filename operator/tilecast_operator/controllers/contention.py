@@ -1,8 +1,9 @@
-"""Objects that another operator of Tilecast answers differently; they are left to it for a growing time.
+"""Detection of a second operator of Tilecast that answers the same objects differently.
 
 Two releases over the same namespaces with different settings would overwrite each other's answers for ever. Each
-release therefore signs what it writes (`status.writer`). If it finds another's answer in the place of its own although
-nobody has asked anything new, it knows whose answer that is. Replicas of one release sign alike and never contend.
+release therefore signs its statuses (`status.writer`). An operator that finds its answer to an unchanged object
+replaced leaves the object to the other operator, for a time that grows with each replacement. Replicas of one release
+sign alike and never contend.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ UNSIGNED = "another release"
 
 @dataclass(frozen=True, slots=True)
 class WrittenAnswer:
-    """An answer of this operator, and what has happened to it since."""
+    """Last answer that this operator wrote to an object, and how often another operator has replaced it."""
 
     generation: int
     digest: bytes
@@ -52,23 +53,23 @@ class WrittenAnswer:
 
     @property
     def pause_s(self) -> float:
-        """Seconds for which the object is left to the other operator."""
+        """Seconds for which the object is left to the other operator after a replacement."""
         return min(FIRST_PAUSE_S * 2.0 ** min(max(self.replaced - FREE_OVERWRITES - 1, 0), 16), MOST_PAUSE_S)
 
     def is_calm(self, now_s: float) -> bool:
-        """Return whether our answer has stood long enough."""
+        """Return whether the answer has not been replaced for so long that contention is over."""
         return now_s >= max(self.until_s, self.written_s) + CALM_FACTOR * self.pause_s
 
     def is_contended(self, now_s: float) -> bool:
-        """Return whether the object is left to the other operator, or was until recently."""
+        """Return whether two operators have contended for the object until recently."""
         return self.replaced > FREE_OVERWRITES and not self.is_calm(now_s)
 
 
 def update_contested(claim: WrittenAnswer, generation: int, digest: bytes, now_s: float) -> WrittenAnswer | None:
-    """Return the claim after another operator's answer was found; None if that answer replaces none of ours.
+    """Return a written answer updated after another operator's answer was found; None if it was not replaced.
 
     Args:
-        claim: What this operator wrote last.
+        claim: The last answer of this operator.
         generation: Generation of the object now.
         digest: Digest of the answer that was found.
         now_s: Time of a monotonic clock, in seconds.
@@ -92,7 +93,7 @@ class LostWrites:
 
 
 class Contention:
-    """Answers of this operator, and which of them are contended. Belongs to one event loop.
+    """Written answers of this operator and their replacements by others. Belongs to one event loop.
 
     Args:
         context: Shared context; its settings say who this operator is.
@@ -111,7 +112,7 @@ class Contention:
 
     @property
     def signature(self) -> str:
-        """Signature of this operator: its release's Lease, which all replicas share, or else its own name."""
+        """Signature of this operator: the name of its Lease, which all replicas share, or of its instance."""
         return self._context.settings.lease or self._context.settings.instance
 
     def count_contended(self) -> int:
@@ -127,7 +128,7 @@ class Contention:
         self._lost.pop(key, None)
 
     def record_conflict(self, key: Key, generation: int) -> None:
-        """Record a write that failed because the object had changed since it was read.
+        """Record a write that failed with a conflict, and delay the next try.
 
         If two operators write an object's annotations one after the other, each makes the other's write of the status
         fail. A random wait lets one of them finish.
@@ -139,7 +140,7 @@ class Contention:
         self._lost[key] = LostWrites(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
     def must_wait(self, key: Key, generation: int) -> bool:
-        """Return whether an object is not written yet after lost writes; its key is reconciled again after the wait.
+        """Return whether a write is still delayed after conflicts; if so, schedule the key for later.
 
         A change of the specification ends the wait, so that whoever made it is answered at once.
         """
@@ -150,7 +151,7 @@ class Contention:
         return True
 
     async def must_yield(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
-        """Return whether an object is left to another operator for now; its key is reconciled again afterwards.
+        """Return whether an object is left to another operator for now; if so, schedule the key for later.
 
         Args:
             key: Key of the object.
@@ -177,7 +178,7 @@ class Contention:
         return True
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Forget what this replica wrote once another one leads.
+        """Forget the answers of this replica when another replica leads.
 
         Answers about jobs of other kinds are not signed, so the new leader's would look like another operator's.
         """
@@ -185,7 +186,7 @@ class Contention:
             self._claims.clear()
 
     def _log_other(self, key: Key, other: str) -> None:
-        """Name another operator in the log, unless it was named recently or contention goes on already."""
+        """Log the name of another operator, unless it was logged recently or other objects are contended."""
         now_s = self._clock()
         if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count_contended():
             self._named_at[other] = now_s
@@ -193,7 +194,7 @@ class Contention:
 
 
 def describe_contention(other: str, own: str) -> str:
-    """Return the text of the log entry and of the Event."""
+    """Return the text about contention for the log and the Event."""
     return (
         f"{other} answers it too, and otherwise than {own}: each leaves it to the other for minutes; give each release "
         "namespaces of its own (shard.namespaceSelector), or uninstall one"

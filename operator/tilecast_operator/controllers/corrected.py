@@ -12,7 +12,7 @@ from tilecast_operator.metrics import OWN_RUNS, Metrics
 
 
 class CorrectedJobs:
-    """Effect of runs on the advice of TrainingJobs, as metrics show it. Belongs to one event loop."""
+    """Metrics on the effect that measured runs have on advice. Belongs to one event loop."""
 
     def __init__(self, records: Records, metrics: Metrics) -> None:
         self._runs: RecordPart[str] = records.part()
@@ -24,14 +24,14 @@ class CorrectedJobs:
             metrics.own_runs_change.labels(run).set_function(partial(self._median_change, run))
 
     def set_origin(self, key: Key, run: str | None) -> None:
-        """Record whose runs correct a job; None if no runs do."""
+        """Set the origin of the runs that correct a job; None if no runs do."""
         if run is None:
             self._runs.pop(key, None)
         else:
             self._runs[key] = run
 
     def set_ratio(self, key: Key, ratio: float | None) -> None:
-        """Record the factor that a job's status shows; None if it shows none."""
+        """Set the factor by which runs change the first offer of a job; None if there is no factor."""
         if ratio is None:
             self._ratios.pop(key, None)
         else:

@@ -1,4 +1,4 @@
-"""Pure functions that return what a TrainingJob should say, from everything that decides it."""
+"""Pure functions that return the status, annotations and Events that a TrainingJob should have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Target and measured steps of a job."""
+    """Target and measured steps of a TrainingJob."""
 
     target: Target | None = None
     """The job of another kind that it names."""
@@ -51,7 +51,7 @@ NOTHING_KNOWN = Evidence()
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """Everything that decides what a TrainingJob should say."""
+    """Input of `decide_training_job`: a TrainingJob and everything that its status depends on except the time."""
 
     view: View
     before: TrainingJobStatus
@@ -75,14 +75,14 @@ class JobFacts:
 
     @property
     def has_started(self) -> bool:
-        """Whether the job runs, as far as it says."""
+        """Whether the job has started."""
         return (
             self.evidence.score is not None or find_start_time(self.view, self.before, self.evidence.target) is not None
         )
 
     @property
     def keeps_forecast(self) -> bool:
-        """Whether the job runs and keeps the forecast for its recommendation."""
+        """Whether the job has started with a recommendation, whose forecast is frozen."""
         return self.has_started and self.before.recommendation is not None
 
 
@@ -92,10 +92,9 @@ def decide_training_job(facts: JobFacts, now_s: float) -> Desired:
 
 
 def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
-    """Return what a job should say for an answer at `now` (RFC 3339).
+    """Return status, annotations and Event of a job for an answer at `now` (RFC 3339).
 
-    In mode Off that is its status only: there is no Event, and our annotations are removed. A job that is quarantined
-    keeps its annotations, and its status says why.
+    In mode Off there is no Event, and our annotations are removed. A quarantined job keeps its annotations.
     """
     view, before, is_off, fit = facts.view, facts.before, facts.is_off, facts.fit
     target, refusal = facts.evidence.target, facts.evidence.refusal
@@ -122,11 +121,10 @@ def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
 
 
 def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
-    """Return what a job that keeps its recommendation should say.
+    """Return status, annotations and Event of a job that keeps its recommendation.
 
-    Its status stays the same, except for the capacity that is free now, whether it has started, what became of its
-    target, how its measured steps compare with the forecast or why reports of them do not count, and whether it would
-    do better elsewhere. Annotations of ours that somebody else wrote are corrected.
+    The status changes only in free capacity, start, target, measured steps and better placement. Annotations of ours
+    that another client has changed are corrected.
     """
     view, is_off, fit, now = facts.view, facts.is_off, facts.fit, stamp(now_s)
     before = facts.before if facts.current is None else facts.current
@@ -157,7 +155,7 @@ def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
 
 
 def _keep_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str, str] | None:
-    """Return the annotations of a job that keeps its recommendation; None leaves them as they are."""
+    """Return the annotations of a job that keeps its recommendation; None if they should not be written."""
     best = status.recommendation
     if facts.is_off or best is None:
         return {} if facts.is_off else None
@@ -168,11 +166,10 @@ def _keep_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str
 
 
 def find_start_time(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
-    """Return when the job began to run, as far as it says; None if it has not started.
+    """Return the time at which a job started (RFC 3339); empty if unknown, None if the job has not started.
 
-    An empty text means that it has started at an unknown time. A TrainingJob runs nothing by itself. It has started
-    once whoever starts it says so in an annotation, once a measured step is there, or once the job that it names has
-    started; that job may be gone by now.
+    A TrainingJob has started if an annotation says so, if a step was measured, or if the target has started. A target
+    that is gone counts as started if the forecast is frozen.
     """
     inputs = dict(view.inputs)
     text = inputs.get(STARTED, "").strip()

@@ -1,4 +1,4 @@
-"""Where a TrainingJob could run: whether its recommendation fits now, and where a job that runs would do better."""
+"""Comparison of the pools on which a TrainingJob could run: free capacity and better alternatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("tilecast")
 
 
 class Destinations:
-    """Compares where jobs run with where they could run. Belongs to one event loop."""
+    """Comparison of the pools of TrainingJobs with free and better ones. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, answers: JobAnswers, pools: Pools, capacity: Capacity) -> None:
         self._context = context
@@ -33,13 +33,13 @@ class Destinations:
         self._capacity = capacity
 
     def check_fit(self, key: Key, place: Destination | None) -> Fit:
-        """Return whether a job's recommendation could start now; when that changes, the job is reconciled again."""
+        """Return whether a job's recommendation could start now, as `Capacity.check_fit` does."""
         return self._capacity.check_fit(key, place)
 
     async def update_alternatives(
         self, key: Key, document: Document, before: TrainingJobStatus, score: Score | None, target: Target | None
     ) -> TrainingJobStatus:
-        """Return the status of a job that runs, with alternatives corrected by its own measured steps."""
+        """Return the status of a running job with alternatives that its measured steps correct."""
         if score is None and before.alternatives_hash is None:
             return before
         if target is not None:
@@ -71,15 +71,15 @@ class Destinations:
         score: Score | None,
         target: Target | None,
     ) -> Aspect | None:
-        """Return whether a job that runs would do better elsewhere now; None if its status says nothing of that.
+        """Return the condition BetterPlacementAvailable of a running job; None if the job should not have one.
 
         Args:
             key: Key of the job.
             document: The job.
-            before: The status that it has.
-            current: The same with alternatives as they are now.
-            score: Its measured steps and the forecast that they are compared with.
-            target: The job of another kind that it names.
+            before: The current status.
+            current: The current status with updated alternatives.
+            score: The measured steps and the frozen forecast.
+            target: The target of the job.
         """
         report, is_over = self._pools.report, target is not None and (target.is_finished or target.is_gone)
         known = better_placement.find_condition(before)

@@ -1,4 +1,4 @@
-"""What is known of a TrainingJob that runs: the job that it names, and its measured steps."""
+"""Reader of the target and the measured steps of a TrainingJob."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilecast_operator.observed.calibrator import Score
 
 
 class EvidenceReader:
-    """Finds out what is known of jobs that run. Belongs to one event loop."""
+    """Reader of targets and measured steps of TrainingJobs. Belongs to one event loop."""
 
     def __init__(self, targets: Targets, observations: Observations, scores: Scores) -> None:
         self._targets = targets
@@ -24,19 +24,19 @@ class EvidenceReader:
     async def read_evidence(
         self, key: Key, seen: Stored[View], document: Document, before: TrainingJobStatus
     ) -> Evidence:
-        """Return what is known of a job; raises as `Targets.find` does."""
+        """Return the target and the measured steps of a job; raises as `Targets.find_target` does."""
         target = await self._targets.find_target(key, document)
         await self._observations.read_annotations(key, seen, before, target)
         return Evidence(target, self._scores.get_score(key), self._observations.find_refusal(key, document))
 
     def recall_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
-        """Record the score that a job's status keeps; return whether that is news."""
+        """Take over the score in a job's status; return whether it is new."""
         return self._scores.recall_score(key, seen, is_leader=is_leader)
 
     def is_scored(self, key: Key) -> bool:
-        """Return whether a step of a job was measured."""
+        """Return whether a job has a measured step."""
         return self._scores.get_score(key) is not None
 
     def mark_written(self, key: Key, score: Score | None) -> None:
-        """Record that the status of a job contains this score."""
+        """Record that the status of a job contains a score."""
         self._observations.mark_written(key, score)

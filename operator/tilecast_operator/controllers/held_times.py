@@ -1,4 +1,4 @@
-"""Metrics on held jobs: since when and for how long they wait, and what became of them."""
+"""Metrics on held jobs: their number, their waits and their outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilecast_operator.metrics import Metrics
 
 
 class HeldTimes:
-    """Jobs that are held now. Belongs to one event loop.
+    """Held jobs and the times since which they wait. Belongs to one event loop.
 
     Args:
         records: Records of the jobs.
@@ -32,12 +32,12 @@ class HeldTimes:
             metrics.placements.labels(outcome)
 
     def track_job(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
-        """Record whether a job is held now.
+        """Begin or end the wait of a job that was seen.
 
         Args:
             key: Key of the job.
-            before: The job as it was seen last. A job that is seen for the first time has waited since it was created.
-            now: The job as it is now.
+            before: The job as it was seen before; None for a new job, which has waited since its creation.
+            now: The job as it was seen now.
         """
         job = about(now.value)
         if not job.is_held or job.is_owned:
@@ -47,11 +47,11 @@ class HeldTimes:
             self._since[key] = self._clock() if created_s is None else created_s
 
     def held_since_s(self, key: Key) -> float | None:
-        """Return since when a job waits, in Unix time; None where that is not known."""
+        """Return the Unix time since which a job waits; None if the job does not wait."""
         return self._since.get(key)
 
     def record_release(self, key: Key, since_s: float | None, outcome: str) -> None:
-        """Count a released job, and the time that it has waited since `since_s` (Unix time)."""
+        """End the wait of a released job, which began at `since_s` (Unix time), and count its outcome."""
         self._since.pop(key, None)
         if since_s is not None:
             self._metrics.placement_wait.observe(max(0.0, self._clock() - since_s))

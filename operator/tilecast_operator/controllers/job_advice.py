@@ -1,4 +1,4 @@
-"""Answer about a job of another kind: who asks for it, and what the job's pods, queue and runtime leave open."""
+"""Advice on jobs of other kinds than TrainingJob: the request, the limits of pods and queue, and the answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tilecast_operator.report.advice import advice_annotations
 
 @dataclass(frozen=True, slots=True)
 class AdviceRequest:
-    """Request for advice on a job, and who makes it."""
+    """Request for advice on a job by a TrainingJob or by a label of the job."""
 
     question: Document
     """TrainingJob document of the request."""
@@ -44,7 +44,7 @@ class AdviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobQuestion:
-    """Question about a job, narrowed to the pools that its pods and its queue allow."""
+    """Question about a job, limited to the pools that the job's pods and queue allow."""
 
     question: Question
     request: Request
@@ -58,7 +58,7 @@ MAX_OBJECTS = 1024
 
 
 class JobAdvice:
-    """Answers about jobs of other kinds. Belongs to one event loop."""
+    """Adviser on jobs of other kinds than TrainingJob. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class JobAdvice:
         self._answers.listen(listener)
 
     async def read_job(self, document: Document) -> Job:
-        """Return the job with what its runtime adds, and with the GPUs that its ResourceClaims request.
+        """Read a job from its document, its TrainingRuntime and its ResourceClaims.
 
         Raises:
             SpecError: The document does not have the shape of its kind, or a claim cannot be read.
@@ -98,7 +98,7 @@ class JobAdvice:
         return await self._resolve_claims(job) if job.has_claims else job
 
     async def _resolve_claims(self, job: Job) -> Job:
-        """Return the job with the GPUs that its ResourceClaims request."""
+        """Return a job with the GPUs that its ResourceClaims request."""
         objects = dict[tuple[str, str], Document]()
         # The second round reads the device classes that the claims name.
         for _ in range(2):
@@ -110,7 +110,7 @@ class JobAdvice:
         return jobs.resolved(job, objects)
 
     def find_advice_request(self, key: Key, job: Job) -> AdviceRequest | Declined | None:
-        """Return who asks for advice on a job and what, or why that is refused; None if nobody asks."""
+        """Return the request for advice on a job, or the reason to decline it; None if there is no request."""
         if job.annotations.get(jobs.IGNORE, "").lower() == "true":
             return None
         if (request := self._requests.find_requester(key)) is not None:
@@ -130,9 +130,9 @@ class JobAdvice:
     async def read_question(
         self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
     ) -> JobQuestion | Declined:
-        """Return the question about a job, or why there is no answer.
+        """Return the question about a job, or the reason why there is none.
 
-        The arguments are those of `answer`.
+        The arguments are those of `answer_job`.
         """
         kinds = {
             job.kind.kind: job.name,
@@ -163,12 +163,12 @@ class JobAdvice:
     async def answer_job(
         self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
     ) -> tuple[Answer, candidates.Candidates | None]:
-        """Return the answer about a job, and the pools that it may use; None for these where there is no advice.
+        """Return the answer about a job and the pools that the job may use; no pools if there is no advice.
 
         Args:
-            job: The job with what its runtime adds.
-            advice_request: Who asks, and what.
-            is_placed: Whether the job is to be placed, and not only advised.
+            job: The job as `read_job` returns it.
+            advice_request: The request for advice.
+            is_placed: Whether the job is to be placed.
         """
         open_question = await self.read_question(job, advice_request, is_placed=is_placed)
         if isinstance(open_question, Declined):
@@ -182,15 +182,15 @@ class JobAdvice:
         return self.planned.prefer_planned_pool(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
     async def must_yield(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> bool:
-        """Return whether a job is left to another release for now.
+        """Return whether a job is left to another release of Tilecast for now.
 
-        Annotations that anybody else wrote are no reason: they are corrected.
+        Annotations of ours that another client has changed are no reason: they are corrected.
 
         Args:
             key: Key of the job.
             document: The job as it was seen.
-            advice_request: What is asked about it.
-            answer: Our answer.
+            advice_request: The request for advice.
+            answer: The answer to the request.
         """
         shown = _shown_annotations(document)
         # If there are none, a person may have removed them. Another operator that did so finds ours next and yields.
@@ -200,15 +200,15 @@ class JobAdvice:
         return await self._contention.must_yield(key, uid, UNSIGNED, _question_number(document, advice_request), digest)
 
     def record_write(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> None:
-        """Record that an answer was written, if it differs from what the job said before.
+        """Record that an answer was written, if it differs from the annotations that the job had.
 
-        The arguments are those of `yields`.
+        The arguments are those of `must_yield`.
         """
         if (advised := _advised_annotations(answer)) != _shown_annotations(document):
             self._contention.record_write(key, _question_number(document, advice_request), annotations_digest(advised))
 
     def _find_queue(self, job: Job) -> kueue.Queue | None:
-        """Return the job's queue; None where Kueue does not manage the job, or its queue is not read.
+        """Return the Kueue queue of a job; None if Kueue does not manage the job, or queues are not read.
 
         Raises:
             SpecError: The LocalQueue, its ClusterQueue or a quota of GPUs does not exist.
@@ -224,7 +224,7 @@ class JobAdvice:
         return kueue.queue(objects, job.namespace, job.queue)
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
-        """Write all annotations of ours on a job; raises as `Writer.apply` does."""
+        """Replace our annotations on a job; raises as `Writer.apply` does."""
         fields = applied_fields(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
         # The response contains what others wrote at the same time; the event of that write is outdated by now.
         body = await self._context.writer.apply(key, fields)
@@ -245,7 +245,7 @@ class JobAdvice:
         ]
 
     async def _fetch_cached(self, path: str) -> Document | None:
-        """Return an object that is read by name and cached for a while; None where it cannot be read."""
+        """Return an object by its path, from a short-lived cache or the API server; None if it cannot be read."""
         expires_s, document = self._objects.get(path, (0.0, None))
         if time.monotonic() >= expires_s:
             try:
@@ -269,10 +269,7 @@ def _runtime_path(document: Document, kind: str, name: str) -> str:
 
 
 def about(document: Document) -> Job:
-    """Return what can be read of a job, without its pods if those cannot be read.
-
-    Such a job may be held for us all the same.
-    """
+    """Read a job from its document, without the pods if these are invalid: such a job may be held too."""
     try:
         return jobs.read(document)
     except SpecError:
@@ -280,7 +277,7 @@ def about(document: Document) -> Job:
 
 
 def encode_relevant_fields(document: Document) -> bytes:
-    """Return what matters of a job to the TrainingJob that names it."""
+    """Encode the parts of a job on which the status of its TrainingJob depends."""
     metadata, status = document["metadata"], document.get("status") or {}
     others = {key: value for key, value in (metadata.get("annotations") or {}).items() if key not in ADVICE_KEYS}
     states = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
@@ -289,7 +286,7 @@ def encode_relevant_fields(document: Document) -> bytes:
 
 
 def _question_number(document: Document, advice_request: AdviceRequest) -> int:
-    """Return a number for what is asked about a job; it changes when any part of that changes."""
+    """Return a number that identifies the request for advice on a job."""
     everything = encode_canonical([advice_request.mode, advice_request.question.get("spec")]) + encode_relevant_fields(
         document
     )
@@ -297,10 +294,10 @@ def _question_number(document: Document, advice_request: AdviceRequest) -> int:
 
 
 def _shown_annotations(document: Document) -> dict[str, str]:
-    """Return our annotations on a job."""
+    """Return the annotations of a job that are ours."""
     return own_annotations(document["metadata"].get("annotations") or {})
 
 
 def _advised_annotations(answer: Answer) -> dict[str, str]:
-    """Return the annotations that a job should have."""
+    """Return the annotations that a job should have for an answer."""
     return {} if isinstance(answer, Declined) else advice_annotations(answer)

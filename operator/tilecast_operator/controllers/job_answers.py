@@ -1,4 +1,4 @@
-"""Questions about jobs of all kinds, with what their earlier runs say, and the answers to them."""
+"""Answers to questions about jobs of all kinds, corrected by earlier runs of these jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ResultT = TypeVar("ResultT")
 
 
 class JobAnswers:
-    """Answers questions about jobs. Belongs to one event loop."""
+    """Answers to questions about jobs. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, pools: Pools, learning: PoolLearnings) -> None:
         self._advisor = advisor
@@ -50,31 +50,31 @@ class JobAnswers:
         return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
 
     def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever answers may change."""
+        """Call `listener` whenever the pools change."""
         self._pools.listen(listener)
 
     def find_report(self, namespace: str) -> NodesReport | None:
-        """Return the pools as jobs of a namespace have them; None while they are not known."""
+        """Return the pools for jobs of a namespace; None while unknown."""
         return self._pools.find_report(namespace)
 
     def has_common_pools(self, namespace: str) -> bool:
-        """Return whether jobs of a namespace have the pools that jobs of namespaces without runs have."""
+        """Return whether a namespace has no pools corrected by runs of its own."""
         return self._pools.find_report(namespace) is self._pools.report
 
     def list_pools(self, question: Question) -> Sequence[Pool]:
-        """Return the pools that a question is about."""
+        """Return the pools for a question."""
         return self._advisor.list_pools(question)
 
     async def read_question(
         self, keys: Sequence[Key], document: Document, unless: str | None = None, *, is_held: bool = False
     ) -> Question:
-        """Return what is asked about a job, with what its earlier runs say.
+        """Return the question of a job, with earlier runs of the job.
 
         Args:
             keys: Objects that ask, all of one namespace.
             document: TrainingJob document of the question.
-            unless: Digest of runs that are not priced.
-            is_held: Whether the start of the job waits for the answer.
+            unless: Digest of runs; runs with this digest are not priced.
+            is_held: Whether the job is held until the answer is known.
         """
         namespace = keys[0].namespace
         question = await self._advisor.read_question(namespace, document, is_held=is_held)
@@ -83,13 +83,13 @@ class JobAnswers:
     async def search(
         self, question: Question, request: Request, pools: Sequence[Pool], usable: Sequence[Pool], namespace: str
     ) -> Answer:
-        """Return the answer to a question whose request, and whose pools, a job of another kind limits.
+        """Return the answer to a question with a limited request and limited pools.
 
         Args:
             question: The question.
-            request: Its request, as the job limits it.
+            request: The request, as the job limits it.
             pools: The pools to search.
-            usable: Those of them that the job may use.
+            usable: The pools that the job may use.
             namespace: Namespace of the job.
         """
         version = self._advisor.versions.of(namespace)
@@ -104,29 +104,26 @@ class JobAnswers:
         return await self._advisor.run_in_thread(function, *arguments)
 
     async def is_answered(self, question: Question, before: TrainingJobStatus) -> bool:
-        """Return whether a status contains the answer to a question, by the digest of its inputs."""
+        """Return whether a status contains the answer to a question, by the digest of the inputs."""
         digest = await self._advisor.hash_inputs(question)
         return digest is not None and digest == before.inputs_hash
 
     async def answer_question(self, question: Question) -> Answer:
-        """Return the answer to a question, with notes about the job's own runs."""
+        """Return the answer to a question, with notes about runs of the job."""
         return add_run_notes(question, await self._advisor.answer_question(question))
 
     async def answer_with_notices(
         self, key: Key, seen: Stored[View], question: Question, known: Answer | None
     ) -> tuple[Answer, Stored[View]]:
-        """Return the answer to a job that may have none yet, and the job as it is by then.
-
-        While others go first, a notice says so. `known` is the answer if it is known already.
-        """
+        """Return the answer to a job and the job, which may have got notices; `known` is the answer if there is one."""
         return await self._notices.answer_with_notices(key, seen, question, known)
 
     async def keep_incumbent(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
-        """Return the answer with the recommendation of a status kept in front where it is as good."""
+        """Return the answer with the recommendation of a status first, unless the new one is clearly better."""
         best = before.recommendation
         return answer if best is None else await self._advisor.keep_incumbent(question, answer, best.incumbent())
 
 
 def add_run_notes(question: Question, answer: Answer) -> Answer:
-    """Return the answer with notes about the own runs of the job that asks."""
+    """Return the answer with notes about runs of the job that asks."""
     return question.own.with_notes(answer) if isinstance(answer, Advice) else answer

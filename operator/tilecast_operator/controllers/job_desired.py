@@ -1,4 +1,4 @@
-"""Pure function that returns what a job of another kind should say for an answer."""
+"""Pure function that returns the annotations and Events that a job should have for an answer."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class DesiredJob:
 
 
 def decide_job(job: Job, answer: Answer, *, is_placed: bool) -> DesiredJob:
-    """Return what a job should say.
+    """Return the annotations and Events that a job should have.
 
     Args:
         job: The job as it was seen.
-        answer: The answer about it.
-        is_placed: Whether it should be placed.
+        answer: The answer about the job.
+        is_placed: Whether the job should be placed.
     """
     own, applied = own_annotations(job.annotations), job.annotations.get(jobs.APPLIED)
     advised = {} if isinstance(answer, Declined) else advice_annotations(answer)

@@ -1,6 +1,6 @@
-"""Controller of jobs of other kinds that ask for advice: reads the jobs, writes annotations and Events.
+"""Controller of jobs of other kinds than TrainingJob: reads the jobs, writes annotations and Events.
 
-Jobs that wait for Tilecast are handled in `admission`.
+Held jobs are handled in `admission`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(slots=True)
 class _JobState:
-    """What is remembered of a job beside what it says."""
+    """State of a job that is not part of the object."""
 
     is_owed: bool = False
     """Whether it has not been answered since it was seen unfinished; it is answered even if it ends meanwhile."""
@@ -56,7 +56,7 @@ class _JobState:
 
 
 class Jobs:
-    """Advises every job of another kind that asks for it. Belongs to one event loop."""
+    """Controller of jobs of other kinds that request advice. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Jobs:
     def _is_kept(self, key: Key, document: Document) -> bool:
         """Return whether the cache keeps a job.
 
-        It keeps a job that waits for Tilecast or Kueue, that a TrainingJob names, that has no answer yet, or that could
-        ask for advice by a label.
+        It keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, jobs without an answer, and jobs that
+        could request advice by a label.
         """
         job = about(document)
         return _is_queued(job) or job.is_held or key in self._requests or self._is_owed(key) or _may_ask(job)
@@ -113,7 +113,7 @@ class Jobs:
             self._requests.notify_requesters(key)
 
     def _on_namespace_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
-        """Reconcile all jobs of a namespace when its label changes: it may ask for advice on them."""
+        """Reconcile all jobs of a namespace when its label that requests advice changes."""
         labels = [{} if seen is None else seen.value.labels for seen in (before, now)]
         if now is not None and labels[0].get(jobs.ENABLED) != labels[1].get(jobs.ENABLED):
             for job in self._context.cache.jobs:
@@ -132,7 +132,7 @@ class Jobs:
                 self._context.runtime.add(key, in_background=bool(own_annotations(annotations)))
 
     async def _reconcile(self, key: Key) -> None:
-        """Annotate a job that does not wait for Tilecast."""
+        """Annotate a job that is not held."""
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:
             # The cache did not keep it when it was seen.
@@ -148,9 +148,9 @@ class Jobs:
                 self._context.cache.jobs.forget(key)
 
     async def _post_left_out(self, key: Key) -> None:
-        """Write an Event that says why the plan of the whole queue leaves out an advised job, once for each reason.
+        """Write an Event with the reason why the queue plan leaves out an advised job, once for each reason.
 
-        A reason in which only numbers differ is the same reason. The Event of a job without advice says why already.
+        Numbers in the reason make no difference. A job without advice has an Event with the reason already.
         """
         text, seen = self._advice.planned.find_left_out_reason(key), self._context.cache.jobs.get(key)
         reason = NUMBER.sub("", text)
@@ -163,7 +163,7 @@ class Jobs:
                 self._states.of(key).left_out = reason
 
     async def _advise_job(self, key: Key, seen: Stored[Document]) -> bool:
-        """Write what differs; return whether nothing is owed to the job for now."""
+        """Write annotations and Events that have changed; return whether the job is settled for now."""
         if self._context.find_quarantine(key) is not None:
             return True
         job = await self._advice.read_job(seen.value)
@@ -219,7 +219,7 @@ class Jobs:
         return state is not None and state.is_owed
 
     def _take_intact(self, key: Key) -> Mapping[str, str] | None:
-        """Return our annotations as they were before somebody else changed them, once; None if that is not known."""
+        """Return and forget our annotations from before another client changed them; None if unknown."""
         state = self._states.of(key)
         intact, state.intact = state.intact, None
         return intact
@@ -229,14 +229,14 @@ class Jobs:
     ) -> None:
         """Restore our annotations on a job that has started.
 
-        They become what they were when they were seen intact. If that is not known, they become what the advice says
-        now, provided that it agrees with those that nobody has changed. Otherwise they stay as they are.
+        They are restored from the last time that they were seen intact. If that is unknown, they are restored from the
+        present advice, provided that it agrees with the unchanged annotations.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            ours: Our annotations that nobody has changed.
-            advice_request: What is asked about the job.
+            ours: Our annotations that are unchanged.
+            advice_request: The request for advice on the job.
         """
         intact = self._take_intact(key)
         if intact is None and isinstance(advice_request, AdviceRequest) and ours:
@@ -248,12 +248,12 @@ class Jobs:
             await self._advice.annotate(key, job, intact if applied is None else {**intact, jobs.APPLIED: applied})
 
     async def _record_admission(self, key: Key, job: Job, own: Mapping[str, str]) -> bool:
-        """Record what Kueue has made of a job that was released to it; return whether Kueue has decided.
+        """Record whether Kueue has admitted a job that was placed and released; return whether Kueue has decided.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            own: Our annotations that it has, or should have.
+            own: Our annotations that the job has, or should have.
         """
         if not self._context.settings.place:  # the operator may not read Workloads either
             return True
@@ -272,7 +272,7 @@ class Jobs:
         return True
 
     async def _look_again(self, key: Key, job: Job, workloads: Sequence[Document]) -> None:
-        """Look again later whether Kueue has admitted a job; requeue the job if it has waited for too long."""
+        """Schedule the next check whether Kueue has admitted a job; requeue a job that has waited for too long."""
         left_s = await self._requeues.requeue_if_due(key, job, workloads)
         if left_s is None:
             self._stop_looking(key)
@@ -284,12 +284,12 @@ class Jobs:
         state.looks += 1
 
     def _stop_looking(self, key: Key) -> None:
-        """Record that Kueue has nothing to decide about a job."""
+        """Reset the checks whether Kueue has admitted a job."""
         self._states.of(key).looks = 0
         self._requeues.forget_wait(key)
 
     async def _write_answer(self, key: Key, job: Job, answer: Answer, *, is_placed: bool) -> None:
-        """Write what a job should say for an answer; the arguments are those of `decide_job`."""
+        """Write the annotations and Events of an answer; the arguments are those of `decide_job`."""
         want = decide_job(job, answer, is_placed=is_placed)
         if want.missed is not None:
             self._admission.held.count_outcome(ALREADY_STARTED)
@@ -302,10 +302,7 @@ class Jobs:
             await self._post_once(key, job, want.note, is_change=want.is_change)
 
     async def _post_once(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
-        """Write an Event, once for as long as the state that it names stays the same.
-
-        An Event that cannot be written does not hold up anything.
-        """
+        """Write an Event unless the last Event about the job was about an equal state."""
         before = self._states.of(key).posted
         if before is not None and before.state == note.state:
             return
@@ -313,7 +310,7 @@ class Jobs:
             self._states.of(key).posted = note
 
     async def _try_post(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> bool:
-        """Write an Event; return whether it exists now."""
+        """Write an Event; return whether this succeeded."""
         try:
             return await self._context.writer.post(key, job.uid, note, is_change=is_change)
         except ApiError as error:
@@ -330,12 +327,12 @@ def _read_node_selector(own: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _is_queued(job: Job) -> bool:
-    """Return whether a job was placed and released, and Kueue had not admitted it when it was seen last."""
+    """Return whether a job was placed and released, and Kueue has not admitted the job yet."""
     return job.annotations.get(jobs.APPLIED) == patches.QUEUED and not job.is_held
 
 
 def _may_ask(job: Job) -> bool:
-    """Return whether a job could ask for advice by a label.
+    """Return whether a job could request advice by a label.
 
     Such a job has not ended, and it requests GPUs, may do so in its runtime, or is marked for Tilecast.
     """

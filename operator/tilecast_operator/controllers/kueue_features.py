@@ -65,7 +65,7 @@ class KueueFeatures:
 
 
 class KueueCheck:
-    """Finds out what Kueue can do, and reports changes of it. Belongs to one event loop."""
+    """Detection of the features of Kueue, with Events about changes. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, discovery: ServedApis) -> None:
         self._context = context
@@ -79,7 +79,7 @@ class KueueCheck:
         """Features that this replica reported last."""
 
     async def run(self) -> None:
-        """Look every `watch_check_s` seconds, for ever."""
+        """Check the features every `watch_check_s` seconds, without end."""
         await self._context.client.logged_in()
         while True:
             try:
@@ -89,7 +89,7 @@ class KueueCheck:
             await asyncio.sleep(self._context.settings.watch_check_s)
 
     async def check_features(self) -> None:
-        """Find out what Kueue can do.
+        """Detect version, release and features of Kueue, and record them.
 
         Raises:
             ApiError, OSError: The API server did not answer.
@@ -108,7 +108,7 @@ class KueueCheck:
         await self._record_features(features)
 
     async def list_workloads(self, namespace: str, uid: str) -> list[Document] | None:
-        """Return the Workloads of a job; None where there is no Kueue. Raises as `look` does."""
+        """Return the Workloads of a job; None if there is no Kueue. Raises as `check_features` does."""
         version = await self._discovery.version(KUEUE)
         if version is None:
             return None
@@ -122,7 +122,7 @@ class KueueCheck:
         )
 
     async def check_gate(self, workloads: Sequence[Document]) -> Gate:
-        """Return whether Kueue reads the list of gates of a job with these Workloads. Raises as `look` does."""
+        """Return whether Kueue respects the gates of a job with these Workloads; raises as `check_features` does."""
         is_fresh = time.monotonic() - self._present_s < TRUST_S
         if not is_fresh and not workloads and self.features.gate == "unknown":
             # Kueue may be restarting and have yet to create the job's own Workload.
@@ -135,23 +135,23 @@ class KueueCheck:
         return self._apply_gate_setting(gate)
 
     async def is_queue_held(self, namespace: str, queue: str) -> bool:
-        """Return whether Kueue admits nothing from a LocalQueue, because it is stopped or does not exist.
+        """Return whether a LocalQueue is stopped or missing, so that Kueue admits nothing from it.
 
-        Raises as `look` does.
+        Raises as `check_features` does.
         """
         version = await self._discovery.version(KUEUE) or ""
         queues = await self._list_items(version, "localqueues", namespace, fieldSelector=f"metadata.name={queue}")
         return all(kueue.is_stopped(item) for item in queues)
 
     def _apply_gate_setting(self, gate: Gate) -> Gate:
-        """Return the state of the gate that counts, given the setting `kueue_admission_gate`."""
+        """Return the detected state of the gate as overridden by the setting `kueue_admission_gate`."""
         setting = self._context.settings.kueue_admission_gate
         if setting == "absent":
             return "absent"
         return "present" if setting == "present" and gate == "unknown" else gate
 
     async def _probe_gate(self, path: str) -> Gate:
-        """Test the gate by a dry run on the Workload at a path."""
+        """Test the feature gate by a dry run on the Workload at a path."""
         try:
             await self._context.client.dry_run(path, _TWICE)
         except ApiError as error:
@@ -165,10 +165,7 @@ class KueueCheck:
         return "absent"
 
     async def _record_features(self, features: KueueFeatures) -> None:
-        """Store and show the features; the leader also writes an Event if it has not reported them yet.
-
-        They may have changed while this replica followed.
-        """
+        """Store the features and show them in metrics; the leader also writes an Event about a change."""
         self.features = features
         self._context.metrics.show_kueue(features.served, features.release, features.stop_policy, features.gate)
         if not features.served:
@@ -188,7 +185,7 @@ class KueueCheck:
             log.warning("%s: Event not written: %s", _CRD, error or type(error).__name__)
 
     async def _list_one_workload(self, version: str) -> list[Document]:
-        """Return a list of any one Workload; empty if there is none."""
+        """Return a list of one Workload of the cluster; empty if there is none."""
         return await self._list_items(version, "workloads", limit="1")
 
     async def _get_crd(self, plural: str) -> Document:

@@ -38,7 +38,7 @@ FORGET_PATH = f"/metadata/annotations/{pool_learning.FORGET.replace('/', '~1')}"
 
 
 class PoolLearnings:
-    """Runs of the cluster, as PoolLearnings store them. Belongs to one event loop."""
+    """Controller of measured runs and of the PoolLearnings that store them. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, lists: ListCheck) -> None:
         settings = context.settings
@@ -58,7 +58,7 @@ class PoolLearnings:
         context.runtime.register(pool_learning.KIND, self.write_learning)
 
     def take_run(self, key: Key, uid: str, score: Score) -> None:
-        """Record a job's run as it is now."""
+        """Record the measured run of a job."""
         if not self._is_on:
             return
         latest, namespace = score.window.latest, self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
@@ -69,19 +69,18 @@ class PoolLearnings:
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def recall_run(self, key: Key, uid: str, score: Score) -> None:
-        """Record the run that a job's status keeps, unless more is known of it."""
+        """Record the run in a job's status, unless a newer state of the run is known."""
         item = score.observed_run(key.namespace, key.name, uid)
         if self._is_on:
             self._own[key] = item
         self._store.recall(score.forecast.pool, [item])
 
     def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
-        """Return the runs that say something about a job, newest first; runs of the asking keys come before others.
+        """Return the runs that correct the forecast of a job, newest first; runs of `keys` come before others.
 
-        These are the namespace's runs of the given workloads or, where there are none, runs of other workloads by jobs
-        with the same name or template. If a key that asks was measured itself, other runs count only at settings (pool,
-        GPUs and plan) at which it did not run, the newest at each. Once one of these runs changes, the keys are
-        reconciled again.
+        These are the namespace's runs of the given workloads. Without any, they are runs of other workloads by jobs with
+        an equal name or template. If a key was measured itself, other runs count only at settings (pool, GPUs and plan)
+        at which the key did not run, the newest at each. The keys are reconciled again when one of these runs changes.
 
         Args:
             namespace: Namespace of the job.
@@ -107,10 +106,7 @@ class PoolLearnings:
         return [*own, *sorted(others, key=lambda one: (one.time, one.uid), reverse=True)]
 
     def _notify_requesters(self, item: ObservedRun) -> None:
-        """Reconcile the jobs that asked for a run's workload, or for the template of its job's name.
-
-        Other jobs that were measured themselves are reconciled in the background: their own runs matter most to them.
-        """
+        """Reconcile the jobs whose forecasts a run may correct; jobs with runs of their own in the background."""
         for key in self.run_requesters.of(item.run.namespace, item.run.workload, template(item.job)):
             is_other = key in self._own and self._own[key].uid != item.uid
             self._context.runtime.add(key, self._context.settings.observe_settle_s, in_background=is_other)
@@ -141,11 +137,11 @@ class PoolLearnings:
                 self._store.forget_namespace(name, there.uid)
 
     def list_pools(self) -> set[str]:
-        """Return the pools whose runs may have changed."""
+        """Return the names of all pools with runs."""
         return self._store.pools()
 
     def adopt_corrections(self, fitted: FittedCalibration) -> bool:
-        """Apply the corrections that were learned from runs; return whether forecasts change by them."""
+        """Apply corrections that were fitted to runs; return whether they change forecasts."""
         is_other = self.calibrator.adopt(fitted)
         for pool in self._store.pools() if self._is_on else ():
             self._context.runtime.add(Key(pool_learning.KIND, "", pool))
@@ -153,7 +149,7 @@ class PoolLearnings:
         return is_other
 
     async def write_learning(self, key: Key) -> None:
-        """Write a pool's runs into its PoolLearning, and report the runs that are not learned from in Events."""
+        """Write a pool's runs into its PoolLearning, and Events about runs that are quarantined."""
         if key.name not in self._store.pools() or not self._context.settings.owns_pools:
             return
         if self._context.cache.learnings.get(key) is None:
@@ -175,7 +171,7 @@ class PoolLearnings:
                 await self._context.writer.post(key, seen.uid, Note("Warning", "RunQuarantined", text))
 
     async def _read_unseen(self, key: Key) -> None:
-        """Read a pool's PoolLearning that no watch has shown yet: otherwise it would be overwritten."""
+        """Read a pool's PoolLearning from the API server if the watch has not shown it yet."""
         kind = KINDS[key.kind]
         try:
             page = await self._context.client.get(kind.path(), {"fieldSelector": f"metadata.name={key.name}"})
@@ -190,7 +186,7 @@ class PoolLearnings:
     async def _apply_learning(
         self, key: Key, seen: Stored[LearningView] | None, document: Document
     ) -> Stored[LearningView]:
-        """Write a PoolLearning, unless the previous leader has changed it since it was seen."""
+        """Write a PoolLearning, unless it has changed since it was seen."""
         is_conditional = seen is not None and self._context.runtime.is_conditional(key)
         version = seen.resource_version if seen is not None and is_conditional else None
         fields = applied_fields(key, KINDS[key.kind].api_version, resource_version=version)
