@@ -1,7 +1,7 @@
-"""From the question of a job to its answer. Equal questions are read once and searched once.
+"""Adviser that turns the question of a job into an answer. Equal questions are read once and searched once.
 
-Reading and searching run in a few threads of their own, so that watches and probes go on. Work that waits for a thread
-takes turns (`turns`), and counts for everyone who asks for it.
+Reading and searching run in threads, so that the event loop goes on. Work that waits for a thread takes turns
+(`turns`).
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ UNPRICED: Any = {"mode": True, "observation_query": True, "training": {"checkpoi
 
 
 class Advisor:
-    """Answers questions about the current pools. Belongs to one event loop.
+    """Adviser on the current pools. Belongs to one event loop.
 
     Args:
-        reader: reads ConfigMaps.
-        searches: runs searches.
-        counted: called with each advice and how long its search took, in seconds.
-        threads: threads that read and price beside the searches.
-        size: results of each kind that are remembered.
-        interruptions: searches that were interrupted.
-        journal: where an object is noted while a thread reads it.
-        read: turns a spec, and the content of its ConfigMap, into a request.
+        reader: Client that reads ConfigMaps.
+        searches: Runner of searches.
+        counted: Called with each advice and the seconds of its search.
+        threads: Number of threads that read and price beside the searches.
+        size: Number of cached results of each kind.
+        interruptions: Searches that were interrupted.
+        journal: Journal in which an object is noted while a thread reads it.
+        read: Function that turns a spec, and the content of its ConfigMap, into a request.
     """
 
     def __init__(
@@ -109,10 +109,7 @@ class Advisor:
         self._own: AnswerMemo[OwnRuns] = AnswerMemo(size)
 
     def set_pools(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
-        """Answer for these pools from now on.
-
-        In the namespaces of `of_namespace`, the same pools carry that namespace's own corrections.
-        """
+        """Replace the pools; `of_namespace` has the pools with the corrections of each namespace that has runs."""
         numbers = {}
         for name, one in {"": report, **of_namespace}.items():
             known = self._of_namespace.get(name, self._report)
@@ -122,20 +119,20 @@ class Advisor:
         self._report, self._of_namespace = report, of_namespace
 
     def over_budget(self) -> Mapping[str, float]:
-        """Return the namespaces whose searches used up their budget, with their seconds of the last minute."""
+        """Return the namespaces over their budget of search time, with their seconds of the last minute."""
         return self._searches.turns.over_budget()
 
     def behind_others(self) -> Mapping[str, float]:
-        """Return those namespaces over budget, if others had a search in the same minute."""
+        """Return the namespaces over budget, with their seconds, if other namespaces searched in the last minute."""
         return self._searches.turns.behind_others()
 
     async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in one of the threads, without waiting for a turn."""
+        """Call a function in a thread, without waiting for a turn."""
         call = partial(contextvars.copy_context().run, self._journal.call, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     async def warm_up(self) -> None:
-        """Load the utilization model by pricing one small job.
+        """Load the utilization model by a search for a small job, once.
 
         Raises:
             SpecError: the model cannot be read, is not the expected one, or the search broke its limits.
@@ -153,20 +150,20 @@ class Advisor:
         self.problem = None
 
     def stop(self) -> None:
-        """Stop the threads; each ends when its current work is done."""
+        """Stop the threads and searches; a thread ends after its current work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._searches.stop()
 
     async def read_question(self, namespace: str, document: Document, *, is_held: bool = False) -> Question:
-        """Read what a TrainingJob document asks.
+        """Read the question of a TrainingJob document and its ConfigMap.
 
         Args:
-            namespace: namespace of the job.
-            document: the document.
-            is_held: whether the start of a job waits for the answer.
+            namespace: Namespace of the job.
+            document: The document.
+            is_held: Whether a job is held until the answer is known.
 
         Raises:
-            ApiError, OSError: the job's ConfigMap cannot be read now.
+            ApiError, OSError: The job's ConfigMap cannot be read now.
         """
         try:
             spec = training_job.parse(document)
@@ -191,12 +188,12 @@ class Advisor:
     async def add_runs(
         self, question: Question, known: Callable[[Collection[str]], Sequence[ObservedRun]], unless: str | None = None
     ) -> Question:
-        """Return the question together with earlier runs of the same job.
+        """Return the question with earlier runs of its job.
 
         Args:
-            question: the question as it was read.
-            known: returns the runs of workloads, given by their digests, newest first.
-            unless: a digest of runs; runs with this digest are not priced.
+            question: The question as it was read.
+            known: Function that returns the runs of workloads, given by their digests, newest first.
+            unless: Digest of runs; runs with this digest are not priced.
         """
         pools, request = self.list_pools(question), question.request
         if isinstance(request, Declined) or not pools:
@@ -212,7 +209,7 @@ class Advisor:
         return replace(question, own=own, runs_hash=digest if own.own.runs else "")
 
     async def hash_inputs(self, question: Question) -> str | None:
-        """Return a digest of everything that decides the advice now, without a search; None if there is no advice."""
+        """Return the digest of all inputs of the advice, without a search; None if there is no advice."""
         pools, request = self.list_pools(question), question.request
         if not pools or isinstance(request, Declined):
             return None
@@ -235,17 +232,14 @@ class Advisor:
     async def search(
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
     ) -> Answer:
-        """Return the answer to a request on some pools.
-
-        Equal keys are searched once, at the earliest turn of those who ask.
+        """Return the answer to a request on some pools; equal keys are searched once.
 
         Args:
-            key: everything that decides the answer.
-            question_key: the part of the key that the job decides. An interrupted search is remembered by it, and so
-                is not retried whenever the pools change.
-            request: the request.
-            pools: the pools to search.
-            claim: who asks.
+            key: Key of the answer.
+            question_key: Key of the question without the pools, under which an interrupted search is remembered.
+            request: The request.
+            pools: The pools to search.
+            claim: Claim for a turn.
         """
         if (refusal := self._interruptions.find_refusal(question_key)) is not None:
             return refusal
@@ -256,10 +250,7 @@ class Advisor:
         return advice
 
     async def keep_incumbent(self, question: Question, answer: Answer, incumbent: Incumbent | None) -> Answer:
-        """Return the answer to a job that has a recommendation for the same question.
-
-        That recommendation stays the best unless it is no longer valid or the new one is clearly better.
-        """
+        """Return the answer with the incumbent recommendation first, unless it is invalid or clearly worse."""
         pools = self.list_pools(question)
         if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
@@ -269,10 +260,10 @@ class Advisor:
     async def forecast_running(
         self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any
     ) -> RunForecast:
-        """Return the forecast for a plan that runs, on a pool as it is now.
+        """Return the forecast for a running plan on a pool.
 
         Raises:
-            SpecError: the job cannot be read, or cannot run with such a plan.
+            SpecError: The job cannot be read, or cannot run with such a plan.
         """
         if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")
@@ -285,7 +276,7 @@ class Advisor:
         return () if report is None else question.own.calibrated(report.pools)
 
     def _make_answer_key(self, question: Question) -> Hashable:
-        """Return everything that decides the answer."""
+        """Return the key of the answer to a question: question, pools and runs."""
         return question.key, self.versions.of(question.namespace), question.own.own
 
     async def _compute_once(
@@ -296,7 +287,7 @@ class Advisor:
         function: Callable[..., ResultT],
         *arguments: object,
     ) -> ResultT:
-        """Call a function in one of the threads, once for equal keys, and return its result."""
+        """Call a function in a thread, once for equal keys, and return its result."""
         place = (memo, key)
 
         async def compute() -> ResultT:
@@ -309,7 +300,7 @@ class Advisor:
     async def _get_config_map(
         self, namespace: str, reference: training_job.Reference
     ) -> Mapping[str, Any] | Declined | None:
-        """Return the ConfigMap, None if there is none, or why it cannot be read."""
+        """Return a ConfigMap, the reason why it cannot be read, or None if there is none."""
         try:
             return await self._reader.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
         except ApiError as error:
@@ -350,7 +341,7 @@ class Advisor:
 
 
 def _hold_incumbent(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
-    """Keep what was recommended before in the answer, unless it cannot be priced."""
+    """Return the answer with the incumbent recommendation first, or the answer if the incumbent has no price."""
     try:
         return hold(answer, pools, incumbent)
     except Exception:

@@ -1,4 +1,4 @@
-"""A cache of the newest results of slow computations, bounded in number and in size."""
+"""Cache of the newest results of slow computations, bounded in number and in bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MOST_BYTES = 16 * 2**20
 
 
 class AnswerMemo(Generic[ResultT]):
-    """Results by key; each is computed once, even if many ask for it at the same time.
+    """Cache of results by key; concurrent requests for a key share one computation.
 
-    When there are too many results, or they are too large, the least recently used finished ones are dropped. A failure
-    is not kept.
+    The least recently used finished results are dropped when there are too many, or they are too large. A failure is
+    not kept.
 
     Args:
-        size: results that are kept.
-        shared: types of the parts that results share with other objects; these parts do not count.
+        size: Largest number of results.
+        shared: Types of the parts that results share with other objects; these parts do not count.
     """
 
     def __init__(self, size: int, shared: tuple[type, ...] = (Pool,)) -> None:
@@ -43,7 +43,7 @@ class AnswerMemo(Generic[ResultT]):
         return len(self._results)
 
     async def get(self, key: Hashable, compute: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Return the result of a key; compute it if it is not kept."""
+        """Return the result of a key, which is computed if it is not cached."""
         result = self._results.get(key)
         if result is None:
             result = self._results[key] = asyncio.ensure_future(compute())
@@ -52,12 +52,12 @@ class AnswerMemo(Generic[ResultT]):
         return await asyncio.shield(result)
 
     def drop(self, key: Hashable) -> None:
-        """Forget one result."""
+        """Drop the result of a key."""
         if (result := self._results.pop(key, None)) is not None:
             self.bytes -= self._weights.pop(result, 0)
 
     def clear(self) -> None:
-        """Forget every result."""
+        """Drop all results."""
         self._results.clear()
         self._weights.clear()
         self.bytes = 0

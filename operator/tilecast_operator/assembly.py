@@ -1,4 +1,4 @@
-"""The operator: one cache, one writer, one runtime, and the controllers that share them."""
+"""Assembly of the operator from the cache, the writer, the runtime and the controllers."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ DEFAULT_TIMINGS = Timings()
 
 
 class Assembly:
-    """All objects of the operator, which run in one event loop.
+    """All parts of the operator, which run in one event loop.
 
     Args:
-        settings: settings of the operator.
-        client: client of the API server.
-        metrics: metrics in which everything is counted.
-        search: the search, `advise`.
+        settings: Settings of the operator.
+        client: Client of the API server.
+        metrics: Metrics of the operator.
+        search: Function that searches for plans.
         clock: Unix time, in seconds.
-        read: turns a spec into a request.
-        timings: waits of the controllers.
+        read: Function that turns a spec into a request.
+        timings: Waits of the controllers.
     """
 
     def __init__(
@@ -189,15 +189,15 @@ class Assembly:
             self.runtime.take_over(everything)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
-        """Record the GPUs that pods hold, by node; None where that is not known."""
+        """Set the GPUs that pods hold, by node; None if unknown."""
         self.capacity.set_pod_usage(used)
 
     def unhealthy(self) -> str | None:
-        """Return why this process should be restarted; None if it should not."""
+        """Return why the process should be restarted; None if all is well."""
         return self.runtime.unhealthy() or self.lists.stale(self.settings.stall_s)
 
     def unready(self) -> str | None:
-        """Return why no advice can be given yet; None if advice can be given."""
+        """Return why there can be no advice yet; None if there can."""
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
 

@@ -1,6 +1,6 @@
-"""GPUs that are free now: by Kueue's quotas if a pool has a flavor, else by the running pods, else unknown.
+"""Free GPUs of each pool: by Kueue's quotas if the pool has a flavor, otherwise by the running pods.
 
-They decide the condition CapacityAvailable of a job and nothing else: advice does not depend on the hour.
+Advice does not depend on them, except for the condition CapacityAvailable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Document: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """GPUs of a pool that nobody uses."""
+    """Free GPUs of a pool."""
 
     gpus: int
     source: str
@@ -28,7 +28,7 @@ class Free:
     """Number of nodes by their number of free GPUs; None if only the sum is known."""
 
     def fits(self, nodes: int, gpus_per_node: int) -> bool:
-        """Return whether a plan on so many nodes could start now."""
+        """Return whether a plan on a number of nodes could start now."""
         if nodes * gpus_per_node > self.gpus:
             return False
         return self.nodes is None or sum(n for free, n in self.nodes.items() if free >= gpus_per_node) >= nodes
@@ -36,7 +36,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """Everything that says what is free."""
+    """Quotas of Kueue and GPUs of running pods."""
 
     queues: Mapping[str, Quotas] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class GpuUsage:
     """GPUs that pods hold, by node; None if pods are not read."""
 
     def count_free(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
-        """Return the free GPUs of each pool, by name; a pool of which nothing is known is absent."""
+        """Count the free GPUs of each pool, by name; a pool with an unknown number is absent."""
         out = {}
         for item in pools:
             free = self._count_by_quota(item, nodes) or self._count_by_pods(item, nodes)

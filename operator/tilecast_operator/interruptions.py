@@ -1,4 +1,4 @@
-"""Searches that were interrupted, and when each of them is tried again."""
+"""Interrupted searches and the times of their next tries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMEDIES: Mapping[Cause, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """The last interruption of a search."""
+    """Last interruption of a search."""
 
     tries: int
     due_s: float
@@ -35,12 +35,12 @@ class Interruption:
 
 
 def find_retry_wait_s(tries: int) -> float:
-    """Return how long a search waits after so many interrupted tries, in seconds."""
+    """Return the seconds that a search waits after a number of interrupted tries."""
     return min(FIRST_S * FACTOR ** min(tries - 1, 16), MOST_S)
 
 
 class Interruptions:
-    """The interrupted searches, by their questions. Belongs to one event loop.
+    """Interrupted searches by key of the question. Belongs to one event loop.
 
     Args:
         clock: Unix time, in seconds, for texts.
@@ -53,7 +53,7 @@ class Interruptions:
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
     def find_refusal(self, question_key: Hashable) -> Declined | None:
-        """Return why a question is not searched now; None if it may be."""
+        """Return the answer to a question that may not be searched yet; None if it may."""
         known = self._known.get(question_key)
         if known is None or known.due_s <= self._monotonic():
             return None
@@ -73,5 +73,5 @@ class Interruptions:
         return answer
 
     def forget_question(self, question_key: Hashable) -> None:
-        """Forget a question that was answered."""
+        """Forget the interruptions of an answered question."""
         self._known.pop(question_key, None)

@@ -1,4 +1,4 @@
-"""Pickles of values that refer to objects which the reader already has."""
+"""Pickles of values without the objects that the reader already has."""
 
 from __future__ import annotations
 
@@ -33,15 +33,12 @@ def dump(value: object, shared: Sequence[object]) -> bytes:
 
 
 def load(data: bytes, shared: Sequence[object]) -> Any:
-    """Return the value of a pickle that `dump` made in a process of ours."""
+    """Return the value of a pickle that `dump` made."""
     return _Unpickler(io.BytesIO(data), shared).load()
 
 
 def pickled_size(value: object, shared: type | tuple[type, ...]) -> int:
-    """Return the size of a value's pickle without parts of the types in `shared`, in bytes.
-
-    In memory the value takes a few times as much.
-    """
+    """Return the bytes of a value's pickle without parts of the types in `shared`."""
     return len(_pickle(value, lambda part: 0 if isinstance(part, shared) and part is not value else None))
 
 

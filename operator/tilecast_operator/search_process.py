@@ -1,4 +1,4 @@
-"""A process that carries out one call at a time under limits of time and memory, and is replaced when it breaks one.
+"""Process that carries out one call at a time under limits of time and memory, and is replaced when it breaks one.
 
 Each process has its own pipe, and one thread waits for it. `ProcessPoolExecutor` (which cannot end a call before Python
 3.14) and `pebble.ProcessPool` share one pipe and one lock among their processes: one that the kernel kills while it
@@ -39,7 +39,7 @@ log = logging.getLogger("tilecast")
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """Limits of one call."""
+    """Limits of time and memory of one search."""
 
     seconds: float = 30.0
     memory_mib: int = 640
@@ -48,7 +48,7 @@ class SearchLimits:
 
 
 class SearchInterruptedError(Exception):
-    """A call was ended before it had a result."""
+    """A search was ended before it had a result."""
 
     def __init__(self, cause: Cause, text: str) -> None:
         super().__init__(cause, text)
@@ -61,12 +61,12 @@ class SearchInterruptedError(Exception):
 
 
 class SearchProcess:
-    """A process that one thread at a time uses.
+    """Process that calls a function under limits; one thread at a time uses it.
 
     Args:
-        function: the function that it calls; its module is loaded before the first call.
-        limits: limits of each call.
-        restarted: called with the cause whenever the process was replaced.
+        function: The function; its module is loaded before the first call.
+        limits: Limits of each call.
+        restarted: Called with the cause whenever the process was replaced.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class SearchProcess:
         return pages * resource.getpagesize()
 
     def call(self, *arguments: object) -> Any:
-        """Return what the function returns, or raise what it raises.
+        """Call the function in the process and return its result, or raise its error.
 
-        A process keeps memory from earlier calls. A call that runs out of memory in such a process is therefore tried
-        again in a new one, within the same time limit; so is a call whose process died.
+        A call whose process died is tried again in a new process within the time limit. So is a call that ran out of
+        memory in a process that was used before, because such a process keeps memory from earlier calls.
 
         Raises:
-            SearchInterruptedError: the call broke a limit, or the process ended.
+            SearchInterruptedError: The call broke a limit, or the process ended.
         """
         data = pickles.dump(arguments, ())
         self._wait_until_ready()
@@ -116,7 +116,7 @@ class SearchProcess:
         return self._call(data, self._limits.seconds - spent_s)
 
     def stop(self) -> None:
-        """End the process, whatever it does; a call under way raises SearchInterruptedError."""
+        """Kill the process; a call under way raises SearchInterruptedError."""
         self._is_stopped = True
         self._process.kill()
 
@@ -169,7 +169,7 @@ class SearchProcess:
         return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
     def _replace(self, cause: Cause, text: str) -> SearchInterruptedError:
-        """Start a new process in place of this one, and return the error with the cause."""
+        """Replace the process by a new one, and return the error with the cause."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -181,7 +181,7 @@ class SearchProcess:
 
 
 def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int) -> None:
-    """Carry out calls until the other end of the pipe is closed."""
+    """Carry out calls from a pipe until its other end is closed."""
     _prepare_process(memory_mib)
     pipe.send_bytes(b"")
     while True:
@@ -193,7 +193,7 @@ def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int
 
 
 def _call_and_pickle(function: Callable[..., Any], data: bytes) -> bytes:
-    """Return as a pickle whether the call raised, and what it raised or returned."""
+    """Call the function; return a pickle of whether it raised, and of its error or result."""
     try:
         return pickles.dump((False, function(*pickles.load(data, ()))), ())
     except Exception as error:
@@ -221,7 +221,7 @@ def _is_memory_error(error: BaseException | None) -> bool:
 
 
 def _prepare_process(memory_mib: int) -> None:
-    """Prepare this process for searches; it ends when the operator ends, however that ended."""
+    """Prepare this process for searches: limits, signals, and its end with that of the operator."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     recursion.prepare()
     parent = multiprocessing.parent_process()

@@ -1,4 +1,4 @@
-"""Read the environment into one frozen `Settings`. Each variable is named and explained at its field."""
+"""Settings of the operator, which are read from environment variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _environment_variable(name: str, default: float | str | bool, text: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the operator behaves. The defaults suit a cluster of a few thousand nodes."""
+    """Settings of the operator. The defaults suit a cluster of a few thousand nodes."""
 
     listen_host: str = _environment_variable(
         "TILECAST_LISTEN_HOST", "::", "Address of /metrics, /healthz and /readyz; :: is every one of both families."
@@ -194,7 +194,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     Unknown variables are ignored: Kubernetes itself sets some that begin with the name of a Service.
 
     Raises:
-        SpecError: a variable has a value of the wrong kind or out of range.
+        SpecError: A variable has a value of the wrong kind or out of range.
     """
     known = {item.metadata["name"]: item for item in fields(Settings)}
     values: dict[str, Any] = {
@@ -207,10 +207,10 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def lease_place(text: str, field_name: str) -> str:
-    """Check the `namespace/name` of a Lease and return it unchanged; empty means no Lease.
+    """Return a text unchanged if it is the `namespace/name` of a Lease or empty.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: The text is something else.
     """
     if text and not _LEASE.fullmatch(text):
         remedy = "write namespace/name of a Lease, or nothing"

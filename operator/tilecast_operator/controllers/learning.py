@@ -78,9 +78,9 @@ class PoolLearnings:
     def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
         """Return the runs that correct the forecast of a job, newest first; runs of `keys` come before others.
 
-        These are the namespace's runs of the given workloads. Without any, they are runs of other workloads by jobs with
-        an equal name or template. If a key was measured itself, other runs count only at settings (pool, GPUs and plan)
-        at which the key did not run, the newest at each. The keys are reconciled again when one of these runs changes.
+        These are the runs of the given workloads in the namespace. Without any, they are runs of other workloads by
+        jobs with an equal name or template. If a key was measured itself, other runs count only at settings (pool, GPUs
+        and plan) at which the key did not run, the newest at each. The keys are reconciled again when a run changes.
 
         Args:
             namespace: Namespace of the job.

@@ -1,7 +1,7 @@
-"""JSON patches by which mode Initial changes a job: pure functions of objects.
+"""JSON patches that place and release a job in mode Initial: pure functions of objects.
 
-A job is placed and released in two writes. Each names the resource version that it was computed from, so that an edit
-in between is never overwritten: the API server answers 409, and the patch is computed again.
+Each patch names the resource version that it was computed from, so that the API server answers 409 if the object has
+changed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ REQUEUED = "Requeued"
 def make_placing_patch(
     document: Document, changes: Sequence[FieldChange], chosen: Sequence[str] = ()
 ) -> list[Operation]:
-    """Return the patch that makes the changes; empty if there are none.
+    """Return the JSON patch that writes a node choice into a job; empty without changes.
 
     Args:
-        document: The job as it is now.
-        changes: Changes of its fields.
-        chosen: Node labels that are to be recorded as part of the choice.
+        document: The job.
+        changes: Changes of fields of the job.
+        chosen: Node labels that are recorded as part of the choice.
     """
     if not changes:
         return []
@@ -58,7 +58,7 @@ def make_placing_patch(
 
 
 def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
-    """Return the patch that removes a node choice from a job, and marks the job as requeued.
+    """Return the JSON patch that removes a node choice from a job and marks the job as requeued.
 
     `changes` are the changes of fields that remove the choice.
     """
@@ -73,7 +73,7 @@ def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> 
 
 
 def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
-    """Return the patch that lets Kueue admit a Workload to some flavors only; empty if it is so already.
+    """Return the JSON patch that limits a Workload to some flavors; empty if nothing changes.
 
     Args:
         workload: The Workload that Kueue made of the job.
@@ -97,10 +97,7 @@ def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[
 
 
 def _combine_terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
-    """Return terms of a node affinity that combine each given term with each flavor.
-
-    One of them matches a node if a given term matches it and the node has the labels of one of the flavors.
-    """
+    """Return node affinity terms that match a node if a given term matches and the node has a flavor's labels."""
     return [
         {
             **term,
@@ -115,15 +112,15 @@ def _combine_terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str
 
 
 def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
-    """Return the patch that releases a held job; empty if we do not hold it.
+    """Return the JSON patch that releases a held job; empty if the job is not held.
 
-    It removes our name from the job's gates, moves the job into the queue that it names for us, or ends its suspension
-    if its author suspended it for us. What anybody else holds stays as it is.
+    The patch removes our name from the job's gates, moves the job from the held queue into the next one, or ends a
+    suspension for us.
 
     Args:
-        document: The job as it is now.
-        job: The job that was read from it.
-        outcome: `PLACED` or `QUEUED`, or why the job is not placed.
+        document: The job as an object.
+        job: The job that was read from `document`.
+        outcome: `PLACED` or `QUEUED`, or the reason why the job is not placed.
     """
     if not job.is_held:
         return []
@@ -147,10 +144,8 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
 
 
 def make_workload_patch(workload: Document, job: Job, placement: Placement) -> list[Operation]:
-    """Return the patch that makes a Kueue Workload request the same nodes as its job; empty if it does.
-
-    Kueue compares only counts and requests of the two, so a selector on the job does not reach the Workload by itself.
-    """
+    """Return the JSON patch that writes the node choice of a job into its Kueue Workload; empty if it is there."""
+    # Kueue compares only counts and requests of both, so a selector on the job does not reach the Workload by itself.
     operations = list[Operation]()
     for path, spec, pods in _iterate_pod_sets(workload, job):
         fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
@@ -164,7 +159,7 @@ def make_workload_patch(workload: Document, job: Job, placement: Placement) -> l
 
 
 def _iterate_pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Pods]]:
-    """Yield path, pod spec and pods for each pod set of a Workload that has the job's pods with GPUs."""
+    """Yield JSON path, pod spec and pods of each pod set of a Workload whose pods have GPUs."""
     named = {_pod_set_name(pods.name): pods for pods in job.workers}
     for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
         if (pods := named.get(str(pod_set.get("name")))) is not None:
@@ -173,7 +168,7 @@ def _iterate_pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Docu
 
 
 def is_reserved(workload: Document) -> bool:
-    """Return whether Kueue has decided about the Workload, so that it can no longer change."""
+    """Return whether Kueue has reserved quota for a Workload, or the Workload has finished."""
     return (
         _find_true_condition(workload, "QuotaReserved") is not None
         or _find_true_condition(workload, "Finished") is not None
@@ -181,12 +176,12 @@ def is_reserved(workload: Document) -> bool:
 
 
 def find_kueue_outcome(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return what became of a job that was released to Kueue, and what Kueue says of it; None while it waits.
+    """Return the outcome of a placed job in Kueue and the message of Kueue; None while the job waits.
 
     Args:
-        job: The placed job as it is now.
-        workloads: The Workloads that Kueue made of it.
-        chosen: The node selector that was written into it.
+        job: The placed job.
+        workloads: The Workloads that Kueue made of the job.
+        chosen: The node selector that was written into the job.
     """
     if not job.has_started:
         ended = next((end for item in workloads if (end := _find_true_condition(item, "Finished")) is not None), None)
@@ -200,23 +195,23 @@ def find_kueue_outcome(job: Job, workloads: Sequence[Document], chosen: Mapping[
 
 
 def _find_true_condition(workload: Document, kind: str) -> Document | None:
-    """Return the condition of type `kind` if it is true; else None."""
+    """Return the condition of type `kind` if its status is True, otherwise None."""
     conditions: Sequence[Document] = (workload.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind and item.get("status") == "True"), None)
 
 
 def _pod_set_name(name: str) -> str:
-    """Return the name that Kueue gives the pod set of the pods called `name`."""
+    """Return the name of Kueue's pod set for the pods called `name`."""
     return name.lower() or "main"
 
 
 def _require_version(document: Document) -> Operation:
-    """Return the operation that makes the API server refuse the patch with 409 if the object has changed."""
+    """Return the operation that makes a patch fail with 409 if the object has changed."""
     return _set_operation(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
 
 
 def _set_operation(path: Path, value: Any) -> Operation:
-    """Return the operation that sets a value: `add` replaces what is there."""
+    """Return the operation that adds or replaces a value."""
     return {"op": "add", "path": _json_pointer(path), "value": value}
 
 

@@ -1,9 +1,8 @@
-"""Placement: writes the node choice of a held job into the job and into the Workload that Kueue made of it.
+"""Writes of the node choice of a held job into the job and into its Kueue Workload.
 
-Nothing is written unless the job is certain to wait meanwhile. Kueue reads a job's node selector once, when it creates
-the Workload, and does not compare it again. A selector on the job alone therefore contradicts the flavor, and Kueue
-gives the job up; a selector on the Workload alone does no harm. So the Workload is written first, and when a choice is
-removed again, the Workload is written last.
+Nothing is written unless the job is certain to wait meanwhile. Kueue reads the node selector of a job once, when it
+creates the Workload. A selector on the job alone contradicts the flavor of the Workload, and Kueue gives the job up.
+Therefore the Workload is written first, and written last when a choice is removed.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ log = logging.getLogger("tilecast")
 
 
 class ChangedError(Exception):
-    """The job is no longer the one that was decided about."""
+    """The job has changed since its placement was decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPlacement:
-    """A job that can be placed, and how."""
+    """Job that can be placed, and the changes that place it."""
 
     key: Key
     job: Job
@@ -49,7 +48,7 @@ class PreparedPlacement:
 
 
 class Placer:
-    """Writes node choices. Belongs to one event loop."""
+    """Writer of node choices. Belongs to one event loop."""
 
     def __init__(
         self, context: SharedContext, discovery: ServedApis, advice: JobAdvice, kueue_check: KueueCheck
@@ -60,7 +59,7 @@ class Placer:
         self._kueue = kueue_check
 
     async def prepare_placement(self, key: Key, document: Document, placement: Placement) -> PreparedPlacement | str:
-        """Return what to write to place a job, or the reason why nothing may be written.
+        """Return the changes that place a job, or the reason why nothing may be written.
 
         Raises:
             ApiError, OSError: The API server does not answer.
@@ -79,7 +78,7 @@ class Placer:
         return PreparedPlacement(key, job, placement, operations, workloads)
 
     async def write_placement(self, prepared: PreparedPlacement, advice: Advice | None) -> str:
-        """Write the node choice and the advice, and make the job's Workload request the same nodes.
+        """Write the node choice into the job and its Workloads, and the advice into annotations.
 
         Returns:
             `PLACED`, or `QUEUED` where Kueue has yet to admit the job.
@@ -142,7 +141,7 @@ class Placer:
             raise
 
     async def _find_risk(self, job: Job, workloads: Sequence[Document]) -> str | None:
-        """Return why Kueue may admit the job while its node choice is written; None if it cannot."""
+        """Return why Kueue might admit a job while its node choice is written; None if Kueue cannot."""
         if any(patches.is_reserved(item) for item in workloads):
             return "QuotaReserved"
         if job.is_parked:
@@ -152,7 +151,7 @@ class Placer:
         ]
 
     async def _await_workloads(self, key: Key, job: Job) -> list[Document] | None:
-        """Return the Workloads of a job, and wait up to `Timings.workload_s` for them; None where there is no Kueue."""
+        """Wait up to `Timings.workload_s` for the Workloads of a job, and return them; None without Kueue."""
         waited_s = 0.0
         while not (workloads := await self._kueue.list_workloads(key.namespace, job.uid)):
             if workloads is None or waited_s >= self._context.timings.workload_s:
@@ -162,10 +161,7 @@ class Placer:
         return workloads
 
     async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:
-        """Make the job's Workloads request the same nodes; return whether any had to be changed.
-
-        Workloads that Kueue has decided about stay as they are.
-        """
+        """Write a node choice into the undecided Workloads of a job; return whether any was changed."""
         return await self._change_workloads(
             workloads, lambda workload: patches.make_workload_patch(workload, job, placement)
         )
@@ -173,7 +169,7 @@ class Placer:
     async def _change_workloads(
         self, workloads: Sequence[Document], change: Callable[[Document], list[patches.Operation]]
     ) -> bool:
-        """Patch the Workloads that Kueue has not decided about; return whether any had to be changed."""
+        """Patch the Workloads that Kueue has not decided about; return whether any was changed."""
         undecided = (item for item in workloads if not patches.is_reserved(item))
         differing = [(item, operations) for item in undecided if (operations := change(item))]
         for item, operations in differing:

@@ -1,4 +1,4 @@
-"""Pure function that returns what should become of a GPUPool, from everything that decides it."""
+"""Pure function that returns the object and status that a GPUPool should have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilecast_operator.report.pools import make_pool_status
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """Everything that decides what becomes of a GPUPool."""
+    """Input of `decide_pool`: a pool and everything that its object depends on except the time."""
 
     found: FoundPool | SpecError | None
     """The pool with its nodes, or the error in its spec; None if nothing is known of it."""
@@ -52,7 +52,7 @@ class DesiredPool:
 
 
 def decide_pool(facts: PoolFacts, now_s: float) -> DesiredPool:
-    """Return what should become of a GPUPool at `now_s`, a Unix time.
+    """Return the object and status that a GPUPool should have at `now_s`, a Unix time.
 
     An object that a user wrote or edited stays as it is.
     """

@@ -53,7 +53,7 @@ class PoolsChange:
 
 
 class Pools:
-    """Pools of the cluster. Belongs to one event loop."""
+    """Controller of the pools of the cluster. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class Pools:
         self._listeners.append(listener)
 
     def schedule_refresh(self) -> None:
-        """Record that the pools may have changed."""
+        """Schedule that the pools are read again."""
         self._is_dirty = True
         self._context.runtime.add(NODES, self._context.settings.settle_s)
 
     def _on_leadership_change(self, is_leading: bool) -> None:
-        """Learn from what the previous leader has stored, once this replica leads."""
+        """Fit corrections to the runs that the previous leader has stored, once this replica leads."""
         if is_leading:
             self._context.runtime.add(CALIBRATION)
 
@@ -124,7 +124,7 @@ class Pools:
         self._context.runtime.add(key)
 
     def _on_pool_gone(self, key: Key) -> None:
-        """Forget a pool that the API server does not have.
+        """Drop a pool that the API server does not have from the cache.
 
         A discovered pool that could not be written because its CRD is not served is tried again.
         """
@@ -133,11 +133,7 @@ class Pools:
             self._context.runtime.add(key, self._context.timings.unserved_s)
 
     async def _refresh_pools(self, _: Key) -> None:
-        """Read the pools again; if they changed, every job is reconciled.
-
-        This waits until everything is listed: pools of half the nodes would be written as pools that have lost the
-        others.
-        """
+        """Read the pools again once all nodes are listed, and notify listeners of changes."""
         try:
             await self._advisor.warm_up()
         except SpecError as error:
@@ -167,11 +163,14 @@ class Pools:
             await self._post_unknown_gpus(self.report)
 
     def find_report(self, namespace: str) -> nodes.NodesReport | None:
-        """Return the pools as jobs of a namespace have them; None while they are not known."""
+        """Return the pools for jobs of a namespace; None while unknown."""
         return self._of_namespace.get(namespace, self.report)
 
     def _adopt_report(self, report: nodes.NodesReport, of_namespace: dict[str, nodes.NodesReport]) -> None:
-        """Answer by these pools from now on, and by those in `of_namespace` for namespaces that have had runs."""
+        """Replace the pools, and notify listeners if they have changed.
+
+        `of_namespace` has the pools with the corrections of each namespace that has runs.
+        """
         before, self.report = self.report, report
         self._of_namespace = of_namespace
         self._entries = {item.pool.name: item for item in report.entries}
@@ -195,7 +194,7 @@ class Pools:
             listener(change)
 
     async def _calibrate(self, _: Key) -> None:
-        """Fit corrections to the runs; if forecasts change, every job that has not started is reconciled."""
+        """Fit corrections to the runs, and schedule a refresh of the pools if forecasts change."""
         calibrator = self._learning.calibrator
         await self._learning.forget_gone_namespaces()
         async with self._learning_in_turn:  # otherwise an older fit might be adopted last
@@ -212,7 +211,7 @@ class Pools:
             self._context.runtime.add(Key(gpu_pool.KIND, "", name))
 
     async def _reconcile_pool(self, key: Key) -> None:
-        """Write a pool that was discovered and the status of any pool; delete a pool that is obsolete."""
+        """Write the object and status of a pool where they differ; delete an obsolete pool."""
         report, seen = self.report, self._context.cache.pools.get(key)
         # All pools are reconciled once the nodes are read.
         if report is None or not self._context.settings.owns_pools:
@@ -285,7 +284,7 @@ class Pools:
             self.schedule_refresh()
 
     async def _post_unknown_gpus(self, report: nodes.NodesReport) -> None:
-        """Report each unknown GPU once, about the first node that has it; a metric shows how many there are."""
+        """Write one Event for each unknown GPU, about the first node that has the GPU."""
         unknown = {f"{item.message}; {item.remedy}": item.nodes[0] for item in report.left_out if item.code == UNKNOWN}
         self._posted &= unknown.keys()
         for text in unknown.keys() - self._posted:
@@ -295,5 +294,5 @@ class Pools:
 
 
 def _list_missing_reasons(report: nodes.NodesReport) -> tuple[object, ...]:
-    """Return why there are no pools, as jobs are told; empty if there are pools."""
+    """Return the reasons why there are no pools; empty if there are pools."""
     return () if report.entries else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

@@ -1,4 +1,4 @@
-"""Pure functions that plan the queue and return what the QueueAdvice should say."""
+"""Pure functions that plan the queue, and return the spec and status that the QueueAdvice should have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilecast_operator.report import queue_advice as report
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """Everything that decides a plan of the queue except the time."""
+    """Input of `plan_queue`: everything that a plan depends on except the time."""
 
     state: QueueState
     policy: str
@@ -41,7 +41,7 @@ def plan_queue(facts: QueueFacts, now_s: float) -> tuple[PlannedQueue, dict[Key,
 
 @dataclass(frozen=True, slots=True)
 class QueueAdviceFacts:
-    """Everything that decides what the QueueAdvice says."""
+    """Input of `decide_queue_advice`: everything that the QueueAdvice depends on except the time."""
 
     plan: PlannedQueue
     policy: str

@@ -1,4 +1,4 @@
-"""Reads every job that waits or runs for the plan of the queue; a job that has not changed is not read again."""
+"""Reader of all waiting and running jobs as rows of the queue plan, with a cache of unchanged rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ log = logging.getLogger("tilecast")
 
 
 class QueueJobs:
-    """Jobs of the queue. Belongs to one event loop."""
+    """Reader of the jobs of the queue. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, answers: JobAnswers, advice: JobAdvice) -> None:
         self._context = context
@@ -66,20 +66,20 @@ class QueueJobs:
         return self._answers.found_pools
 
     def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever the pools have changed."""
+        """Call `listener` whenever the pools change."""
         self._answers.listen(listener)
 
     def clear_rows(self) -> None:
-        """Forget everything that was read, because pools, quotas or namespaces have changed."""
+        """Drop all cached rows, because pools, quotas or namespaces have changed."""
         self._rows.clear()
         self._options.clear()
 
     def drop_row(self, key: Key) -> None:
-        """Read a job again for the next plan."""
+        """Drop the cached row of a job."""
         self._rows.pop(key, None)
 
     async def read_rows(self) -> tuple[list[QueueRow], list[Unplanned]]:
-        """Return every job that waits or runs, and why the other jobs that ask for advice are left out."""
+        """Return the rows of all waiting and running jobs, and the reasons why others are left out."""
         rows, refused = list[QueueRow](), list[Unplanned]()
         cache = self._context.cache
         for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
@@ -93,7 +93,7 @@ class QueueJobs:
         return rows, refused + self._list_invalid_weights()
 
     async def _read_row(self, key: Key) -> QueueRow | Unplanned | None:
-        """Return the row of a job, or why it is left out; None if nobody wants it planned."""
+        """Return the row of a job, or the reason why it is left out; None without a request for advice."""
         cache = self._context.cache
         if (refusal := self._context.find_quarantine(key)) is not None:
             return Unplanned(make_plan_name(key), refusal.message[:MOST_TEXT], "")
@@ -119,7 +119,7 @@ class QueueJobs:
         return row
 
     async def _read_training_job(self, key: Key, view: View) -> QueueRow | Unplanned | None:
-        """Return the row of a TrainingJob; None in mode Off, or if it names another job, which is planned instead."""
+        """Return the row of a TrainingJob; None in mode Off, or if the TrainingJob has a target."""
         document, before = view.document, job_status.parse_status(view.status_json)
         if read_mode(document) == "Off" or read_target(key.namespace, document) is not None:
             return None
@@ -147,7 +147,7 @@ class QueueJobs:
         )
 
     async def _read_job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | Unplanned | None:
-        """Return the row of a job of another kind, with the GPUs that it requests."""
+        """Return the row of a job of another kind than TrainingJob."""
         if seen is None:
             return None
         job = await self._advice.read_job(seen.value)
@@ -183,10 +183,7 @@ class QueueJobs:
         )
 
     def _read_namespace_weight(self, namespace: str) -> float:
-        """Return how much each job of a namespace counts.
-
-        The namespace says so: administrators own namespaces, and tenants own jobs.
-        """
+        """Return the weight of each job of a namespace, which an annotation of the Namespace sets."""
         seen = self._context.cache.namespaces.get(Key("Namespace", "", namespace))
         try:
             return 1.0 if seen is None else jobs.weight(seen.value.annotations)
@@ -204,16 +201,14 @@ class QueueJobs:
         return odd
 
     def _find_start_time(self, key: Key, document: Document) -> float:
-        """Return when a running job started, or was first seen to run, in Unix time."""
+        """Return the Unix time at which a running job started or was first seen to run."""
         start_s = seconds(mapping(document.get("status")).get("startTime"))
         return self._since.setdefault(key, self._context.clock()) if start_s is None else start_s
 
     async def _price_options(
         self, question: Question, request: Request, pools: Sequence[Pool]
     ) -> tuple[JobOption, ...]:
-        """Return the ways to run a job; equal jobs share them.
-
-        The kernels were priced when the job was advised.
+        """Return the options of a job for the plan, which equal jobs share.
 
         Raises:
             SpecError: It is not known how long the job runs.
@@ -234,5 +229,5 @@ def _list_quotas(question: JobQuestion) -> tuple[tuple[str, int], ...]:
 
 
 def _explain_no_option(key: Key, answer: Answer) -> Unplanned:
-    """Return why no pool can run a job, as its answer says."""
+    """Return a job that no pool can run, with the reason from its answer."""
     return Unplanned(make_plan_name(key), message(answer)[:MOST_TEXT], "")

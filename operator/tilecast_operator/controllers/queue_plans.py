@@ -1,4 +1,4 @@
-"""Controller of the plan of the whole queue: plans where and when each job runs, and writes the QueueAdvice."""
+"""Controller of the queue plan: plans on which pool and when each job runs, and writes the QueueAdvice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger("tilecast")
 
 
 class QueuePlans:
-    """Plans the queue again when a job comes or ends, or a pool changes. Belongs to one event loop.
+    """Controller that plans the queue when jobs or pools change. Belongs to one event loop.
 
     Two plans are at least `queue_interval_s` apart.
     """
@@ -115,7 +115,7 @@ class QueuePlans:
             self._context.runtime.add(key)
 
     async def _reconcile_queue(self, _: Key) -> None:
-        """Plan the queue again, if anything that decides the plan has changed."""
+        """Plan the queue again if its state has changed."""
         settings = self._context.settings
         if not self._jobs.is_ready or not self._context.leadership.is_leader:
             return  # it is due again once the nodes are read, or this replica leads
@@ -136,11 +136,9 @@ class QueuePlans:
         self._context.runtime.add(self._advice_key)
 
     async def _read_state(self) -> QueueState:
-        """Return the queue as it is.
-
-        GPUs count as held by others once two looks in a row have found them held. A job that has just been admitted or
-        has just ended is counted twice for a moment.
-        """
+        """Return the state of the queue: jobs, and pools with the GPUs that others hold."""
+        # A job that was just admitted or has just ended is counted twice for a moment. Therefore GPUs count as held by
+        # others once they were held at two reads in a row.
         rows, refused = await self._jobs.read_rows()
         entries = self._jobs.found_pools
         free = {
@@ -158,7 +156,7 @@ class QueuePlans:
         return QueueState(rows, refused, make_capacities(entries, held, rows))
 
     def _find_before(self, rows: Sequence[QueueRow]) -> dict[Key, QueuePosition]:
-        """Return each job's previous place: as this process planned it, or as a TrainingJob's status shows it."""
+        """Return the previous position of each job, from the last plan or from the status of a TrainingJob."""
         before = dict[Key, QueuePosition]()
         for row in rows:
             position = self._planned.get_position(row.key)
@@ -172,7 +170,7 @@ class QueuePlans:
         return before
 
     async def _write_advice(self, key: Key) -> None:
-        """Write the QueueAdvice if it has changed."""
+        """Write spec and status of the QueueAdvice where they differ."""
         if self._plan is None or key != self._advice_key:
             return
         settings, seen, now_s = (
@@ -194,6 +192,6 @@ class QueuePlans:
         await self._context.writer.write_status(key, seen, want.status.document(), is_conditional=is_conditional)
 
     def _on_advice_gone(self, key: Key) -> None:
-        """Forget a QueueAdvice that is gone, and try again later: its CRD may not be served yet."""
+        """Drop a QueueAdvice that is gone from the cache, and schedule it: its CRD may not be served yet."""
         self._context.cache.queue_advices.forget(key)
         self._context.runtime.add(key, self._context.timings.unserved_s)

@@ -1,4 +1,4 @@
-"""Records which TrainingJobs name which jobs of other kinds."""
+"""Index of the TrainingJobs by the jobs of other kinds that they name as targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JobRequest(NamedTuple):
 
 
 class Requests:
-    """Requests of TrainingJobs for each job of another kind. Belongs to one event loop.
+    """Index of TrainingJobs by their targets. Belongs to one event loop.
 
     Args:
         cache: Cache with the TrainingJobs.
@@ -44,16 +44,13 @@ class Requests:
         return iter(list(self._requests))
 
     def find_requester(self, job: Key) -> tuple[str, Document] | None:
-        """Return name and document of the TrainingJob that decides for a job; None if none names it.
-
-        That is the oldest TrainingJob that names it.
-        """
+        """Return name and document of the oldest TrainingJob whose target is a job; None if there is none."""
         others = self._requests.get(job) or {}
         name = min(others, key=lambda name: (others[name].created, name), default=None)
         return None if name is None else (name, others[name].document)
 
     def notify_requesters(self, job: Key) -> None:
-        """Reconcile the TrainingJobs that name a job which has changed."""
+        """Reconcile the TrainingJobs whose target is a job that has changed."""
         for name in self._requests.get(job, ()):
             self._due(Key(training_job.KIND, job.namespace, name))
 
@@ -72,7 +69,7 @@ class Requests:
             self.notify_requesters(target)
 
     def _withdraw_request(self, job: Key, name: str) -> None:
-        """Record that a TrainingJob no longer names a job; the oldest of the others, if any, then decides."""
+        """Remove a TrainingJob that no longer names a job from the index."""
         others = self._requests.get(job, {})
         others.pop(name, None)
         if not others:
@@ -82,16 +79,14 @@ class Requests:
 
 
 def read_target(namespace: str, document: Document) -> Key | None:
-    """Return the job that a TrainingJob names; None if it names none of a known kind."""
+    """Return the key of the target of a TrainingJob; None without a target of a known kind."""
     reference = mapping(mapping(document.get("spec")).get("targetRef"))
     kind = reference.get("kind")
     return Key(kind, namespace, str(reference.get("name", ""))) if isinstance(kind, str) and kind in JOB_KINDS else None
 
 
 def read_mode(document: Document) -> training_job.Mode:
-    """Return the mode of a TrainingJob, whatever else is wrong with it.
-
-    YAML reads a bare Off as false. An unknown mode counts as Advise.
-    """
+    """Return the mode of a TrainingJob document, which may be invalid; an unknown mode counts as Advise."""
+    # YAML reads a bare Off as false.
     value = mapping(document.get("spec")).get("mode")
     return next((mode for mode in training_job.MODES if mode == value), "Off" if value is False else "Advise")

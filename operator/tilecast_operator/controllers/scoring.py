@@ -1,6 +1,6 @@
-"""Measured steps, compared with the forecast for the pool and plan that ran, as it was when the job started.
+"""Comparison of measured steps with the frozen forecast for the pool and plan that ran.
 
-A score is such a forecast together with the measured steps.
+A score is a frozen forecast together with measured steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 
 @dataclass(slots=True)
 class _Measured:
-    """What is known of the measured steps of a job."""
+    """Score of a job, the origin of its last report, and a refused annotation."""
 
     score: Score | None = None
     origin: Origin | None = None
@@ -41,7 +41,7 @@ class _Measured:
 
 
 class Scores:
-    """Forecasts and measured steps of jobs that run, passed on to learning. Belongs to one event loop."""
+    """Scores of running jobs, which are passed on to learning. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, learning: PoolLearnings) -> None:
         self._context = context
@@ -50,14 +50,14 @@ class Scores:
         self._measured = context.records.part(_Measured)
 
     def get_score(self, key: Key) -> Score | None:
-        """Return the score of a job; None if no step of it was measured."""
+        """Return the score of a job; None without a measured step."""
         known = self._measured.get(key)
         return None if known is None else known.score
 
     def recall_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
-        """Record the score that a job's status keeps; return whether that is news.
+        """Take over the score in a job's status; return whether it is new.
 
-        The leader, who writes the status, takes it only if it has more samples than its own score.
+        The leader takes the score over only if it has more samples than the known score.
         """
         score, known = Score.of(parse_status(seen.value.status_json)), self.get_score(key)
         if score is None or score == known:
@@ -69,19 +69,19 @@ class Scores:
         return True
 
     def withdraw_annotation(self, key: Key, uid: str) -> None:
-        """Forget a step that came from an annotation which is no longer there."""
+        """Forget the score of a job whose annotation with a measured step was removed."""
         known = self.get_score(key)
         if known is not None and known.window.latest.source == "annotation":
             del self._measured[key]
             self._learning.forget_run(key, uid)
 
     def find_refusal(self, key: Key) -> str | None:
-        """Return why the annotation of a job was refused; None if it was not."""
+        """Return why the annotation of a job was refused; None if none was refused."""
         known = self._measured.get(key)
         return None if known is None or known.refused is None else known.refused[1]
 
     async def take_annotation(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
-        """Take what the annotation of a job says, once; return whether a report was taken."""
+        """Score the step in the annotation of a job, unless it was scored before; return whether it was scored now."""
         known = self.get_score(key)
         is_taken = known is not None and known.window.latest.annotation == text[:32]
         part = self._measured.get(key)
@@ -100,7 +100,7 @@ class Scores:
     async def take_report(
         self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport
     ) -> Score:
-        """Compare a report with the forecast, and return the score after it.
+        """Compare a report with the forecast of its job, and return the new score.
 
         Raises:
             Refused: The report does not count; the message says why.
@@ -138,9 +138,9 @@ class Scores:
         best: Recommendation,
         frozen: FrozenForecast | None,
     ) -> tuple[ScoredForecast, Origin | None]:
-        """Return the frozen forecast, and the origin for which it was made.
+        """Return the frozen forecast and its origin.
 
-        It is a new one if the job turns out to run elsewhere or with another plan.
+        The forecast is made anew if the job runs on another pool, other GPUs or another plan.
 
         Raises:
             Refused: The pool of the report is not known, or what runs cannot be forecast.
@@ -188,9 +188,9 @@ def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> Score
 
 
 def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
-    """Return the pool that a report comes from; None if the report does not say.
+    """Return the pool that a report comes from; None if the report names neither node nor GPU.
 
-    That is the pool of its node, or else the pool that has its GPU; the recommended pool wins if several have it.
+    The pool is that of the node, or the one that has the GPU; the recommended pool wins if several have it.
 
     Raises:
         Refused: No pool has its GPU, or several other than the recommended one have it.
@@ -211,6 +211,6 @@ def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> 
 
 
 def _baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:
-    """Return the GPU-seconds of a step of the job's baseline; None if it has none."""
+    """Return the GPU-seconds of a step of the baseline in a status; None without a baseline."""
     baseline = status.baseline
     return None if baseline is None else baseline.step_seconds.target * baseline.gpus

@@ -1,4 +1,4 @@
-"""Shard of a cluster that this operator answers: it treats jobs of other namespaces as if they did not exist."""
+"""Limitation of the operator to the jobs of selected namespaces."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PAGE = 500
 
 
 class NamespaceShard:
-    """Follows the labels of namespaces. Belongs to one event loop.
+    """Selection of namespaces by their labels. Belongs to one event loop.
 
-    A job may be seen before its namespace; the cache sets it aside until then. The jobs of a namespace that comes into
-    the shard are listed, because the cache dropped them when they were seen.
+    The cache sets a job aside until its namespace is seen, and drops jobs of other namespaces. When a namespace becomes
+    selected, its jobs are therefore listed.
     """
 
     def __init__(self, context: SharedContext, selector: LabelSelector) -> None:
@@ -36,7 +36,7 @@ class NamespaceShard:
         context.runtime.register(NAMESPACE, self._list_jobs)
 
     def _is_ours(self, namespace: str) -> bool | None:
-        """Return whether jobs of a namespace belong to the shard; None while that is not known."""
+        """Return whether a namespace is selected; None while its labels are unknown."""
         seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
         return None if seen is None else self._selector.selects(seen.value.labels)
 
@@ -55,7 +55,7 @@ class NamespaceShard:
             self._context.runtime.add(key)
 
     async def _list_jobs(self, key: Key) -> None:
-        """List every job of a namespace that has come into the shard, and store it in the cache."""
+        """List all jobs of a namespace and store them in the cache."""
         kinds = (training_job.KIND, *(JOB_KINDS if self._context.settings.jobs else ()))
         for kind in kinds:
             query: dict[str, str] = {"limit": str(PAGE)}
@@ -73,5 +73,5 @@ class NamespaceShard:
                 query["continue"] = onward
 
     def _cache_item(self, kind: str, item: dict[str, Any]) -> None:
-        """Store an item of a list in the cache, with its version and kind, which lists leave out."""
+        """Store an item of a list in the cache, with apiVersion and kind, which lists leave out."""
         self._context.cache.see({"apiVersion": KINDS[kind].api_version, **item, "kind": kind})

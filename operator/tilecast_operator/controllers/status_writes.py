@@ -1,4 +1,4 @@
-"""Writes of a TrainingJob's answer: annotations, Event and status, each only where it differs."""
+"""Writer of annotations, Event and status of a TrainingJob, each only where it differs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilecast_operator.objects.view import View, annotations_digest, status_dige
 
 
 class StatusWrites:
-    """Writes the answers of TrainingJobs. Belongs to one event loop."""
+    """Writer of the answers to TrainingJobs. Belongs to one event loop."""
 
     def __init__(
         self, context: SharedContext, learning: PoolLearnings, planned: PlannedJobs, contention: Contention
@@ -27,13 +27,13 @@ class StatusWrites:
         self._contention = contention
 
     async def write_answer(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
-        """Write what differs, unless the job is left to another operator; return whether the status was written.
+        """Write differences, unless the job is left to another operator; return whether the status was written.
 
         Args:
             key: Key of the job.
             seen: The job as it was seen.
-            want: What it should say.
-            before: The status that it has.
+            want: Status, annotations and Event that the job should have.
+            before: The present status.
 
         Raises:
             ApiError: For example 409, where the job has changed since it was seen.

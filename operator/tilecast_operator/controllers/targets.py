@@ -1,4 +1,4 @@
-"""Target of a TrainingJob, which is the job that it names: the answer about it, and what became of it."""
+"""Target of a TrainingJob: the job that it names in `spec.targetRef`, and the answer about that job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tilecast_operator.report.job_status import Aspect
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a TrainingJob, as far as it is known."""
+    """Target of a TrainingJob with the answer about it."""
 
     name: str
     """Kind and name of the target."""
@@ -41,7 +41,7 @@ class Target:
 
 
 class Targets:
-    """Finds the targets of TrainingJobs."""
+    """Reader of the targets of TrainingJobs."""
 
     def __init__(
         self, context: SharedContext, discovery: ServedApis, requests: Requests, advice: JobAdvice, admission: Admission
@@ -53,7 +53,7 @@ class Targets:
         self._admission = admission
 
     async def find_target(self, key: Key, document: Document) -> Target | None:
-        """Return what a TrainingJob's target adds to its answer; None if it has no target.
+        """Return the target of a TrainingJob with the answer about it; None without a target.
 
         Args:
             key: Key of the TrainingJob.
@@ -93,7 +93,7 @@ class Targets:
         )
 
     async def _fetch_target(self, key: Key) -> Document | Declined:
-        """Return a job that is not in the cache as the API server has it, or why there is none."""
+        """Read a job from the API server; return it, or the reason why there is none."""
         try:
             return await self._context.client.get(path_of(key))
         except ApiError as error:

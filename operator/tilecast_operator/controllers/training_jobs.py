@@ -1,4 +1,4 @@
-"""Controller of TrainingJobs: reads what they ask, and writes status, annotations and Events."""
+"""Controller of TrainingJobs: reads the jobs, writes status, annotations and Events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNANSWERED = status_digest({})
 
 
 class TrainingJobs:
-    """Answers every TrainingJob. Belongs to one event loop."""
+    """Controller of all TrainingJobs. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -65,18 +65,13 @@ class TrainingJobs:
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def _on_pools_change(self, change: PoolsChange) -> None:
-        """Reconcile the jobs whose pools changed, those with an answer in the background.
-
-        Jobs with a score are left out where only corrections changed.
-        """
+        """Reconcile the jobs whose pools changed, except jobs with a score if only corrections changed."""
         for key, view in list(self._context.cache.training_jobs.items()):
             if change.concerns_namespace(key.namespace) and not (change.is_learnt and self._evidence.is_scored(key)):
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
 
     async def _reconcile(self, key: Key) -> None:
-        """Write what differs.
-
-        The status comes last: it says that the rest was written.
+        """Write Events, annotations and status of a job where they differ; the status last.
 
         Raises:
             TryAgainError: The status says InternalError, and the search is due again.
@@ -107,7 +102,7 @@ class TrainingJobs:
         self._context.answers.record_answer(key)
 
     async def _read_facts(self, key: Key, seen: Stored[View]) -> tuple[JobFacts, Stored[View]] | None:
-        """Return what decides what a job should say, and the job as it is by then; None to leave it as it is."""
+        """Return the facts about a job, and the job as updated meanwhile; None if it should not be changed."""
         view = seen.value
         document, before = view.document, job_status.parse_status(view.status_json)
         facts = JobFacts(view, before, is_off=read_mode(document) == "Off")
@@ -125,7 +120,7 @@ class TrainingJobs:
         return await self._read_waiting(key, seen, document, facts)
 
     async def _read_running(self, key: Key, document: Document, facts: JobFacts) -> JobFacts:
-        """Return the facts about a job that keeps its forecast, because it runs."""
+        """Return the facts about a running job, which keeps its forecast."""
         before, products = facts.before, self._answers.gpu_by_pool
         score, target = facts.evidence.score, facts.evidence.target
         current = await self._destinations.update_alternatives(key, document, before, score, target)
@@ -135,7 +130,7 @@ class TrainingJobs:
     async def _read_waiting(
         self, key: Key, seen: Stored[View], document: Document, facts: JobFacts
     ) -> tuple[JobFacts, Stored[View]] | None:
-        """Return the facts about a job that has no forecast to keep; None while its search is interrupted."""
+        """Return the facts about a job without a frozen forecast; None while its search is interrupted."""
         view, before, target = seen.value, facts.before, facts.evidence.target
         question = await self._answers.read_question([key], document)
         if question.has_config_map:
@@ -166,7 +161,7 @@ class TrainingJobs:
         return replace(facts, answer=answer, fit=fit), seen
 
     def _retry_if_interrupted(self, key: Key, answer: Answer) -> bool:
-        """Return whether the search for a job was interrupted; the job is reconciled when it is tried again."""
+        """Return whether the search for a job was interrupted; if so, schedule the job for the next try."""
         if (pause := find_interruption(answer)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
         return pause is not None

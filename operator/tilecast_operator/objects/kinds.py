@@ -1,4 +1,4 @@
-"""Every kind of object that the operator reads or writes, and its path in the API."""
+"""Kinds of objects that the operator reads or writes, and the paths of objects in the API."""
 
 from __future__ import annotations
 

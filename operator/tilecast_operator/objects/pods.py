@@ -1,4 +1,4 @@
-"""Watch of the GPUs that pods hold; a pod without GPUs leaves nothing behind."""
+"""Watch of the GPUs that pods hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("tilecast")
 
 
 class PodInformer(Informer):
-    """Calls `changed` with the GPUs that pods hold by node, or with None while they are not known."""
+    """Informer that calls `changed` with the GPUs that pods hold by node, or with None while unknown."""
 
     def __init__(
         self,

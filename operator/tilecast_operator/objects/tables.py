@@ -1,4 +1,4 @@
-"""The cache of the operator: a table for each kind of object that it watches."""
+"""Cache of the operator: one table for each watched kind of object."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tilecast_operator.objects.view import View
 
 
 class Cache(ObjectCache):
-    """All objects that are watched, in a table for each kind. Belongs to one event loop.
+    """All watched objects, in one table for each kind. Belongs to one event loop.
 
     Args:
-        journal: where an object is noted while it is read.
-        quarantine: says what may be read of each object.
+        journal: Journal in which an object is noted while it is read.
+        quarantine: Quarantine that limits the parts of objects that are read.
     """
 
     def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
@@ -60,7 +60,7 @@ class Cache(ObjectCache):
         super().__init__(tables, journal, quarantine)
 
     def may_exist(self, key: Key) -> bool:
-        """Return False if the key is that of a job that is not in its table, and True otherwise."""
+        """Return False for the key of a job that is not in the cache, otherwise True."""
         return key.kind not in (training_job.KIND, *JOB_KINDS) or self.table(key).get(key) is not None
 
     @property

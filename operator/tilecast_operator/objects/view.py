@@ -1,4 +1,4 @@
-"""Views of objects that the cache keeps: enough to know what an object should say and whether it already does."""
+"""Views of objects: the parts of each object that the cache keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_NAMED = 320
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A TrainingJob, GPUPool or QueueAdvice."""
+    """View of a TrainingJob, GPUPool or QueueAdvice."""
 
     generation: int
     created: str
@@ -71,17 +71,17 @@ class View:
         return status
 
     def has_same_question(self, other: View) -> bool:
-        """Return whether both ask the same."""
+        """Return whether two views have equal specs and user-written annotations."""
         return self.packed_document == other.packed_document and self.inputs == other.inputs
 
     def matches_question(self, body: Document) -> bool:
-        """Return whether the object asks what this document does."""
+        """Return whether a document has the spec and the discovery marks of this view."""
         return encode_canonical(self.document) == encode_canonical(_extract_question(body))
 
 
 @dataclass(frozen=True, slots=True)
 class LearningView:
-    """A PoolLearning."""
+    """View of a PoolLearning."""
 
     packed_document: bytes
     digest: bytes
@@ -137,9 +137,9 @@ def trim_job(body: Document) -> Document:
 
 
 def _find_foreign_keys(metadata: Document) -> list[str]:
-    """Return our annotations that now belong to somebody else according to the API server, or that are missing.
+    """Return the keys of our annotations that another field manager owns, or that are missing.
 
-    None are returned if the API server does not say who owns fields.
+    The list is empty if the metadata has no `managedFields`.
     """
     annotations, managed = mapping(metadata.get("annotations")), items(metadata.get("managedFields"))
     ours = [item for item in managed if item.get("manager") == FIELD_MANAGER and item.get("operation") == "Apply"]
@@ -158,7 +158,7 @@ def trim_kueue_object(body: Document) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
-    """Settings of administrators for the jobs of a namespace."""
+    """View of a Namespace: labels and weight."""
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -166,19 +166,19 @@ class NamespaceView:
 
     @classmethod
     def of(cls, body: Document) -> NamespaceView:
-        """Return what is kept of a Namespace."""
+        """Return the view of a Namespace as the API server sent it."""
         labels, annotations = (mapping(body["metadata"].get(part)) for part in ("labels", "annotations"))
         weight = {WEIGHT: str(annotations[WEIGHT])[:MAX_INPUT]} if WEIGHT in annotations else {}
         return cls(dict(labels), weight)
 
 
 def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return those of an object's annotations that the operator writes."""
+    """Return the annotations that the operator writes, out of all annotations of an object."""
     return {key: value for key, value in annotations.items() if key in ADVICE_KEYS}
 
 
 def status_digest(status: Document) -> bytes:
-    """Return a digest of a status that ignores its writer, transition times and the spelling of numbers."""
+    """Return a digest of a status without its writer and its transition times."""
     return _digest_status(_make_plain(status))
 
 
@@ -197,7 +197,7 @@ def annotations_digest(annotations: Mapping[str, str]) -> bytes:
 
 
 def encode_canonical(value: object) -> bytes:
-    """Return JSON with sorted keys, whole numbers written without a fraction."""
+    """Return a value as canonical JSON: sorted keys, whole numbers without a fraction."""
     return _dump_json(_make_plain(value))
 
 

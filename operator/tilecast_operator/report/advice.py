@@ -1,4 +1,4 @@
-"""The annotations of an advised job and the Events about it."""
+"""Annotations of advised jobs, and Events about answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 4096
 
 
 def advice_annotations(advice: Advice) -> dict[str, str]:
-    """Return the annotations of an advice; none if it has no recommendation."""
+    """Return the annotations of an advice; empty without a recommendation."""
     best, shown = advice.best, get_advice_status(advice).recommendation
     if best is None or shown is None:
         return {}
@@ -25,12 +25,12 @@ def advice_annotations(advice: Advice) -> dict[str, str]:
 
 
 def recommendation_annotations(best: Recommendation, inputs_hash: str, product: str | None = None) -> dict[str, str]:
-    """Return the annotations of a recommendation as it is in a status.
+    """Return the annotations of a recommendation in a status.
 
     Args:
-        best: the recommendation.
-        inputs_hash: digest of the inputs of the advice.
-        product: GPU of its pool, shown if it has no node type; without both the pool's name is shown.
+        best: The recommendation.
+        inputs_hash: Digest of the inputs of the advice.
+        product: GPU of the pool, shown without a node type; without both, the name of the pool is shown.
     """
     step = best.step_seconds
     annotations: dict[str, str] = AdviceAnnotations.within(
@@ -47,12 +47,12 @@ def recommendation_annotations(best: Recommendation, inputs_hash: str, product: 
 
 
 def size_bytes(annotations: Mapping[str, str]) -> int:
-    """Return the bytes of keys and values, as the API server counts them."""
+    """Return the bytes of all keys and values, as the API server counts them."""
     return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
 
 
 def make_event(answer: Answer, before: Summary, summary: Summary) -> Note | None:
-    """Return the Event for an answer; None if the status showed the same answer before.
+    """Return the Event about an answer to a TrainingJob; None if the status showed an equal answer before.
 
     Args:
         answer: the advice, or why there is none.
@@ -72,11 +72,11 @@ def make_event(answer: Answer, before: Summary, summary: Summary) -> Note | None
 
 
 def make_job_event(answer: Answer, applied: str | None = None) -> Note:
-    """Return the Event of an answer about a job of another kind.
+    """Return the Event about an answer to a job of another kind than TrainingJob.
 
     Args:
-        answer: the advice, or why there is none.
-        applied: what became of the job, if it waited for us.
+        answer: The advice, or why there is none.
+        applied: Outcome of the job, if it was held.
     """
     first = make_event(answer, Summary(), Summary(reason=reason(answer)))
     if first is None:
@@ -87,7 +87,7 @@ def make_job_event(answer: Answer, applied: str | None = None) -> Note:
 
 
 def describe_gain(answer: Answer) -> str:
-    """Return how much better an advice is than what the job requests by itself."""
+    """Return a text that compares the best offer with the request of the job; empty without a baseline."""
     if isinstance(answer, Declined) or answer.best is None or answer.baseline is None:
         return ""
     own, best = answer.baseline, answer.best

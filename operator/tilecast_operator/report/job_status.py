@@ -1,4 +1,4 @@
-"""The status of a TrainingJob: recommendation, alternatives, reasons, conditions, and the columns of kubectl."""
+"""Status of a TrainingJob: recommendation, alternatives, conditions and the summary in the columns of kubectl."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ANSWERS: Memo[tuple[Advice, TrainingJobStatus]] = Memo(16)
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """Status, reason and message of one condition."""
+    """Status, reason and message of a condition."""
 
     status: State
     reason: str
@@ -54,7 +54,7 @@ class Aspect:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a recommendation could start now, as the condition CapacityAvailable says."""
+    """Whether a recommendation could start now, with the content of the condition CapacityAvailable."""
 
     aspect: Aspect
     fits: bool | None = None
@@ -64,7 +64,7 @@ UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet
 
 
 def parse_status(text: bytes) -> TrainingJobStatus:
-    """Read a status that was written here, as JSON; empty if somebody else changed it."""
+    """Parse the JSON of a status; return an empty status if it is invalid or incomplete."""
     try:
         status = TrainingJobStatus.model_validate_json(text)
     except ValidationError:
@@ -73,7 +73,7 @@ def parse_status(text: bytes) -> TrainingJobStatus:
 
 
 def make_status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
-    """Return the whole status for an answer, with the given conditions."""
+    """Return the status for an answer, with the given conditions."""
     if isinstance(answer, Declined):
         summary = Summary.within(reason=answer.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
@@ -81,7 +81,7 @@ def make_status(answer: Answer, generation: int, conditions: list[Condition]) ->
 
 
 def get_advice_status(answer: Advice) -> TrainingJobStatus:
-    """Return the status for an advice without the parts that differ from job to job."""
+    """Return the status for an advice without generation and conditions, from a cache if possible."""
     # The advice is kept with its status, so that its id is not reused for another advice.
     return ANSWERS.get(id(answer), lambda: (answer, _make_advice_status(answer)))[1]
 
@@ -114,16 +114,16 @@ def make_conditions(
     fit: Fit,
     applied: Aspect | None = None,
 ) -> list[Condition]:
-    """Return every condition for an answer. A condition keeps its last transition time while its status stays.
+    """Return all conditions for an answer, each with its old transition time if its status is unchanged.
 
     Args:
-        answer: the advice, or why there is none.
-        is_off: whether the job's mode is Off.
-        generation: generation of the spec that was read.
-        now: RFC 3339, for conditions whose status changes.
-        current: the current conditions.
-        fit: whether the recommendation could start now.
-        applied: whether the advised job runs as the advice says, if there is such a job.
+        answer: The advice, or why there is none.
+        is_off: Whether the mode of the job is Off.
+        generation: Generation of the spec that was read.
+        now: Time for conditions whose status changes (RFC 3339).
+        current: The current conditions.
+        fit: Whether the recommendation could start now.
+        applied: Content of the condition Applied, if the TrainingJob has a target.
     """
     before = list(current)
     aspects = _make_aspects(answer, is_off, fit, applied)
@@ -131,7 +131,7 @@ def make_conditions(
 
 
 def make_condition(kind: str, aspect: Aspect, generation: int, now: str, current: Iterable[Condition]) -> Condition:
-    """Return a condition, which keeps its last transition time while its status stays."""
+    """Return a condition, with its old transition time if its status is unchanged."""
     old = next((item for item in current if item.type == kind), None)
     since = old.last_transition_time if old is not None and old.status == aspect.status else None
     return Condition.within(
@@ -145,7 +145,7 @@ def make_condition(kind: str, aspect: Aspect, generation: int, now: str, current
 
 
 def set_fit(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
-    """Return a status that says whether its recommendation fits now, or nothing if that is unknown."""
+    """Return a copy of a status with `fitsNow` set."""
     summary, best = status.summary or Summary(), status.recommendation
     if best is None:
         return _replace_fields(status, summary=_replace_fields(summary, fits_now=None))
@@ -155,14 +155,14 @@ def set_fit(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
 
 
 def freeze_forecast(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
-    """Return a status whose forecast is frozen since `since`, unless it was frozen before."""
+    """Return a copy of a status with its forecast frozen at `since` (RFC 3339), unless frozen before."""
     return status if status.forecast is not None else _replace_fields(status, forecast=FrozenForecast(frozen_at=since))
 
 
 def update_conditions(
     status: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]
 ) -> TrainingJobStatus:
-    """Return a status of a generation with some of its conditions replaced or added."""
+    """Return a copy of a status with conditions replaced or added, and the generation set."""
     known = {item.type for item in status.conditions}
     fresh = [
         make_condition(item.type, aspects[item.type], generation, now, status.conditions)
@@ -175,19 +175,19 @@ def update_conditions(
 
 
 def update_alternatives(status: TrainingJobStatus, answer: Advice, digest: str | None) -> TrainingJobStatus:
-    """Return the status of a running job with the alternatives of a later answer; its recommendation stays.
+    """Return a copy of a status with the alternatives of a later answer.
 
     Args:
-        status: the previous status.
-        answer: the later answer.
-        digest: digest of what decided it; None if no measured run did.
+        status: The previous status.
+        answer: The later answer.
+        digest: Digest of the inputs of the later answer; None if no measured run corrects it.
     """
     alternatives = [Alternative.of(offer) for offer in answer.offers[:MAX_ALTERNATIVES]]
     return _replace_fields(status, alternatives=alternatives, alternatives_hash=digest)
 
 
 def add_score(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
-    """Return a status with the measured steps of its job and the error of the forecast."""
+    """Return a copy of a status with measured steps and the error of the forecast."""
     error = score.forecast.errors(score.window)
     return _replace_fields(
         status,
@@ -209,7 +209,7 @@ def make_observed_aspect(score: Score) -> Aspect:
 
 
 def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
-    """Return a status without measured steps, whatever it said of them before."""
+    """Return a copy of a status without measured steps and the error of the forecast."""
     if status.observed is None:
         return status
     frozen = status.forecast and FrozenForecast(frozen_at=status.forecast.frozen_at)
@@ -218,7 +218,7 @@ def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
 
 
 def _make_aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
-    """Return the content of every condition, by its type."""
+    """Return status, reason and message of each condition for an answer, by type of condition."""
     best = None if isinstance(answer, Declined) else answer.best
     given = Aspect("True" if best else "False", reason(answer), message(answer))
     if best is None or isinstance(answer, Declined):
@@ -237,7 +237,7 @@ def _make_aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None
 
 
 def _judge_confidence(advice: Advice, best: Offer) -> Aspect:
-    """Return the condition LowConfidence: it compares the range with the usual one of the job's model family."""
+    """Return the condition LowConfidence, which compares the range with the usual range of the model family."""
     family, unstated = advice.request.workload.model.family, constants.widths().unstated
     usual = unstated.get(family, unstated["other"])
     bare = f"{_format_percent(-usual)}/{_format_percent(usual)} %"
@@ -254,7 +254,7 @@ def _judge_confidence(advice: Advice, best: Offer) -> Aspect:
 
 
 def format_short_plan(offer: Offer) -> str:
-    """Return the split without micro-batch and recomputation: `fsdp16,tp2`."""
+    """Return the plan of an offer as text without micro-batch and recomputation, for example `fsdp16,tp2`."""
     return str(offer.plan).split(",mb")[0]
 
 
@@ -295,5 +295,5 @@ def _format_percent(ratio_log: float) -> str:
 
 
 def _replace_fields(model: ModelT, **values: Any) -> ModelT:
-    """Return a copy of a model with other fields; None removes a field."""
+    """Return a copy of a model with some fields replaced; None removes a field."""
     return model.model_copy(update=values)

@@ -1,4 +1,4 @@
-"""The status of a GPUPool: its nodes, what is free, the layer of every fact, or what is wrong."""
+"""Status of a GPUPool: nodes, free GPUs, the origin of every fact, or the error in its spec."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def make_pool_status(
     learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None),
     superseded: int = 0,
 ) -> GPUPoolStatus:
-    """Return the whole status. A condition keeps its last transition time while its status stays.
+    """Return the status of a GPUPool, with old transition times of conditions whose status is unchanged.
 
     Args:
-        entry: the pool, or what is wrong with it.
-        generation: generation of the spec that was read.
-        now: RFC 3339, for conditions whose status changes.
-        current: the current conditions.
-        free: what nobody uses; None if unknown.
-        learnt: calibration and errors from the pool's runs.
-        superseded: number of the pool's runs that newer ones contradict.
+        entry: The pool, or the error in its spec.
+        generation: Generation of the spec that was read.
+        now: Time for conditions whose status changes (RFC 3339).
+        current: The current conditions.
+        free: The free GPUs; None if unknown.
+        learnt: Calibration and errors from the runs on the pool.
+        superseded: Number of runs on the pool that newer runs contradict.
     """
     before, (calibration, error) = list(current), learnt
     aspects = _make_aspects(entry, free) | ({} if calibration is None else {"Drifted": _make_drift_aspect(superseded)})
@@ -74,7 +74,7 @@ def _make_summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
 
 
 def _make_aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
-    """Return the content of every condition, by its type."""
+    """Return status, reason and message of each condition of a pool, by type of condition."""
     if isinstance(entry, SpecError):
         uncounted = "the pool's nodes are not counted"
         return {
@@ -100,7 +100,7 @@ def _make_aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, 
 
 
 def _make_drift_aspect(superseded: int) -> Aspect:
-    """Return the condition Drifted of a pool that has had runs."""
+    """Return the condition Drifted of a pool with runs."""
     if superseded:
         text = f"the newest runs contradict {superseded} older ones, which no longer count; what changed on the nodes?"
         return Aspect("True", "ErrorsChanged", text)

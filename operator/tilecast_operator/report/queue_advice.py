@@ -1,4 +1,4 @@
-"""The queue plan in statuses: for each job where and when it runs, and the totals in the QueueAdvice."""
+"""Queue plan in statuses: the position of each job, and the totals in the QueueAdvice."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def make_positions(
     before: Mapping[str, QueuePosition],
     now_s: float,
 ) -> dict[str, QueuePosition]:
-    """Return what each job says about the plan, by name of the job.
+    """Return the position of each job in a plan, by name of the job.
 
     Args:
-        plan: the plan.
-        began: when each running job started, as Unix time.
-        placed: jobs that wait and cannot be moved any more.
-        before: what the jobs said before.
+        plan: The plan.
+        began: Unix time at which each running job started.
+        placed: Waiting jobs that are placed already.
+        before: The previous positions.
         now_s: Unix time, in seconds.
     """
     why = {item.job: f"{item.problem}; {item.remedy}" if item.remedy else item.problem for item in plan.refused}
@@ -90,7 +90,7 @@ def make_positions(
 
 
 def _number_places(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
-    """Return each job with its times and its place in the line of its pool, from 1, ordered by start."""
+    """Return the times of each job and its number in the line of its pool, from 1, ordered by start."""
     columns, option = report.solution.columns, report.solution.option
     waits = np.zeros(len(columns.pools), dtype=int)
     order = sorted(report.places, key=lambda place: (place.start_s, place.job))
@@ -116,7 +116,7 @@ def _explain_option(item: JobOption, fastest: JobOption) -> str:
 
 
 def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
-    """Return a position, with the times that were shown before if the new ones hardly differ."""
+    """Return a position with its previous times if the new times hardly differ."""
     if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
         return position
     times = {name: _keep_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
@@ -133,14 +133,14 @@ def _keep_time(before: str | None, time: str | None, now_s: float) -> str | None
 def make_status(
     plan: PlannedQueue, policy: str, generation: int, now: str, before: QueueAdviceStatus
 ) -> QueueAdviceStatus:  # fmt: skip
-    """Return the status of the QueueAdvice for a plan; `before` if that hardly differs.
+    """Return the status of the QueueAdvice for a plan, or `before` if the status hardly differs.
 
     Args:
-        plan: the plan.
-        policy: what the plan minimizes.
-        generation: generation of the QueueAdvice's spec.
-        now: RFC 3339.
-        before: the current status.
+        plan: The plan.
+        policy: Key of `POLICIES`.
+        generation: Generation of the spec of the QueueAdvice.
+        now: Current time (RFC 3339).
+        before: The current status.
     """
     aspect = _make_aspect(plan)
     left_out = [item for item in plan.refused if item.is_left_out]
@@ -175,7 +175,7 @@ def _make_aspect(plan: PlannedQueue) -> Aspect:
 
 
 def _describe_weights(report: QueueReport) -> str:
-    """Return a text with the namespaces whose jobs count more or less than others."""
+    """Return a text with the namespaces whose weight differs from 1; empty if there are none."""
     weights = {job.owner: job.weight for job in report.solution.columns.problem.jobs if job.weight != 1}
     named = [f"{name} {weight:g}" for name, weight in sorted(weights.items())[:MAX_WEIGHTS]]
     more = f" and {len(weights) - MAX_WEIGHTS} more" if len(weights) > MAX_WEIGHTS else ""
@@ -206,7 +206,7 @@ _TIMES = ("plannedAt", "summary", "lastTransitionTime")
 
 
 def _is_nearly_equal(one: Any, other: Any) -> bool:
-    """Return whether two documents say the same except times, and numbers that hardly differ."""
+    """Return whether two JSON documents are equal except for times and small differences of numbers."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         keys = (one.keys() | other.keys()).difference(_TIMES)
         return all(_is_nearly_equal(one.get(key), other.get(key)) for key in keys)
@@ -218,7 +218,7 @@ def _is_nearly_equal(one: Any, other: Any) -> bool:
 
 
 def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
-    """Read what the status of a TrainingJob says of an earlier plan; None if it says nothing."""
+    """Parse the queue position in the status of a TrainingJob; None if there is no valid one."""
     try:
         return QueuePosition.model_validate(document.get("queue"))
     except ValidationError:
@@ -226,7 +226,7 @@ def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
 
 
 def parse_status(document: Mapping[str, Any]) -> QueueAdviceStatus:
-    """Read the stored status of a QueueAdvice; empty if somebody changed it."""
+    """Parse the status of a QueueAdvice; return an empty status if it is invalid."""
     try:
         return QueueAdviceStatus.model_validate(document)
     except ValidationError:
