@@ -15,10 +15,7 @@ from tilecast.jobs import Job
 from tilecast.planner.problem import JobOption, Unplanned
 from tilecast.spec import SpecError
 from tilecast_operator.answer import Declined
-from tilecast_operator.controllers import job_desired, pool_desired, queue_desired
-from tilecast_operator.controllers.desired import Evidence, JobFacts, decide_training_job
-from tilecast_operator.controllers.pool_desired import PoolFacts
-from tilecast_operator.controllers.queue_desired import QueueAdviceFacts, QueueFacts
+from tilecast_operator.controllers.desired import Evidence, JobFacts, decide_job, decide_training_job
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.documents import POOL
@@ -26,6 +23,8 @@ from tilecast_operator.objects.view import View
 from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, make_capacities
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.job_status import Aspect
+from tilecast_operator.report.pools import PoolFacts, decide_pool
+from tilecast_operator.report.queue_advice import QueueAdviceFacts, QueueFacts, decide_queue_advice, plan_queue
 
 NOW_S, LATER_S = 1_767_225_600.0, 1_767_229_200.0
 BETTER = Aspect("True", "PlaceFree", "fsdp8 on 8 fast would take 1 s a step")
@@ -118,27 +117,27 @@ def running_job(**annotations: str) -> Job:
 
 
 def test_a_job_is_annotated_and_told_once() -> None:
-    want = job_desired.decide_job(running_job(), advice(), is_placed=False)
+    want = decide_job(running_job(), advice(), is_placed=False)
     assert want.annotations is not None and want.annotations[POOL] == "h100-sxm" and want.missed is None
     assert want.note is not None and not want.is_change
-    again = job_desired.decide_job(running_job(**want.annotations), advice(), is_placed=False)
+    again = decide_job(running_job(**want.annotations), advice(), is_placed=False)
     assert (again.annotations, again.note) == (None, None)
-    other = job_desired.decide_job(running_job(**want.annotations), advice(inputs_hash="ff" * 32), is_placed=False)
+    other = decide_job(running_job(**want.annotations), advice(inputs_hash="ff" * 32), is_placed=False)
     assert other.annotations is not None and other.note is not None and other.is_change
 
 
 def test_a_job_that_started_before_it_could_be_placed_is_told_why() -> None:
-    want = job_desired.decide_job(running_job(), advice(), is_placed=True)
+    want = decide_job(running_job(), advice(), is_placed=True)
     assert want.missed is not None and want.missed.text.startswith("AlreadyStarted: ")
     assert want.annotations is not None and want.annotations[jobs.APPLIED] == "AlreadyStarted"
-    again = job_desired.decide_job(running_job(**want.annotations), advice(), is_placed=True)
+    again = decide_job(running_job(**want.annotations), advice(), is_placed=True)
     assert (again.missed, again.annotations, again.note) == (None, None, None)
 
 
 def test_a_job_without_advice_loses_its_annotations_and_is_told() -> None:
-    shown = job_desired.decide_job(running_job(), advice(), is_placed=False).annotations
+    shown = decide_job(running_job(), advice(), is_placed=False).annotations
     assert shown is not None
-    want = job_desired.decide_job(running_job(**shown), Declined("NoPools", "there is none"), is_placed=False)
+    want = decide_job(running_job(**shown), Declined("NoPools", "there is none"), is_placed=False)
     assert want.annotations == {} and want.note is not None and want.is_change
 
 
@@ -152,14 +151,14 @@ def pool_view(document: dict[str, Any], status: Any = None) -> View:
 
 
 def test_a_discovered_pool_is_written_and_then_gets_its_status() -> None:
-    want = pool_desired.decide_pool(PoolFacts(FOUND), NOW_S)
+    want = decide_pool(PoolFacts(FOUND), NOW_S)
     assert want.document is not None and want.status is None and not want.is_deleted
-    again = pool_desired.decide_pool(PoolFacts(FOUND, pool_view(want.document)), NOW_S)
+    again = decide_pool(PoolFacts(FOUND, pool_view(want.document)), NOW_S)
     assert again.document is None and again.status is not None and again.status.nodes == 2
     assert again.missing_since_s is None
     later = pool_view(want.document, again.status.document())
-    assert pool_desired.decide_pool(PoolFacts(FOUND, later), LATER_S).status == again.status, "no time is written anew"
-    without = pool_desired.decide_pool(PoolFacts(FOUND, is_discovering=False), NOW_S)
+    assert decide_pool(PoolFacts(FOUND, later), LATER_S).status == again.status, "no time is written anew"
+    without = decide_pool(PoolFacts(FOUND, is_discovering=False), NOW_S)
     assert (without.document, without.status) == (None, None)
 
 
@@ -167,9 +166,9 @@ def test_a_pool_whose_nodes_went_says_since_when() -> None:
     document = nodes.discovered(FOUND)
     assert document is not None
     fewer = nodes.pools([nodes.node(node("n1"))], [document]).entries[0]
-    first = pool_desired.decide_pool(PoolFacts(fewer, pool_view(document)), NOW_S)
+    first = decide_pool(PoolFacts(fewer, pool_view(document)), NOW_S)
     assert first.status is not None and first.missing_since_s == NOW_S
-    second = pool_desired.decide_pool(PoolFacts(fewer, pool_view(document, first.status.document())), LATER_S)
+    second = decide_pool(PoolFacts(fewer, pool_view(document, first.status.document())), LATER_S)
     assert second.missing_since_s == NOW_S
 
 
@@ -177,10 +176,10 @@ def test_an_obsolete_pool_is_deleted_and_an_invalid_one_says_why() -> None:
     document = nodes.discovered(FOUND)
     assert document is not None
     view = pool_view(document)
-    assert pool_desired.decide_pool(PoolFacts(None, view, is_obsolete=True), NOW_S).is_deleted
-    assert not pool_desired.decide_pool(PoolFacts(None, view, is_obsolete=True, is_discovering=False), NOW_S).is_deleted
-    assert not pool_desired.decide_pool(PoolFacts(None, None, is_obsolete=True), NOW_S).is_deleted
-    wrong = pool_desired.decide_pool(PoolFacts(SpecError("gpu", "there is none", "name one"), view), NOW_S)
+    assert decide_pool(PoolFacts(None, view, is_obsolete=True), NOW_S).is_deleted
+    assert not decide_pool(PoolFacts(None, view, is_obsolete=True, is_discovering=False), NOW_S).is_deleted
+    assert not decide_pool(PoolFacts(None, None, is_obsolete=True), NOW_S).is_deleted
+    wrong = decide_pool(PoolFacts(SpecError("gpu", "there is none", "name one"), view), NOW_S)
     assert wrong.document is None and condition(wrong.status, "Ready") == ("False", "InvalidSpec")
 
 
@@ -190,21 +189,21 @@ ROW = QueueRow(Key("Job", "default", "a"), (JobOption("h100-sxm", 8, 3600.0, 300
 def test_a_plan_gives_each_job_its_position_or_the_reason_why_it_has_none() -> None:
     refused = (Unplanned("Job/default/b", "it asks too much", "ask less"), Unplanned("Namespace/x", "odd", "none"))
     state = QueueState((ROW,), refused, make_capacities([FOUND], {}, [ROW]))
-    plan, positions = queue_desired.plan_queue(QueueFacts(state, "completion", {}), NOW_S)
+    plan, positions = plan_queue(QueueFacts(state, "completion", {}), NOW_S)
     assert plan.report is not None and positions.keys() == {ROW.key, Key("Job", "default", "b")}
     assert positions[ROW.key].pool == "h100-sxm" and positions[Key("Job", "default", "b")].pool is None
-    again = queue_desired.plan_queue(QueueFacts(state, "completion", positions), NOW_S + 1)
+    again = plan_queue(QueueFacts(state, "completion", positions), NOW_S + 1)
     assert again[1] == positions, "the time that passes changes no position"
 
 
 def test_the_queue_advice_is_written_with_its_spec_and_then_its_status() -> None:
     facts = QueueAdviceFacts(PlannedQueue(), "completion", 2.0, None)
-    first = queue_desired.decide_queue_advice(facts, NOW_S)
+    first = decide_queue_advice(facts, NOW_S)
     assert first.spec is not None and first.status is None
     body = {"kind": "QueueAdvice", "metadata": {"name": "cluster", "generation": 3}, "spec": first.spec}
-    second = queue_desired.decide_queue_advice(replace(facts, view=View.of(body)), NOW_S)
+    second = decide_queue_advice(replace(facts, view=View.of(body)), NOW_S)
     assert second.spec is None and second.status is not None and second.status.observed_generation == 3
-    third = queue_desired.decide_queue_advice(
+    third = decide_queue_advice(
         replace(facts, view=View.of({**body, "status": second.status.document()})), LATER_S
     )  # fmt: skip
     assert third.status == second.status, "no time is written anew"

@@ -207,7 +207,7 @@ async def test_no_plan_is_made_twice_for_one_queue_nor_too_often(monkeypatch: py
         plans.append(arguments)
         return queue_rows.plan_rows(*arguments)
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", counting)
+    monkeypatch.setattr("tilecast_operator.report.queue_advice.plan_rows", counting)
     store = Store()
     store.put(f"{JOBS}/a", training("a"))
     async with planning(store) as running:
@@ -226,7 +226,7 @@ async def test_a_failure_of_the_solver_keeps_nobody_from_advice(monkeypatch: pyt
     def failing(*arguments: Any) -> PlannedQueue:
         raise ArithmeticError
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", failing)
+    monkeypatch.setattr("tilecast_operator.report.queue_advice.plan_rows", failing)
     store = Store()
     store.put(f"{JOBS}/a", training("a"))
     store.clock_s = NOW_S
@@ -530,7 +530,7 @@ async def test_what_others_hold_counts_at_the_second_look(monkeypatch: pytest.Mo
         held.append({pool.name: pool.held_gpus for pool in state.pools}["h100-sxm"])
         return queue_rows.plan_rows(state, *arguments)
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", noting)
+    monkeypatch.setattr("tilecast_operator.report.queue_advice.plan_rows", noting)
     store = JobStore()
     async with serving(store, replace(PLANNING, read_kueue=True)) as running:
         kueue(running, reserved=4)

@@ -11,7 +11,7 @@ import contextvars
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -314,30 +314,33 @@ class Advisor:
     async def _read_request(
         self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None
     ) -> Request | Declined:
-        try:
-            async with self._readers.take(key):
-                # A stored graph takes a while to read: it is read beside searches, not behind them.
-                return await asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored)
-        except SpecError as error:
-            return decline_invalid(error)
-        except Exception as error:
-            log.exception("a job cannot be read")
-            return decline_failed(error)
+        async with self._readers.take(key):
+            # A stored graph takes a while to read: it is read beside searches, not behind them.
+            return await _catch_errors(asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored))
 
     async def _search_plans(
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]
     ) -> Answer:
         try:
-            advice = await self._searches.run(request, pools, self._counted, key)
-            self._interruptions.forget_question(question_key)
-            return advice
+            answer = await _catch_errors(self._searches.run(request, pools, self._counted, key))
         except SearchInterruptedError as error:
             return self._interruptions.add_interruption(question_key, error)
-        except SpecError as error:
-            return decline_invalid(error)
-        except Exception as error:
-            log.exception("advice failed")
-            return decline_failed(error)
+        if isinstance(answer, Advice):
+            self._interruptions.forget_question(question_key)
+        return answer
+
+
+async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | Declined:
+    """Return the result of reading or searching, or the answer that declines the job because of an error."""
+    try:
+        return await work
+    except SearchInterruptedError:
+        raise
+    except SpecError as error:
+        return decline_invalid(error)
+    except Exception as error:
+        log.exception("advice failed")
+        return decline_failed(error)
 
 
 def _hold_incumbent(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:

@@ -14,7 +14,6 @@ from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.destinations import Destinations
-from tilecast_operator.controllers.evidence import EvidenceReader
 from tilecast_operator.controllers.job_advice import JobAdvice
 from tilecast_operator.controllers.job_answers import JobAnswers
 from tilecast_operator.controllers.jobs import Jobs
@@ -32,10 +31,9 @@ from tilecast_operator.controllers.requeues import Requeues
 from tilecast_operator.controllers.runtime import Runtime, SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.shards import NamespaceShard
-from tilecast_operator.controllers.status_writes import StatusWrites
 from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.controllers.token_reviews import TokenReviews
-from tilecast_operator.controllers.training_jobs import TrainingJobs
+from tilecast_operator.controllers.training_jobs import EvidenceReader, StatusWrites, TrainingJobs
 from tilecast_operator.interruptions import Interruptions
 from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import Api
@@ -141,7 +139,7 @@ class Assembly:
         self.admission = admission = Admission(context, placer, requests, advice)
         self.targets = targets = Targets(context, discovery, requests, advice, admission)
         if settings.queue:
-            queue_jobs = QueueJobs(context, job_answers, advice)
+            queue_jobs = QueueJobs(context, advice)
             QueuePlans(context, capacity, requests, queue_jobs, planned)
         TrainingJobs(
             context,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import jobs
@@ -20,10 +21,8 @@ from tilecast.jobs import HOLD_QUEUE, NEXT_QUEUE, QUEUE, Job, Placement, candida
 from tilecast.spec import SpecError
 from tilecast_operator.answer import Declined, message, reason
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.held_times import HeldTimes
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
-from tilecast_operator.controllers.outages import WebhookOutage
 from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import SharedContext
@@ -32,7 +31,9 @@ from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lease import NotLeaderError
-from tilecast_operator.kube.records import RecordPart
+from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.times import seconds
+from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.kinds import path_of
 from tilecast_operator.report.advice import describe_gain
 from tilecast_operator.report.job_status import Aspect
@@ -85,6 +86,78 @@ class _Decision:
     text: str = ""
     placement: Placement | None = None
     advice: Advice | None = None
+
+
+class HeldTimes:
+    """Held jobs and the times since which they wait. Belongs to one event loop.
+
+    Args:
+        records: Records of the jobs.
+        metrics: Metrics that count waits and outcomes.
+        clock: Clock of the API server, in Unix time.
+        outcomes: All possible outcomes of a job; each is counted from zero.
+    """
+
+    def __init__(self, records: Records, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._since: RecordPart[float] = records.part()
+        metrics.held.set_function(lambda: len(self._since))
+        metrics.oldest_held.set_function(self._oldest_s)
+        for outcome in outcomes:
+            metrics.placements.labels(outcome)
+
+    def track_job(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
+        """Begin or end the wait of a job that was seen.
+
+        Args:
+            key: Key of the job.
+            before: The job as it was seen before; None for a new job, which has waited since its creation.
+            now: The job as it was seen now.
+        """
+        job = about(now.value)
+        if not job.is_held or job.is_owned:
+            self._since.pop(key, None)
+        elif key not in self._since:
+            created_s = None if before else seconds(str(now.value["metadata"].get("creationTimestamp", "")))
+            self._since[key] = self._clock() if created_s is None else created_s
+
+    def held_since_s(self, key: Key) -> float | None:
+        """Return the Unix time since which a job waits; None if the job does not wait."""
+        return self._since.get(key)
+
+    def record_release(self, key: Key, since_s: float | None, outcome: str) -> None:
+        """End the wait of a released job, which began at `since_s` (Unix time), and count its outcome."""
+        self._since.pop(key, None)
+        if since_s is not None:
+            self._metrics.placement_wait.observe(max(0.0, self._clock() - since_s))
+        self.count_outcome(outcome)
+
+    def count_outcome(self, outcome: str) -> None:
+        """Count an outcome of a job."""
+        self._metrics.placements.labels(outcome).inc()
+
+    def _oldest_s(self) -> float:
+        return max(0.0, self._clock() - min(self._since.values())) if self._since else 0.0
+
+
+class WebhookOutage:
+    """Outage of the admission webhooks, as writes to jobs show it. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def record_failure(self, error: Exception) -> None:
+        """Record that a webhook did not answer; log the first failure of an outage."""
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+            log.warning("jobs that wait are neither placed nor let go until a webhook answers: %s", error)
+
+    def record_success(self) -> None:
+        """Record that a write succeeded; log the end of an outage."""
+        if self._since_s is not None:
+            log.info("webhooks answer again after %.0f s", time.monotonic() - self._since_s)
+            self._since_s = None
 
 
 class Admission:
@@ -252,7 +325,7 @@ class Admission:
             return _Decision("OtherScheduler" if job.other_scheduler else "AsksByClaim")
         if job.is_finished or job.has_started:
             return _Decision("AlreadyStarted")
-        while not self._advice.is_ready:
+        while not self._advice.answers.is_ready:
             await asyncio.sleep(timings.poll_s)
         await self._advice.planned.wait_until_planned(key, timings.plan_s)
         answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)

@@ -76,15 +76,11 @@ class AnswerTimes:
 
     def record_answer(self, key: Key) -> None:
         """Close a job's question and observe its duration; do nothing if no question is open."""
-        since = self._close_question(key)
+        since = self.withdraw_question(key)
         if since is not None:
             self._durations.labels(key.kind).observe(self._timer() - since)
 
-    def withdraw_question(self, key: Key) -> None:
-        """Close a job's question without observing its duration."""
-        self._close_question(key)
-
-    def _close_question(self, key: Key) -> float | None:
+    def withdraw_question(self, key: Key) -> float | None:
         """Close a job's question and return the time at which it was opened; None if none is open."""
         since = self._since.pop(key, None)
         if since is not None:

@@ -18,7 +18,7 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.better_placement import BetterPlace, MoveCost
-from tilecast_operator.report.job_status import Aspect, Fit
+from tilecast_operator.report.job_status import Aspect
 
 log = logging.getLogger("tilecast")
 
@@ -30,11 +30,7 @@ class Destinations:
         self._context = context
         self._answers = answers
         self._pools = pools
-        self._capacity = capacity
-
-    def check_fit(self, key: Key, place: Destination | None) -> Fit:
-        """Return whether a job's recommendation could start now, as `Capacity.check_fit` does."""
-        return self._capacity.check_fit(key, place)
+        self.capacity = capacity
 
     async def update_alternatives(
         self, key: Key, document: Document, before: TrainingJobStatus, score: Score | None, target: Target | None
@@ -84,7 +80,7 @@ class Destinations:
         report, is_over = self._pools.report, target is not None and (target.is_finished or target.is_gone)
         known = better_placement.find_condition(before)
         if is_over or score is None or current.alternatives_hash is None or report is None:
-            self._capacity.hide_fit(key)
+            self.capacity.hide_fit(key)
             without = better_placement.JOB_ENDED if is_over else better_placement.UNKNOWN
             return None if known is None else without
         spec = document.get("spec") or {}
@@ -94,9 +90,9 @@ class Destinations:
         pools = {pool.name: pool for pool in report.pools}
         places = better_placement.find_better_places(current, score, goal, pools, least, moving)
         worth = [item for item in places if item.is_worth_it]
-        free = next((item for item in worth if self._capacity.check_fit(key, _destination_of(item)).fits), None)
+        free = next((item for item in worth if self.capacity.check_fit(key, _destination_of(item)).fits), None)
         if free is None:
-            self._capacity.check_fit(key, _destination_of(places[0]) if places else None)
+            self.capacity.check_fit(key, _destination_of(places[0]) if places else None)
         return better_placement.make_aspect(known, free, places)
 
 

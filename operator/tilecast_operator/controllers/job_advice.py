@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import jobs
@@ -17,7 +17,6 @@ from tilecast_operator.answer import Answer, Declined, decline_without_pools
 from tilecast_operator.controllers.contention import UNSIGNED, Contention
 from tilecast_operator.controllers.job_answers import JobAnswers
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.requests import Requests, read_mode
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
@@ -70,20 +69,11 @@ class JobAdvice:
     ) -> None:
         self._context = context
         self._contention = contention
-        self._answers = answers
+        self.answers = answers
         self._requests = requests
         self.planned = planned
         """Place of each job in the plan of the whole queue."""
         self._objects: dict[str, tuple[float, Document | None]] = {}
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the pools are known."""
-        return self._answers.is_ready
-
-    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever answers may change."""
-        self._answers.listen(listener)
 
     async def read_job(self, document: Document) -> Job:
         """Read a job from its document, its TrainingRuntime and its ResourceClaims.
@@ -139,11 +129,11 @@ class JobAdvice:
             **({training_job.KIND: advice_request.requested_by} if advice_request.requested_by else {}),
         }
         keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
-        question = await self._answers.read_question(keys, advice_request.question, is_held=job.is_held)
+        question = await self.answers.read_question(keys, advice_request.question, is_held=job.is_held)
         if isinstance(question.request, Declined):
             refusal = question.request
             return refusal if advice_request.requested_by else replace(refusal, message=jobs.in_words(refusal.message))
-        report = self._answers.find_report(job.namespace)
+        report = self.answers.find_report(job.namespace)
         if report is None or not report.pools:
             return decline_without_pools(report)
         try:
@@ -152,7 +142,7 @@ class JobAdvice:
             return Declined("QueueNotFound", str(error))
         try:
             jobs.require_gpus(job)
-            pools, labels = self._answers.list_pools(question), self._list_gpu_node_labels(job, report)
+            pools, labels = self.answers.list_pools(question), self._list_gpu_node_labels(job, report)
             devices = report.devices if self._context.settings.read_resource_slices else None
             choice = candidates.candidates(job, pools, labels, queue, devices, is_placed=is_placed)
             request = candidates.request(question.request, job, choice, is_placed=is_placed)
@@ -175,7 +165,7 @@ class JobAdvice:
             return open_question, None
         question, request, choice = open_question.question, open_question.request, open_question.choice
         usable = [item.pool for item in choice.usable]
-        answer = await self._answers.search(question, request, choice.pools, usable, job.namespace)
+        answer = await self.answers.search(question, request, choice.pools, usable, job.namespace)
         if isinstance(answer, Declined):
             return answer, None
         advice = question.own.with_notes(candidates.settled(answer, choice))

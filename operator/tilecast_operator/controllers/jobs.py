@@ -17,8 +17,8 @@ from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.answer import Answer, Declined, find_interruption, is_passing, message
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
+from tilecast_operator.controllers.desired import ALREADY_STARTED, decide_job
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, encode_relevant_fields
-from tilecast_operator.controllers.job_desired import ALREADY_STARTED, decide_job
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import Requests
@@ -79,7 +79,7 @@ class Jobs:
         context.cache.namespaces.listen(self._on_namespace_change)
         for table in (context.cache.local_queues, context.cache.cluster_queues, context.cache.flavors):
             table.listen(self._on_queue_change)
-        advice.listen(self._on_pools_change)
+        advice.answers.listen(self._on_pools_change)
         for kind in JOB_KINDS:
             context.runtime.register(kind, self._reconcile, context.cache.jobs)
             context.answers.register_kind(kind)
@@ -137,7 +137,7 @@ class Jobs:
         if seen is None and key in self._requests:
             # The cache did not keep it when it was seen.
             seen = self._context.cache.jobs.keep(await self._context.client.get(path_of(key)), is_new=True)
-        if seen is None or self._admission.is_deciding(key, seen.uid) or not self._advice.is_ready:
+        if seen is None or self._admission.is_deciding(key, seen.uid) or not self._advice.answers.is_ready:
             return
         if await self._advise_job(key, seen):
             self._context.answers.withdraw_question(key)
@@ -215,8 +215,7 @@ class Jobs:
         return True
 
     def _is_owed(self, key: Key) -> bool:
-        state = self._states.get(key)
-        return state is not None and state.is_owed
+        return (self._states.get(key) or _JobState()).is_owed
 
     def _take_intact(self, key: Key) -> Mapping[str, str] | None:
         """Return and forget our annotations from before another client changed them; None if unknown."""

@@ -6,7 +6,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
@@ -80,20 +80,17 @@ def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[
         job: The job without a node choice.
         flavors: Node labels of each flavor; an empty sequence allows any flavor.
     """
-    operations = list[Operation]()
-    for path, spec, pods in _iterate_pod_sets(workload, job):
-        fields: dict[str, Any] = {NODE_SELECTOR: dict(pods.node_selector)}
-        if flavors:
-            given = spec.get("affinity") or {}
-            required = {"nodeSelectorTerms": _combine_terms(pods.affinity, flavors)}
-            on_nodes = {**(given.get("nodeAffinity") or {}), REQUIRED: required}
-            fields["affinity"] = {**given, "nodeAffinity": on_nodes}
-        operations += [
-            _set_operation((*path, key), value)
-            for key, value in fields.items()
-            if (spec.get(key) or type(value)()) != value
-        ]
-    return [_require_version(workload), *operations] if operations else []
+
+    def make_fields(spec: Document, pods: Pods) -> dict[str, Any]:
+        selected = {NODE_SELECTOR: dict(pods.node_selector)}
+        if not flavors:
+            return selected
+        given = spec.get("affinity") or {}
+        required = {"nodeSelectorTerms": _combine_terms(pods.affinity, flavors)}
+        on_nodes = {**(given.get("nodeAffinity") or {}), REQUIRED: required}
+        return {**selected, "affinity": {**given, "nodeAffinity": on_nodes}}
+
+    return _make_pod_set_patch(workload, job, make_fields)
 
 
 def _combine_terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
@@ -146,25 +143,30 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
 def make_workload_patch(workload: Document, job: Job, placement: Placement) -> list[Operation]:
     """Return the JSON patch that writes the node choice of a job into its Kueue Workload; empty if it is there."""
     # Kueue compares only counts and requests of both, so a selector on the job does not reach the Workload by itself.
-    operations = list[Operation]()
-    for path, spec, pods in _iterate_pod_sets(workload, job):
-        fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
-        fields["tolerations"] = tolerated(pods, placement.tolerations)
-        operations += [
-            _set_operation((*path, key), value)
-            for key, value in fields.items()
-            if (spec.get(key) or type(value)()) != value
-        ]
-    return [_require_version(workload), *operations] if operations else []
+
+    def make_fields(_: Document, pods: Pods) -> dict[str, Any]:
+        tolerations = tolerated(pods, placement.tolerations)
+        return {NODE_SELECTOR: selector(pods, placement.node_selector), "tolerations": tolerations}
+
+    return _make_pod_set_patch(workload, job, make_fields)
 
 
-def _iterate_pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Pods]]:
-    """Yield JSON path, pod spec and pods of each pod set of a Workload whose pods have GPUs."""
-    named = {_pod_set_name(pods.name): pods for pods in job.workers}
+def _make_pod_set_patch(
+    workload: Document, job: Job, make_fields: Callable[[Document, Pods], dict[str, Any]]
+) -> list[Operation]:
+    """Return the JSON patch that sets fields of all pod sets with the job's pods with GPUs; empty if they are set.
+
+    `make_fields` returns the fields for the present pod spec of a pod set and the pods of the job.
+    """
+    named, operations = {_pod_set_name(pods.name): pods for pods in job.workers}, list[Operation]()
     for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
-        if (pods := named.get(str(pod_set.get("name")))) is not None:
-            path: Path = ("spec", "podSets", index, "template", "spec")
-            yield path, (pod_set.get("template") or {}).get("spec") or {}, pods
+        if (pods := named.get(str(pod_set.get("name")))) is None:
+            continue
+        path, spec = ("spec", "podSets", index, "template", "spec"), (pod_set.get("template") or {}).get("spec") or {}
+        fields = make_fields(spec, pods)
+        changed = {key: value for key, value in fields.items() if (spec.get(key) or type(value)()) != value}
+        operations += [_set_operation((*path, key), value) for key, value in changed.items()]
+    return [_require_version(workload), *operations] if operations else []
 
 
 def is_reserved(workload: Document) -> bool:

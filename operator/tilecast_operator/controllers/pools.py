@@ -17,7 +17,6 @@ from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.controllers.capacity import CAPACITY, Capacity
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
-from tilecast_operator.controllers.pool_desired import PoolFacts, decide_pool
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.documents import Note, applied_fields
@@ -27,6 +26,7 @@ from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, status_digest
 from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.question import PoolVersions
+from tilecast_operator.report.pools import PoolFacts, decide_pool
 
 log = logging.getLogger("tilecast")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 from tilecast import jobs
 from tilecast.advice import Request
 from tilecast.api.fields import mapping
 from tilecast.hardware import Pool
-from tilecast.nodes import FoundPool
 from tilecast.planner.options import job_options
 from tilecast.planner.problem import JobOption, Unplanned
 from tilecast.spec import SpecError
@@ -18,8 +17,6 @@ from tilecast_operator.answer import Answer, Declined, message
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice, JobQuestion
-from tilecast_operator.controllers.job_answers import JobAnswers
-from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.requests import read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
@@ -45,29 +42,15 @@ log = logging.getLogger("tilecast")
 class QueueJobs:
     """Reader of the jobs of the queue. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, answers: JobAnswers, advice: JobAdvice) -> None:
+    def __init__(self, context: SharedContext, advice: JobAdvice) -> None:
         self._context = context
-        self._answers = answers
+        self.answers = advice.answers
         self._advice = advice
         self._rows: RecordPart[tuple[Hashable, QueueRow | Unplanned | None]] = context.records.part()
         """Row that was read of each job, with the state of the job that it was read from."""
         self._options: AnswerMemo[tuple[JobOption, ...]] = AnswerMemo(context.settings.advice_cache)
         self._since: RecordPart[float] = context.records.part()
         """When a job was first seen to run, if the job does not say when it started."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the pools are known."""
-        return self._answers.is_ready
-
-    @property
-    def found_pools(self) -> Sequence[FoundPool]:
-        """The pools of the cluster; empty while they are not known."""
-        return self._answers.found_pools
-
-    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever the pools change."""
-        self._answers.listen(listener)
 
     def clear_rows(self) -> None:
         """Drop all cached rows, because pools, quotas or namespaces have changed."""
@@ -123,12 +106,12 @@ class QueueJobs:
         document, before = view.document, job_status.parse_status(view.status_json)
         if read_mode(document) == "Off" or read_target(key.namespace, document) is not None:
             return None
-        question = await self._answers.read_question([key], document)
+        question = await self.answers.read_question([key], document)
         if isinstance(question.request, Declined):
             return Unplanned(make_plan_name(key), question.request.message[:MOST_TEXT], "")
-        options = await self._price_options(question, question.request, self._answers.list_pools(question))
+        options = await self._price_options(question, question.request, self.answers.list_pools(question))
         if not options:
-            return _explain_no_option(key, await self._answers.answer_question(question))
+            return _explain_no_option(key, await self.answers.answer_question(question))
         forecast, best = before.forecast, before.recommendation
         place = None
         if forecast is not None and best is not None:
@@ -213,11 +196,11 @@ class QueueJobs:
         Raises:
             SpecError: It is not known how long the job runs.
         """
-        is_common = self._answers.has_common_pools(question.namespace)
+        is_common = self.answers.has_common_pools(question.namespace)
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
         namespace = "" if is_common else question.namespace
         key = (question.key, namespace, question.own.own, repr(request.constraints), shapes)
-        return await self._options.get(key, lambda: self._answers.run_in_thread(job_options, request, pools))
+        return await self._options.get(key, lambda: self.answers.run_in_thread(job_options, request, pools))
 
 
 _PLACED = (patches.PLACED, patches.QUEUED)

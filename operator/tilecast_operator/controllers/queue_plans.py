@@ -15,7 +15,6 @@ from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import PoolsChange
-from tilecast_operator.controllers.queue_desired import QueueAdviceFacts, QueueFacts, decide_queue_advice, plan_queue
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.requests import Requests, read_target
 from tilecast_operator.controllers.runtime import SharedContext
@@ -32,7 +31,13 @@ from tilecast_operator.queue_rows import (
     count_held_gpus,
     make_capacities,
 )
-from tilecast_operator.report.queue_advice import parse_position
+from tilecast_operator.report.queue_advice import (
+    QueueAdviceFacts,
+    QueueFacts,
+    decide_queue_advice,
+    parse_position,
+    plan_queue,
+)
 
 QUEUE = Key("Queue")
 """Key under which the whole queue is planned."""
@@ -75,7 +80,7 @@ class QueuePlans:
         for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
             table.listen(self._on_quota_change)
         cache.queue_advices.listen(self._on_advice_change)
-        queue_jobs.listen(self._on_pools_change)
+        queue_jobs.answers.listen(self._on_pools_change)
         capacity.listen(self._schedule_plan)
         context.leadership.listen(lambda is_leading: self._schedule_plan())
         context.runtime.register(QUEUE.kind, self._reconcile_queue)
@@ -117,7 +122,7 @@ class QueuePlans:
     async def _reconcile_queue(self, _: Key) -> None:
         """Plan the queue again if its state has changed."""
         settings = self._context.settings
-        if not self._jobs.is_ready or not self._context.leadership.is_leader:
+        if not self._jobs.answers.is_ready or not self._context.leadership.is_leader:
             return  # it is due again once the nodes are read, or this replica leads
         if self._last_s + settings.queue_interval_s > time.monotonic():
             self._schedule_plan()
@@ -140,7 +145,7 @@ class QueuePlans:
         # A job that was just admitted or has just ended is counted twice for a moment. Therefore GPUs count as held by
         # others once they were held at two reads in a row.
         rows, refused = await self._jobs.read_rows()
-        entries = self._jobs.found_pools
+        entries = self._jobs.answers.found_pools
         free = {
             item.pool.name: known
             for item in entries

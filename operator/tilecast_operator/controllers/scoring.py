@@ -51,8 +51,7 @@ class Scores:
 
     def get_score(self, key: Key) -> Score | None:
         """Return the score of a job; None without a measured step."""
-        known = self._measured.get(key)
-        return None if known is None else known.score
+        return (self._measured.get(key) or _Measured()).score
 
     def recall_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
         """Take over the score in a job's status; return whether it is new.
@@ -77,15 +76,14 @@ class Scores:
 
     def find_refusal(self, key: Key) -> str | None:
         """Return why the annotation of a job was refused; None if none was refused."""
-        known = self._measured.get(key)
-        return None if known is None or known.refused is None else known.refused[1]
+        refused = (self._measured.get(key) or _Measured()).refused
+        return None if refused is None else refused[1]
 
     async def take_annotation(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
         """Score the step in the annotation of a job, unless it was scored before; return whether it was scored now."""
-        known = self.get_score(key)
-        is_taken = known is not None and known.window.latest.annotation == text[:32]
-        part = self._measured.get(key)
-        if is_taken or (part is not None and part.refused is not None and part.refused[0] == text):
+        part = self._measured.get(key) or _Measured()
+        is_taken = part.score is not None and part.score.window.latest.annotation == text[:32]
+        if is_taken or (part.refused is not None and part.refused[0] == text):
             return False
         try:
             await self.take_report(key, seen, pools, reports.from_annotation(text))
@@ -147,9 +145,9 @@ class Scores:
         """
         known = ScoredForecast.of(frozen)
         origin = (_find_pool(report, pools, best), report.gpus, report.plan)
-        part = self._measured.get(key)
-        if known is not None and (origin == (None, None, None) or (part is not None and origin == part.origin)):
-            return known, None if part is None else part.origin
+        before = (self._measured.get(key) or _Measured()).origin
+        if known is not None and origin in ((None, None, None), before):
+            return known, before
         standing = best.incumbent()
         name, gpus = origin[0] or best.pool, report.gpus or best.gpus
         pool = next((item for item in pools.pools if item.name == name), None)

@@ -5,25 +5,108 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilecast.api import training_job
+from tilecast.api.status import TrainingJobStatus
 from tilecast_operator.answer import Answer, find_interruption, is_passing, message
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Destination
-from tilecast_operator.controllers.desired import UNANNOTATED, JobFacts, decide_training_job
+from tilecast_operator.controllers.contention import Contention
+from tilecast_operator.controllers.desired import UNANNOTATED, Desired, Evidence, JobFacts, decide_training_job
 from tilecast_operator.controllers.destinations import Destinations
-from tilecast_operator.controllers.evidence import EvidenceReader
 from tilecast_operator.controllers.job_answers import JobAnswers, add_run_notes
-from tilecast_operator.controllers.learning import CALIBRATION
+from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
+from tilecast_operator.controllers.observations import Observations
+from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import PoolsChange
-from tilecast_operator.controllers.requests import read_mode
+from tilecast_operator.controllers.requests import read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.controllers.status_writes import StatusWrites
+from tilecast_operator.controllers.scoring import Scores
+from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.records import RecordPart
-from tilecast_operator.objects.view import View, status_digest
+from tilecast_operator.objects.view import View, annotations_digest, status_digest
 from tilecast_operator.report import job_status
 
 UNANSWERED = status_digest({})
+
+
+class EvidenceReader:
+    """Reader of targets and measured steps of TrainingJobs. Belongs to one event loop."""
+
+    def __init__(self, targets: Targets, observations: Observations, scores: Scores) -> None:
+        self._targets = targets
+        self.observations = observations
+        self.scores = scores
+
+    async def read_evidence(
+        self, key: Key, seen: Stored[View], document: Document, before: TrainingJobStatus
+    ) -> Evidence:
+        """Return the target and the measured steps of a job; raises as `Targets.find_target` does."""
+        target = await self._targets.find_target(key, document)
+        await self.observations.read_annotations(key, seen, before, target)
+        return Evidence(target, self.scores.get_score(key), self.observations.find_refusal(key, document))
+
+
+class StatusWrites:
+    """Writer of the answers to TrainingJobs. Belongs to one event loop."""
+
+    def __init__(
+        self, context: SharedContext, learning: PoolLearnings, planned: PlannedJobs, contention: Contention
+    ) -> None:
+        self._context = context
+        self._learning = learning
+        self._planned = planned
+        self._contention = contention
+
+    async def write_answer(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
+        """Write differences, unless the job is left to another operator; return whether the status was written.
+
+        Args:
+            key: Key of the job.
+            seen: The job as it was seen.
+            want: Status, annotations and Event that the job should have.
+            before: The present status.
+
+        Raises:
+            ApiError: For example 409, where the job has changed since it was seen.
+        """
+        generation = seen.value.generation
+        if self._contention.must_wait(key, generation):
+            return False
+        try:
+            return await self._write_changes(key, seen, want, before)
+        except ApiError as error:
+            if error.status == 409:
+                self._contention.record_conflict(key, generation)
+            raise
+
+    async def _write_changes(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
+        is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
+        status = self._planned.add_position(read_target(key.namespace, asked.document) or key, want.status, before)
+        document, first = status.document(), next(iter(status.alternatives), None)
+        digest = status_digest(document)
+        if digest != asked.digest and before.observed_generation is not None:
+            writer = before.writer
+            if await self._contention.must_yield(key, seen.uid, writer, asked.generation, asked.digest):
+                return False
+        if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
+            seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
+        if want.note is not None:
+            await self._context.writer.post(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
+        self._learning.corrected.set_ratio(key, None if first is None else first.own_runs_ratio)
+        is_other = digest != seen.value.digest
+        if is_other:
+            signed = document | {"writer": self._contention.signature}
+            seen = await self._context.writer.write_status(key, seen, signed, is_conditional=is_conditional)
+            self._contention.record_write(key, asked.generation, digest)
+            self._planned.on_write()
+        # A step that the job already reports is compared with the forecast that was just written.
+        if not seen.value.has_same_question(asked) or (
+            is_other and status.forecast is not None and before.forecast is None
+        ):
+            self._context.runtime.add(key)
+        return is_other
 
 
 class TrainingJobs:
@@ -61,13 +144,14 @@ class TrainingJobs:
         self._context.runtime.add(key)
 
     def _recall_score(self, key: Key, seen: Stored[View]) -> None:
-        if self._evidence.recall_score(key, seen, is_leader=self._context.leadership.is_leader):
+        if self._evidence.scores.recall_score(key, seen, is_leader=self._context.leadership.is_leader):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def _on_pools_change(self, change: PoolsChange) -> None:
         """Reconcile the jobs whose pools changed, except jobs with a score if only corrections changed."""
         for key, view in list(self._context.cache.training_jobs.items()):
-            if change.concerns_namespace(key.namespace) and not (change.is_learnt and self._evidence.is_scored(key)):
+            is_frozen = change.is_learnt and self._evidence.scores.get_score(key) is not None
+            if change.concerns_namespace(key.namespace) and not is_frozen:
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
 
     async def _reconcile(self, key: Key) -> None:
@@ -89,7 +173,7 @@ class TrainingJobs:
         is_written = await self._writes.write_answer(key, seen, want, facts.before)
         if facts.answer is None:
             if facts.keeps_forecast:
-                self._evidence.mark_written(key, facts.evidence.score)
+                self._evidence.observations.mark_written(key, facts.evidence.score)
             return
         if is_written:
             had_pool = facts.before.summary is not None and bool(facts.before.summary.pool)
@@ -108,7 +192,7 @@ class TrainingJobs:
         facts = JobFacts(view, before, is_off=read_mode(document) == "Off")
         if (why := self._context.find_quarantine(key)) is not None:
             self._context.answers.withdraw_question(key)
-            fit = self._destinations.check_fit(key, None)
+            fit = self._destinations.capacity.check_fit(key, None)
             # A job that runs keeps its forecast.
             return None if before.forecast else (replace(facts, answer=why, fit=fit, is_set_aside=True), seen)
         evidence = await self._evidence.read_evidence(key, seen, document, before)
@@ -141,7 +225,7 @@ class TrainingJobs:
         is_whole = key not in self._touched and (view.annotations_digest == UNANNOTATED) == facts.is_off
         is_same = is_current and is_whole and not facts.has_started
         if is_same and best is not None and await self._answers.is_answered(question, before):
-            fit = self._destinations.check_fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
+            fit = self._destinations.capacity.check_fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
             return replace(facts, fit=fit, products=self._answers.gpu_by_pool), seen
         answer, seen = await self._answers.answer_with_notices(
             key, seen, question, None if target is None else target.answer
@@ -157,7 +241,7 @@ class TrainingJobs:
         if target is None:
             answer = add_run_notes(question, answer)
         place = capacity.find_destination(answer)
-        fit = capacity.STARTED if facts.has_started else self._destinations.check_fit(key, place)
+        fit = capacity.STARTED if facts.has_started else self._destinations.capacity.check_fit(key, place)
         return replace(facts, answer=answer, fit=fit), seen
 
     def _retry_if_interrupted(self, key: Key, answer: Answer) -> bool:
