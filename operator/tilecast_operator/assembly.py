@@ -145,7 +145,7 @@ class Assembly:
             context,
             job_answers,
             EvidenceReader(targets, observations, scores),
-            Destinations(context, job_answers, pools, capacity),
+            Destinations(context, job_answers, capacity),
             StatusWrites(context, learning, planned, contention),
         )
         if settings.jobs:

@@ -102,9 +102,8 @@ class Searches:
             if self._is_stopped:
                 # The turn came because another search was cancelled; nobody waits for the answer any more.
                 raise asyncio.CancelledError
-            advice, spent_s = await asyncio.get_running_loop().run_in_executor(
-                self._executor, contextvars.copy_context().run, self._search, request, tuple(pools)
-            )
+            search = partial(contextvars.copy_context().run, self._search, request, tuple(pools))
+            advice, spent_s = await asyncio.get_running_loop().run_in_executor(self._executor, search)
             turn.seconds = spent_s
         known_s = self._expected_s.get(kind, spent_s)
         self._expected_s[kind] = known_s + NEWEST * (spent_s - known_s)

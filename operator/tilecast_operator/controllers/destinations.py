@@ -10,7 +10,6 @@ from tilecast.objectives import OBJECTIVES
 from tilecast_operator.answer import Declined
 from tilecast_operator.controllers.capacity import Capacity, Destination
 from tilecast_operator.controllers.job_answers import JobAnswers
-from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.client import ApiError
@@ -26,10 +25,9 @@ log = logging.getLogger("tilecast")
 class Destinations:
     """Comparison of the pools of TrainingJobs with free and better ones. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, answers: JobAnswers, pools: Pools, capacity: Capacity) -> None:
+    def __init__(self, context: SharedContext, answers: JobAnswers, capacity: Capacity) -> None:
         self._context = context
         self._answers = answers
-        self._pools = pools
         self.capacity = capacity
 
     async def update_alternatives(
@@ -77,7 +75,7 @@ class Destinations:
             score: The measured steps and the frozen forecast.
             target: The target of the job.
         """
-        report, is_over = self._pools.report, target is not None and (target.is_finished or target.is_gone)
+        report, is_over = self._answers.pools.report, target is not None and (target.is_finished or target.is_gone)
         known = better_placement.find_condition(before)
         if is_over or score is None or current.alternatives_hash is None or report is None:
             self.capacity.hide_fit(key)

@@ -124,16 +124,13 @@ class JobAdvice:
 
         The arguments are those of `answer_job`.
         """
-        kinds = {
-            job.kind.kind: job.name,
-            **({training_job.KIND: advice_request.requested_by} if advice_request.requested_by else {}),
-        }
-        keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
+        names = {job.kind.kind: job.name, training_job.KIND: advice_request.requested_by}
+        keys = [Key(kind, job.namespace, name) for kind, name in names.items() if name]
         question = await self.answers.read_question(keys, advice_request.question, is_held=job.is_held)
         if isinstance(question.request, Declined):
             refusal = question.request
             return refusal if advice_request.requested_by else replace(refusal, message=jobs.in_words(refusal.message))
-        report = self.answers.find_report(job.namespace)
+        report = self.answers.pools.find_report(job.namespace)
         if report is None or not report.pools:
             return decline_without_pools(report)
         try:
@@ -142,7 +139,7 @@ class JobAdvice:
             return Declined("QueueNotFound", str(error))
         try:
             jobs.require_gpus(job)
-            pools, labels = self.answers.list_pools(question), self._list_gpu_node_labels(job, report)
+            pools, labels = self.answers.advisor.list_pools(question), self._list_gpu_node_labels(job, report)
             devices = report.devices if self._context.settings.read_resource_slices else None
             choice = candidates.candidates(job, pools, labels, queue, devices, is_placed=is_placed)
             request = candidates.request(question.request, job, choice, is_placed=is_placed)
@@ -228,11 +225,8 @@ class JobAdvice:
         counts.
         """
         members = {name for entry in report.entries for name in entry.members} if job.has_claims else set[str]()
-        return [
-            node.labels
-            for node in self._context.cache.nodes.values()
-            if node.gpus or node.other_devices or node.name in members
-        ]
+        nodes = self._context.cache.nodes.values()
+        return [node.labels for node in nodes if node.gpus or node.other_devices or node.name in members]
 
     async def _fetch_cached(self, path: str) -> Document | None:
         """Return an object by its path, from a short-lived cache or the API server; None if it cannot be read."""
@@ -277,9 +271,8 @@ def encode_relevant_fields(document: Document) -> bytes:
 
 def _question_number(document: Document, advice_request: AdviceRequest) -> int:
     """Return a number that identifies the request for advice on a job."""
-    everything = encode_canonical([advice_request.mode, advice_request.question.get("spec")]) + encode_relevant_fields(
-        document
-    )
+    asked = encode_canonical([advice_request.mode, advice_request.question.get("spec")])
+    everything = asked + encode_relevant_fields(document)
     return int.from_bytes(hashlib.sha256(everything).digest()[:8])
 
 

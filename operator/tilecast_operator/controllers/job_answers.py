@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -12,11 +12,11 @@ from tilecast.advice import Advice, Request
 from tilecast.api import training_job
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.hardware import Pool
-from tilecast.nodes import FoundPool, NodesReport
+from tilecast.nodes import FoundPool
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer
 from tilecast_operator.controllers.learning import PoolLearnings
-from tilecast_operator.controllers.pools import Pools, PoolsChange
+from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.kinds import Document, Key
@@ -65,10 +65,8 @@ class BudgetNotices:
         if used_s is None or not self._context.leadership.is_leader:
             return seen
         count = self._context.answers.count_open(training_job.KIND, key.namespace)
-        text = (
-            f"its namespace used {used_s:.0f} s of searches in the last minute, and jobs of others go first; "
-            f"{count} of its jobs wait"
-        )
+        used = f"its namespace used {used_s:.0f} s of searches in the last minute"
+        text = f"{used}, and jobs of others go first; {count} of its jobs wait"
         status = make_waiting_status(text, seen.value.generation, self._context.timestamp())
         return await self._context.writer.write_status(key, seen, status.document())
 
@@ -76,9 +74,8 @@ class BudgetNotices:
 def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStatus:
     """Return the status of a job that has no answer yet."""
     aspect = Aspect("Unknown", QUEUED, text)
-    conditions = [
-        job_status.make_condition(kind, aspect, generation, now, ()) for kind in ("Ready", "RecommendationProvided")
-    ]
+    kinds = ("Ready", "RecommendationProvided")
+    conditions = [job_status.make_condition(kind, aspect, generation, now, ()) for kind in kinds]
     return TrainingJobStatus(conditions=conditions, summary=Summary.within(reason=QUEUED))
 
 
@@ -86,41 +83,29 @@ class JobAnswers:
     """Answers to questions about jobs. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, pools: Pools, learning: PoolLearnings) -> None:
-        self._advisor = advisor
-        self._pools = pools
+        self.advisor = advisor
+        self.pools = pools
         self._learning = learning
-        self._notices = BudgetNotices(context, advisor)
+        self.notices = BudgetNotices(context, advisor)
 
     @property
     def is_ready(self) -> bool:
         """Whether the pools are known."""
-        return self._pools.report is not None
+        return self.pools.report is not None
 
     @property
     def found_pools(self) -> Sequence[FoundPool]:
         """The pools of the cluster; empty while they are not known."""
-        return () if self._pools.report is None else self._pools.report.entries
+        return () if self.pools.report is None else self.pools.report.entries
 
     @property
     def gpu_by_pool(self) -> dict[str, str]:
         """The GPU of each pool, by name of the pool."""
-        return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
-
-    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever the pools change."""
-        self._pools.listen(listener)
-
-    def find_report(self, namespace: str) -> NodesReport | None:
-        """Return the pools for jobs of a namespace; None while unknown."""
-        return self._pools.find_report(namespace)
+        return {} if self.pools.report is None else {one.name: one.gpu.product for one in self.pools.report.pools}
 
     def has_common_pools(self, namespace: str) -> bool:
         """Return whether a namespace has no pools corrected by runs of its own."""
-        return self._pools.find_report(namespace) is self._pools.report
-
-    def list_pools(self, question: Question) -> Sequence[Pool]:
-        """Return the pools for a question."""
-        return self._advisor.list_pools(question)
+        return self.pools.find_report(namespace) is self.pools.report
 
     async def read_question(
         self, keys: Sequence[Key], document: Document, unless: str | None = None, *, is_held: bool = False
@@ -134,8 +119,8 @@ class JobAnswers:
             is_held: Whether the job is held until the answer is known.
         """
         namespace = keys[0].namespace
-        question = await self._advisor.read_question(namespace, document, is_held=is_held)
-        return await self._advisor.add_runs(question, partial(self._learning.find_runs, namespace, keys), unless)
+        question = await self.advisor.read_question(namespace, document, is_held=is_held)
+        return await self.advisor.add_runs(question, partial(self._learning.find_runs, namespace, keys), unless)
 
     async def search(
         self, question: Question, request: Request, pools: Sequence[Pool], usable: Sequence[Pool], namespace: str
@@ -149,36 +134,25 @@ class JobAnswers:
             usable: The pools that the job may use.
             namespace: Namespace of the job.
         """
-        version = self._advisor.versions.of(namespace)
+        version = self.advisor.versions.of(namespace)
         asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
-        key, everything = (
-            hashlib.sha256(text.encode()).digest() for text in (asks, repr((asks, version, repr(usable))))
-        )
-        return await self._advisor.search(everything, key, request, pools, question.claim)
-
-    async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in a thread of the searches."""
-        return await self._advisor.run_in_thread(function, *arguments)
+        texts = (asks, repr((asks, version, repr(usable))))
+        key, everything = (hashlib.sha256(text.encode()).digest() for text in texts)
+        return await self.advisor.search(everything, key, request, pools, question.claim)
 
     async def is_answered(self, question: Question, before: TrainingJobStatus) -> bool:
         """Return whether a status contains the answer to a question, by the digest of the inputs."""
-        digest = await self._advisor.hash_inputs(question)
+        digest = await self.advisor.hash_inputs(question)
         return digest is not None and digest == before.inputs_hash
 
     async def answer_question(self, question: Question) -> Answer:
         """Return the answer to a question, with notes about runs of the job."""
-        return add_run_notes(question, await self._advisor.answer_question(question))
-
-    async def answer_with_notices(
-        self, key: Key, seen: Stored[View], question: Question, known: Answer | None
-    ) -> tuple[Answer, Stored[View]]:
-        """Return the answer to a job and the job, which may have got notices; `known` is the answer if there is one."""
-        return await self._notices.answer_with_notices(key, seen, question, known)
+        return add_run_notes(question, await self.advisor.answer_question(question))
 
     async def keep_incumbent(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
         """Return the answer with the recommendation of a status first, unless the new one is clearly better."""
         best = before.recommendation
-        return answer if best is None else await self._advisor.keep_incumbent(question, answer, best.incumbent())
+        return answer if best is None else await self.advisor.keep_incumbent(question, answer, best.incumbent())
 
 
 def add_run_notes(question: Question, answer: Answer) -> Answer:

@@ -79,7 +79,7 @@ class Jobs:
         context.cache.namespaces.listen(self._on_namespace_change)
         for table in (context.cache.local_queues, context.cache.cluster_queues, context.cache.flavors):
             table.listen(self._on_queue_change)
-        advice.answers.listen(self._on_pools_change)
+        advice.answers.pools.listen(self._on_pools_change)
         for kind in JOB_KINDS:
             context.runtime.register(kind, self._reconcile, context.cache.jobs)
             context.answers.register_kind(kind)
@@ -106,9 +106,8 @@ class Jobs:
         self._context.runtime.add(key)
         is_other = before is None or encode_relevant_fields(before.value) != encode_relevant_fields(now.value)
         if is_other and (before is not None or not own_annotations(now.value["metadata"].get("annotations") or {})):
-            self._context.answers.open_question(
-                key, "" if before else str(now.value["metadata"].get("creationTimestamp", ""))
-            )
+            created = "" if before else str(now.value["metadata"].get("creationTimestamp", ""))
+            self._context.answers.open_question(key, created)
         if is_other:
             self._requests.notify_requesters(key)
 
@@ -199,9 +198,8 @@ class Jobs:
             # After a start of the operator a job may be seen before its queue, and a missing queue may be created.
             is_first = key not in self._queueless
             self._queueless[key] = True
-            self._context.runtime.add(
-                key, self._context.timings.owner_s if is_first else self._context.settings.config_map_poll_s
-            )
+            again_s = self._context.timings.owner_s if is_first else self._context.settings.config_map_poll_s
+            self._context.runtime.add(key, again_s)
             if is_first:
                 return False
         else:

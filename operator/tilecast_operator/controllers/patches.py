@@ -9,20 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from tilecast import jobs
 from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.jobs import (
-    ADMISSION_GATES,
-    ADVISOR,
-    APPLIED,
-    CHOSEN_LABELS,
-    NEXT_QUEUE,
-    QUEUE,
-    Job,
-    Placement,
-    Pods,
-    selector,
-    tolerated,
-)
+from tilecast.jobs import Job, Placement, Pods
 
 Operation: TypeAlias = dict[str, Any]
 
@@ -53,7 +42,7 @@ def make_placing_patch(
     """
     if not changes:
         return []
-    marks = [_set_operation(("metadata", "annotations", CHOSEN_LABELS), ",".join(chosen))] if chosen else []
+    marks = [_annotate(jobs.CHOSEN_LABELS, ",".join(chosen))] if chosen else []
     return [_require_version(document), *(_set_operation(change.path, change.value) for change in changes), *marks]
 
 
@@ -62,13 +51,9 @@ def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> 
 
     `changes` are the changes of fields that remove the choice.
     """
-    annotations = ("metadata", "annotations")
-    operations = [
-        *(_set_operation(change.path, change.value) for change in changes),
-        _set_operation((*annotations, APPLIED), REQUEUED),
-    ]
-    if value_at(document, (*annotations, CHOSEN_LABELS)) is not None:
-        operations.append(_remove_operation((*annotations, CHOSEN_LABELS)))
+    operations = [_set_operation(change.path, change.value) for change in changes] + [_annotate(jobs.APPLIED, REQUEUED)]
+    if value_at(document, ("metadata", "annotations", jobs.CHOSEN_LABELS)) is not None:
+        operations.append(_annotate(jobs.CHOSEN_LABELS, None))
     return [_require_version(document), *operations]
 
 
@@ -121,20 +106,13 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
     """
     if not job.is_held:
         return []
-    annotations = ("metadata", "annotations")
-    operations = [_require_version(document), _set_operation((*annotations, APPLIED), outcome)]
+    operations = [_require_version(document), _annotate(jobs.APPLIED, outcome)]
     if job.is_gated:
-        left = ",".join(name for name in job.gates if name != ADVISOR)
-        operations.append(
-            _set_operation((*annotations, ADMISSION_GATES), left)
-            if left
-            else _remove_operation((*annotations, ADMISSION_GATES))
-        )
+        left = ",".join(name for name in job.gates if name != jobs.ADVISOR)
+        operations.append(_annotate(jobs.ADMISSION_GATES, left or None))
     if job.is_parked:
-        operations += [
-            _set_operation(("metadata", "labels", QUEUE), job.next_queue),
-            _remove_operation((*annotations, NEXT_QUEUE)),
-        ]
+        queue = _set_operation(("metadata", "labels", jobs.QUEUE), job.next_queue)
+        operations += [queue, _annotate(jobs.NEXT_QUEUE, None)]
     if job.is_suspended_for_us:
         operations.append(_set_operation(job.kind.suspend, False))
     return operations
@@ -145,8 +123,8 @@ def make_workload_patch(workload: Document, job: Job, placement: Placement) -> l
     # Kueue compares only counts and requests of both, so a selector on the job does not reach the Workload by itself.
 
     def make_fields(_: Document, pods: Pods) -> dict[str, Any]:
-        tolerations = tolerated(pods, placement.tolerations)
-        return {NODE_SELECTOR: selector(pods, placement.node_selector), "tolerations": tolerations}
+        tolerations = jobs.tolerated(pods, placement.tolerations)
+        return {NODE_SELECTOR: jobs.selector(pods, placement.node_selector), "tolerations": tolerations}
 
     return _make_pod_set_patch(workload, job, make_fields)
 
@@ -171,10 +149,7 @@ def _make_pod_set_patch(
 
 def is_reserved(workload: Document) -> bool:
     """Return whether Kueue has reserved quota for a Workload, or the Workload has finished."""
-    return (
-        _find_true_condition(workload, "QuotaReserved") is not None
-        or _find_true_condition(workload, "Finished") is not None
-    )
+    return any(_true_condition(workload, kind) is not None for kind in ("QuotaReserved", "Finished"))
 
 
 def find_kueue_outcome(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
@@ -186,17 +161,16 @@ def find_kueue_outcome(job: Job, workloads: Sequence[Document], chosen: Mapping[
         chosen: The node selector that was written into the job.
     """
     if not job.has_started:
-        ended = next((end for item in workloads if (end := _find_true_condition(item, "Finished")) is not None), None)
+        ended = next((end for item in workloads if (end := _true_condition(item, "Finished")) is not None), None)
         return None if ended is None else (FAILED_TO_START, str(ended.get("message", ""))[:200])
-    if not any(_find_true_condition(item, "Admitted") is not None for item in workloads) and not (
-        job.is_finished and not workloads
-    ):
+    is_admitted = any(_true_condition(item, "Admitted") is not None for item in workloads)
+    if not is_admitted and (workloads or not job.is_finished):
         return None
     is_there = all(chosen.items() <= pods.node_selector.items() for pods in job.workers)
     return (PLACED if is_there else CHANGED_SINCE), ""
 
 
-def _find_true_condition(workload: Document, kind: str) -> Document | None:
+def _true_condition(workload: Document, kind: str) -> Document | None:
     """Return the condition of type `kind` if its status is True, otherwise None."""
     conditions: Sequence[Document] = (workload.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind and item.get("status") == "True"), None)
@@ -217,8 +191,10 @@ def _set_operation(path: Path, value: Any) -> Operation:
     return {"op": "add", "path": _json_pointer(path), "value": value}
 
 
-def _remove_operation(path: Path) -> Operation:
-    return {"op": "remove", "path": _json_pointer(path)}
+def _annotate(name: str, text: str | None) -> Operation:
+    """Return the operation that sets an annotation; None removes the annotation."""
+    path = ("metadata", "annotations", name)
+    return {"op": "remove", "path": _json_pointer(path)} if text is None else _set_operation(path, text)
 
 
 def _json_pointer(path: Path) -> str:

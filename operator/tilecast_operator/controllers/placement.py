@@ -146,9 +146,8 @@ class Placer:
             return "QuotaReserved"
         if job.is_parked:
             return None if await self._kueue.is_queue_held(job.namespace, job.current_queue) else "QueueNotHeld"
-        return {"present": None, "absent": "AdmissionGateOff", "unknown": "AdmissionGateUnknown"}[
-            await self._kueue.check_gate(workloads)
-        ]
+        gate = await self._kueue.check_gate(workloads)
+        return None if gate == "present" else "AdmissionGateOff" if gate == "absent" else "AdmissionGateUnknown"
 
     async def _await_workloads(self, key: Key, job: Job) -> list[Document] | None:
         """Wait up to `Timings.workload_s` for the Workloads of a job, and return them; None without Kueue."""

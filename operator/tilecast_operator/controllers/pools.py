@@ -154,10 +154,8 @@ class Pools:
             if self.report is None:
                 await self._calibrate(CALIBRATION)
             calibrator = self._learning.calibrator
-            self._adopt_report(
-                bare.calibrated(calibrator.table),
-                {name: bare.calibrated(table) for name, table in calibrator.tables.items()},
-            )
+            of_namespace = {name: bare.calibrated(table) for name, table in calibrator.tables.items()}
+            self._adopt_report(bare.calibrated(calibrator.table), of_namespace)
         # This comes last: an API server that accepts no Event now must not hold up the rest.
         if self.report is not None and self._context.settings.owns_pools:
             await self._post_unknown_gpus(self.report)
@@ -179,11 +177,8 @@ class Pools:
         self._capacity.set_pools(report)
         known = {key.name for key in self._context.cache.pools}
         self._schedule_pools({*self._entries, *report.invalid, *report.obsolete, *known})
-        is_learnt = (
-            before is not None
-            and facts == self._advisor.facts
-            and _list_missing_reasons(before) == _list_missing_reasons(report)
-        )
+        is_same = facts == self._advisor.facts
+        is_learnt = is_same and before is not None and _list_reasons(before) == _list_reasons(report)
         if is_learnt and versions == self._advisor.versions:
             return
         if not is_learnt:
@@ -231,9 +226,8 @@ class Pools:
             if (seen.value.status.get("calibration") or {}).get("runs"):
                 # Earlier releases kept the runs there and nowhere else.
                 await self._learning.write_learning(Key(pool_learning.KIND, "", key.name))
-            await self._context.writer.write_status(
-                key, seen, document, is_conditional=self._context.runtime.is_conditional(key)
-            )
+            is_conditional = self._context.runtime.is_conditional(key)
+            await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
         if want.missing_since_s is not None:
             self._expire_missing_nodes(
                 key, want.missing_since_s + self._context.settings.pool_retention_s - self._context.clock()
@@ -293,6 +287,6 @@ class Pools:
                 self._posted.add(text)
 
 
-def _list_missing_reasons(report: nodes.NodesReport) -> tuple[object, ...]:
+def _list_reasons(report: nodes.NodesReport) -> tuple[object, ...]:
     """Return the reasons why there are no pools; empty if there are pools."""
     return () if report.entries else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

@@ -109,7 +109,7 @@ class QueueJobs:
         question = await self.answers.read_question([key], document)
         if isinstance(question.request, Declined):
             return Unplanned(make_plan_name(key), question.request.message[:MOST_TEXT], "")
-        options = await self._price_options(question, question.request, self.answers.list_pools(question))
+        options = await self._price_options(question, question.request, self.answers.advisor.list_pools(question))
         if not options:
             return _explain_no_option(key, await self.answers.answer_question(question))
         forecast, best = before.forecast, before.recommendation
@@ -200,7 +200,7 @@ class QueueJobs:
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
         namespace = "" if is_common else question.namespace
         key = (question.key, namespace, question.own.own, repr(request.constraints), shapes)
-        return await self._options.get(key, lambda: self.answers.run_in_thread(job_options, request, pools))
+        return await self._options.get(key, lambda: self.answers.advisor.run_in_thread(job_options, request, pools))
 
 
 _PLACED = (patches.PLACED, patches.QUEUED)

@@ -14,7 +14,6 @@ from tilecast.api.status import QueuePosition
 from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.requests import Requests, read_target
 from tilecast_operator.controllers.runtime import SharedContext
@@ -31,13 +30,7 @@ from tilecast_operator.queue_rows import (
     count_held_gpus,
     make_capacities,
 )
-from tilecast_operator.report.queue_advice import (
-    QueueAdviceFacts,
-    QueueFacts,
-    decide_queue_advice,
-    parse_position,
-    plan_queue,
-)
+from tilecast_operator.report import queue_advice as report
 
 QUEUE = Key("Queue")
 """Key under which the whole queue is planned."""
@@ -74,13 +67,13 @@ class QueuePlans:
         self._last_s = float("-inf")
         cache = context.cache
         cache.training_jobs.listen(self._on_training_job_change)
-        cache.jobs.listen(self._on_job_change)
+        cache.jobs.listen(lambda key, before, now: self._schedule_plan())
         for meaning in (cache.namespaces, cache.workload_priorities, cache.pod_priorities):
             meaning.listen(self._on_priority_change)
         for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
             table.listen(self._on_quota_change)
         cache.queue_advices.listen(self._on_advice_change)
-        queue_jobs.answers.listen(self._on_pools_change)
+        queue_jobs.answers.pools.listen(lambda change: self._read_all_again())
         capacity.listen(self._schedule_plan)
         context.leadership.listen(lambda is_leading: self._schedule_plan())
         context.runtime.register(QUEUE.kind, self._reconcile_queue)
@@ -98,20 +91,16 @@ class QueuePlans:
                 self._jobs.drop_row(target)
         self._schedule_plan()
 
-    def _on_job_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
-        self._schedule_plan()
-
     def _on_priority_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         if before is None or now is None or before.value != now.value:
-            self._jobs.clear_rows()
-            self._schedule_plan()
+            self._read_all_again()
 
     def _on_quota_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         if before is None or now is None or before.value.get("spec") != now.value.get("spec"):
             self._jobs.clear_rows()
         self._schedule_plan()
 
-    def _on_pools_change(self, _: PoolsChange) -> None:
+    def _read_all_again(self) -> None:
         self._jobs.clear_rows()
         self._schedule_plan()
 
@@ -131,8 +120,11 @@ class QueuePlans:
         state = await self._read_state()
         if state == self._state:
             return
-        facts, now_s = QueueFacts(state, settings.queue_policy, self._find_before(state.rows)), self._context.clock()
-        plan, positions = await asyncio.to_thread(plan_queue, facts, now_s)
+        facts, now_s = (
+            report.QueueFacts(state, settings.queue_policy, self._find_before(state.rows)),
+            self._context.clock(),
+        )
+        plan, positions = await asyncio.to_thread(report.plan_queue, facts, now_s)
         self._state, self._plan = state, plan
         for key in self._planned.replace_plan(positions):
             self._context.runtime.add(key, in_background=key in facts.before)
@@ -146,11 +138,8 @@ class QueuePlans:
         # others once they were held at two reads in a row.
         rows, refused = await self._jobs.read_rows()
         entries = self._jobs.answers.found_pools
-        free = {
-            item.pool.name: known
-            for item in entries
-            if (known := self._capacity.get_free_gpus(item.pool.name)) is not None
-        }
+        names = [item.pool.name for item in entries]
+        free = {name: known for name in names if (known := self._capacity.get_free_gpus(name)) is not None}
         queues = {key.name: kueue.quotas(item) for key, item in self._context.cache.cluster_queues.items()}
         now, before = count_held_gpus(entries, free, queues, rows), self._held
         held = {place: min(count, before.get(place, 0)) for place, count in now.items()}
@@ -169,7 +158,7 @@ class QueuePlans:
                 first = self._requests.find_requester(row.key)
                 key = row.key if first is None else Key(training_job.KIND, row.key.namespace, first[0])
                 seen = self._context.cache.training_jobs.get(key)
-                position = None if seen is None else parse_position(seen.value.status)
+                position = None if seen is None else report.parse_position(seen.value.status)
             if position is not None:
                 before[row.key] = position
         return before
@@ -178,19 +167,16 @@ class QueuePlans:
         """Write spec and status of the QueueAdvice where they differ."""
         if self._plan is None or key != self._advice_key:
             return
-        settings, seen, now_s = (
-            self._context.settings,
-            self._context.cache.queue_advices.get(key),
-            self._context.clock(),
-        )
+        settings, now_s = self._context.settings, self._context.clock()
+        seen = self._context.cache.queue_advices.get(key)
         view = None if seen is None else seen.value
-        facts = QueueAdviceFacts(self._plan, settings.queue_policy, settings.queue_interval_s, view)
-        want = decide_queue_advice(facts, now_s)
+        facts = report.QueueAdviceFacts(self._plan, settings.queue_policy, settings.queue_interval_s, view)
+        want = report.decide_queue_advice(facts, now_s)
         if want.spec is not None:
             fields = applied_fields(key, KINDS[key.kind].api_version) | {"spec": want.spec}
             body = await self._context.writer.apply(key, fields)
             seen = self._context.cache.queue_advices.keep(body, is_new=True)
-            want = decide_queue_advice(replace(facts, view=seen.value), now_s)
+            want = report.decide_queue_advice(replace(facts, view=seen.value), now_s)
         if seen is None or want.status is None or status_digest(want.status.document()) == seen.value.digest:
             return
         is_conditional = self._context.runtime.is_conditional(key)

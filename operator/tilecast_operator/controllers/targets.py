@@ -78,9 +78,8 @@ class Targets:
         if isinstance(value, Declined):
             return _refused_target(name, value)
         job, mode = await self._advice.read_job(value), read_mode(document)
-        answer, _ = await self._advice.answer_job(
-            job, AdviceRequest(document, mode, key.name), is_placed=mode == "Initial"
-        )
+        request = AdviceRequest(document, mode, key.name)
+        answer, _ = await self._advice.answer_job(job, request, is_placed=mode == "Initial")
         observed = job.annotations.get(OBSERVED)
         return Target(
             name,

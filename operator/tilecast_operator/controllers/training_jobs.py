@@ -128,7 +128,7 @@ class TrainingJobs:
         self._touched: RecordPart[bool] = context.records.part()
         """Jobs whose status somebody else wrote; they are compared in full."""
         context.cache.training_jobs.listen(self._on_job_change)
-        answers.listen(self._on_pools_change)
+        answers.pools.listen(self._on_pools_change)
         context.runtime.register(training_job.KIND, self._reconcile, context.cache.training_jobs)
         context.answers.register_kind(training_job.KIND)
 
@@ -227,9 +227,8 @@ class TrainingJobs:
         if is_same and best is not None and await self._answers.is_answered(question, before):
             fit = self._destinations.capacity.check_fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
             return replace(facts, fit=fit, products=self._answers.gpu_by_pool), seen
-        answer, seen = await self._answers.answer_with_notices(
-            key, seen, question, None if target is None else target.answer
-        )
+        known = None if target is None else target.answer
+        answer, seen = await self._answers.notices.answer_with_notices(key, seen, question, known)
         if (
             self._retry_if_interrupted(key, answer)
             and best is not None

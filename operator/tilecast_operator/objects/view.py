@@ -183,10 +183,8 @@ def status_digest(status: Document) -> bytes:
 
 
 def _digest_status(status: Any) -> bytes:
-    conditions = [
-        {key: value for key, value in item.items() if key != "lastTransitionTime"}
-        for item in status.get("conditions") or ()
-    ]
+    shown = status.get("conditions") or ()
+    conditions = [{key: value for key, value in item.items() if key != "lastTransitionTime"} for item in shown]
     content = {key: value for key, value in status.items() if key != "writer"}
     return hashlib.sha256(_dump_json({**content, "conditions": conditions})).digest()
 

@@ -54,11 +54,8 @@ class MoveCost:
         if best is not None and best.finish_seconds is not None and since_s is not None:
             done = (clock_s - since_s) / score.window.seconds
             left = max(best.finish_seconds / best.step_seconds.target - max(done, 0.0), 0.0)
-        return cls(
-            RESTART_S if restart_s is None else float(restart_s),
-            None if checkpoint_s is None else float(checkpoint_s),
-            left,
-        )
+        restart_s = RESTART_S if restart_s is None else float(restart_s)
+        return cls(restart_s, None if checkpoint_s is None else float(checkpoint_s), left)
 
     def move_seconds(self, step_s: float, measured_s: float) -> float:
         """Return the seconds that moving takes: a restart, and on average half of the steps between two checkpoints.

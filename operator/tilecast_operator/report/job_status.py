@@ -11,18 +11,9 @@ from pydantic import ValidationError
 
 from tilecast import constants
 from tilecast.advice import Advice, Offer
+from tilecast.api import status as api
 from tilecast.api.base import StatusModel
-from tilecast.api.status import (
-    Alternative,
-    Condition,
-    FrozenForecast,
-    ModelVersion,
-    PassedOver,
-    Recommendation,
-    RejectedPool,
-    Summary,
-    TrainingJobStatus,
-)
+from tilecast.api.status import Alternative, Condition, Summary, TrainingJobStatus
 from tilecast.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import units
@@ -89,17 +80,17 @@ def get_advice_status(answer: Advice) -> TrainingJobStatus:
 def _make_advice_status(answer: Advice) -> TrainingJobStatus:
     best, baseline, uncapped = answer.best, answer.baseline, answer.uncapped
     return TrainingJobStatus.within(
-        recommendation=None if best is None else Recommendation.of(best),
+        recommendation=None if best is None else api.Recommendation.of(best),
         baseline=None if baseline is None else Alternative.of(baseline),
         uncapped=None if uncapped is None else Alternative.of(uncapped),
         alternatives=[Alternative.of(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
         pareto=[Alternative.of(offer) for offer in answer.pareto[:MAX_PARETO]],
-        rejected=[RejectedPool.of(item) for item in answer.rejections[:MAX_REJECTED]],
-        why_not=[PassedOver.of(item) for item in answer.why_not[:MAX_WHY_NOT]],
+        rejected=[api.RejectedPool.of(item) for item in answer.rejections[:MAX_REJECTED]],
+        why_not=[api.PassedOver.of(item) for item in answer.why_not[:MAX_WHY_NOT]],
         ties=answer.ties if best else None,
         notes=[text[:256] for text in answer.notes],
         plans_evaluated=answer.plans_evaluated,
-        model=ModelVersion.of(answer.provenance),
+        model=api.ModelVersion.of(answer.provenance),
         inputs_hash=answer.inputs_hash,
         summary=_make_summary(answer),
     )
@@ -156,7 +147,9 @@ def set_fit(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
 
 def freeze_forecast(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
     """Return a copy of a status with its forecast frozen at `since` (RFC 3339), unless frozen before."""
-    return status if status.forecast is not None else _replace_fields(status, forecast=FrozenForecast(frozen_at=since))
+    return (
+        status if status.forecast is not None else _replace_fields(status, forecast=api.FrozenForecast(frozen_at=since))
+    )
 
 
 def update_conditions(
@@ -212,7 +205,7 @@ def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
     """Return a copy of a status without measured steps and the error of the forecast."""
     if status.observed is None:
         return status
-    frozen = status.forecast and FrozenForecast(frozen_at=status.forecast.frozen_at)
+    frozen = status.forecast and api.FrozenForecast(frozen_at=status.forecast.frozen_at)
     summary = _replace_fields(status.summary or Summary(), error=None)
     return _replace_fields(status, observed=None, error=None, forecast=frozen, summary=summary)
 

@@ -160,9 +160,8 @@ def decide_pool(facts: PoolFacts, now_s: float) -> DesiredPool:
     if document is not None and view.matches_question(document):
         document = None
     current = Condition.known(view.status.get("conditions"))
-    status = make_pool_status(
-        found, view.generation, stamp(now_s), current, facts.free, facts.learnt, facts.superseded
-    )  # fmt: skip
+    learnt, superseded = facts.learnt, facts.superseded
+    status = make_pool_status(found, view.generation, stamp(now_s), current, facts.free, learnt, superseded)
     return DesiredPool(document=document, status=status, missing_since_s=_find_missing_since(found, status))
 
 

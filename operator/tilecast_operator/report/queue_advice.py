@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from tilecast.api.queue_advice import (
-    MAX_REFUSED,
-    QueueAdviceSpec,
-    QueueAdviceStatus,
-    QueueCounts,
-    QueueNumbers,
-    QueueSummary,
-    ReferenceNumbers,
-    RefusedJob,
-)
+from tilecast.api import queue_advice as api
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import WEIGHT
 from tilecast.planner.problem import JobOption
@@ -135,8 +126,8 @@ def _keep_time(before: str | None, time: str | None, now_s: float) -> str | None
 
 
 def make_status(
-    plan: PlannedQueue, policy: str, generation: int, now: str, before: QueueAdviceStatus
-) -> QueueAdviceStatus:  # fmt: skip
+    plan: PlannedQueue, policy: str, generation: int, now: str, before: api.QueueAdviceStatus
+) -> api.QueueAdviceStatus:  # fmt: skip
     """Return the status of the QueueAdvice for a plan, or `before` if the status hardly differs.
 
     Args:
@@ -150,20 +141,20 @@ def make_status(
     left_out = [item for item in plan.refused if item.is_left_out]
     running = 0 if plan.report is None else int(plan.report.solution.columns.is_running.sum())
     waiting = 0 if plan.report is None else len(plan.report.places) - running
-    made = QueueAdviceStatus.within(
+    made = api.QueueAdviceStatus.within(
         observed_generation=generation,
         conditions=[make_condition("Ready", aspect, generation, now, before.conditions)],
         planned_at=now,
         policy=policy,
-        jobs=QueueCounts(waiting=waiting, running=running, refused=len(left_out)),
-        totals=None if plan.report is None else QueueNumbers.of(plan.report.plan),
+        jobs=api.QueueCounts(waiting=waiting, running=running, refused=len(left_out)),
+        totals=None if plan.report is None else api.QueueNumbers.of(plan.report.plan),
         references=[]
         if plan.report is None
-        else [ReferenceNumbers.of(given, name=name) for name, given in plan.report.references.items()],
+        else [api.ReferenceNumbers.of(given, name=name) for name, given in plan.report.references.items()],
         gap_ratio=None if plan.report is None else _round_gap(plan.report),
         refused=[
-            RefusedJob.within(job=item.job, message=item.problem, remedy=item.remedy)
-            for item in plan.refused[:MAX_REFUSED]
+            api.RefusedJob.within(job=item.job, message=item.problem, remedy=item.remedy)
+            for item in plan.refused[: api.MAX_REFUSED]
         ],
         summary=_make_summary(plan, waiting, running, aspect.reason),
     )
@@ -191,12 +182,12 @@ def _round_gap(report: QueueReport) -> float | None:
     return None if gap is None else float(f"{gap:.3g}")
 
 
-def _make_summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> QueueSummary:
+def _make_summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> api.QueueSummary:
     if plan.report is None:
-        return QueueSummary.within(reason=reason)
+        return api.QueueSummary.within(reason=reason)
     means = {name: units.duration(given.completion_s) for name, given in plan.report.references.items()}
     gap = plan.report.solution.gap
-    return QueueSummary.within(
+    return api.QueueSummary.within(
         jobs=f"{waiting} wait, {running} run",
         mean=units.duration(plan.report.plan.completion_s),
         own_best=means.get("ownBest"),
@@ -229,12 +220,12 @@ def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
         return None
 
 
-def parse_status(document: Mapping[str, Any]) -> QueueAdviceStatus:
+def parse_status(document: Mapping[str, Any]) -> api.QueueAdviceStatus:
     """Parse the status of a QueueAdvice; return an empty status if it is invalid."""
     try:
-        return QueueAdviceStatus.model_validate(document)
+        return api.QueueAdviceStatus.model_validate(document)
     except ValidationError:
-        return QueueAdviceStatus()
+        return api.QueueAdviceStatus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +272,14 @@ class DesiredQueueAdvice:
 
     spec: Document | None
     """Spec to write; None leaves the spec as it is."""
-    status: QueueAdviceStatus | None
+    status: api.QueueAdviceStatus | None
     """None if there is no object yet."""
 
 
 def decide_queue_advice(facts: QueueAdviceFacts, now_s: float) -> DesiredQueueAdvice:
     """Return the spec and status that the QueueAdvice should have at `now_s`, a Unix time."""
     view, policy = facts.view, facts.policy
-    spec = QueueAdviceSpec.within(policy=policy, interval_seconds=facts.interval_s).document()
+    spec = api.QueueAdviceSpec.within(policy=policy, interval_seconds=facts.interval_s).document()
     if view is None:
         return DesiredQueueAdvice(spec, None)
     is_same, before = (
