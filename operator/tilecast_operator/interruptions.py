@@ -43,8 +43,8 @@ class Interruptions:
     """Interrupted searches by key of the question. Belongs to one event loop.
 
     Args:
-        clock: Unix time, in seconds, for texts.
-        monotonic: monotonic time, in seconds, for what is due.
+        clock: Unix time for texts, in seconds.
+        monotonic: Monotonic clock for retries, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -27,7 +27,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dump(value: object, shared: Sequence[object]) -> bytes:
-    """Pickle a value without the objects in `shared`; `load` needs as many of them in the same order."""
+    """Pickle a value without the objects in `shared`; `load` needs equal objects in equal order."""
     numbers = {id(one): number for number, one in enumerate(shared)}
     return _pickle(value, lambda part: numbers.get(id(part)))
 

@@ -1,9 +1,8 @@
-"""Admission: places jobs in mode Initial that wait for Tilecast, and releases them.
+"""Controller of held jobs in mode Initial: places each of them on nodes, and releases it.
 
-A held job is one that waits for Tilecast (`Job.is_held`). A task of its own handles each held job. It releases the job
-within `Timings.decide_s` and the time of a few writes, whether the job was advised or not. Only the job itself says
-whether it was released: after a restart, beside a second operator or after an edit, the operator finds the same gate,
-or none.
+A held job is one that waits for Tilecast (`Job.is_held`). One task for each held job releases it within
+`Timings.decide_s` and the time of a few writes, whether it was advised or not. The gate on the object alone shows
+whether a job was released, so that a restart or a second operator does no harm.
 """
 
 from __future__ import annotations
@@ -401,7 +400,7 @@ class Admission:
             text = text or OUTCOMES.get(outcome, outcome)
             self._texts[key] = f"{text}: {more}" if more else text
             note = Note("Warning", "NotPlaced", f"{outcome}: {self._texts[key]}")
-        await self._post_event(key, job, note)
+        await self._context.try_post(key, job.uid, note)
 
     async def post_requeued(self, key: Key, job: Job, text: str) -> None:
         """Write an Event that says that a placed job may run elsewhere."""
@@ -409,13 +408,7 @@ class Admission:
         self.held.count_outcome(patches.REQUEUED)
         self._context.metrics.requeued.inc()
         self._requests.notify_requesters(key)
-        await self._post_event(key, job, Note("Normal", patches.REQUEUED, text))
-
-    async def _post_event(self, key: Key, job: Job, note: Note) -> None:
-        try:
-            await self._context.writer.post(key, job.uid, note)
-        except ApiError as error:
-            log.warning("%s: Event not written: %s", key, error)
+        await self._context.try_post(key, job.uid, Note("Normal", patches.REQUEUED, text))
 
     async def _reload_job(self, key: Key) -> None:
         """Read a job from the API server into the cache, or drop the job from the cache if it is gone."""

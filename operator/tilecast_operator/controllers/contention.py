@@ -142,7 +142,7 @@ class Contention:
     def must_wait(self, key: Key, generation: int) -> bool:
         """Return whether a write is still delayed after conflicts; if so, schedule the key for later.
 
-        A change of the specification ends the wait, so that whoever made it is answered at once.
+        A change of the spec ends the wait.
         """
         lost, now_s = self._lost.get(key), self._clock()
         if lost is None or lost.generation != generation or now_s >= lost.until_s:
@@ -156,7 +156,7 @@ class Contention:
         Args:
             key: Key of the object.
             uid: UID of the object.
-            writer: Signature of the answer on the object; None if nobody signed it.
+            writer: Signature of the answer on the object; None if it is not signed.
             generation: Generation of the object.
             digest: Digest of the answer on the object.
         """

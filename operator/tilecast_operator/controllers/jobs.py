@@ -25,7 +25,6 @@ from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
-from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.records import RecordPart
@@ -158,7 +157,7 @@ class Jobs:
         job = about(seen.value)
         if HASH in job.annotations:
             note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
-            if await self._try_post(key, job, note):
+            if await self._context.try_post(key, job.uid, note):
                 self._states.of(key).left_out = reason
 
     async def _advise_job(self, key: Key, seen: Stored[Document]) -> bool:
@@ -303,16 +302,8 @@ class Jobs:
         before = self._states.of(key).posted
         if before is not None and before.state == note.state:
             return
-        if await self._try_post(key, job, note, is_change=is_change or before is not None):
+        if await self._context.try_post(key, job.uid, note, is_change=is_change or before is not None):
             self._states.of(key).posted = note
-
-    async def _try_post(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> bool:
-        """Write an Event; return whether this succeeded."""
-        try:
-            return await self._context.writer.post(key, job.uid, note, is_change=is_change)
-        except ApiError as error:
-            log.warning("%s: Event not written: %s", key, error)
-            return False
 
 
 def _read_node_selector(own: Mapping[str, str]) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 """Capabilities of the cluster's Kueue: its API version, its release, and whether a job can wait for Tilecast.
 
-Kueue's feature gates are not part of any API. The effect of the gate `AdmissionGatedBy` can be tested all the same:
+Kueue's feature gates are not part of any API. The effect of the gate `AdmissionGatedBy` can be tested, however:
 with it, Kueue's webhook refuses a Workload whose list of gates names one twice; without it, Kueue does not read that
 list. A merge patch with `dryRun` tests just that, and stores nothing.
 """

@@ -1,6 +1,6 @@
 """Controller of learning: takes runs from reports and PoolLearnings, writes PoolLearnings, and forgets runs.
 
-A run is what was measured of one job. Corrections of forecasts are learned from runs.
+A run is the measured step of one job. Corrections of forecasts are learned from runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lists import ListCheck
 from tilecast_operator.kube.records import RecordPart, Records
 from tilecast_operator.metrics import OWN_RUNS, Metrics
-from tilecast_operator.objects.kinds import KINDS, path_of
+from tilecast_operator.objects.kinds import KINDS, complete_item, path_of
 from tilecast_operator.objects.view import LearningView as LearningView
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
 from tilecast_operator.observed.own_runs import setting
@@ -166,7 +166,7 @@ class PoolLearnings:
     async def forget_gone_namespaces(self) -> None:
         """Forget the runs of namespaces that are gone, once all existing namespaces have been seen.
 
-        Runs of an earlier namespace with the same name and another UID are forgotten as well.
+        Runs of an earlier namespace with an equal name and another UID are forgotten as well.
         """
         seen = self._context.cache.namespaces
         missing = [name for name in self._store.namespaces() if seen.get(Key("Namespace", "", name)) is None]
@@ -222,7 +222,7 @@ class PoolLearnings:
             raise TryAgainError(UNSERVED) from None
         for item in page.get("items") or ():
             if mapping(item.get("metadata")).get("name") == key.name:
-                self._context.cache.learnings.see({"apiVersion": kind.api_version, **item, "kind": key.kind})
+                self._context.cache.learnings.see(complete_item(key.kind, item))
 
     async def _apply_learning(
         self, key: Key, seen: Stored[LearningView] | None, document: Document

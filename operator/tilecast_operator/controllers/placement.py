@@ -110,7 +110,7 @@ class Placer:
 
         Args:
             key: Key of the job.
-            job: The job with what its runtime adds.
+            job: The job as `JobAdvice.read_job` returns it.
             flavors: Node labels of each flavor.
 
         Raises:

@@ -234,7 +234,7 @@ class Pools:
             )
 
     def _read_facts(self, name: str, report: nodes.NodesReport, seen: Stored[View] | None) -> PoolFacts:
-        """Return everything that decides what becomes of a GPUPool."""
+        """Return the facts about a pool, which are the input of `decide_pool`."""
         found = report.invalid.get(name) or self._entries.get(name)
         facts = PoolFacts(
             found,
@@ -252,7 +252,7 @@ class Pools:
     async def _apply_pool(self, key: Key, seen: Stored[View] | None, document: dict[str, Any]) -> Stored[View]:
         """Write the object of a discovered pool and return it.
 
-        An object that somebody else created at the same time stays theirs.
+        An object that another client created at the same time stays unchanged.
 
         Raises:
             ApiError: For example 409, where a user has just changed a field that would be changed here.

@@ -12,7 +12,7 @@ from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import NotLeaderError
-from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.kinds import KINDS, complete_item
 
 log = logging.getLogger("tilecast")
 
@@ -64,7 +64,7 @@ class Quarantined:
         if not items:
             cache.quarantine.lose(key)
         for item in items:
-            cache.see({"apiVersion": KINDS[key.kind].api_version, **item, "kind": key.kind})
+            cache.see(complete_item(key.kind, item))
 
     def _show_counts(self, counts: Counter[str]) -> None:
         """Set the metric of quarantined objects by kind."""

@@ -18,6 +18,7 @@ from tilecast_operator.answer import INPUT_QUARANTINED, Declined
 from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, retry_s
+from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import Leadership, NotLeaderError
@@ -65,6 +66,14 @@ class SharedContext:
         """Return the answer about a quarantined object; None if the object is not quarantined."""
         text = self.cache.quarantine.reason(key)
         return None if text is None else Declined(INPUT_QUARANTINED, text)
+
+    async def try_post(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
+        """Write an Event about an object; return whether this succeeded."""
+        try:
+            return await self.writer.post(key, uid, note, is_change=is_change)
+        except ApiError as error:
+            log.warning("%s: Event not written: %s", key, error)
+            return False
 
     def timestamp(self) -> str:
         """Return the current time (RFC 3339)."""

@@ -141,7 +141,7 @@ class Scores:
         The forecast is made anew if the job runs on another pool, other GPUs or another plan.
 
         Raises:
-            Refused: The pool of the report is not known, or what runs cannot be forecast.
+            Refused: The pool of the report is not known, or the running plan cannot be forecast.
         """
         known = ScoredForecast.of(frozen)
         origin = (_find_pool(report, pools, best), report.gpus, report.plan)

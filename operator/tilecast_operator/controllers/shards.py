@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilecast.api import training_job
 from tilecast.jobs import JOB_KINDS
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.kinds import KINDS, complete_item
 from tilecast_operator.objects.view import NamespaceView
 from tilecast_operator.selector import LabelSelector
 
@@ -67,11 +65,7 @@ class NamespaceShard:
                         break
                     raise
                 for item in page.get("items") or ():
-                    self._cache_item(kind, item)
+                    self._context.cache.see(complete_item(kind, item))
                 if not (onward := (page.get("metadata") or {}).get("continue")):
                     break
                 query["continue"] = onward
-
-    def _cache_item(self, kind: str, item: dict[str, Any]) -> None:
-        """Store an item of a list in the cache, with apiVersion and kind, which lists leave out."""
-        self._context.cache.see({"apiVersion": KINDS[kind].api_version, **item, "kind": kind})
