@@ -57,7 +57,7 @@ async def serve(journal: str, result: Path) -> None:
     while APPLIED not in objects.annotations("held"):
         await asyncio.sleep(0.05)
     await settled(running)
-    await running.quarantined.look()
+    await running.quarantined.check_objects()
     answers = {
         path.removeprefix(f"{JOBS}/"): next(
             item["reason"] for item in body["status"]["conditions"] if item["type"] == "Ready"

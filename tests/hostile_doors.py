@@ -24,9 +24,9 @@ from tilecast.spec import SpecError
 from tilecast_operator import main, report_guard
 from tilecast_operator.kube import kopf_internals
 from tilecast_operator.objects.client import parse
-from tilecast_operator.objects.documents import asking
+from tilecast_operator.objects.documents import make_training_job
 from tilecast_operator.objects.tables import Cache
-from tilecast_operator.objects.view import canonical
+from tilecast_operator.objects.view import encode_canonical
 from tilecast_operator.observed import reports
 from tilecast_operator.selector import LabelSelector
 
@@ -50,7 +50,7 @@ def _annotated(key: str) -> Callable[[str], object]:
         cache = Cache()
         cache.see(document)
         (seen,) = cache.jobs.values()
-        return training_job.parse(asking("a", jobs.described(jobs.read(seen))))
+        return training_job.parse(make_training_job("a", jobs.described(jobs.read(seen))))
 
     return read
 
@@ -86,7 +86,7 @@ def _watched(api_version: str, kind: str, spec: str) -> Callable[[str], object]:
         cache, seen = Cache(), []
         for one in asyncio.run(events()):
             cache.see(one["object"])
-            seen.append(repr(one) + str(canonical(one)))
+            seen.append(repr(one) + str(encode_canonical(one)))
         return [training_job.parse(view.document) for view in cache.training_jobs.values()]
 
     event: dict[str, Any] = {}

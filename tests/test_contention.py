@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from operator_store import JOBS, TIMINGS, Store, job, operator, settled
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import contention
-from tilecast_operator.controllers.contention import FIRST_PAUSE_S, MOST_PAUSE_S, Claim, contested
+from tilecast_operator.controllers.contention import FIRST_PAUSE_S, MOST_PAUSE_S, WrittenAnswer, update_contested
 
 DAY_S = 86_400.0
 PATH = f"{JOBS}/a"
@@ -26,15 +26,15 @@ def contest(ends_s: float) -> list[float]:
 
     Each meets the other's answer at once or after its pause.
     """
-    claims = [Claim(1, b"mine", 0.0), Claim(1, b"theirs", 0.0)]
+    claims = [WrittenAnswer(1, b"mine", 0.0), WrittenAnswer(1, b"theirs", 0.0)]
     now_s, shown, written = 0.0, 1, list[float]()
     while now_s < ends_s:
         mover = 1 - shown
-        after = contested(claims[mover], 1, claims[shown].digest, now_s)
+        after = update_contested(claims[mover], 1, claims[shown].digest, now_s)
         assert after is not None
         claims[mover] = after
         now_s = max(now_s, after.until_s)
-        claims[mover] = Claim(1, after.digest, now_s, after.replaced)
+        claims[mover] = WrittenAnswer(1, after.digest, now_s, after.replaced)
         shown = mover
         written.append(now_s)
     return written
@@ -49,12 +49,12 @@ def test_two_operators_write_ever_more_seldom() -> None:
 
 
 def test_an_answer_that_has_stood_is_written_over_once_more_at_once() -> None:
-    claim = Claim(1, b"mine", 0.0, 3)
-    soon, late = contested(claim, 1, b"theirs", 10.0), contested(claim, 1, b"theirs", 10_000.0)
+    claim = WrittenAnswer(1, b"mine", 0.0, 3)
+    soon, late = update_contested(claim, 1, b"theirs", 10.0), update_contested(claim, 1, b"theirs", 10_000.0)
     assert soon is not None and soon.until_s == 10.0 + soon.pause_s and soon.is_contended(20.0)
     assert late is not None and late.until_s == 0.0 and not late.is_contended(10_000.0)
-    assert contested(claim, 2, b"theirs", 10.0) is None, "somebody has asked something new"
-    assert contested(claim, 1, b"mine", 10.0) is None
+    assert update_contested(claim, 2, b"theirs", 10.0) is None, "somebody has asked something new"
+    assert update_contested(claim, 1, b"mine", 10.0) is None
 
 
 def replaced(store: Store, running: Assembly, writer: str | None, pool: str) -> None:

@@ -132,5 +132,5 @@ async def test_a_replica_that_stops_leading_keeps_nothing_of_a_job_that_is_delet
         job = store.job("job-gated", mode="Advise")
         running.cache.see(job)
         await until(lambda: store.patches, "the job to be let go")
-        await until(lambda: not running.admission.holds(key, job["metadata"]["uid"]), "the end of the decision")
+        await until(lambda: not running.admission.is_deciding(key, job["metadata"]["uid"]), "the end of the decision")
         assert key not in running.runtime.records

@@ -52,16 +52,16 @@ def checked(server: KueueServer) -> tuple[KueueCheck, Leadership]:
 async def test_a_change_that_only_a_follower_saw_is_said_after_it_takes_over() -> None:
     server = KueueServer()
     check, leadership = checked(server)
-    await check.look()
+    await check.check_features()
     server.has_gate = True
-    await check.look()
+    await check.check_features()
     assert not server.events, "it does not lead"
     leadership.lead_until(asyncio.get_running_loop().time() + 60)
     for _ in range(2):
-        await check.look()
+        await check.check_features()
     assert server.events == [(ON, False)], "not as a change: who led before may have said it"
     server.has_gate = False
-    await check.look()
+    await check.check_features()
     assert server.events[1:] == [(OFF, True)]
 
 
@@ -70,7 +70,7 @@ async def test_what_could_not_be_said_is_said_later() -> None:
     check, leadership = checked(server)
     leadership.lead_until(asyncio.get_running_loop().time() + 60)
     server.is_busy = True
-    await check.look()
+    await check.check_features()
     server.is_busy = False
-    await check.look()
+    await check.check_features()
     assert server.events == [(OFF, False)]

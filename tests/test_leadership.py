@@ -321,7 +321,7 @@ async def test_reports_count_once_by_whichever_door_they_come_and_whoever_leads(
         assert await put(leader, "a", target) == (503, "unavailable")
         for _ in range(10):
             assert await put(follower, "a", target) == (202, "accepted")
-        await follower.observations.flush()
+        await follower.observations.flush_reports()
         assert samples(store, "a") == 20
 
 

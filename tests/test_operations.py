@@ -6,7 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from tilecast_operator.settings import Settings
+from tilecast_operator.settings import Settings, name_variable
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -28,6 +28,6 @@ def test_every_condition_and_reason_is_documented() -> None:
 
 
 def test_settings_that_are_named_exist() -> None:
-    known = {item.metadata["name"] for item in fields(Settings)}
+    known = {name_variable(item) for item in fields(Settings)}
     named = set(re.findall(r"TILECAST_[A-Z_0-9]+", TEXT))
     assert named <= known, named - known

@@ -194,7 +194,7 @@ async def test_a_job_is_placed_even_if_what_kueue_can_do_cannot_be_said(monkeypa
         raise ApiError(429, "too many requests")
 
     async with serving(store) as running:
-        await running.kueue.look()
+        await running.kueue.check_features()
         monkeypatch.setattr(store, "create", refuse)
         assert await let_go(store, running, "job-gated") == "Queued"
 
@@ -297,7 +297,7 @@ async def test_a_job_that_is_deleted_meanwhile_is_forgotten() -> None:
 
 def holds(running: Assembly, body: dict[str, Any]) -> bool:
     """Return whether a decision about a job is under way."""
-    return running.admission.holds(Key.of(body), body["metadata"]["uid"])
+    return running.admission.is_deciding(Key.of(body), body["metadata"]["uid"])
 
 
 async def test_two_operators_let_a_job_go_once() -> None:

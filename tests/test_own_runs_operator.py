@@ -99,13 +99,13 @@ async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
 
 
 async def test_a_run_has_only_those_looked_at_whose_forecast_it_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked, question = list[str](), Advisor.question
+    looked, question = list[str](), Advisor.read_question
 
     async def noting(self: Advisor, namespace: str, asked: dict[str, Any], **options: Any) -> Any:
         looked.append(asked["metadata"]["name"])
         return await question(self, namespace, asked, **options)
 
-    monkeypatch.setattr(Advisor, "question", noting)
+    monkeypatch.setattr(Advisor, "read_question", noting)
     store, names = SharedStore(), {f"j{number}": 16 + 8 * number for number in range(10)}
     async with operator(store, advise, NODES, discovery=True) as running:
         for name, batch in names.items():
@@ -343,7 +343,7 @@ async def test_nothing_is_kept_of_who_asked_once_it_is_gone() -> None:
         await advised(running, store, "team", "a")
         workloads = {"w"}
         there, gone = (Key("TrainingJob", "team", name) for name in ("a", "gone"))
-        running.learning.runs_of("team", [there, gone], workloads)
+        running.learning.find_runs("team", [there, gone], workloads)
         assert running.learning.run_requesters.of("team", "w", "") == {there}, "nobody would let go of the other"
         running.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
         assert len(running.learning.run_requesters) == 0

@@ -41,11 +41,11 @@ def example(name: str, **annotations: str) -> dict[str, Any]:
 @pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
 def test_a_patch_makes_the_changes_of_the_version_it_was_computed_from(path: Path) -> None:
     document = example(path.stem)
-    operations = patches.placing(document, changes(document, read(document), Placement(H100, (TOLERATION,))))
+    operations = patches.make_placing_patch(document, changes(document, read(document), Placement(H100, (TOLERATION,))))
     assert operations[0] == {"op": "add", "path": "/metadata/resourceVersion", "value": "7"}
     after = read(patched(document, operations))
     assert all(H100.items() <= pods.node_selector.items() and TOLERATION in pods.tolerations for pods in after.workers)
-    assert patches.placing(document, []) == []
+    assert patches.make_placing_patch(document, []) == []
 
 
 def test_letting_go_takes_our_name_off_and_leaves_the_others() -> None:
@@ -113,14 +113,14 @@ def test_a_workload_is_made_to_ask_for_the_same_nodes() -> None:
     asked = workload(("coordinator", {}), ("workers", {"nodeSelector": {"disk": "fast"}}))
     document = example("jobset")
     document["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "fast"}
-    after = patched(asked, patches.admitting(asked, read(document), put))
+    after = patched(asked, patches.make_workload_patch(asked, read(document), put))
     first, second = (item["template"]["spec"] for item in after["spec"]["podSets"])
     assert first == {} and second == {"nodeSelector": {**H100, "disk": "fast"}, "tolerations": [TOLERATION]}
-    assert patches.admitting(after, read(document), put) == []
+    assert patches.make_workload_patch(after, read(document), put) == []
     main = workload(("main", {}))
-    assert patched(main, patches.admitting(main, read(example("job-gated")), put))["spec"] != main["spec"]
+    assert patched(main, patches.make_workload_patch(main, read(example("job-gated")), put))["spec"] != main["spec"]
     roles = workload(("master", {}), ("worker", {}))
-    assert len(patches.admitting(roles, read(example("pytorchjob")), put)) == 5
+    assert len(patches.make_workload_patch(roles, read(example("pytorchjob")), put)) == 5
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.quarantine import EVERYTHING, FIRST_S, MOST_S, DeathRecord, Quarantine, add_deaths
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.quarantine import digest, minimal_job, quarantine_in
+from tilecast_operator.objects.quarantine import digest_user_content, minimal_job, open_quarantine
 from tilecast_operator.objects.tables import Cache
 
 BOMB, HONEST_JOB, NODE = Key("TrainingJob", "a", "bomb"), Key("TrainingJob", "b", "honest"), Key("Node", "", "n1")
@@ -93,7 +93,7 @@ def test_what_is_set_aside_is_read_again_when_it_changes_or_after_its_time(tmp_p
     now_s = 1000.0
 
     def quarantine(suspects: Sequence[Key]) -> Quarantine:
-        return quarantine_in(str(tmp_path), suspects, lambda: now_s)
+        return open_quarantine(str(tmp_path), suspects, lambda: now_s)
 
     first = quarantine([BOMB])
     assert first.readable_part(body(HONEST_JOB)) == body(HONEST_JOB) and first.reason(HONEST_JOB) is None
@@ -126,7 +126,7 @@ def test_what_is_set_aside_is_walked_without_recursion() -> None:
     for _ in range(100_000):
         deep = [deep]
     hostile = {**body(BOMB, deep), "status": {"parts": deep}}
-    assert digest(hostile) == digest(hostile) != digest(body(BOMB))
+    assert digest_user_content(hostile) == digest_user_content(hostile) != digest_user_content(body(BOMB))
     note = {
         "metadata": {"name": "a", "annotations": {"tilecast.dev/training": "[" * 500, "tilecast.dev/mode": "Initial"}}
     }
@@ -138,7 +138,7 @@ def test_what_is_set_aside_is_walked_without_recursion() -> None:
 
 
 def test_objects_of_other_kinds_are_left_out_and_the_rest_of_the_cluster_is_seen() -> None:
-    cache = Cache(quarantine=quarantine_in("", [NODE], lambda: 0.0))
+    cache = Cache(quarantine=open_quarantine("", [NODE], lambda: 0.0))
     for name in ("n1", "n2"):
         cache.see({"kind": "Node", "metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "status": {}})
     assert list(cache.nodes) == [Key("Node", "", "n2")]

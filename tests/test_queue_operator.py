@@ -27,7 +27,7 @@ from tilecast_operator import queue_rows
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, capacities, holdings
+from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
 from tilecast_operator.report import queue_advice
 from tilecast_operator.settings import Settings, from_environment
 
@@ -207,7 +207,7 @@ async def test_no_plan_is_made_twice_for_one_queue_nor_too_often(monkeypatch: py
         plans.append(arguments)
         return queue_rows.plan_rows(*arguments)
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", counting)
+    monkeypatch.setattr("tilecast_operator.report.queue_advice.plan_rows", counting)
     store = Store()
     store.put(f"{JOBS}/a", training("a"))
     async with planning(store) as running:
@@ -226,7 +226,7 @@ async def test_a_failure_of_the_solver_keeps_nobody_from_advice(monkeypatch: pyt
     def failing(*arguments: Any) -> PlannedQueue:
         raise ArithmeticError
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", failing)
+    monkeypatch.setattr("tilecast_operator.report.queue_advice.plan_rows", failing)
     store = Store()
     store.put(f"{JOBS}/a", training("a"))
     store.clock_s = NOW_S
@@ -308,7 +308,7 @@ def test_a_job_that_was_placed_is_moved_no_more() -> None:
     rows = [row("a", option("fast", 10.0), option("slow", 100.0), place=("slow", 8))]
     plan = queue_rows.plan_rows(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
     assert plan.report is not None
-    (place,) = queue_advice.positions(plan, {}, frozenset({rows[0].name}), {}, NOW_S).values()
+    (place,) = queue_advice.make_positions(plan, {}, frozenset({rows[0].name}), {}, NOW_S).values()
     assert (place.pool, place.position, place.reason) == ("slow", 1, queue_advice.PLACED)
 
 
@@ -326,7 +326,7 @@ def test_quotas_that_contradict_a_job_name_it_and_the_rest_is_planned() -> None:
     ]
     own = (replace(POOLS[0], quotas={"team": 4}), POOLS[1])
     plan = queue_rows.plan_rows(QueueState(rows, (), own), "completion", {}, NOW_S)
-    places = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
+    places = queue_advice.make_positions(plan, {}, frozenset(), {}, NOW_S)
     assert "may have 4 GPUs of fast" in places["Job/default/a"].reason
     assert places["Job/default/b"].pool == "fast"
 
@@ -344,7 +344,7 @@ def test_what_kueue_would_do_alone_is_not_what_was_planned_before() -> None:
 def test_positions_beyond_ten_say_the_first_digit() -> None:
     rows = [row(f"{number:03}", option("fast", 10.0), created_s=NOW_S - 500 + number) for number in range(123)]
     plan = queue_rows.plan_rows(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
-    places = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
+    places = queue_advice.make_positions(plan, {}, frozenset(), {}, NOW_S)
     numbers = [places[item.name].position for item in rows]
     assert numbers[:10] == list(range(1, 11)) and numbers[10:20] == [10] * 9 + [20] and numbers[-1] == 100
 
@@ -352,15 +352,15 @@ def test_positions_beyond_ten_say_the_first_digit() -> None:
 def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
     solution = solver.solve(QueueProblem((QueuedJob("a", (option("fast", 1000.0),)),), POOLS))
     plan = PlannedQueue(totals(solution), (Unplanned("b", "no", "yes"),))
-    shown = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
-    assert queue_advice.positions(plan, {}, frozenset(), shown, NOW_S + 50) == shown
-    later = queue_advice.positions(plan, {}, frozenset(), shown, NOW_S + 200)
+    shown = queue_advice.make_positions(plan, {}, frozenset(), {}, NOW_S)
+    assert queue_advice.make_positions(plan, {}, frozenset(), shown, NOW_S + 50) == shown
+    later = queue_advice.make_positions(plan, {}, frozenset(), shown, NOW_S + 200)
     assert later["a"].start != shown["a"].start and later["b"] == QueuePosition(reason="no; yes")
-    status = queue_advice.status(plan, "completion", 1, "2026-01-01T00:00:00Z", queue_advice.QueueAdviceStatus())
-    assert queue_advice.status(plan, "completion", 1, "2026-01-02T00:00:00Z", status) is status
+    status = queue_advice.make_status(plan, "completion", 1, "2026-01-01T00:00:00Z", queue_advice.QueueAdviceStatus())
+    assert queue_advice.make_status(plan, "completion", 1, "2026-01-02T00:00:00Z", status) is status
     for gap, is_news in ((0.04, False), (0.2, True)):
         before = status.model_copy(update={"gap_ratio": gap})
-        now = queue_advice.status(plan, "completion", 1, "2026-01-02T00:00:00Z", before)
+        now = queue_advice.make_status(plan, "completion", 1, "2026-01-02T00:00:00Z", before)
         assert (now is not before) is is_news, "a plan that goes on from where it is finds another gap"
 
 
@@ -369,15 +369,17 @@ def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:
     entries = nodes.pools([nodes.node(item) for item in every_node], own, slices).entries
     runs = row("a", option("t4", 10.0, 4), place=("t4", 4), began_s=NOW_S, queue="team")
     by_pods = {"t4": Free(8, "Pods"), "l4": Free(32, "Pods")}
-    assert holdings(entries, by_pods, {}, [replace(runs, queue="")]) == {("t4", ""): 4}
+    assert count_held_gpus(entries, by_pods, {}, [replace(runs, queue="")]) == {("t4", ""): 4}
     flavor = {"t4": Free(2, "Kueue", "first-t4")}
     queues = {"everything": Quotas({"first-t4": 16}, {}, {"first-t4": 6}), "team": Quotas({}, {}, {"first-t4": 4})}
-    assert holdings(entries, flavor, queues, [runs]) == {("t4", "everything"): 6}
+    assert count_held_gpus(entries, flavor, queues, [runs]) == {("t4", "everything"): 6}
     shared = {"t4": Free(2, "Kueue", "any"), "l4": Free(2, "Kueue", "any")}
-    held = holdings(entries, shared, {"all": Quotas({"any": 48}, {}, {"any": 24})}, [])
+    held = count_held_gpus(entries, shared, {"all": Quotas({"any": 48}, {}, {"any": 24})}, [])
     assert held == {("t4", "all"): 8, ("l4", "all"): 16}, "by their sizes, where a flavor has several pools"
     (pool,) = (
-        item for item in capacities(entries, held, [replace(runs, queue="all", quotas=(("t4", 12),))]) if item.quotas
+        item
+        for item in make_capacities(entries, held, [replace(runs, queue="all", quotas=(("t4", 12),))])
+        if item.quotas
     )
     assert (pool.name, pool.held_gpus, pool.quotas) == ("t4", 8, {"all": 4})
 
@@ -426,7 +428,7 @@ async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() 
         await until(lambda: all(store.annotations(name).get(APPLIED) == "Queued" for name in names), "all to be let go")
         pools = {store.annotations(name)["tilecast.dev/recommended-pool"] for name in names}
         assert pools == {"t4", "h100-sxm"}
-        before = {name: running.planned.get(Key("Job", "default", name)) for name in names}
+        before = {name: running.planned.get_position(Key("Job", "default", name)) for name in names}
         urgent = {"kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, "value": 7}
         running.cache.see(urgent)
         late = queued(store, "late")
@@ -434,14 +436,14 @@ async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() 
         running.cache.see(store.put(f"{BATCH}/late", late))
         await until(lambda: store.annotations("late").get(APPLIED) == "Queued", "the late one to be let go")
         await settled(running)
-        first = running.planned.get(Key("Job", "default", "late"))
+        first = running.planned.get_position(Key("Job", "default", "late"))
         assert first and first.position == 1, "it has the highest priority"
         for name, place in before.items():
-            now = running.planned.get(Key("Job", "default", name))
+            now = running.planned.get_position(Key("Job", "default", name))
             assert place and now and now.pool == place.pool and now.reason == queue_advice.PLACED
         store.admit(running, names[0])
         await settled(running)
-        started = running.planned.get(Key("Job", "default", names[0]))
+        started = running.planned.get_position(Key("Job", "default", names[0]))
         assert started and started.position == 0 and started.reason == queue_advice.RUNS
     assert all(store.now(name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team" for name in names)
 
@@ -456,7 +458,7 @@ async def test_pods_priorities_decide_the_order_and_a_class_that_changes_changes
         store.put(f"{BATCH}/{name}", document)
 
     def order() -> list[str]:
-        known = {name: running.planned.get(Key("Job", "default", name)) for name in names}
+        known = {name: running.planned.get_position(Key("Job", "default", name)) for name in names}
         return sorted(known, key=lambda name: 0 if (place := known[name]) is None else place.position)
 
     async with serving(store, replace(PLANNING, read_kueue=True)) as running:
@@ -509,7 +511,7 @@ async def test_a_job_that_the_plan_is_without_says_so_once_in_an_event() -> None
         odd["metadata"]["annotations"]["tilecast.dev/weight"] = "2"
         running.cache.see(store.put(f"{BATCH}/odd", odd))
         await settled(running)
-        place = running.planned.get(Key("Job", "default", "odd"))
+        place = running.planned.get_position(Key("Job", "default", "odd"))
         assert place and place.pool and len(left_out()) == 2
     async with serving(store, PLANNING) as running:
         for name in ("odd", "endless", "unknown", "good"):
@@ -528,7 +530,7 @@ async def test_what_others_hold_counts_at_the_second_look(monkeypatch: pytest.Mo
         held.append({pool.name: pool.held_gpus for pool in state.pools}["h100-sxm"])
         return queue_rows.plan_rows(state, *arguments)
 
-    monkeypatch.setattr("tilecast_operator.controllers.queue_desired.plan_rows", noting)
+    monkeypatch.setattr("tilecast_operator.report.queue_advice.plan_rows", noting)
     store = JobStore()
     async with serving(store, replace(PLANNING, read_kueue=True)) as running:
         kueue(running, reserved=4)

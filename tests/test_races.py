@@ -26,7 +26,7 @@ from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers.capacity import CAPACITY_HOLDS
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
-from tilecast_operator.free_gpus import Usage
+from tilecast_operator.free_gpus import GpuUsage
 from tilecast_operator.kube import watch
 from tilecast_operator.kube.client import ApiError, Connection
 from tilecast_operator.kube.documents import Author, Note, event_document
@@ -148,7 +148,7 @@ async def test_what_runs_of_a_namespace_teach_is_searched_for_its_own_jobs_alone
         for question in asked.values():
             await searcher.answer(question)
         assert len(searched) == most
-        assert change.concerns("other") == (before.numbers == {})
+        assert change.concerns_namespace("other") == (before.numbers == {})
         assert PoolsChange(False, before, searcher.versions).concerns("other")
     searcher.stop()
 
@@ -267,7 +267,7 @@ def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
     everyone = [nodes.node(yaml.safe_load(MIXED)), nodes.node(node("whole"))]
     entries = nodes.pools(everyone).entries
     assert sorted(item.pool.gpu.mig for item in entries) == ["", "1g.10gb"]
-    free = Usage(used={}).free(entries, {item.name: item for item in everyone})
+    free = GpuUsage(used={}).count_free(entries, {item.name: item for item in everyone})
     assert {name: item.gpus for name, item in free.items()} == {"h100-sxm": 8}
 
 

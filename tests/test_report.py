@@ -29,7 +29,7 @@ from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS, GPUS, NODE_SELECTOR, PARALLELISM, POOL, STEP_SECONDS
 from tilecast_operator.report import better_placement, job_status, pools
-from tilecast_operator.report.advice import MAX_BYTES, advice_annotations, note, size_bytes
+from tilecast_operator.report.advice import MAX_BYTES, advice_annotations, make_event, size_bytes
 
 FREE = job_status.Fit(job_status.Aspect("True", "GpusFree", "the GPUs are free now, as Kueue shows"), True)
 NOW, LATER = "2026-01-02T03:04:05Z", "2027-01-02T03:04:05Z"
@@ -42,7 +42,7 @@ VERDICTS: dict[str, Answer] = {
 
 
 def whole(verdict: Answer, is_off: bool = False) -> dict[str, Any]:
-    return job_status.status(verdict, 3, job_status.conditions(verdict, is_off, 3, NOW, (), FREE)).document()
+    return job_status.make_status(verdict, 3, job_status.make_conditions(verdict, is_off, 3, NOW, (), FREE)).document()
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
@@ -52,7 +52,7 @@ def test_every_status_satisfies_the_schema(verdict: Answer) -> None:
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
 def test_every_condition_is_always_there(verdict: Answer) -> None:
-    conditions = job_status.conditions(verdict, False, 3, NOW, (), FREE)
+    conditions = job_status.make_conditions(verdict, False, 3, NOW, (), FREE)
     assert [item.type for item in conditions] == TYPES
     assert {item.observed_generation for item in conditions} == {3}
     assert all(item.reason.isalnum() and item.message for item in conditions)
@@ -64,16 +64,16 @@ def test_the_crds_name_every_condition() -> None:
     )
     assert [name for name in (*TYPES, better_placement.KIND) if name not in of_jobs] == []
     entry = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).entries[0]
-    written = pools.pool_status(entry, 1, NOW, (), learnt=(PoolCalibration(), None)).conditions
+    written = pools.make_pool_status(entry, 1, NOW, (), learnt=(PoolCalibration(), None)).conditions
     assert len(written) == 4
     assert [item.type for item in written if item.type not in of_pools] == []
 
 
 def test_conditions_keep_their_time_while_their_status_stays() -> None:
-    first = job_status.conditions(advice(), False, 1, NOW, (), FREE)
-    again = job_status.conditions(advice(), False, 2, LATER, first, FREE)
+    first = job_status.make_conditions(advice(), False, 1, NOW, (), FREE)
+    again = job_status.make_conditions(advice(), False, 2, LATER, first, FREE)
     assert {item.last_transition_time for item in again} == {NOW}
-    fallen = {item.type: item for item in job_status.conditions(refused(), False, 2, LATER, first, FREE)}
+    fallen = {item.type: item for item in job_status.make_conditions(refused(), False, 2, LATER, first, FREE)}
     assert fallen["Ready"].last_transition_time == LATER
     assert fallen["Applied"].last_transition_time == NOW
 
@@ -127,7 +127,7 @@ MEASURED = Calibration((Correction(runs=5, own=5, observations=50),))
 
 def low_confidence(verdict: Answer) -> Condition:
     return next(
-        item for item in job_status.conditions(verdict, False, 1, NOW, (), FREE) if item.type == "LowConfidence"
+        item for item in job_status.make_conditions(verdict, False, 1, NOW, (), FREE) if item.type == "LowConfidence"
     )
 
 
@@ -159,7 +159,7 @@ def test_a_free_pool_costs_nothing_and_says_so() -> None:
     assert status["recommendation"]["costPer1000Steps"] == 0
     TrainingJobStatus.model_validate(status)
     free = _gpu_pool(nodeType="p5.48xlarge", maxNodes=0, price={"perGpuHour": 0})
-    pool_status = pools.pool_status(nodes.pools([], [free]).entries[0], 1, NOW, ()).document()
+    pool_status = pools.make_pool_status(nodes.pools([], [free]).entries[0], 1, NOW, ()).document()
     assert pool_status["summary"]["price"] == "0 USD" and "free" not in pool_status["summary"]
 
 
@@ -173,7 +173,7 @@ def test_a_pool_says_what_holds_for_some_of_its_nodes_only() -> None:
         }
         for name in ("a", "b")
     ]
-    status = pools.pool_status(nodes.pools(everyone).entries[0], 1, NOW, ()).document()
+    status = pools.make_pool_status(nodes.pools(everyone).entries[0], 1, NOW, ()).document()
     assert status["conditions"][0]["message"] == "2 nodes with 16 GPUs; 1 of 2 nodes (b) is cordoned"
     assert (status["nodes"], status["summary"]["shape"]) == (2, "2x8"), "the operator counts what the cluster has"
 
@@ -206,12 +206,12 @@ def test_no_recommendation_no_annotations(verdict: Advice) -> None:
 
 def test_events_on_change_only() -> None:
     summary = Summary.model_validate(whole(advice())["summary"])
-    first = note(advice(), Summary(), summary)
+    first = make_event(advice(), Summary(), summary)
     assert first is not None and (first.type, first.reason) == ("Normal", "RecommendationUpdated")
-    assert note(advice(), summary, summary) is None
-    moved = note(advice(), summary.model_copy(update={"pool": "t4", "plan": "dp4"}), summary)
+    assert make_event(advice(), summary, summary) is None
+    moved = make_event(advice(), summary.model_copy(update={"pool": "t4", "plan": "dp4"}), summary)
     assert moved is not None and "(was dp4 on 2x8 t4)" in moved.text
-    lost = note(refused(), summary, Summary(reason="InvalidSpec"))
+    lost = make_event(refused(), summary, Summary(reason="InvalidSpec"))
     assert lost is not None and (lost.type, lost.reason) == ("Warning", "RecommendationUnavailable")
 
 
@@ -258,7 +258,7 @@ def test_rounding_is_idempotent_and_close(value: float) -> None:
 
 def test_pool_status() -> None:
     entry = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).entries[0]
-    first = pools.pool_status(entry, 2, NOW, ())
+    first = pools.make_pool_status(entry, 2, NOW, ())
     status = first.document()
     GPUPoolStatus.model_validate(status)
     assert status["conditions"][0]["reason"] == "NoNodesNow"
@@ -273,7 +273,7 @@ def test_pool_status() -> None:
     assert [item["reason"] for item in status["conditions"]] == ["NoNodesNow", "FewerNodes", "NotObserved"]
     assert "free" not in status["gpus"], "what is not known is absent, not zero"
     assert status["facts"]["price"] == {"value": "6.88 USD", "layer": "instance type"}
-    wrong = pools.pool_status(
+    wrong = pools.make_pool_status(
         SpecError("spec.gpu.name", "unknown", "write a known one"), 2, LATER, first.conditions
     ).document()
     GPUPoolStatus.model_validate(wrong)

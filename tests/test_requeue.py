@@ -222,11 +222,13 @@ def test_a_choice_is_taken_out_of_every_kind(name: str, newer: bool) -> None:
     job = read(document)
     put = Placement({PRODUCT: H100, ARCH: "amd64"})
     marks = ["kubernetes.io/arch"]
-    chosen = patched(document, patches.placing(document, changes(document, job, put, runtime_patches=newer), marks))
+    chosen = patched(
+        document, patches.make_placing_patch(document, changes(document, job, put, runtime_patches=newer), marks)
+    )
     after = read(chosen)
     assert after.workers[0].node_selector.items() >= put.node_selector.items()
     kind = JOB_KINDS[document["kind"]]
-    released = patched(chosen, patches.unplacing(chosen, kind.unplace(chosen, after)))
+    released = patched(chosen, patches.make_unplacing_patch(chosen, kind.unplace(chosen, after)))
     left = read(released)
     assert not left.workers[0].node_selector.keys() & put.node_selector.keys()
     assert [pods.node_selector for pods in left.workers] == [pods.node_selector for pods in unplaced(after).workers]

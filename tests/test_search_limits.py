@@ -19,7 +19,7 @@ from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.jobs import APPLIED
 from tilecast.spec import Workload
-from tilecast_operator.interruptions import FIRST_S, MOST_S, Interruptions, wait_s
+from tilecast_operator.interruptions import FIRST_S, MOST_S, Interruptions, find_retry_wait_s
 from tilecast_operator.search_process import Cause, SearchInterruptedError, SearchLimits, SearchProcess
 from tilecast_operator.searches import Searches
 
@@ -61,7 +61,7 @@ async def test_a_search_that_breaks_a_limit_is_ended_and_takes_no_other_along() 
     try:
         tried = (searches.run(request(batch), [POOL]) for batch in asked)
         answers = await asyncio.gather(*tried, return_exceptions=True)
-        assert searches.resident_bytes() > 0 and searches.running_s() == 0.0
+        assert searches.resident_bytes() > 0 and searches.longest_running_s() == 0.0
     finally:
         searches.stop()
     ended = {
@@ -111,12 +111,12 @@ async def test_the_search_that_runs_can_be_seen() -> None:
 
     searches = Searches(waiting, 1, 0)
     try:
-        assert searches.running_s() == 0.0
+        assert searches.longest_running_s() == 0.0
         running = asyncio.create_task(searches.run(request(8), [POOL]))
-        await until(lambda: searches.running_s() > 0.0, "the search to run")
+        await until(lambda: searches.longest_running_s() > 0.0, "the search to run")
         go_on.set()
         await running
-        assert (searches.running_s(), searches.resident_bytes()) == (0.0, 0)
+        assert (searches.longest_running_s(), searches.resident_bytes()) == (0.0, 0)
     finally:
         searches.stop()
 
@@ -127,18 +127,18 @@ def test_a_search_that_was_interrupted_waits_ever_longer() -> None:
     error = SearchInterruptedError("timeout", "took longer than 30 s")
     waits = []
     for tries in range(1, 8):
-        assert interruptions.answer("asked") is None
-        answer = interruptions.add("asked", error)
+        assert interruptions.find_refusal("asked") is None
+        answer = interruptions.add_interruption("asked", error)
         assert f"(try {tries})" in answer.message and "took longer than 30 s" in answer.message
         waits.append(answer.again_s)
         now_s += answer.again_s - 1.0
-        later = interruptions.answer("asked")
+        later = interruptions.find_refusal("asked")
         assert later is not None and later.message == answer.message and later.again_s == pytest.approx(1.0)
-        assert interruptions.answer("another") is None
+        assert interruptions.find_refusal("another") is None
         now_s += 1.0
     assert waits == [FIRST_S, 240.0, 960.0, 3840.0, 15360.0, MOST_S, MOST_S]
-    interruptions.remove("asked")
-    assert interruptions.add("asked", error).again_s == wait_s(1)
+    interruptions.forget_question("asked")
+    assert interruptions.add_interruption("asked", error).again_s == find_retry_wait_s(1)
 
 
 async def test_an_interrupted_search_is_told_and_neither_kept_nor_made_again_at_once() -> None:

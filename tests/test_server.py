@@ -251,12 +251,12 @@ class Reviewer(Store):
 async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> None:
     store = Reviewer()
     reviews = TokenReviews(store, holds_s=60.0)
-    await reviews.of(TRUE)
+    await reviews.review_token(TRUE)
     for number in range(5000):
-        await reviews.of(f"forged-{number}")
+        await reviews.review_token(f"forged-{number}")
     assert store.asked == 5001
-    await reviews.of("forged-4999")
-    await reviews.of(TRUE)
+    await reviews.review_token("forged-4999")
+    await reviews.review_token(TRUE)
     assert store.asked == 5001
 
 
@@ -266,7 +266,7 @@ async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before() -> None:
     reviews, guarding = TokenReviews(store, holds_s=0.0), guard(rate=2.0, max_clients=64)
 
     async def take(namespace: str, name: str, sent: str, body: bytes) -> None:
-        if not (await reviews.of(sent))["status"]["authenticated"]:
+        if not (await reviews.review_token(sent))["status"]["authenticated"]:
             raise Refused("unauthenticated", 401, "the token is nobody's")
 
     async def put(session: aiohttp.ClientSession, port: int, sent: str) -> int | None:

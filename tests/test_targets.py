@@ -34,15 +34,18 @@ async def test_the_oldest_training_job_speaks_for_a_job() -> None:
         first, second = training_job("z-first"), training_job("a-second", "2026-01-01T00:00:01Z")
         running.cache.see(store.put(f"{TRAINING_JOBS}/z-first", first))
         running.cache.see(store.put(f"{TRAINING_JOBS}/a-second", second))
-        mine = await running.targets.find(Key("TrainingJob", "default", "z-first"), first)
-        theirs = await running.targets.find(Key("TrainingJob", "default", "a-second"), second)
+        mine = await running.targets.find_target(Key("TrainingJob", "default", "z-first"), first)
+        theirs = await running.targets.find_target(Key("TrainingJob", "default", "a-second"), second)
         assert mine is not None and isinstance(mine.answer, Advice) and mine.name == "Job/a"
         assert theirs is not None and not isinstance(theirs.answer, Advice)
         assert theirs.answer.reason == "TargetConflict" and "z-first names Job a too" in theirs.answer.message
         await until(lambda: reason(store, "a-second") == "TargetConflict", "the conflict to be said")
         running.cache.lose(store.objects.pop(f"{TRAINING_JOBS}/z-first"))
         await until(lambda: reason(store, "a-second") == "Advised", "the other's turn")
-        assert await running.targets.find(Key("TrainingJob", "default", "x"), training_job("x", targetRef=None)) is None
+        assert (
+            await running.targets.find_target(Key("TrainingJob", "default", "x"), training_job("x", targetRef=None))
+            is None
+        )
 
 
 def reason(store: JobStore, name: str) -> str | None:
@@ -56,12 +59,12 @@ async def test_a_target_that_is_not_there_is_told_apart_from_a_kind_that_is_not(
     async with serving(store) as running:
         request = training_job("x")
         running.cache.see(request)
-        target = await running.targets.find(Key("TrainingJob", "default", "x"), request)
+        target = await running.targets.find_target(Key("TrainingJob", "default", "x"), request)
         assert (
             target is not None and target.applied.reason == "TargetNotFound" and "create it" in target.applied.message
         )
         store.groups.clear()
-        target = await running.targets.find(Key("TrainingJob", "default", "x"), request)
+        target = await running.targets.find_target(Key("TrainingJob", "default", "x"), request)
         assert target is not None and target.applied.reason == "TargetKindNotInstalled"
         assert "this cluster has no Job of batch/v1; install its controller" in target.applied.message
 

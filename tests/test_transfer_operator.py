@@ -251,7 +251,7 @@ def better(
     )
     goal, least = OBJECTIVES[objective], better_placement.least_gain(known)
     pools = {"a": priced, "b": priced}
-    return better_placement.places(status, score, goal, pools, least, moving or MoveCost())
+    return better_placement.find_better_places(status, score, goal, pools, least, moving or MoveCost())
 
 
 def test_a_better_place_saves_a_fifth_and_stays_one_while_it_saves_fifteen_percent() -> None:
@@ -292,8 +292,8 @@ def test_moving_costs_a_restart_and_half_of_the_time_between_checkpoints(
     )
     assert many.is_worth_it and not few.is_worth_it
     assert few.text == many.text == place.text, "or the message would change with every step"
-    assert better_placement.aspect(None, None, [few]).reason == "NotWorthMoving"
-    assert better_placement.aspect(condition("True", "PlaceFree"), None, [few]).reason == "NoLongerBetter"
+    assert better_placement.make_aspect(None, None, [few]).reason == "NotWorthMoving"
+    assert better_placement.make_aspect(condition("True", "PlaceFree"), None, [few]).reason == "NoLongerBetter"
 
 
 def test_what_remains_is_what_the_time_since_the_start_leaves_at_the_measured_pace() -> None:
@@ -306,11 +306,11 @@ def test_what_remains_is_what_the_time_since_the_start_leaves_at_the_measured_pa
     score, start_s = Score(forecast, StepWindow((2.0,), 1, "", StepReport(2.0, "put"))), 1_800_000_000.0
     status = TrainingJobStatus(recommendation=best)
     stated = {"checkpointSeconds": 600, "restartSeconds": 60}
-    assert MoveCost.of(stated, status, score, start_s + 600) == MoveCost(60, 600, pytest.approx(700))
-    assert MoveCost.of({}, status, score, start_s + 1e6) == MoveCost(300, None, 0)
-    assert MoveCost.of({}, status, score, start_s - 60).left == pytest.approx(1000)
+    assert MoveCost.from_job(stated, status, score, start_s + 600) == MoveCost(60, 600, pytest.approx(700))
+    assert MoveCost.from_job({}, status, score, start_s + 1e6) == MoveCost(300, None, 0)
+    assert MoveCost.from_job({}, status, score, start_s - 60).left == pytest.approx(1000)
     unknown = TrainingJobStatus(recommendation=best.model_copy(update={"finish_seconds": None}))
-    assert MoveCost.of({}, unknown, score, start_s).left is None
+    assert MoveCost.from_job({}, unknown, score, start_s).left is None
 
 
 async def test_what_moving_costs_decides_no_answer() -> None:
@@ -322,7 +322,7 @@ async def test_what_moving_costs_decides_no_answer() -> None:
         for stated in ({}, {"checkpointSeconds": 600}, {"restartSeconds": 60}, {"globalBatchSize": 32}):
             training = asked["spec"]["training"] | stated
             document = asked | {"spec": asked["spec"] | {"training": training}}
-            keys.add((await running.advisor.question("team", document)).key)
+            keys.add((await running.advisor.read_question("team", document)).key)
     assert len(keys) == 2
 
 
@@ -333,5 +333,5 @@ def test_no_event_on_flutter_within_ten_minutes() -> None:
     assert not better_placement.is_news(condition("True", "PlaceFree"), free, since_s + 1e5)
     assert not better_placement.is_news(condition("False", "NoLongerBetter"), free, since_s + 599)
     assert better_placement.is_news(condition("False", "NoLongerBetter"), free, since_s + 600)
-    again = better_placement.aspect(condition("False", "NoLongerBetter"), None, [])
+    again = better_placement.make_aspect(condition("False", "NoLongerBetter"), None, [])
     assert again.reason == "NoLongerBetter"

@@ -1,7 +1,7 @@
-"""From the question of a job to its answer. Equal questions are read once and searched once.
+"""Adviser that turns the question of a job into an answer. Equal questions are read once and searched once.
 
-Reading and searching run in a few threads of their own, so that watches and probes go on. Work that waits for a thread
-takes turns (`turns`), and counts for everyone who asks for it.
+Reading and searching run in threads, so that the event loop goes on. Work that waits for a thread takes turns
+(`turns`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextvars
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -27,14 +27,22 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.spec import Plan, SpecError, Stated, Workload
-from tilecast_operator.answer import Answer, Declined, internal_error, interrupted, is_passing, no_pools, refused
+from tilecast_operator.answer import (
+    Answer,
+    Declined,
+    decline_failed,
+    decline_invalid,
+    decline_without_pools,
+    find_interruption,
+    is_passing,
+)
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.interruptions import Interruptions
 from tilecast_operator.kube.client import Api, ApiError
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Document
 from tilecast_operator.kube.turns import TurnClaim, Turns
-from tilecast_operator.objects.view import canonical
+from tilecast_operator.objects.view import encode_canonical
 from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
 from tilecast_operator.question import PoolVersions, Question
 from tilecast_operator.search_process import SearchInterruptedError
@@ -53,17 +61,17 @@ UNPRICED: Any = {"mode": True, "observation_query": True, "training": {"checkpoi
 
 
 class Advisor:
-    """Answers questions about the current pools. Belongs to one event loop.
+    """Adviser on the current pools. Belongs to one event loop.
 
     Args:
-        reader: reads ConfigMaps.
-        searches: runs searches.
-        counted: called with each advice and how long its search took, in seconds.
-        threads: threads that read and price beside the searches.
-        size: results of each kind that are remembered.
-        interruptions: searches that were interrupted.
-        journal: where an object is noted while a thread reads it.
-        read: turns a spec, and the content of its ConfigMap, into a request.
+        reader: Client that reads ConfigMaps.
+        searches: Runner of searches.
+        counted: Called with each advice and the seconds of its search.
+        threads: Number of threads that read and price beside the searches.
+        size: Number of cached results of each kind.
+        interruptions: Searches that were interrupted.
+        journal: Journal in which an object is noted while a thread reads it.
+        read: Function that turns a spec, and the content of its ConfigMap, into a request.
     """
 
     def __init__(
@@ -100,11 +108,8 @@ class Advisor:
         self._workloads: AnswerMemo[Mapping[str, Workload]] = AnswerMemo(size)
         self._own: AnswerMemo[OwnRuns] = AnswerMemo(size)
 
-    def use(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
-        """Answer for these pools from now on.
-
-        In the namespaces of `of_namespace`, the same pools carry that namespace's own corrections.
-        """
+    def set_pools(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
+        """Replace the pools; `of_namespace` has the pools with the corrections of each namespace that has runs."""
         numbers = {}
         for name, one in {"": report, **of_namespace}.items():
             known = self._of_namespace.get(name, self._report)
@@ -114,20 +119,20 @@ class Advisor:
         self._report, self._of_namespace = report, of_namespace
 
     def over_budget(self) -> Mapping[str, float]:
-        """Return the namespaces whose searches used up their budget, with their seconds of the last minute."""
+        """Return the namespaces over their budget of search time, with their seconds of the last minute."""
         return self._searches.turns.over_budget()
 
     def behind_others(self) -> Mapping[str, float]:
-        """Return those namespaces over budget, if others had a search in the same minute."""
+        """Return the namespaces over budget, with their seconds, if other namespaces searched in the last minute."""
         return self._searches.turns.behind_others()
 
-    async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in one of the threads, without waiting for a turn."""
+    async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Call a function in a thread, without waiting for a turn."""
         call = partial(contextvars.copy_context().run, self._journal.call, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     async def warm_up(self) -> None:
-        """Load the utilization model by pricing one small job.
+        """Load the utilization model by a search for a small job, once.
 
         Raises:
             SpecError: the model cannot be read, is not the expected one, or the search broke its limits.
@@ -135,7 +140,7 @@ class Advisor:
         if self.problem is None:
             return
         try:
-            await self._searches.run(*_small_job())
+            await self._searches.run(*_make_small_job())
         except SearchInterruptedError as error:
             self.problem = f"a search of one small job {error}"
             raise SpecError("TILECAST_SEARCH_PROCESSES", self.problem, "raise the limits of a search") from None
@@ -145,20 +150,20 @@ class Advisor:
         self.problem = None
 
     def stop(self) -> None:
-        """Stop the threads; each ends when its current work is done."""
+        """Stop the threads and searches; a thread ends after its current work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._searches.stop()
 
-    async def question(self, namespace: str, document: Document, *, is_held: bool = False) -> Question:
-        """Read what a TrainingJob document asks.
+    async def read_question(self, namespace: str, document: Document, *, is_held: bool = False) -> Question:
+        """Read the question of a TrainingJob document and its ConfigMap.
 
         Args:
-            namespace: namespace of the job.
-            document: the document.
-            is_held: whether the start of a job waits for the answer.
+            namespace: Namespace of the job.
+            document: The document.
+            is_held: Whether a job is held until the answer is known.
 
         Raises:
-            ApiError, OSError: the job's ConfigMap cannot be read now.
+            ApiError, OSError: The job's ConfigMap cannot be read now.
         """
         try:
             spec = training_job.parse(document)
@@ -167,118 +172,114 @@ class Advisor:
         stored: bytes | None = None
         reference = training_job.reference(spec)
         if reference is not None:
-            config_map = await self._config_map(namespace, reference)
+            config_map = await self._get_config_map(namespace, reference)
             try:
                 if isinstance(config_map, Declined):
                     return Question(b"", config_map, True)
                 stored = training_job.content(reference, config_map)
             except SpecError as error:
                 return Question(b"", Declined("ModelNotFound", str(error)), True)
-        everything = canonical(spec.model_dump(exclude=UNPRICED)) + hashlib.sha256(stored or b"").digest()
+        everything = encode_canonical(spec.model_dump(exclude=UNPRICED)) + hashlib.sha256(stored or b"").digest()
         key = hashlib.sha256(everything).digest()
         with self._readers.claim(key, TurnClaim(namespace, is_held)):
-            request = await self._requests.get(key, lambda: self._read(key, spec, stored))
+            request = await self._requests.get(key, lambda: self._read_request(key, spec, stored))
         return Question(key, request, reference is not None, namespace, is_held)
 
-    async def measured(
+    async def add_runs(
         self, question: Question, known: Callable[[Collection[str]], Sequence[ObservedRun]], unless: str | None = None
     ) -> Question:
-        """Return the question together with earlier runs of the same job.
+        """Return the question with earlier runs of its job.
 
         Args:
-            question: the question as it was read.
-            known: returns the runs of workloads, given by their digests, newest first.
-            unless: a digest of runs; runs with this digest are not priced.
+            question: The question as it was read.
+            known: Function that returns the runs of workloads, given by their digests, newest first.
+            unless: Digest of runs; runs with this digest are not priced.
         """
-        pools, request = self.pools(question), question.request
+        pools, request = self.list_pools(question), question.request
         if isinstance(request, Declined) or not pools:
             return question
         gpus = tuple(pool.gpu.name for pool in pools)
-        meant = await self._shared(question, self._workloads, (question.key, gpus), workloads, request, pools)
+        meant = await self._compute_once(question, self._workloads, (question.key, gpus), workloads, request, pools)
         runs = known(meant.keys())
         digest = identity(question.key, self.facts, runs)
         if not runs or digest == unless:
             return replace(question, runs_hash=digest if runs else "")
-        key = (self._key(question), tuple(runs))
-        own = await self._shared(question, self._own, key, OwnRuns.of, request, pools, meant, runs)
+        key = (self._make_answer_key(question), tuple(runs))
+        own = await self._compute_once(question, self._own, key, OwnRuns.of, request, pools, meant, runs)
         return replace(question, own=own, runs_hash=digest if own.own.runs else "")
 
-    async def inputs_hash(self, question: Question) -> str | None:
-        """Return a digest of everything that decides the advice now, without a search; None if there is no advice."""
-        pools, request = self.pools(question), question.request
+    async def hash_inputs(self, question: Question) -> str | None:
+        """Return the digest of all inputs of the advice, without a search; None if there is no advice."""
+        pools, request = self.list_pools(question), question.request
         if not pools or isinstance(request, Declined):
             return None
         _, digest = kernels.model_info()
-        return await self._shared(question, self._hashes, self._key(question), inputs_hash, request, pools, digest)
+        return await self._compute_once(
+            question, self._hashes, self._make_answer_key(question), inputs_hash, request, pools, digest
+        )
 
-    async def answer(self, question: Question) -> Answer:
+    async def answer_question(self, question: Question) -> Answer:
         """Return the answer to a question."""
         if isinstance(question.request, Declined):
             if is_passing(question.request):
                 self._requests.drop(question.key)
             return question.request
-        pools = self.pools(question)
+        pools = self.list_pools(question)
         if not pools:
-            return no_pools(self._of_namespace.get(question.namespace, self._report))
-        return await self.search(self._key(question), question.key, question.request, pools, question.claim)
+            return decline_without_pools(self._of_namespace.get(question.namespace, self._report))
+        return await self.search(self._make_answer_key(question), question.key, question.request, pools, question.claim)
 
     async def search(
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
     ) -> Answer:
-        """Return the answer to a request on some pools.
-
-        Equal keys are searched once, at the earliest turn of those who ask.
+        """Return the answer to a request on some pools; equal keys are searched once.
 
         Args:
-            key: everything that decides the answer.
-            question_key: the part of the key that the job decides. An interrupted search is remembered by it, and so
-                is not retried whenever the pools change.
-            request: the request.
-            pools: the pools to search.
-            claim: who asks.
+            key: Key of the answer.
+            question_key: Key of the question without the pools, under which an interrupted search is remembered.
+            request: The request.
+            pools: The pools to search.
+            claim: Claim for a turn.
         """
-        if (refusal := self._interruptions.answer(question_key)) is not None:
+        if (refusal := self._interruptions.find_refusal(question_key)) is not None:
             return refusal
         with self._searches.turns.claim(key, claim):
-            advice = await self._answers.get(key, lambda: self._search(key, question_key, request, pools))
-        if is_passing(advice) or interrupted(advice):
+            advice = await self._answers.get(key, lambda: self._search_plans(key, question_key, request, pools))
+        if is_passing(advice) or find_interruption(advice):
             self._answers.drop(key)
         return advice
 
-    async def standing(self, question: Question, answer: Answer, incumbent: Incumbent | None) -> Answer:
-        """Return the answer to a job that has a recommendation for the same question.
-
-        That recommendation stays the best unless it is no longer valid or the new one is clearly better.
-        """
-        pools = self.pools(question)
+    async def keep_incumbent(self, question: Question, answer: Answer, incumbent: Incumbent | None) -> Answer:
+        """Return the answer with the incumbent recommendation first, unless it is invalid or clearly worse."""
+        pools = self.list_pools(question)
         if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
-        key = (self._key(question), answer.inputs_hash, incumbent)
-        return await self._shared(question, self._standing, key, _held, answer, pools, incumbent)
+        key = (self._make_answer_key(question), answer.inputs_hash, incumbent)
+        return await self._compute_once(question, self._standing, key, _hold_incumbent, answer, pools, incumbent)
 
     async def forecast_running(
         self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any
     ) -> RunForecast:
-        """Return the forecast for a plan that runs, on a pool as it is now.
+        """Return the forecast for a running plan on a pool.
 
         Raises:
-            SpecError: the job cannot be read, or cannot run with such a plan.
+            SpecError: The job cannot be read, or cannot run with such a plan.
         """
         if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")
         async with self._turns.take(None, question.claim):
-            return await self.run(partial(forecast_run, question.request, pool, gpus, plan, **chosen))
+            return await self.run_in_thread(partial(forecast_run, question.request, pool, gpus, plan, **chosen))
 
-    def pools(self, question: Question) -> Sequence[Pool]:
+    def list_pools(self, question: Question) -> Sequence[Pool]:
         """Return the pools with the corrections of the question's namespace and of the job's own runs."""
         report = self._of_namespace.get(question.namespace, self._report)
         return () if report is None else question.own.calibrated(report.pools)
 
-    def _key(self, question: Question) -> Hashable:
-        """Return everything that decides the answer."""
+    def _make_answer_key(self, question: Question) -> Hashable:
+        """Return the key of the answer to a question: question, pools and runs."""
         return question.key, self.versions.of(question.namespace), question.own.own
 
-    async def _shared(
+    async def _compute_once(
         self,
         question: Question,
         memo: AnswerMemo[ResultT],
@@ -286,20 +287,20 @@ class Advisor:
         function: Callable[..., ResultT],
         *arguments: object,
     ) -> ResultT:
-        """Call a function in one of the threads, once for equal keys, and return its result."""
+        """Call a function in a thread, once for equal keys, and return its result."""
         place = (memo, key)
 
         async def compute() -> ResultT:
             async with self._turns.take(place):
-                return await self.run(function, *arguments)
+                return await self.run_in_thread(function, *arguments)
 
         with self._turns.claim(place, question.claim):
             return await memo.get(key, compute)
 
-    async def _config_map(
+    async def _get_config_map(
         self, namespace: str, reference: training_job.Reference
     ) -> Mapping[str, Any] | Declined | None:
-        """Return the ConfigMap, None if there is none, or why it cannot be read."""
+        """Return a ConfigMap, the reason why it cannot be read, or None if there is none."""
         try:
             return await self._reader.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
         except ApiError as error:
@@ -310,33 +311,40 @@ class Advisor:
             text = f"{reference.field}: the operator may not read ConfigMap {reference.name}; install the chart"
             return Declined("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
 
-    async def _read(self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request | Declined:
-        try:
-            async with self._readers.take(key):
-                # A stored graph takes a while to read: it is read beside searches, not behind them.
-                return await asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored)
-        except SpecError as error:
-            return refused(error)
-        except Exception as error:
-            log.exception("a job cannot be read")
-            return internal_error(error)
+    async def _read_request(
+        self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None
+    ) -> Request | Declined:
+        async with self._readers.take(key):
+            # A stored graph takes a while to read: it is read beside searches, not behind them.
+            return await _catch_errors(asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored))
 
-    async def _search(self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
+    async def _search_plans(
+        self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]
+    ) -> Answer:
         try:
-            advice = await self._searches.run(request, pools, self._counted, key)
-            self._interruptions.remove(question_key)
-            return advice
+            answer = await _catch_errors(self._searches.run(request, pools, self._counted, key))
         except SearchInterruptedError as error:
-            return self._interruptions.add(question_key, error)
-        except SpecError as error:
-            return refused(error)
-        except Exception as error:
-            log.exception("advice failed")
-            return internal_error(error)
+            return self._interruptions.add_interruption(question_key, error)
+        if isinstance(answer, Advice):
+            self._interruptions.forget_question(question_key)
+        return answer
 
 
-def _held(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
-    """Keep what was recommended before in the answer, unless it cannot be priced."""
+async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | Declined:
+    """Return the result of reading or searching, or the answer that declines the job because of an error."""
+    try:
+        return await work
+    except SearchInterruptedError:
+        raise
+    except SpecError as error:
+        return decline_invalid(error)
+    except Exception as error:
+        log.exception("advice failed")
+        return decline_failed(error)
+
+
+def _hold_incumbent(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
+    """Return the answer with the incumbent recommendation first, or the answer if the incumbent has no price."""
     try:
         return hold(answer, pools, incumbent)
     except Exception:
@@ -344,7 +352,7 @@ def _held(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer
         return answer
 
 
-def _small_job() -> tuple[Request, list[Pool]]:
+def _make_small_job() -> tuple[Request, list[Pool]]:
     workload = Workload(model=zoo.preset("gpt2"), sequence_length=128, global_batch=1, precision="fp16")
     gpu = find_gpu("t4")
     return Request("warm-up", workload), [Pool("t4", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-10"))]

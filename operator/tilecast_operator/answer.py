@@ -1,4 +1,4 @@
-"""The answer to a job: advice, or the reason why there is none."""
+"""Answer to the question of a job: advice, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """Why there is no advice. `reason` is stable CamelCase; `message` says the problem and the remedy."""
+    """Reason why there is no advice. `reason` is stable CamelCase; `message` has the problem and the remedy."""
 
     reason: str
     message: str
@@ -35,14 +35,14 @@ Answer: TypeAlias = Advice | Declined
 
 
 def reason(answer: Answer) -> str:
-    """Return the reason of an answer for the Ready condition, one word."""
+    """Return the reason of the condition Ready for an answer."""
     if isinstance(answer, Declined):
         return answer.reason
     return "Advised" if answer.best else "NoFittingPlan"
 
 
 def message(answer: Answer) -> str:
-    """Return the message that explains `reason`."""
+    """Return the message of the condition Ready for an answer."""
     if isinstance(answer, Declined):
         return answer.message[:MAX_MESSAGE]
     best = answer.best
@@ -53,30 +53,27 @@ def message(answer: Answer) -> str:
 
 
 def is_passing(answer: Answer) -> bool:
-    """Return whether an answer is a failure of this process that another try may not have."""
+    """Return whether an answer is an internal error, which may not occur at the next try."""
     return isinstance(answer, Declined) and answer.reason == INTERNAL_ERROR
 
 
-def interrupted(answer: Answer) -> Declined | None:
-    """Return the answer if its search was interrupted, else None.
-
-    Such an answer says nothing about the question: it is never kept for others, and replaces no advice.
-    """
+def find_interruption(answer: Answer) -> Declined | None:
+    """Return the answer if its search was interrupted, otherwise None."""
     return answer if isinstance(answer, Declined) and answer.reason == SEARCH_INTERRUPTED else None
 
 
-def refused(error: SpecError) -> Declined:
-    """Return the answer to a job that is invalid, or whose search would be too large."""
+def decline_invalid(error: SpecError) -> Declined:
+    """Return the answer to an invalid job, or to a job whose search would be too large."""
     is_too_large = isinstance(error, SearchTooLargeError)
     return Declined(SEARCH_TOO_LARGE if is_too_large else "InvalidSpec", str(error))
 
 
-def internal_error(error: Exception) -> Declined:
-    """Return the answer for a failure of this process."""
+def decline_failed(error: Exception) -> Declined:
+    """Return the answer for an internal error."""
     return Declined(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
 
 
-def no_pools(report: NodesReport | None) -> Declined:
+def decline_without_pools(report: NodesReport | None) -> Declined:
     """Return the answer for a cluster without a known pool."""
     if report is None:
         return Declined("NoPools", "nodes are not read yet")

@@ -1,4 +1,4 @@
-"""A cache of the newest results of slow computations, bounded in number and in size."""
+"""Cache of the newest results of slow computations, bounded in number and in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from tilecast.hardware import Pool
-from tilecast_operator.pickles import weight
+from tilecast_operator.pickles import pickled_size
 
 log = logging.getLogger("tilecast")
 
@@ -21,14 +21,14 @@ MOST_BYTES = 16 * 2**20
 
 
 class AnswerMemo(Generic[ResultT]):
-    """Results by key; each is computed once, even if many ask for it at the same time.
+    """Cache of results by key; concurrent requests for a key share one computation.
 
-    When there are too many results, or they are too large, the least recently used finished ones are dropped. A failure
-    is not kept.
+    The least recently used finished results are dropped when there are too many, or they are too large. A failure is
+    not kept.
 
     Args:
-        size: results that are kept.
-        shared: types of the parts that results share with other objects; these parts do not count.
+        size: Largest number of results.
+        shared: Types of the parts that results share with other objects; these parts do not count.
     """
 
     def __init__(self, size: int, shared: tuple[type, ...] = (Pool,)) -> None:
@@ -43,26 +43,26 @@ class AnswerMemo(Generic[ResultT]):
         return len(self._results)
 
     async def get(self, key: Hashable, compute: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Return the result of a key; compute it if it is not kept."""
+        """Return the result of a key, which is computed if it is not cached."""
         result = self._results.get(key)
         if result is None:
             result = self._results[key] = asyncio.ensure_future(compute())
-            result.add_done_callback(partial(self._weigh, key))
+            result.add_done_callback(partial(self._record_size, key))
         self._results.move_to_end(key)
         return await asyncio.shield(result)
 
     def drop(self, key: Hashable) -> None:
-        """Forget one result."""
+        """Drop the result of a key."""
         if (result := self._results.pop(key, None)) is not None:
             self.bytes -= self._weights.pop(result, 0)
 
     def clear(self) -> None:
-        """Forget every result."""
+        """Drop all results."""
         self._results.clear()
         self._weights.clear()
         self.bytes = 0
 
-    def _weigh(self, key: Hashable, ended: asyncio.Future[ResultT]) -> None:
+    def _record_size(self, key: Hashable, ended: asyncio.Future[ResultT]) -> None:
         failed = ended.cancelled() or ended.exception() is not None  # whoever asked may be gone by now
         if self._results.get(key) is not ended:
             return
@@ -70,7 +70,7 @@ class AnswerMemo(Generic[ResultT]):
             self.drop(key)
             return
         try:
-            size = weight(ended.result(), self._shared)
+            size = pickled_size(ended.result(), self._shared)
         except Exception:
             log.exception("an answer cannot be weighed")
             size = 0

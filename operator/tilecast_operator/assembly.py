@@ -1,4 +1,4 @@
-"""The operator: one cache, one writer, one runtime, and the controllers that share them."""
+"""Assembly of the operator from the cache, the writer, the runtime and the controllers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.destinations import Destinations
-from tilecast_operator.controllers.evidence import EvidenceReader
 from tilecast_operator.controllers.job_advice import JobAdvice
 from tilecast_operator.controllers.job_answers import JobAnswers
 from tilecast_operator.controllers.jobs import Jobs
@@ -33,10 +32,9 @@ from tilecast_operator.controllers.requeues import Requeues
 from tilecast_operator.controllers.runtime import Runtime, SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.shards import NamespaceShard
-from tilecast_operator.controllers.status_writes import StatusWrites
 from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.controllers.token_reviews import TokenReviews
-from tilecast_operator.controllers.training_jobs import TrainingJobs
+from tilecast_operator.controllers.training_jobs import EvidenceReader, StatusWrites, TrainingJobs
 from tilecast_operator.interruptions import Interruptions
 from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import Api
@@ -50,7 +48,7 @@ from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS, COMPONENT, LEASE_ADDRESS
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.quarantine import quarantine_in
+from tilecast_operator.objects.quarantine import open_quarantine
 from tilecast_operator.objects.tables import Cache
 from tilecast_operator.relay import Relay
 from tilecast_operator.report_guard import ReportGuard
@@ -71,16 +69,16 @@ DEFAULT_TIMINGS = Timings()
 
 
 class Assembly:
-    """All objects of the operator, which run in one event loop.
+    """All parts of the operator, which run in one event loop.
 
     Args:
-        settings: settings of the operator.
-        client: client of the API server.
-        metrics: metrics in which everything is counted.
-        search: the search, `advise`.
+        settings: Settings of the operator.
+        client: Client of the API server.
+        metrics: Metrics of the operator.
+        search: Function that searches for plans.
         clock: Unix time, in seconds.
-        read: turns a spec into a request.
-        timings: waits of the controllers.
+        read: Function that turns a spec into a request.
+        timings: Waits of the controllers.
     """
 
     def __init__(
@@ -94,13 +92,13 @@ class Assembly:
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self.leadership = leadership = Leadership(is_alone=not settings.lease)
-        self.election = _election(settings, client, leadership) if settings.lease else None
+        self.election = _make_election(settings, client, leadership) if settings.lease else None
         client.fence = leadership.require
         metrics.lead(leadership.is_leader)
         leadership.listen(metrics.lead)
         metrics.holds.set(settings.jobs and settings.place)
         self.journal = journal = Journal(settings.journal, KINDS)
-        quarantine = quarantine_in(settings.journal, journal.suspects, clock)
+        quarantine = open_quarantine(settings.journal, journal.suspects, clock)
         journal.isolate(quarantine.suspects)
         cache = Cache(journal, quarantine)
         author = Author(COMPONENT, settings.instance, ADVICE_KEYS, ALTERNATIVES)
@@ -118,12 +116,12 @@ class Assembly:
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
             NamespaceShard(context, selector)
-        searches = _searches(settings, search, metrics, journal)
+        searches = _make_searches(settings, search, metrics, journal)
         self.advisor = advisor = Advisor(
             client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock),
             journal, read,
         )  # fmt: skip
-        self.lists = _lists(settings, timings, client, cache)
+        self.lists = _make_list_check(settings, timings, client, cache)
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
         self.pools = pools = Pools(context, advisor, capacity, self.lists, learning)
@@ -145,20 +143,20 @@ class Assembly:
         self.admission = admission = Admission(context, placer, requests, advice)
         self.targets = targets = Targets(context, discovery, requests, advice, admission)
         if settings.queue:
-            queue_jobs = QueueJobs(context, job_answers, advice)
+            queue_jobs = QueueJobs(context, advice)
             QueuePlans(context, capacity, requests, queue_jobs, planned)
         TrainingJobs(
             context,
             job_answers,
             EvidenceReader(targets, observations, scores),
-            Destinations(context, job_answers, pools, capacity),
+            Destinations(context, job_answers, capacity),
             StatusWrites(context, learning, planned, contention),
         )
         if settings.jobs:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
             Jobs(context, requests, advice, admission, requeues)
         self.quarantined = Quarantined(context)
-        leadership.listen(self._lead)
+        leadership.listen(self._on_leadership_change)
 
     def start(self) -> None:
         """Start the workers and the background tasks; a worker loads the model."""
@@ -176,7 +174,7 @@ class Assembly:
 
         Other pending writes are computed again at the next start, or by the replica that leads next.
         """
-        await self.observations.flush()
+        await self.observations.flush_reports()
         self.leadership.end()
         await self.runtime.stop()
         await self.admission.stop()
@@ -186,26 +184,26 @@ class Assembly:
         self.advisor.stop()
         self.journal.close()
 
-    def _lead(self, is_leading: bool) -> None:
+    def _on_leadership_change(self, is_leading: bool) -> None:
         if is_leading:
             cache = self.cache
             everything = (NODES, *cache.pools, *cache.training_jobs, *cache.jobs)
-            self.runtime.lead(everything)
+            self.runtime.take_over(everything)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
-        """Record the GPUs that pods hold, by node; None where that is not known."""
-        self.capacity.see_pods(used)
+        """Set the GPUs that pods hold, by node; None if unknown."""
+        self.capacity.set_pod_usage(used)
 
     def unhealthy(self) -> str | None:
-        """Return why this process should be restarted; None if it should not."""
+        """Return why the process should be restarted; None if all is well."""
         return self.runtime.unhealthy() or self.lists.stale(self.settings.stall_s)
 
     def unready(self) -> str | None:
-        """Return why no advice can be given yet; None if advice can be given."""
+        """Return why there can be no advice yet; None if there can."""
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
 
-def _election(settings: Settings, client: Api, leadership: Leadership) -> Election:
+def _make_election(settings: Settings, client: Api, leadership: Leadership) -> Election:
     host = f"[{settings.pod_ip}]" if ":" in settings.pod_ip else settings.pod_ip
     scheme = "https" if settings.tls_certificate else "http"
     address = f"{scheme}://{host}:{settings.listen_port}" if host else ""
@@ -213,7 +211,7 @@ def _election(settings: Settings, client: Api, leadership: Leadership) -> Electi
     return Election(client, *lease, leadership)
 
 
-def _searches(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> Searches:
+def _make_searches(settings: Settings, search: Advise, metrics: Metrics, journal: Journal) -> Searches:
     limits = SearchLimits(settings.search_s, settings.search_memory_mib)
     searches = Searches(
         search,
@@ -225,12 +223,12 @@ def _searches(settings: Settings, search: Advise, metrics: Metrics, journal: Jou
         journal,
     )
     metrics.search_memory.set_function(searches.resident_bytes)
-    metrics.running_search.set_function(searches.running_s)
+    metrics.running_search.set_function(searches.longest_running_s)
     metrics.over_budget.set_function(lambda: len(searches.turns.over_budget()))
     return searches
 
 
-def _lists(settings: Settings, timings: Timings, client: Api, cache: Cache) -> ListCheck:
+def _make_list_check(settings: Settings, timings: Timings, client: Api, cache: Cache) -> ListCheck:
     tables: dict[str, CacheTable[Any]] = {
         "Node": cache.nodes,
         gpu_pool.KIND: cache.pools,

@@ -1,6 +1,6 @@
-"""GPUs that are free now: by Kueue's quotas if a pool has a flavor, else by the running pods, else unknown.
+"""Free GPUs of each pool: by Kueue's quotas if the pool has a flavor, otherwise by the running pods.
 
-They decide the condition CapacityAvailable of a job and nothing else: advice does not depend on the hour.
+Advice does not depend on them, except for the condition CapacityAvailable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Document: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """GPUs of a pool that nobody uses."""
+    """Free GPUs of a pool."""
 
     gpus: int
     source: str
@@ -28,31 +28,31 @@ class Free:
     """Number of nodes by their number of free GPUs; None if only the sum is known."""
 
     def fits(self, nodes: int, gpus_per_node: int) -> bool:
-        """Return whether a plan on so many nodes could start now."""
+        """Return whether a plan on a number of nodes could start now."""
         if nodes * gpus_per_node > self.gpus:
             return False
         return self.nodes is None or sum(n for free, n in self.nodes.items() if free >= gpus_per_node) >= nodes
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Everything that says what is free."""
+class GpuUsage:
+    """Quotas of Kueue and GPUs of running pods."""
 
     queues: Mapping[str, Quotas] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     used: Mapping[str, int] | None = None
     """GPUs that pods hold, by node; None if pods are not read."""
 
-    def free(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
-        """Return the free GPUs of each pool, by name; a pool of which nothing is known is absent."""
+    def count_free(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
+        """Count the free GPUs of each pool, by name; a pool with an unknown number is absent."""
         out = {}
         for item in pools:
-            free = self._by_kueue(item, nodes) or self._by_pods(item, nodes)
+            free = self._count_by_quota(item, nodes) or self._count_by_pods(item, nodes)
             if free is not None:
                 out[item.pool.name] = free
         return out
 
-    def _by_kueue(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+    def _count_by_quota(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
         quota = {name for queue in self.queues.values() for name in queue.nominal}
         if item.kueue_flavor:
             names = [item.kueue_flavor]
@@ -68,7 +68,7 @@ class Usage:
         free = sum(queue.nominal.get(name, 0) - queue.reserved.get(name, 0) for queue in self.queues.values())
         return Free(max(free, 0), "Kueue", name)
 
-    def _by_pods(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+    def _count_by_pods(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
         there = [nodes[name] for name in item.members if name in nodes]
         # Devices of a DRA driver and slices of the mixed strategy are other resources, which nobody counts.
         is_other = item.facts["gpusPerNode"][1] == RESOURCE_SLICE or any(node.slices for node in there)

@@ -1,4 +1,4 @@
-"""Searches that were interrupted, and when each of them is tried again."""
+"""Interrupted searches and the times of their next tries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMEDIES: Mapping[Cause, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """The last interruption of a search."""
+    """Last interruption of a search."""
 
     tries: int
     due_s: float
@@ -34,17 +34,17 @@ class Interruption:
     answer: Declined
 
 
-def wait_s(tries: int) -> float:
-    """Return how long a search waits after so many interrupted tries, in seconds."""
+def find_retry_wait_s(tries: int) -> float:
+    """Return the seconds that a search waits after a number of interrupted tries."""
     return min(FIRST_S * FACTOR ** min(tries - 1, 16), MOST_S)
 
 
 class Interruptions:
-    """The interrupted searches, by their questions. Belongs to one event loop.
+    """Interrupted searches by key of the question. Belongs to one event loop.
 
     Args:
-        clock: Unix time, in seconds, for texts.
-        monotonic: monotonic time, in seconds, for what is due.
+        clock: Unix time for texts, in seconds.
+        monotonic: Monotonic clock for retries, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -52,18 +52,18 @@ class Interruptions:
         self._monotonic = monotonic
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
-    def answer(self, question_key: Hashable) -> Declined | None:
-        """Return why a question is not searched now; None if it may be."""
+    def find_refusal(self, question_key: Hashable) -> Declined | None:
+        """Return the answer to a question that may not be searched yet; None if it may."""
         known = self._known.get(question_key)
         if known is None or known.due_s <= self._monotonic():
             return None
         return replace(known.answer, again_s=known.due_s - self._monotonic())
 
-    def add(self, question_key: Hashable, error: SearchInterruptedError) -> Declined:
+    def add_interruption(self, question_key: Hashable, error: SearchInterruptedError) -> Declined:
         """Record an interruption; return the answer until the next try."""
         before = self._known.pop(question_key, None)
         tries = 1 if before is None else before.tries + 1
-        pause_s = wait_s(tries)
+        pause_s = find_retry_wait_s(tries)
         again = stamp(self._clock() + pause_s)
         text = f"the search {error.text} and was interrupted (try {tries}); it is tried again after {again}"
         answer = Declined(SEARCH_INTERRUPTED, f"{text}; {REMEDIES[error.cause]}", again_s=pause_s)
@@ -72,6 +72,6 @@ class Interruptions:
             self._known.popitem(last=False)
         return answer
 
-    def remove(self, question_key: Hashable) -> None:
-        """Forget a question that was answered."""
+    def forget_question(self, question_key: Hashable) -> None:
+        """Forget the interruptions of an answered question."""
         self._known.pop(question_key, None)

@@ -1,4 +1,4 @@
-"""Pickles of values that refer to objects which the reader already has."""
+"""Pickles of values without the objects that the reader already has."""
 
 from __future__ import annotations
 
@@ -27,25 +27,22 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dump(value: object, shared: Sequence[object]) -> bytes:
-    """Pickle a value without the objects in `shared`; `load` needs as many of them in the same order."""
+    """Pickle a value without the objects in `shared`; `load` needs equal objects in equal order."""
     numbers = {id(one): number for number, one in enumerate(shared)}
-    return _pickled(value, lambda part: numbers.get(id(part)))
+    return _pickle(value, lambda part: numbers.get(id(part)))
 
 
 def load(data: bytes, shared: Sequence[object]) -> Any:
-    """Return the value of a pickle that `dump` made in a process of ours."""
+    """Return the value of a pickle that `dump` made."""
     return _Unpickler(io.BytesIO(data), shared).load()
 
 
-def weight(value: object, shared: type | tuple[type, ...]) -> int:
-    """Return the size of a value's pickle without parts of the types in `shared`, in bytes.
-
-    In memory the value takes a few times as much.
-    """
-    return len(_pickled(value, lambda part: 0 if isinstance(part, shared) and part is not value else None))
+def pickled_size(value: object, shared: type | tuple[type, ...]) -> int:
+    """Return the bytes of a value's pickle without parts of the types in `shared`."""
+    return len(_pickle(value, lambda part: 0 if isinstance(part, shared) and part is not value else None))
 
 
-def _pickled(value: object, name: Callable[[object], int | None]) -> bytes:
+def _pickle(value: object, name: Callable[[object], int | None]) -> bytes:
     file = io.BytesIO()
     _Pickler(file, name).dump(value)
     return file.getvalue()

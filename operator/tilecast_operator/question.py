@@ -1,4 +1,4 @@
-"""The question that a job asks, and the versions of the pools that answer it."""
+"""Question of a job, and the version numbers of the pools that answer it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilecast_operator.observed.own_runs import OwnRuns
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question of a job: everything that decides its advice except the pools, or why it cannot be read."""
+    """Question of a job: the inputs of its advice except the pools, or the reason why they cannot be read."""
 
     key: bytes
     request: Request | Declined
@@ -29,7 +29,7 @@ class Question:
 
     @property
     def claim(self) -> TurnClaim:
-        """The claim of whoever asks, for a turn."""
+        """Claim of the question for a turn."""
         return TurnClaim(self.namespace, self.is_held)
 
 
@@ -41,5 +41,5 @@ class PoolVersions:
     """Numbers by namespace with runs of its own; the empty name has the number for all other namespaces."""
 
     def of(self, namespace: str) -> int:
-        """Return the version of the pools that answer jobs of a namespace; 0 while there are none."""
+        """Return the version number of the pools for jobs of a namespace; 0 without pools."""
         return self.numbers.get(namespace, self.numbers.get("", 0))

@@ -1,4 +1,4 @@
-"""The jobs of the cluster as rows of the queue plan, and the planning problem that they make at a moment."""
+"""Rows of the queue plan, and the planning problem that they make at a given time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Holdings: TypeAlias = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A job that waits or runs. Times are Unix time, in seconds."""
+    """Waiting or running job in the queue plan. Times are Unix time, in seconds."""
 
     key: Key
     options: tuple[JobOption, ...]
@@ -52,15 +52,15 @@ class QueueRow:
     @property
     def name(self) -> str:
         """Kind, namespace and name."""
-        return name_of(self.key)
+        return make_plan_name(self.key)
 
 
-def name_of(key: Key) -> str:
-    """Return the name of a job in the plan."""
+def make_plan_name(key: Key) -> str:
+    """Return the name of a job in the plan: kind, namespace and name."""
     return f"{key.kind}/{key.namespace}/{key.name}"
 
 
-def key_of(name: str) -> Key | None:
+def parse_plan_name(name: str) -> Key | None:
     """Return the key of the job with this name in the plan; None if the name is that of a namespace."""
     parts = name.split("/")
     return Key(*parts) if len(parts) == 3 else None
@@ -68,7 +68,7 @@ def key_of(name: str) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class PlannedQueue:
-    """A plan, and the jobs that are not part of it."""
+    """Queue plan, and the jobs that it leaves out."""
 
     report: QueueReport | None = None
     """The plan; None if there is no job to plan."""
@@ -79,25 +79,25 @@ class PlannedQueue:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """Everything that decides a plan except the time and the previous plan."""
+    """State of the queue: the inputs of a plan except the time and the previous plan."""
 
     rows: Sequence[QueueRow] = ()
     refused: Sequence[Unplanned] = ()
     pools: Sequence[PoolCapacity] = field(default_factory=tuple)
 
 
-def holdings(
+def count_held_gpus(
     entries: Iterable[FoundPool], free: Mapping[str, Free], queues: Mapping[str, Quotas], rows: Iterable[QueueRow]
 ) -> dict[tuple[str, str], int]:
-    """Count the GPUs that other things than these jobs hold, by pool and ClusterQueue.
+    """Count the GPUs that are held by others than the jobs of the queue, by pool and ClusterQueue.
 
-    Pools of which nothing is known, and counts of 0, are absent.
+    Counts of 0, and pools with an unknown number of free GPUs, are absent.
 
     Args:
-        entries: the pools.
-        free: the free GPUs of each pool.
-        queues: GPUs of every ClusterQueue.
-        rows: the jobs; those that run hold GPUs themselves.
+        entries: The pools.
+        free: The free GPUs of each pool.
+        queues: The quotas of every ClusterQueue.
+        rows: The jobs of the queue; running jobs hold GPUs themselves.
     """
     ours = Counter[tuple[str, str]]()
     for row in rows:
@@ -121,8 +121,10 @@ def holdings(
     return dict(+others)
 
 
-def capacities(entries: Iterable[FoundPool], held_gpus: Holdings, rows: Iterable[QueueRow]) -> tuple[PoolCapacity, ...]:
-    """Return the pools, with how much of each every ClusterQueue may have."""
+def make_capacities(
+    entries: Iterable[FoundPool], held_gpus: Holdings, rows: Iterable[QueueRow]
+) -> tuple[PoolCapacity, ...]:
+    """Return the capacity of each pool, with the quota of each ClusterQueue."""
     quotas = dict[str, dict[str, int]]()
     for row in rows:
         for pool, quota in row.quotas:
@@ -141,18 +143,18 @@ def capacities(entries: Iterable[FoundPool], held_gpus: Holdings, rows: Iterable
 
 
 def plan_rows(state: QueueState, policy: str, before: Mapping[str, Place], now_s: float) -> PlannedQueue:
-    """Plan the queue at a moment; this takes seconds for thousands of jobs.
+    """Plan the queue at a given time; this takes seconds for thousands of jobs.
 
     Args:
-        state: jobs and pools.
-        policy: a key of `POLICIES`.
-        before: where each job was planned before, by name.
+        state: Jobs and pools.
+        policy: Key of `POLICIES`.
+        before: Previous pool and GPUs of each job, by name.
         now_s: Unix time, in seconds.
     """
     jobs, refused = list[QueuedJob](), list(state.refused)
     for row in state.rows:
         try:
-            job = _job(row, before.get(row.name), now_s)
+            job = _make_queued_job(row, before.get(row.name), now_s)
         except SpecError as error:
             refused.append(Unplanned(row.name, error.problem, error.remedy))
         else:
@@ -165,8 +167,8 @@ def plan_rows(state: QueueState, policy: str, before: Mapping[str, Place], now_s
     return PlannedQueue(outcome, (*refused, *solution.refused))
 
 
-def _job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
-    """Return the job of a row at a moment; None if it counts as ended."""
+def _make_queued_job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
+    """Return the job of a row at a given time; None if the job counts as ended."""
     waits = row.began_s is None
     is_open = waits and row.place is None
     options = row.options if is_open else tuple(item for item in row.options if (item.pool, item.gpus) == row.place)

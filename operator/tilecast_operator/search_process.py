@@ -1,4 +1,4 @@
-"""A process that carries out one call at a time under limits of time and memory, and is replaced when it breaks one.
+"""Process that carries out one call at a time under limits of time and memory, and is replaced when it breaks one.
 
 Each process has its own pipe, and one thread waits for it. `ProcessPoolExecutor` (which cannot end a call before Python
 3.14) and `pebble.ProcessPool` share one pipe and one lock among their processes: one that the kernel kills while it
@@ -39,7 +39,7 @@ log = logging.getLogger("tilecast")
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """Limits of one call."""
+    """Limits of time and memory of one search."""
 
     seconds: float = 30.0
     memory_mib: int = 640
@@ -48,7 +48,7 @@ class SearchLimits:
 
 
 class SearchInterruptedError(Exception):
-    """A call was ended before it had a result."""
+    """A search was ended before it had a result."""
 
     def __init__(self, cause: Cause, text: str) -> None:
         super().__init__(cause, text)
@@ -61,12 +61,12 @@ class SearchInterruptedError(Exception):
 
 
 class SearchProcess:
-    """A process that one thread at a time uses.
+    """Process that calls a function under limits; one thread at a time uses it.
 
     Args:
-        function: the function that it calls; its module is loaded before the first call.
-        limits: limits of each call.
-        restarted: called with the cause whenever the process was replaced.
+        function: The function; its module is loaded before the first call.
+        limits: Limits of each call.
+        restarted: Called with the cause whenever the process was replaced.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class SearchProcess:
         return pages * resource.getpagesize()
 
     def call(self, *arguments: object) -> Any:
-        """Return what the function returns, or raise what it raises.
+        """Call the function in the process and return its result, or raise its error.
 
-        A process keeps memory from earlier calls. A call that runs out of memory in such a process is therefore tried
-        again in a new one, within the same time limit; so is a call whose process died.
+        A call whose process died is tried again in a new process within the time limit. So is a call that ran out of
+        memory in a process that was used before, because such a process keeps memory from earlier calls.
 
         Raises:
-            SearchInterruptedError: the call broke a limit, or the process ended.
+            SearchInterruptedError: The call broke a limit, or the process ended.
         """
         data = pickles.dump(arguments, ())
         self._wait_until_ready()
@@ -116,7 +116,7 @@ class SearchProcess:
         return self._call(data, self._limits.seconds - spent_s)
 
     def stop(self) -> None:
-        """End the process, whatever it does; a call under way raises SearchInterruptedError."""
+        """Kill the process; a call under way raises SearchInterruptedError."""
         self._is_stopped = True
         self._process.kill()
 
@@ -126,7 +126,7 @@ class SearchProcess:
         self._is_stopped = self._is_ready = self._is_used = False
         self._pipe, other = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(other, self._function, self._limits.memory_mib), daemon=True
+            target=_serve_calls, args=(other, self._function, self._limits.memory_mib), daemon=True
         )
         self._process.start()
         other.close()
@@ -134,42 +134,42 @@ class SearchProcess:
     def _wait_until_ready(self) -> None:
         try:
             if not self._is_ready and not self._pipe.poll(BOOT_S):
-                raise self._replaced("died", "the process did not start")
+                raise self._replace("died", "the process did not start")
             if not self._is_ready:
                 self._pipe.recv_bytes()
             self._is_ready = True
         except (EOFError, OSError):
-            raise self._replaced("died", f"the process ended as it started, {self._exit()}") from None
+            raise self._replace("died", f"the process ended as it started, {self._describe_exit()}") from None
 
     def _call(self, data: bytes, limit_s: float) -> Any:
         self._is_used, killed = True, control_group.oom_kills(control_group.ROOT)
         try:
             self._pipe.send_bytes(data)
             if not self._pipe.poll(max(0.0, limit_s)):
-                raise self._replaced("timeout", f"took longer than {self._limits.seconds:g} s")
+                raise self._replace("timeout", f"took longer than {self._limits.seconds:g} s")
             result = self._pipe.recv_bytes()
         except (EOFError, OSError):
-            raise self._broken(killed) from None
+            raise self._replace_ended(killed) from None
         is_raised, value = pickles.load(result, ())
         if is_raised:
             raise value
         return value
 
-    def _broken(self, killed: int) -> SearchInterruptedError:
-        ended = self._exit()
+    def _replace_ended(self, killed: int) -> SearchInterruptedError:
+        ended = self._describe_exit()
         if self._process.exitcode == OUT_OF_MEMORY:
-            return self._replaced("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
+            return self._replace("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
         if control_group.oom_kills(control_group.ROOT) > killed:
-            return self._replaced("memory", "needed more memory than the container has left")
-        return self._replaced("died", f"ended its process, {ended}")
+            return self._replace("memory", "needed more memory than the container has left")
+        return self._replace("died", f"ended its process, {ended}")
 
-    def _exit(self) -> str:
+    def _describe_exit(self) -> str:
         self._process.join(5.0)
         status = self._process.exitcode
         return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
-    def _replaced(self, cause: Cause, text: str) -> SearchInterruptedError:
-        """Start a new process in place of this one, and return the error with the cause."""
+    def _replace(self, cause: Cause, text: str) -> SearchInterruptedError:
+        """Replace the process by a new one, and return the error with the cause."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -180,29 +180,29 @@ class SearchProcess:
         return SearchInterruptedError(cause, text)
 
 
-def _serve(pipe: Connection, function: Callable[..., Any], memory_mib: int) -> None:
-    """Carry out calls until the other end of the pipe is closed."""
-    _prepare(memory_mib)
+def _serve_calls(pipe: Connection, function: Callable[..., Any], memory_mib: int) -> None:
+    """Carry out calls from a pipe until its other end is closed."""
+    _prepare_process(memory_mib)
     pipe.send_bytes(b"")
     while True:
         try:
             data = pipe.recv_bytes()
         except EOFError:
             return
-        pipe.send_bytes(_result(function, data))
+        pipe.send_bytes(_call_and_pickle(function, data))
 
 
-def _result(function: Callable[..., Any], data: bytes) -> bytes:
-    """Return as a pickle whether the call raised, and what it raised or returned."""
+def _call_and_pickle(function: Callable[..., Any], data: bytes) -> bytes:
+    """Call the function; return a pickle of whether it raised, and of its error or result."""
     try:
         return pickles.dump((False, function(*pickles.load(data, ()))), ())
     except Exception as error:
-        if _is_memory(error):
+        if _is_memory_error(error):
             os._exit(OUT_OF_MEMORY)
-        return _raised(error)
+        return _pickle_error(error)
 
 
-def _raised(error: Exception) -> bytes:
+def _pickle_error(error: Exception) -> bytes:
     try:
         data = pickles.dump((True, error), ())
         pickles.load(data, ())
@@ -211,7 +211,7 @@ def _raised(error: Exception) -> bytes:
     return data
 
 
-def _is_memory(error: BaseException | None) -> bool:
+def _is_memory_error(error: BaseException | None) -> bool:
     """Return whether an error comes from a lack of memory, in Python or in a library."""
     while error is not None:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
@@ -220,13 +220,13 @@ def _is_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _prepare(memory_mib: int) -> None:
-    """Prepare this process for searches; it ends when the operator ends, however that ended."""
+def _prepare_process(memory_mib: int) -> None:
+    """Prepare this process for searches: limits, signals, and its end with that of the operator."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     recursion.prepare()
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(parent.sentinel,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mib * MIB, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     # A process that dies of a signal leaves no core dump with what users have written.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -234,6 +234,6 @@ def _prepare(memory_mib: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def _end_with(sentinel: int) -> None:
+def _exit_with_parent(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Runs searches in threads of the operator, or in processes of their own if there are cores for them.
+"""Runner of searches in threads of the operator, or in search processes if there are cores for them.
 
 Among the waiting searches of a namespace the shortest goes first.
 """
@@ -37,16 +37,16 @@ NEWEST = 0.2
 
 
 class Searches:
-    """Runs searches beside the event loop that asks for them.
+    """Runner of searches beside the event loop.
 
     Args:
-        advise: the search; a function of a module if it runs in processes.
-        threads: threads of the operator, used if there are no processes.
-        processes: processes for searches; with 0 the limits cannot be enforced.
-        limits: limits of each search in a process.
-        restarted: called with the cause whenever a process was replaced, in a thread.
-        budget_s: seconds of searches that a namespace may use in a minute before it waits behind the others.
-        journal: where the object that asks is noted while a thread of this process searches for it.
+        advise: The search; a function of a module if it runs in processes.
+        threads: Threads of the operator, used without processes.
+        processes: Processes for searches; with 0 the limits cannot be enforced.
+        limits: Limits of each search in a process.
+        restarted: Called with the cause whenever a process was replaced, in a thread.
+        budget_s: Seconds of searches that a namespace may use in a minute before it waits behind the others.
+        journal: Journal in which the object that asks is noted while a thread of this process searches.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Searches:
         self._journal = journal or Journal("", ())
         self._executor = ThreadPoolExecutor(processes or threads, "search")
         self._is_stopped = False
-        search, limits = partial(_pickled, advise), limits or SearchLimits()
+        search, limits = partial(_pickle_advice, advise), limits or SearchLimits()
         if processes and (shortage := control_group.shortage(limits.memory_mib, control_group.ROOT)):
             log.warning("%s", shortage)
         self._processes = [SearchProcess(search, limits, restarted) for _ in range(processes)]
@@ -84,17 +84,16 @@ class Searches:
         counted: Callable[[Advice, float], None] | None = None,
         key: Hashable = None,
     ) -> Advice:
-        """Run a search and return its advice. A search is not lost with the process of another one.
+        """Run a search in turn and return its advice; raise the error of the search if it fails.
 
         Args:
-            request: the request.
-            pools: the pools to search.
-            counted: called with the advice and how long the search took, without its wait, in seconds.
-            key: the key under which its turn is claimed.
+            request: The request.
+            pools: The pools to search.
+            counted: Called with the advice and the seconds of the search without its wait.
+            key: The key under which the turn is claimed.
 
         Raises:
-            SearchInterruptedError: the search broke a limit of its process, or its process ended twice. Whatever the
-                search raises is raised too.
+            SearchInterruptedError: The search broke a limit of its process, or its process ended twice.
         """
         kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
         expected_s = self._expected_s.get(kind, 0.0)
@@ -103,9 +102,8 @@ class Searches:
             if self._is_stopped:
                 # The turn came because another search was cancelled; nobody waits for the answer any more.
                 raise asyncio.CancelledError
-            advice, spent_s = await asyncio.get_running_loop().run_in_executor(
-                self._executor, contextvars.copy_context().run, self._search, request, tuple(pools)
-            )
+            search = partial(contextvars.copy_context().run, self._search, request, tuple(pools))
+            advice, spent_s = await asyncio.get_running_loop().run_in_executor(self._executor, search)
             turn.seconds = spent_s
         known_s = self._expected_s.get(kind, spent_s)
         self._expected_s[kind] = known_s + NEWEST * (spent_s - known_s)
@@ -124,18 +122,18 @@ class Searches:
         """Return the resident memory of all processes."""
         return sum(process.resident_bytes for process in self._processes)
 
-    def running_s(self) -> float:
-        """Return how long the oldest search under way has run, in seconds; 0 if there is none."""
+    def longest_running_s(self) -> float:
+        """Return the seconds for which the oldest search under way has run; 0 if there is none."""
         began = min(self._began.copy().values(), default=None)
         return 0.0 if began is None else time.monotonic() - began
 
     def _search(self, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
-        """Search in a thread of this process, or have a process do it."""
+        """Search in this thread or in a search process; return the advice and the seconds that it took."""
         search = object()
         self._began[search] = time.monotonic()
         try:
             if not self._processes:
-                return self._journal.call(_timed, self._advise, request, pools)
+                return self._journal.call(_time_advice, self._advise, request, pools)
             process = self._idle.get()
             try:
                 data = process.call(request, pools)
@@ -147,13 +145,13 @@ class Searches:
             del self._began[search]
 
 
-def _pickled(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
-    """Return the timed advice as a pickle without request and pools, which all answers share with the operator."""
-    return pickles.dump(_timed(advise, request, pools), (request, *pools))
+def _pickle_advice(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
+    """Return advice and its seconds as a pickle without request and pools, which the operator has."""
+    return pickles.dump(_time_advice(advise, request, pools), (request, *pools))
 
 
-def _timed(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
-    """Return the advice and how many seconds it took in this process."""
+def _time_advice(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
+    """Return the advice and the seconds that the search took."""
     began = time.monotonic()
     advice = advise(request, pools)
     return advice, time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Read the environment into one frozen `Settings`. Each variable is named and explained at its field."""
+"""Settings of the operator, which are read from environment variables."""
 
 from __future__ import annotations
 
@@ -17,161 +17,101 @@ RECURSION_LIMIT = 11_000
 """Calls within calls: the API server takes documents that are nested 10,000 deep. See `recursion`."""
 
 
-def _variable(name: str, default: float | str | bool, text: str) -> Any:
-    return field(default=default, metadata={"name": name, "text": text})
+def _setting(default: float | str | bool, text: str) -> Any:
+    return field(default=default, metadata={"text": text})
+
+
+def name_variable(item: Field[Any]) -> str:
+    """Return the environment variable of a setting: its name after `TILECAST_`, with `SECONDS` for `s`."""
+    return f"TILECAST_{item.name.upper()}".removesuffix("_S") + ("_SECONDS" if item.name.endswith("_s") else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the operator behaves. The defaults suit a cluster of a few thousand nodes."""
+    """Settings of the operator. The defaults suit a cluster of a few thousand nodes."""
 
-    listen_host: str = _variable(
-        "TILECAST_LISTEN_HOST", "::", "Address of /metrics, /healthz and /readyz; :: is every one of both families."
+    listen_host: str = _setting("::", "Address of /metrics, /healthz and /readyz; :: is every one of both families.")
+    listen_port: int = _setting(8080, "Port of the same; 0 takes any free one.")
+    tls_certificate: str = _setting("", "File with the certificate of HTTPS, read anew when it changes; empty is HTTP.")
+    tls_key: str = _setting("", "File with the certificate's key.")
+    reports_per_client: float = _setting(10.0, "Reports that a client may send per second; ten times that at once.")
+    instance: str = _setting(socket.gethostname(), "Name in Events; a pod's is its host name.")
+    lease: str = _setting("", "namespace/name of the Lease that makes one of several replicas write; empty needs none.")
+    lease_s: int = _setting(10, "How long others wait for a leader that says nothing more.")
+    pod_ip: str = _setting("", "IP address at which other replicas reach this one.")
+    writers: int = _setting(8, "Requests that write, under way at once.")
+    advisors: int = _setting(1, "Threads that search for plans.")
+    search_processes: int = _setting(
+        0, "Processes that search in place of the threads; each takes some 165 MB. Searches of threads have no limits."
     )
-    listen_port: int = _variable("TILECAST_LISTEN_PORT", 8080, "Port of the same; 0 takes any free one.")
-    tls_certificate: str = _variable(
-        "TILECAST_TLS_CERTIFICATE",
-        "",
-        "File with the certificate of HTTPS, read anew when it changes; empty is HTTP.",
+    search_s: float = _setting(30.0, "Longest search; a longer one is ended with its process. Needs processes.")
+    search_memory_mib: int = _setting(
+        640, "Most private memory of a process that searches, in MiB; some 540 MiB are resident then. Needs processes."
     )
-    tls_key: str = _variable("TILECAST_TLS_KEY", "", "File with the certificate's key.")
-    reports_per_client: float = _variable(
-        "TILECAST_REPORTS_PER_CLIENT", 10.0, "Reports that a client may send per second; ten times that at once."
-    )
-    instance: str = _variable("TILECAST_INSTANCE", socket.gethostname(), "Name in Events; a pod's is its host name.")
-    lease: str = _variable(
-        "TILECAST_LEASE", "", "namespace/name of the Lease that makes one of several replicas write; empty needs none."
-    )
-    lease_s: int = _variable("TILECAST_LEASE_SECONDS", 10, "How long others wait for a leader that says nothing more.")
-    pod_ip: str = _variable("TILECAST_POD_IP", "", "IP address at which other replicas reach this one.")
-    writers: int = _variable("TILECAST_WRITERS", 8, "Requests that write, under way at once.")
-    advisors: int = _variable("TILECAST_ADVISORS", 1, "Threads that search for plans.")
-    search_processes: int = _variable(
-        "TILECAST_SEARCH_PROCESSES",
-        0,
-        "Processes that search in place of the threads; each takes some 165 MB. Searches of threads have no limits.",
-    )
-    search_s: float = _variable(
-        "TILECAST_SEARCH_SECONDS", 30.0, "Longest search; a longer one is ended with its process. Needs processes."
-    )
-    search_memory_mib: int = _variable(
-        "TILECAST_SEARCH_MEMORY_MIB",
-        640,
-        "Most private memory of a process that searches, in MiB; some 540 MiB are resident then. Needs processes.",
-    )
-    journal: str = _variable(
-        "TILECAST_JOURNAL",
+    journal: str = _setting(
         "",
         "Folder that outlives the process, an emptyDir, for notes of which objects are being read; empty keeps none.",
     )
-    search_budget_s: float = _variable(
-        "TILECAST_SEARCH_BUDGET_SECONDS",
-        30.0,
-        "Seconds of searches in a minute after which the jobs of a namespace wait behind those of all others.",
+    search_budget_s: float = _setting(
+        30.0, "Seconds of searches in a minute after which the jobs of a namespace wait behind those of all others."
     )
-    advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
-    settle_s: float = _variable("TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one.")
-    request_timeout_s: float = _variable("TILECAST_REQUEST_TIMEOUT_SECONDS", 30.0, "Limit of one request.")
-    retry_first_s: float = _variable("TILECAST_RETRY_FIRST_SECONDS", 0.5, "Wait before the first retry; then doubled.")
-    retry_most_s: float = _variable("TILECAST_RETRY_MOST_SECONDS", 60.0, "Longest wait between retries.")
-    config_map_poll_s: float = _variable(
-        "TILECAST_CONFIG_MAP_POLL_SECONDS", 60.0, "How often the ConfigMap that holds a job's model is read again."
+    advice_cache: int = _setting(1024, "Distinct workloads whose advice is kept.")
+    settle_s: float = _setting(0.5, "Node changes within this time are read as one.")
+    request_timeout_s: float = _setting(30.0, "Limit of one request.")
+    retry_first_s: float = _setting(0.5, "Wait before the first retry; then doubled.")
+    retry_most_s: float = _setting(60.0, "Longest wait between retries.")
+    config_map_poll_s: float = _setting(60.0, "How often the ConfigMap that holds a job's model is read again.")
+    namespace_selector: str = _setting("", "LabelSelector, as JSON, of the namespaces whose jobs are answered.")
+    owns_pools: bool = _setting(True, "Whether GPUPools are written; if not, another operator of the cluster does.")
+    discovery: bool = _setting(True, "Whether GPUPools are created from nodes; if not, pools live in memory only.")
+    pool_retention_s: float = _setting(86400.0, "How long a discovered pool counts on nodes that are gone.")
+    read_resource_slices: bool = _setting(
+        False, "Whether ResourceSlices of the NVIDIA DRA driver say which GPUs exist."
     )
-    namespace_selector: str = _variable(
-        "TILECAST_NAMESPACE_SELECTOR", "", "LabelSelector, as JSON, of the namespaces whose jobs are answered."
-    )
-    owns_pools: bool = _variable(
-        "TILECAST_OWNS_POOLS", True, "Whether GPUPools are written; if not, another operator of the cluster does."
-    )
-    discovery: bool = _variable(
-        "TILECAST_DISCOVERY", True, "Whether GPUPools are created from nodes; if not, pools live in memory only."
-    )
-    pool_retention_s: float = _variable(
-        "TILECAST_POOL_RETENTION_SECONDS", 86400.0, "How long a discovered pool counts on nodes that are gone."
-    )
-    read_resource_slices: bool = _variable(
-        "TILECAST_READ_RESOURCE_SLICES", False, "Whether ResourceSlices of the NVIDIA DRA driver say which GPUs exist."
-    )
-    read_kueue: bool = _variable(
-        "TILECAST_READ_KUEUE", False, "Whether Kueue's ClusterQueues and ResourceFlavors say what is free."
-    )
-    read_pods: bool = _variable(
-        "TILECAST_READ_PODS", False, "Whether pods say what is free, of pools without a Kueue flavor."
-    )
-    jobs: bool = _variable("TILECAST_JOBS", False, f"Whether {plurals()} that ask for it are advised.")
-    place: bool = _variable(
-        "TILECAST_PLACE", False, "Whether mode Initial may write the node choice into a job before it starts."
-    )
-    kueue_admission_gate: str = _variable(
-        "TILECAST_KUEUE_ADMISSION_GATE",
+    read_kueue: bool = _setting(False, "Whether Kueue's ClusterQueues and ResourceFlavors say what is free.")
+    read_pods: bool = _setting(False, "Whether pods say what is free, of pools without a Kueue flavor.")
+    jobs: bool = _setting(False, f"Whether {plurals()} that ask for it are advised.")
+    place: bool = _setting(False, "Whether mode Initial may write the node choice into a job before it starts.")
+    kueue_admission_gate: str = _setting(
         "auto",
         "Whether Kueue's feature gate AdmissionGatedBy is on: auto asks Kueue, present is believed where it gives no "
         "answer, absent in any case.",
     )
-    requeue_s: float = _variable(
-        "TILECAST_REQUEUE_SECONDS",
+    requeue_s: float = _setting(
         600.0,
         "How long a placed job may wait for quota before it may have that of any flavor of its ranking; 0 is for ever.",
     )
-    capacity_settle_s: float = _variable(
-        "TILECAST_CAPACITY_SETTLE_SECONDS", 5.0, "Changes of what is free within this time are read as one."
+    capacity_settle_s: float = _setting(5.0, "Changes of what is free within this time are read as one.")
+    watch_check_s: float = _setting(60.0, "How often the watches are compared with what the API server counts.")
+    utilization_model: str = _setting("", "File with the utilization model; empty is the one that ships.")
+    utilization_model_sha256: str = _setting("", "SHA-256 that the model's file must have; empty checks nothing.")
+    relist_s: float = _setting(3600.0, "How often everything is listed anew, in case an event was lost.")
+    observe_settle_s: float = _setting(1.0, "Reports of a job within this time, times their number, are written once.")
+    calibrate_settle_s: float = _setting(30.0, "Runs within this time change the calibration at once.")
+    prometheus_url: str = _setting(
+        "", "Prometheus that is asked for measured steps, http://host:9090; empty asks none."
     )
-    watch_check_s: float = _variable(
-        "TILECAST_WATCH_CHECK_SECONDS", 60.0, "How often the watches are compared with what the API server counts."
-    )
-    utilization_model: str = _variable(
-        "TILECAST_UTILIZATION_MODEL", "", "File with the utilization model; empty is the one that ships."
-    )
-    utilization_model_sha256: str = _variable(
-        "TILECAST_UTILIZATION_MODEL_SHA256", "", "SHA-256 that the model's file must have; empty checks nothing."
-    )
-    relist_s: float = _variable(
-        "TILECAST_RELIST_SECONDS", 3600.0, "How often everything is listed anew, in case an event was lost."
-    )
-    observe_settle_s: float = _variable(
-        "TILECAST_OBSERVE_SETTLE_SECONDS",
-        1.0,
-        "Reports of a job within this time, times their number, are written once.",
-    )
-    calibrate_settle_s: float = _variable(
-        "TILECAST_CALIBRATE_SETTLE_SECONDS", 30.0, "Runs within this time change the calibration at once."
-    )
-    prometheus_url: str = _variable(
-        "TILECAST_PROMETHEUS_URL", "", "Prometheus that is asked for measured steps, http://host:9090; empty asks none."
-    )
-    prometheus_query: str = _variable(
-        "TILECAST_PROMETHEUS_QUERY",
+    prometheus_query: str = _setting(
         'tilecast_step_seconds{namespace="$namespace",trainingjob="$name"}',
         "PromQL for a job's step in seconds, where neither the job nor its pool has one.",
     )
-    observation_queries: str = _variable(
-        "TILECAST_OBSERVATION_QUERIES",
+    observation_queries: str = _setting(
         "pools",
         "Whose observationQuery Prometheus is asked: pools, or jobs as well, held to series of the job's namespace.",
     )
-    prometheus_poll_s: float = _variable(
-        "TILECAST_PROMETHEUS_POLL_SECONDS", 60.0, "How often each job's step is asked for."
+    prometheus_poll_s: float = _setting(60.0, "How often each job's step is asked for.")
+    learning: bool = _setting(
+        True, "Whether measured steps correct forecasts; if not, they are only held against them."
     )
-    learning: bool = _variable(
-        "TILECAST_LEARNING", True, "Whether measured steps correct forecasts; if not, they are only held against them."
+    trusted_namespaces: str = _setting(
+        "", "Namespaces whose runs count fully for everybody, with commas between; others have a bounded say."
     )
-    trusted_namespaces: str = _variable(
-        "TILECAST_TRUSTED_NAMESPACES",
-        "",
-        "Namespaces whose runs count fully for everybody, with commas between; others have a bounded say.",
-    )
-    queue: bool = _variable(
-        "TILECAST_QUEUE", False, "Whether all jobs are planned at once: which one on which pool, and when."
-    )
-    queue_policy: str = _variable(
-        "TILECAST_QUEUE_POLICY", "completion", "What that plan makes least: completion, makespan, cost or fairness."
-    )
-    queue_interval_s: float = _variable(
-        "TILECAST_QUEUE_INTERVAL_SECONDS", 2.0, "The least time between two of those plans."
-    )
-    queue_name: str = _variable("TILECAST_QUEUE_NAME", "cluster", "Name of the QueueAdvice that tells of the plan.")
-    stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
-    node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
+    queue: bool = _setting(False, "Whether all jobs are planned at once: which one on which pool, and when.")
+    queue_policy: str = _setting("completion", "What that plan makes least: completion, makespan, cost or fairness.")
+    queue_interval_s: float = _setting(2.0, "The least time between two of those plans.")
+    queue_name: str = _setting("cluster", "Name of the QueueAdvice that tells of the plan.")
+    stall_s: float = _setting(300.0, "/healthz fails when work waits this long untouched.")
+    node_selector: str = _setting("", "Label selector of the nodes to watch; empty is all.")
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -180,11 +120,11 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     Unknown variables are ignored: Kubernetes itself sets some that begin with the name of a Service.
 
     Raises:
-        SpecError: a variable has a value of the wrong kind or out of range.
+        SpecError: A variable has a value of the wrong kind or out of range.
     """
-    known = {item.metadata["name"]: item for item in fields(Settings)}
+    known = {name_variable(item): item for item in fields(Settings)}
     values: dict[str, Any] = {
-        item.name: _value(item, environment[name]) for name, item in known.items() if name in environment
+        item.name: _parse_value(item, environment[name]) for name, item in known.items() if name in environment
     }
     settings = Settings(**values)
     lease_place(settings.lease, "TILECAST_LEASE")
@@ -193,10 +133,10 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def lease_place(text: str, field_name: str) -> str:
-    """Check the `namespace/name` of a Lease and return it unchanged; empty means no Lease.
+    """Return a text unchanged if it is the `namespace/name` of a Lease or empty.
 
     Raises:
-        SpecError: the text is something else.
+        SpecError: The text is something else.
     """
     if text and not _LEASE.fullmatch(text):
         remedy = "write namespace/name of a Lease, or nothing"
@@ -216,12 +156,12 @@ _MAY_BE_NOTHING = (
 )  # fmt: skip
 
 
-def _value(item: Field[Any], text: str) -> int | float | str | bool:
+def _parse_value(item: Field[Any], text: str) -> int | float | str | bool:
     if str(item.type) == "bool":
         if text.lower() not in ("true", "false"):
-            raise SpecError(item.metadata["name"], f"{text[:40]!r} is not true or false", item.metadata["text"])
+            raise SpecError(name_variable(item), f"{text[:40]!r} is not true or false", item.metadata["text"])
         return text.lower() == "true"
-    name, kind = item.metadata["name"], {"int": int, "float": float, "str": str}[str(item.type)]
+    name, kind = name_variable(item), {"int": int, "float": float, "str": str}[str(item.type)]
     try:
         value: int | float | str = kind(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Times that no setting names: how long controllers wait, and how often they look."""
+"""Waits of the controllers that are not settings."""
 
 from __future__ import annotations
 

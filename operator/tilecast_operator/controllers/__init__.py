@@ -1,1 +1,1 @@
-"""Controllers, one per concern: each reads the cache, decides what an object should say, and writes that."""
+"""Controllers: each reads objects of the cache, decides about status, annotations and Events, and writes changes."""

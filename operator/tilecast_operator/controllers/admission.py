@@ -1,16 +1,16 @@
-"""Admission: places jobs in mode Initial that wait for Tilecast, and releases them.
+"""Controller of held jobs in mode Initial: places each of them on nodes, and releases it.
 
-A held job is one that waits for Tilecast (`Job.is_held`). A task of its own handles each held job. It releases the job
-within `Timings.decide_s` and the time of a few writes, whether the job was advised or not. Only the job itself says
-whether it was released: after a restart, beside a second operator or after an edit, the operator finds the same gate,
-or none.
+A held job is one that waits for Tilecast (`Job.is_held`). One task for each held job releases it within
+`Timings.decide_s` and the time of a few writes, whether it was advised or not. The gate on the object alone shows
+whether a job was released, so that a restart or a second operator does no harm.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import jobs
@@ -20,10 +20,8 @@ from tilecast.jobs import HOLD_QUEUE, NEXT_QUEUE, QUEUE, Job, Placement, candida
 from tilecast.spec import SpecError
 from tilecast_operator.answer import Declined, message, reason
 from tilecast_operator.controllers import patches
-from tilecast_operator.controllers.held_times import HeldTimes
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
-from tilecast_operator.controllers.outages import WebhookOutage
 from tilecast_operator.controllers.placement import ChangedError, Placer
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import SharedContext
@@ -32,9 +30,11 @@ from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lease import NotLeaderError
-from tilecast_operator.kube.records import RecordPart
+from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.kube.times import seconds
+from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.kinds import path_of
-from tilecast_operator.report.advice import gain
+from tilecast_operator.report.advice import describe_gain
 from tilecast_operator.report.job_status import Aspect
 
 log = logging.getLogger("tilecast")
@@ -87,8 +87,80 @@ class _Decision:
     advice: Advice | None = None
 
 
+class HeldTimes:
+    """Held jobs and the times since which they wait. Belongs to one event loop.
+
+    Args:
+        records: Records of the jobs.
+        metrics: Metrics that count waits and outcomes.
+        clock: Clock of the API server, in Unix time.
+        outcomes: All possible outcomes of a job; each is counted from zero.
+    """
+
+    def __init__(self, records: Records, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._since: RecordPart[float] = records.part()
+        metrics.held.set_function(lambda: len(self._since))
+        metrics.oldest_held.set_function(self._oldest_s)
+        for outcome in outcomes:
+            metrics.placements.labels(outcome)
+
+    def track_job(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
+        """Begin or end the wait of a job that was seen.
+
+        Args:
+            key: Key of the job.
+            before: The job as it was seen before; None for a new job, which has waited since its creation.
+            now: The job as it was seen now.
+        """
+        job = about(now.value)
+        if not job.is_held or job.is_owned:
+            self._since.pop(key, None)
+        elif key not in self._since:
+            created_s = None if before else seconds(str(now.value["metadata"].get("creationTimestamp", "")))
+            self._since[key] = self._clock() if created_s is None else created_s
+
+    def held_since_s(self, key: Key) -> float | None:
+        """Return the Unix time since which a job waits; None if the job does not wait."""
+        return self._since.get(key)
+
+    def record_release(self, key: Key, since_s: float | None, outcome: str) -> None:
+        """End the wait of a released job, which began at `since_s` (Unix time), and count its outcome."""
+        self._since.pop(key, None)
+        if since_s is not None:
+            self._metrics.placement_wait.observe(max(0.0, self._clock() - since_s))
+        self.count_outcome(outcome)
+
+    def count_outcome(self, outcome: str) -> None:
+        """Count an outcome of a job."""
+        self._metrics.placements.labels(outcome).inc()
+
+    def _oldest_s(self) -> float:
+        return max(0.0, self._clock() - min(self._since.values())) if self._since else 0.0
+
+
+class WebhookOutage:
+    """Outage of the admission webhooks, as writes to jobs show it. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def record_failure(self, error: Exception) -> None:
+        """Record that a webhook did not answer; log the first failure of an outage."""
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+            log.warning("jobs that wait are neither placed nor let go until a webhook answers: %s", error)
+
+    def record_success(self) -> None:
+        """Record that a write succeeded; log the end of an outage."""
+        if self._since_s is not None:
+            log.info("webhooks answer again after %.0f s", time.monotonic() - self._since_s)
+            self._since_s = None
+
+
 class Admission:
-    """Decides about every held job and releases it. Belongs to one event loop."""
+    """Controller that places and releases every held job. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, placer: Placer, requests: Requests, advice: JobAdvice) -> None:
         self._context = context
@@ -97,7 +169,7 @@ class Admission:
         self._advice = advice
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
         """Tasks by key and UID of the job: a decision about one job says nothing about the next job of its name."""
-        context.leadership.listen(self._lead)
+        context.leadership.listen(self._on_leadership_change)
         self._texts: RecordPart[str] = context.records.part()
         """Why each job was released, in a sentence."""
         outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
@@ -111,22 +183,22 @@ class Admission:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def consider(self, key: Key, seen: Stored[Document]) -> None:
-        """Start to decide about a job if it is held.
+    def start_decision(self, key: Key, seen: Stored[Document]) -> None:
+        """Start the task that places and releases a job, if the job is held.
 
-        Only the leader decides. Jobs that another job created are left alone.
+        Only the leader does so. Jobs that another job created are left alone.
         """
         job, place = about(seen.value), (key, seen.uid)
         if self._context.leadership.is_leader and job.is_held and not job.is_owned and place not in self._tasks:
-            task = asyncio.create_task(self._hold(key, seen.uid), name=f"hold-{key.namespace}/{key.name}")
+            task = asyncio.create_task(self._handle_held_job(key, seen.uid), name=f"hold-{key.namespace}/{key.name}")
             self._tasks[place] = task
-            task.add_done_callback(lambda done: self._ended(key, seen.uid, done))
+            task.add_done_callback(lambda done: self._on_task_end(key, seen.uid, done))
 
-    def holds(self, key: Key, uid: str) -> bool:
-        """Return whether a decision about a job is under way."""
+    def is_deciding(self, key: Key, uid: str) -> bool:
+        """Return whether a task is placing or releasing a job."""
         return (key, uid) in self._tasks
 
-    def applied(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
+    def get_applied_condition(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
         """Return the condition Applied of a TrainingJob whose target is this job."""
         if mode != "Initial":
             return Aspect("False", f"Mode{mode}", OUTCOMES[f"Mode{mode}"])
@@ -138,7 +210,7 @@ class Admission:
         text = text or OUTCOMES.get(outcome, "the job was let go as it was; see its Events")
         return Aspect("True" if outcome == patches.PLACED else "False", outcome, text)
 
-    def _lead(self, is_leading: bool) -> None:
+    def _on_leadership_change(self, is_leading: bool) -> None:
         """Decide about all held jobs if this replica leads; otherwise cancel the decisions under way."""
         if not is_leading:
             for task in self._tasks.values():
@@ -146,9 +218,9 @@ class Admission:
             return
         for key in self._context.cache.jobs:
             if (seen := self._context.cache.jobs.get(key)) is not None:
-                self.consider(key, seen)
+                self.start_decision(key, seen)
 
-    def _ended(self, key: Key, uid: str, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, key: Key, uid: str, task: asyncio.Task[None]) -> None:
         """Log the failure of a job's task, and consider the job again."""
         self._tasks.pop((key, uid), None)
         if not self._context.leadership.is_leader:
@@ -156,20 +228,19 @@ class Admission:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: could not be let go: %r", key, error)
         if (seen := self._context.cache.jobs.get(key)) is not None:
-            self.consider(key, seen)
+            self.start_decision(key, seen)
             self._context.runtime.add(key)
 
-    def _same(self, key: Key, uid: str) -> Document | None:
-        """Return the job as it is now; None if it is gone, or replaced by another job of its name."""
+    def _find_job(self, key: Key, uid: str) -> Document | None:
+        """Return the cached job with this UID; None if the job is gone."""
         seen = self._context.cache.jobs.get(key)
         return seen.value if seen is not None and seen.uid == uid else None
 
-    async def _hold(self, key: Key, uid: str) -> None:
-        """Place and release a held job, with the job noted in the journal while it is read."""
+    async def _handle_held_job(self, key: Key, uid: str) -> None:
         await self._context.journal.steps(key, self._place_and_release(key, uid))
 
     async def _place_and_release(self, key: Key, uid: str) -> None:
-        """Place a held job if that is wanted, and release it in any case."""
+        """Place a held job if its mode is Initial, and release the job in any case."""
         decision = _Decision("TooLate")
         try:
             decision = await self._decide_and_place(key, uid)
@@ -182,62 +253,65 @@ class Admission:
         except Exception:
             log.exception("%s: not placed", key)
             decision = _Decision("InternalError", text="placing failed; the operator's log has the rest")
-        await self._release(key, uid, decision)
+        await self._release_job(key, uid, decision)
 
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
-        """Decide about a job and write its node choice, if it has one.
+        """Decide where a job runs, write the node choice, and return the decision.
 
-        Starts again when the job changes meanwhile and, for up to `Timings.webhook_s`, when a webhook does not answer.
+        Start again when the job changes meanwhile and, for up to `Timings.webhook_s`, when a webhook does not answer.
         """
         timings, now_s = self._context.timings, asyncio.get_running_loop().time
         late_s, patient_s, wait_s = now_s() + timings.decide_s, now_s() + timings.webhook_s, timings.poll_s
         while True:
-            document = self._same(key, uid)
+            document = self._find_job(key, uid)
             if document is None:
                 return _Decision("Finished")
             try:
-                return await self._place(key, document, late_s)
+                return await self._place_job(key, document, late_s)
             except ChangedError:
-                await self._renew(key)
+                await self._reload_job(key)
             except ApiError as error:
                 if not is_webhook_down(error) or now_s() > patient_s:
                     raise
-                self._outage.failed(error)
+                self._outage.record_failure(error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, timings.release_most_s)
                 late_s = now_s() + timings.decide_s
-                await self._renew(key)
+                await self._reload_job(key)
 
-    async def _place(self, key: Key, document: Document, late_s: float) -> _Decision:
-        """Decide about the job as it is in `document`, and write its node choice if it has one.
+    async def _place_job(self, key: Key, document: Document, late_s: float) -> _Decision:
+        """Decide where the job of `document` runs, write the node choice, and return the decision.
 
         The decision must be made by `late_s`, a time of the loop's clock. Raises as `Placer.write` does, and
         TimeoutError if the decision comes too late.
         """
         async with asyncio.timeout_at(late_s):
             try:
-                decision = await self._decide(key, document)
+                decision = await self._decide_placement(key, document)
             except SpecError as error:
                 return _Decision("InvalidSpec", text=str(error))
             if decision.placement is None or not about(document).is_held:
                 return decision
-            prepared = await self._placer.prepare(key, document, decision.placement)
+            prepared = await self._placer.prepare_placement(key, document, decision.placement)
         if isinstance(prepared, str):
             return replace(decision, outcome=prepared)
         # No timeout here: a choice that is written halfway may contradict itself.
-        return replace(decision, outcome=await self._placer.write(prepared, decision.advice))
+        return replace(decision, outcome=await self._placer.write_placement(prepared, decision.advice))
 
-    async def _decide(self, key: Key, document: Document) -> _Decision:
-        """Decide about a job, and wait for what may be seen later than the job; nothing is written."""
-        if (refusal := self._context.set_aside(key)) is not None:
+    async def _decide_placement(self, key: Key, document: Document) -> _Decision:
+        """Decide where a job runs, without writing anything.
+
+        Wait for its TrainingJob and its queue, which may be seen later than the job.
+        """
+        if (refusal := self._context.find_quarantine(key)) is not None:
             return _Decision(refusal.reason, text=refusal.message)
-        job = await self._advice.read(document)
-        advice_request = self._advice.advice_request(key, job)
+        job = await self._advice.read_job(document)
+        advice_request = self._advice.find_advice_request(key, job)
         timings, waited_s = self._context.timings, 0.0
         while advice_request is None and waited_s < timings.owner_s:
             await asyncio.sleep(timings.poll_s)
             waited_s += timings.poll_s
-            advice_request = self._advice.advice_request(key, job)
+            advice_request = self._advice.find_advice_request(key, job)
         if advice_request is None:
             return _Decision("NotAsked")
         if isinstance(advice_request, Declined):
@@ -250,72 +324,73 @@ class Admission:
             return _Decision("OtherScheduler" if job.other_scheduler else "AsksByClaim")
         if job.is_finished or job.has_started:
             return _Decision("AlreadyStarted")
-        while not self._advice.is_ready:
+        while not self._advice.answers.is_ready:
             await asyncio.sleep(timings.poll_s)
-        await self._advice.planned.wait(key, timings.plan_s)
-        answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
+        await self._advice.planned.wait_until_planned(key, timings.plan_s)
+        answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
         while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < timings.owner_s:
             # After a start of the operator a job may be seen before its queue.
             await asyncio.sleep(timings.poll_s)
             waited_s += timings.poll_s
-            answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
+            answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
         if isinstance(answer, Declined) or answer.best is None or choice is None:
             return _Decision(reason(answer), text=message(answer))
         placement, offer = candidates.placement(answer.best, job, choice), answer.best
         if placement is None:
             return _Decision("CountNotWritable")
-        text = f"placed on {offer.pool.name}, {offer.nodes}x{offer.gpus_per_node} GPUs: {offer.reason}{gain(answer)}"
+        where = f"{offer.pool.name}, {offer.nodes}x{offer.gpus_per_node} GPUs"
+        text = f"placed on {where}: {offer.reason}{describe_gain(answer)}"
         return _Decision(patches.PLACED, text, placement, answer)
 
-    async def _release(self, key: Key, uid: str, decision: _Decision) -> None:
-        """Remove our hold from a job, however many tries it takes; then say what became of the job."""
+    async def _release_job(self, key: Key, uid: str, decision: _Decision) -> None:
+        """Release a held job, with as many tries as necessary, and report the outcome."""
         timings = self._context.timings
         wait_s = timings.poll_s
         while True:
-            document = self._same(key, uid)
+            document = self._find_job(key, uid)
             if document is None:
                 return
             try:
                 job = about(document)
                 operations = patches.releasing(document, job, decision.outcome)
                 if operations:
-                    since_s = self.held.since(key)
-                    await self._placer.patch(key, operations)
-                    self._outage.answered()
-                    self.held.release(key, since_s, decision.outcome)
-                    await self._tell(key, job, decision)
+                    since_s = self.held.held_since_s(key)
+                    await self._placer.patch_job(key, operations)
+                    self._outage.record_success()
+                    self.held.record_release(key, since_s, decision.outcome)
+                    await self._report_outcome(key, job, decision)
                 return
             except ChangedError:
-                await self._renew(key)
+                await self._reload_job(key)
             except Exception as error:
                 if is_webhook_down(error):
-                    self._outage.failed(error)
+                    self._outage.record_failure(error)
                 else:
                     log.warning("%s: not let go yet: %r", key, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, timings.release_most_s)
-                await self._renew(key)
+                await self._reload_job(key)
 
-    async def _tell(self, key: Key, job: Job, decision: _Decision) -> None:
-        """Record what became of a released job and write an Event about it.
+    async def _report_outcome(self, key: Key, job: Job, decision: _Decision) -> None:
+        """Record the outcome of a released job and write an Event about it.
 
         A job that Kueue has yet to admit gets its Event when Kueue has decided.
         """
         is_chosen = decision.outcome in (patches.PLACED, patches.QUEUED)
         text = decision.text if is_chosen or decision.placement is None else ""
         self._texts[key] = text or OUTCOMES.get(decision.outcome, decision.outcome)
-        self._requests.notify(key)
+        self._requests.notify_requesters(key)
         if decision.outcome != patches.QUEUED:
-            await self.tell_outcome(key, job, decision.outcome)
+            await self.post_outcome(key, job, decision.outcome)
 
-    async def tell_outcome(self, key: Key, job: Job, outcome: str, more: str = "") -> None:
+    async def post_outcome(self, key: Key, job: Job, outcome: str, more: str = "") -> None:
         """Write an Event that says where a job runs, or why it does not run as advised.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            outcome: `PLACED`, or why not.
-            more: What somebody else, such as Kueue, says about it.
+            outcome: `PLACED`, or the reason why the job is not placed.
+            more: Message of Kueue about the outcome.
         """
         if outcome == patches.PLACED:
             note = Note("Normal", "Placed", self._texts.get(key) or OUTCOMES[outcome])
@@ -325,24 +400,18 @@ class Admission:
             text = text or OUTCOMES.get(outcome, outcome)
             self._texts[key] = f"{text}: {more}" if more else text
             note = Note("Warning", "NotPlaced", f"{outcome}: {self._texts[key]}")
-        await self._post(key, job, note)
+        await self._context.try_post(key, job.uid, note)
 
-    async def tell_requeued(self, key: Key, job: Job, text: str) -> None:
+    async def post_requeued(self, key: Key, job: Job, text: str) -> None:
         """Write an Event that says that a placed job may run elsewhere."""
         self._texts[key] = text
-        self.held.count(patches.REQUEUED)
+        self.held.count_outcome(patches.REQUEUED)
         self._context.metrics.requeued.inc()
-        self._requests.notify(key)
-        await self._post(key, job, Note("Normal", patches.REQUEUED, text))
+        self._requests.notify_requesters(key)
+        await self._context.try_post(key, job.uid, Note("Normal", patches.REQUEUED, text))
 
-    async def _post(self, key: Key, job: Job, note: Note) -> None:
-        try:
-            await self._context.writer.post(key, job.uid, note)
-        except ApiError as error:
-            log.warning("%s: Event not written: %s", key, error)
-
-    async def _renew(self, key: Key) -> None:
-        """Read the job again, and forget it if it is gone."""
+    async def _reload_job(self, key: Key) -> None:
+        """Read a job from the API server into the cache, or drop the job from the cache if it is gone."""
         try:
             self._context.cache.jobs.see(await self._context.client.get(path_of(key)))
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""Times that answers take, from a new or changed question to its written answer."""
+"""Durations from a new or changed question of a job to the written answer, for metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDING_S = 1.0
 
 
 class AnswerTimes:
-    """Open questions, and since when they are open. Belongs to one event loop.
+    """Times at which open questions of jobs were asked. Belongs to one event loop.
 
     Args:
         records: Records of the jobs; a question ends with its job's record.
@@ -39,21 +39,21 @@ class AnswerTimes:
         self._oldest = oldest
         self._clock = clock
         self._timer = timer
-        self._since: RecordPart[float] = records.part(dropped=self._ended)
+        self._since: RecordPart[float] = records.part(dropped=self._count_closed)
         self._open: Counter[tuple[str, str]] = Counter()
         """Number of open questions by kind and namespace."""
 
-    def expect(self, kind: str) -> None:
-        """Count the answers to a kind from zero, so that the first one is an increase."""
+    def register_kind(self, kind: str) -> None:
+        """Create the metrics of a kind of job, so that they exist before the first answer."""
         self._durations.labels(kind)
         self._oldest.labels(kind).set_function(lambda: self._oldest_s(kind))
 
-    def waited_s(self, key: Key) -> float:
-        """Return for how many seconds a question has been open; 0 if it is not."""
+    def seconds_open(self, key: Key) -> float:
+        """Return the seconds since a job's question was opened; 0 if the job has no open question."""
         since = self._since.get(key)
         return 0.0 if since is None else self._timer() - since
 
-    def count(self, kind: str, namespace: str) -> int:
+    def count_open(self, kind: str, namespace: str) -> int:
         """Return how many questions of a kind are open in a namespace."""
         return self._open[kind, namespace]
 
@@ -61,8 +61,8 @@ class AnswerTimes:
         since = min((since for key, since in self._since.items() if key.kind == kind), default=None)
         return 0.0 if since is None else self._timer() - since
 
-    def ask(self, key: Key, created: str = "") -> None:
-        """Record a question, unless one is open already.
+    def open_question(self, key: Key, created: str = "") -> None:
+        """Record that a job has a question without an answer, unless one is recorded already.
 
         Args:
             key: Key of the job.
@@ -74,25 +74,21 @@ class AnswerTimes:
             self._since[key] = self._timer() - age_s
             self._open[key.kind, key.namespace] += 1
 
-    def answer(self, key: Key) -> None:
-        """Record that an answer was written; only the first one after a question counts."""
-        since = self._close(key)
+    def record_answer(self, key: Key) -> None:
+        """Close a job's question and observe its duration; do nothing if no question is open."""
+        since = self.withdraw_question(key)
         if since is not None:
             self._durations.labels(key.kind).observe(self._timer() - since)
 
-    def withdraw(self, key: Key) -> None:
-        """Withdraw a question."""
-        self._close(key)
-
-    def _close(self, key: Key) -> float | None:
-        """Return since when a question is open, and close it; None if it is not open."""
+    def withdraw_question(self, key: Key) -> float | None:
+        """Close a job's question and return the time at which it was opened; None if none is open."""
         since = self._since.pop(key, None)
         if since is not None:
-            self._ended(key, since)
+            self._count_closed(key, since)
         return since
 
-    def _ended(self, key: Key, _: float) -> None:
-        """Count a question that is no longer open."""
+    def _count_closed(self, key: Key, _: float) -> None:
+        """Reduce the count of open questions by a closed one."""
         group = key.kind, key.namespace
         self._open[group] -= 1
         if not self._open[group]:

@@ -1,6 +1,6 @@
 """Free capacity of each pool, from Kueue's quotas and the pods that run.
 
-When it changes, the pools are reconciled again, and so are jobs whose recommendation now fits or no longer fits.
+When it changes, the pools and the jobs whose recommendation begins or ceases to fit are reconciled again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilecast.jobs import kueue
 from tilecast.nodes import NodesReport
 from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.controllers.runtime import SharedContext
-from tilecast_operator.free_gpus import Free, Usage
+from tilecast_operator.free_gpus import Free, GpuUsage
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.records import RecordPart
@@ -35,15 +35,15 @@ STARTED = Fit(Aspect("Unknown", "JobStarted", "the job has started; its forecast
 
 
 class Destination(NamedTuple):
-    """Pool and nodes that a recommendation sends its job to."""
+    """Pool and number of nodes of a recommendation."""
 
     pool: str
     nodes: int
     gpus_per_node: int
 
 
-def destination(answer: Answer) -> Destination | None:
-    """Return where an answer sends its job; None if there is no plan."""
+def find_destination(answer: Answer) -> Destination | None:
+    """Return pool and nodes of an answer's best offer; None if there is no offer."""
     best = None if isinstance(answer, Declined) else answer.best
     return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 
@@ -58,7 +58,7 @@ class _Shown:
 
 
 class Capacity:
-    """GPUs that are free now. Belongs to one event loop."""
+    """Free GPUs of every pool. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
         self._context = context
@@ -69,34 +69,37 @@ class Capacity:
         self._free: dict[str, Free] = {}
         self._shown: RecordPart[_Shown] = context.records.part()
         self._listeners: list[Callable[[], None]] = []
-        context.runtime.register(CAPACITY.kind, self._reconcile)
-        context.cache.cluster_queues.listen(self._quota_changed)
-        context.cache.flavors.listen(self._quota_changed)
+        context.runtime.register(CAPACITY.kind, self._update)
+        context.cache.cluster_queues.listen(self._on_quota_change)
+        context.cache.flavors.listen(self._on_quota_change)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever the free capacity changes."""
         self._listeners.append(listener)
 
-    def see_pods(self, used: Mapping[str, int] | None) -> None:
-        """Record the GPUs that pods hold, by node; None where that is not known."""
+    def set_pod_usage(self, used: Mapping[str, int] | None) -> None:
+        """Set the GPUs that pods hold, by node; None if unknown."""
         self._used = used
-        self._due()
+        self._schedule_update()
 
-    def use(self, report: NodesReport) -> None:
-        """Use these pools from now on."""
+    def set_pools(self, report: NodesReport) -> None:
+        """Set the pools whose free GPUs are counted."""
         self._report, self._nodes = report, {item.pool.name: item.nodes for item in report.entries}
-        self._read(report)
+        self._read_free_gpus(report)
 
-    def free(self, pool: str) -> Free | None:
-        """Return the GPUs of a pool that nobody uses; None where that is not known."""
+    def get_free_gpus(self, pool: str) -> Free | None:
+        """Return the free GPUs of a pool; None if unknown."""
         return self._free.get(pool)
 
-    def fit(self, job: Key, place: Destination | None) -> Fit:
-        """Return whether a job's recommendation could start now; when that changes, the job is reconciled again."""
+    def check_fit(self, job: Key, place: Destination | None) -> Fit:
+        """Return whether a job's recommendation could start now.
+
+        The job is reconciled again when this changes.
+        """
         if place is None:
-            self.hide(job)
+            self.hide_fit(job)
             return NOTHING_TO_FIT
-        fit, before = self._fit(place), self._shown.get(job)
+        fit, before = self._find_fit(place), self._shown.get(job)
         if before is None or before.place != place:
             since_s = -math.inf
         else:
@@ -104,29 +107,29 @@ class Capacity:
         self._shown[job] = _Shown(place, fit, since_s)
         return fit
 
-    def hide(self, job: Key) -> None:
-        """Record that a job shows no capacity condition."""
+    def hide_fit(self, job: Key) -> None:
+        """Stop reconciling a job when its recommendation begins or ceases to fit."""
         self._shown.pop(job, None)
 
-    def _quota_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
-        self._due()
+    def _on_quota_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        self._schedule_update()
 
-    def _due(self) -> None:
+    def _schedule_update(self) -> None:
         self._context.runtime.add(CAPACITY, self._context.settings.capacity_settle_s)
 
-    async def _reconcile(self, _: Key) -> None:
+    async def _update(self, _: Key) -> None:
         if self._report is not None:
-            self._read(self._report)
+            self._read_free_gpus(self._report)
 
-    def _read(self, report: NodesReport) -> None:
-        """Read what is free, and reconcile the pools that changed and the jobs that now fit or no longer fit."""
-        usage = Usage(
+    def _read_free_gpus(self, report: NodesReport) -> None:
+        """Count the free GPUs, and reconcile the pools and jobs that this changes."""
+        usage = GpuUsage(
             {key.name: kueue.quotas(document) for key, document in self._context.cache.cluster_queues.items()},
             {key.name: kueue.node_labels(document) for key, document in self._context.cache.flavors.items()},
             self._used,
         )
         by_name = {key.name: node for key, node in self._context.cache.nodes.items()}
-        before, self._free = self._free, usage.free(report.entries, by_name)
+        before, self._free = self._free, usage.count_free(report.entries, by_name)
         if self._context.settings.owns_pools:
             self._context.metrics.show_pools(report, self._free)
         for name in before.keys() | self._free.keys():
@@ -136,16 +139,14 @@ class Capacity:
             for listener in self._listeners:
                 listener()
         for job, shown in self._shown.items():
-            if shown.fit != self._fit(shown.place):
+            if shown.fit != self._find_fit(shown.place):
                 # Otherwise a pool that is nearly full would have all its jobs written again at each change.
                 hold_s = CAPACITY_HOLDS * self._context.settings.capacity_settle_s
                 self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
 
-    def _fit(self, place: Destination) -> Fit:
-        """Return whether a recommendation could start now.
-
-        The message does not count free GPUs: the number would change every minute.
-        """
+    def _find_fit(self, place: Destination) -> Fit:
+        """Return whether a recommendation could start now."""
+        # The message does not count free GPUs, because the number would change every minute.
         there, free = self._nodes.get(place.pool), self._free.get(place.pool)
         if there is not None and place.nodes > there:
             return Fit(Aspect("False", "TooFewNodes", f"the plan needs {place.nodes} nodes and fewer exist now"), False)

@@ -1,8 +1,9 @@
-"""Objects that another operator of Tilecast answers differently; they are left to it for a growing time.
+"""Detection of a second operator of Tilecast that answers the same objects differently.
 
 Two releases over the same namespaces with different settings would overwrite each other's answers for ever. Each
-release therefore signs what it writes (`status.writer`). If it finds another's answer in the place of its own although
-nobody has asked anything new, it knows whose answer that is. Replicas of one release sign alike and never contend.
+release therefore signs its statuses (`status.writer`). An operator that finds its answer to an unchanged object
+replaced leaves the object to the other operator, for a time that grows with each replacement. Replicas of one release
+sign alike and never contend.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ UNSIGNED = "another release"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """An answer of this operator, and what has happened to it since."""
+class WrittenAnswer:
+    """Last answer that this operator wrote to an object, and how often another operator has replaced it."""
 
     generation: int
     digest: bytes
@@ -52,23 +53,23 @@ class Claim:
 
     @property
     def pause_s(self) -> float:
-        """Seconds for which the object is left to the other operator."""
+        """Seconds for which the object is left to the other operator after a replacement."""
         return min(FIRST_PAUSE_S * 2.0 ** min(max(self.replaced - FREE_OVERWRITES - 1, 0), 16), MOST_PAUSE_S)
 
     def is_calm(self, now_s: float) -> bool:
-        """Return whether our answer has stood long enough."""
+        """Return whether the answer has not been replaced for so long that contention is over."""
         return now_s >= max(self.until_s, self.written_s) + CALM_FACTOR * self.pause_s
 
     def is_contended(self, now_s: float) -> bool:
-        """Return whether the object is left to the other operator, or was until recently."""
+        """Return whether two operators have contended for the object until recently."""
         return self.replaced > FREE_OVERWRITES and not self.is_calm(now_s)
 
 
-def contested(claim: Claim, generation: int, digest: bytes, now_s: float) -> Claim | None:
-    """Return the claim after another operator's answer was found; None if that answer replaces none of ours.
+def update_contested(claim: WrittenAnswer, generation: int, digest: bytes, now_s: float) -> WrittenAnswer | None:
+    """Return a written answer updated after another operator's answer was found; None if it was not replaced.
 
     Args:
-        claim: What this operator wrote last.
+        claim: The last answer of this operator.
         generation: Generation of the object now.
         digest: Digest of the answer that was found.
         now_s: Time of a monotonic clock, in seconds.
@@ -82,7 +83,7 @@ def contested(claim: Claim, generation: int, digest: bytes, now_s: float) -> Cla
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostWrites:
     """Consecutive writes of an answer that failed with a conflict."""
 
     generation: int
@@ -92,7 +93,7 @@ class Lost:
 
 
 class Contention:
-    """Answers of this operator, and which of them are contended. Belongs to one event loop.
+    """Written answers of this operator and their replacements by others. Belongs to one event loop.
 
     Args:
         context: Shared context; its settings say who this operator is.
@@ -102,32 +103,32 @@ class Contention:
     def __init__(self, context: SharedContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._clock = clock
-        self._claims: RecordPart[Claim] = context.records.part()
+        self._claims: RecordPart[WrittenAnswer] = context.records.part()
         self._named_at: dict[str, float] = {}
         """When the log last named each other operator."""
-        self._lost: RecordPart[Lost] = context.records.part()
-        context.metrics.contended.set_function(self.count)
-        context.leadership.listen(self._lead)
+        self._lost: RecordPart[LostWrites] = context.records.part()
+        context.metrics.contended.set_function(self.count_contended)
+        context.leadership.listen(self._on_leadership_change)
 
     @property
-    def own(self) -> str:
-        """Signature of this operator: its release's Lease, which all replicas share, or else its own name."""
+    def signature(self) -> str:
+        """Signature of this operator: the name of its Lease, which all replicas share, or of its instance."""
         return self._context.settings.lease or self._context.settings.instance
 
-    def count(self) -> int:
+    def count_contended(self) -> int:
         """Return how many objects are contended."""
         now_s = self._clock()
         return sum(claim.is_contended(now_s) for claim in self._claims.values())
 
-    def wrote(self, key: Key, generation: int, digest: bytes) -> None:
+    def record_write(self, key: Key, generation: int, digest: bytes) -> None:
         """Record an answer that was written."""
         before = self._claims.get(key)
         replaced = before.replaced if before is not None and before.generation == generation else 0
-        self._claims[key] = Claim(generation, digest, self._clock(), replaced)
+        self._claims[key] = WrittenAnswer(generation, digest, self._clock(), replaced)
         self._lost.pop(key, None)
 
-    def lost(self, key: Key, generation: int) -> None:
-        """Record a write that failed because the object had changed since it was read.
+    def record_conflict(self, key: Key, generation: int) -> None:
+        """Record a write that failed with a conflict, and delay the next try.
 
         If two operators write an object's annotations one after the other, each makes the other's write of the status
         fail. A random wait lets one of them finish.
@@ -136,12 +137,12 @@ class Contention:
         count = before.count + 1 if before is not None and before.generation == generation else 1
         timings = self._context.timings
         wait_s = min(timings.conflict_first_s * 2.0 ** min(count - 1, 16), timings.conflict_most_s)
-        self._lost[key] = Lost(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
+        self._lost[key] = LostWrites(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
-    def waits(self, key: Key, generation: int) -> bool:
-        """Return whether an object is not written yet after lost writes; its key is reconciled again after the wait.
+    def must_wait(self, key: Key, generation: int) -> bool:
+        """Return whether a write is still delayed after conflicts; if so, schedule the key for later.
 
-        A change of the specification ends the wait, so that whoever made it is answered at once.
+        A change of the spec ends the wait.
         """
         lost, now_s = self._lost.get(key), self._clock()
         if lost is None or lost.generation != generation or now_s >= lost.until_s:
@@ -149,22 +150,26 @@ class Contention:
         self._context.runtime.add(key, lost.until_s - now_s)
         return True
 
-    async def yields(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
-        """Return whether an object is left to another operator for now; its key is reconciled again afterwards.
+    async def must_yield(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
+        """Return whether an object is left to another operator for now; if so, schedule the key for later.
 
         Args:
             key: Key of the object.
             uid: UID of the object.
-            writer: Signature of the answer on the object; None if nobody signed it.
+            writer: Signature of the answer on the object; None if it is not signed.
             generation: Generation of the object.
             digest: Digest of the answer on the object.
         """
         claim, now_s = self._claims.get(key), self._clock()
-        if claim is None or writer == self.own or (after := contested(claim, generation, digest, now_s)) is None:
+        if (
+            claim is None
+            or writer == self.signature
+            or (after := update_contested(claim, generation, digest, now_s)) is None
+        ):
             return False
-        self._tell(key, writer or EARLIER)
+        self._log_other(key, writer or EARLIER)
         if after.replaced > FREE_OVERWRITES and after.until_s != claim.until_s and claim.replaced <= FREE_OVERWRITES:
-            text = contended(writer or EARLIER, self.own)
+            text = describe_contention(writer or EARLIER, self.signature)
             await self._context.writer.post(key, uid, Note("Warning", "Contended", text))
         self._claims[key] = after
         if after.until_s <= now_s:
@@ -172,24 +177,24 @@ class Contention:
         self._context.runtime.add(key, after.until_s - now_s)
         return True
 
-    def _lead(self, is_leading: bool) -> None:
-        """Forget what this replica wrote once another one leads.
+    def _on_leadership_change(self, is_leading: bool) -> None:
+        """Forget the answers of this replica when another replica leads.
 
         Answers about jobs of other kinds are not signed, so the new leader's would look like another operator's.
         """
         if not is_leading:
             self._claims.clear()
 
-    def _tell(self, key: Key, other: str) -> None:
-        """Name another operator in the log, unless it was named recently or contention goes on already."""
+    def _log_other(self, key: Key, other: str) -> None:
+        """Log the name of another operator, unless it was logged recently or other objects are contended."""
         now_s = self._clock()
-        if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count():
+        if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count_contended():
             self._named_at[other] = now_s
-            log.warning("%s, the first of perhaps many: %s", key, contended(other, self.own))
+            log.warning("%s, the first of perhaps many: %s", key, describe_contention(other, self.signature))
 
 
-def contended(other: str, own: str) -> str:
-    """Return the text of the log entry and of the Event."""
+def describe_contention(other: str, own: str) -> str:
+    """Return the text about contention for the log and the Event."""
     return (
         f"{other} answers it too, and otherwise than {own}: each leaves it to the other for minutes; give each release "
         "namespaces of its own (shard.namespaceSelector), or uninstall one"

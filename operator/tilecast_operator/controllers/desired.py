@@ -1,22 +1,25 @@
-"""Pure functions that return what a TrainingJob should say, from everything that decides it."""
+"""Pure functions that return the status, annotations and Events that a TrainingJob should have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilecast import jobs
 from tilecast.advice import Advice
 from tilecast.api.status import Summary, TrainingJobStatus
+from tilecast.jobs import Job
 from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.controllers.admission import OUTCOMES
 from tilecast_operator.controllers.capacity import NOTHING_TO_FIT
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.times import seconds, stamp
-from tilecast_operator.objects.documents import OBSERVED, STARTED
-from tilecast_operator.objects.view import View, annotations_digest
+from tilecast_operator.objects.documents import HASH, OBSERVED, STARTED
+from tilecast_operator.objects.view import View, annotations_digest, own_annotations
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report import better_placement, job_status
-from tilecast_operator.report.advice import advice_annotations, note, recommendation_annotations
+from tilecast_operator.report.advice import advice_annotations, make_event, make_job_event, recommendation_annotations
 from tilecast_operator.report.job_status import Aspect, Fit
 
 UNANNOTATED = annotations_digest({})
@@ -36,7 +39,7 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Target and measured steps of a job."""
+    """Target and measured steps of a TrainingJob."""
 
     target: Target | None = None
     """The job of another kind that it names."""
@@ -51,7 +54,7 @@ NOTHING_KNOWN = Evidence()
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """Everything that decides what a TrainingJob should say."""
+    """Input of `decide_training_job`: a TrainingJob and everything that its status depends on except the time."""
 
     view: View
     before: TrainingJobStatus
@@ -75,83 +78,87 @@ class JobFacts:
 
     @property
     def has_started(self) -> bool:
-        """Whether the job runs, as far as it says."""
-        return self.evidence.score is not None or started(self.view, self.before, self.evidence.target) is not None
+        """Whether the job has started."""
+        return (
+            self.evidence.score is not None or find_start_time(self.view, self.before, self.evidence.target) is not None
+        )
 
     @property
     def keeps_forecast(self) -> bool:
-        """Whether the job runs and keeps the forecast for its recommendation."""
+        """Whether the job has started with a recommendation, whose forecast is frozen."""
         return self.has_started and self.before.recommendation is not None
 
 
-def decide(facts: JobFacts, now_s: float) -> Desired:
+def decide_training_job(facts: JobFacts, now_s: float) -> Desired:
     """Return the status, annotations and Events that a TrainingJob should have at `now_s`, a Unix time."""
     return _keep_forecast(facts, now_s) if facts.answer is None else _show_answer(facts, facts.answer, stamp(now_s))
 
 
 def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
-    """Return what a job should say for an answer at `now` (RFC 3339).
+    """Return status, annotations and Event of a job for an answer at `now` (RFC 3339).
 
-    In mode Off that is its status only: there is no Event, and our annotations are removed. A job that is quarantined
-    keeps its annotations, and its status says why.
+    In mode Off there is no Event, and our annotations are removed. A quarantined job keeps its annotations.
     """
     view, before, is_off, fit = facts.view, facts.before, facts.is_off, facts.fit
     target, refusal = facts.evidence.target, facts.evidence.refusal
     applied = None if target is None else target.applied
-    conditions = job_status.conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
-    status = job_status.fitted(job_status.status(answer, view.generation, conditions), fit)
+    conditions = job_status.make_conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
+    status = job_status.set_fit(job_status.make_status(answer, view.generation, conditions), fit)
     if refusal is not None:
         refused = {"ObservationsAvailable": Aspect("False", "Refused", refusal)}
-        status = job_status.amended(status, view.generation, now, refused)
+        status = job_status.update_conditions(status, view.generation, now, refused)
     summary = status.summary or Summary()
     if target is not None:
         summary = summary.model_copy(update={"target": target.name})
         status = status.model_copy(update={"summary": summary})
-    if isinstance(answer, Advice) and answer.best is not None and (since := started(view, before, target)) is not None:
-        status = job_status.started(status, since or now)
+    if (
+        isinstance(answer, Advice)
+        and answer.best is not None
+        and (since := find_start_time(view, before, target)) is not None
+    ):
+        status = job_status.freeze_forecast(status, since or now)
     if facts.is_set_aside or is_off:
         return Desired(status, None if facts.is_set_aside else {})
     annotations = {} if isinstance(answer, Declined) else advice_annotations(answer)
-    return Desired(status, annotations, note(answer, before.summary or Summary(), summary))
+    return Desired(status, annotations, make_event(answer, before.summary or Summary(), summary))
 
 
 def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
-    """Return what a job that keeps its recommendation should say.
+    """Return status, annotations and Event of a job that keeps its recommendation.
 
-    Its status stays the same, except for the capacity that is free now, whether it has started, what became of its
-    target, how its measured steps compare with the forecast or why reports of them do not count, and whether it would
-    do better elsewhere. Annotations of ours that somebody else wrote are corrected.
+    The status changes only in free capacity, start, target, measured steps and better placement. Annotations of ours
+    that another client has changed are corrected.
     """
     view, is_off, fit, now = facts.view, facts.is_off, facts.fit, stamp(now_s)
     before = facts.before if facts.current is None else facts.current
     target, score, refusal = facts.evidence.target, facts.evidence.score, facts.evidence.refusal
-    since = started(view, before, target)
+    since = find_start_time(view, before, target)
     aspects = {"CapacityAvailable": fit.aspect}
     if target is not None and not target.is_gone:
         aspects["Applied"] = target.applied
-    status = job_status.fitted(before, fit)
+    status = job_status.set_fit(before, fit)
     if score is not None:
-        status = job_status.scored(status, score)
-        aspects["ObservationsAvailable"] = job_status.observed_aspect(score)
+        status = job_status.add_score(status, score)
+        aspects["ObservationsAvailable"] = job_status.make_observed_aspect(score)
     else:
         if status.observed is not None:
             aspects["ObservationsAvailable"] = job_status.UNOBSERVED
-        status = job_status.unscored(status)
+        status = job_status.remove_score(status)
         if since is not None:
-            status = job_status.started(status, since or now)
+            status = job_status.freeze_forecast(status, since or now)
         if refusal is not None:
             aspects["ObservationsAvailable"] = Aspect("False", "Refused", refusal)
-    status = job_status.amended(status, view.generation, now, aspects)
+    status = job_status.update_conditions(status, view.generation, now, aspects)
     news = None
     if facts.better is not None:
-        status = job_status.amended(status, view.generation, now, {better_placement.KIND: facts.better})
-        is_news = better_placement.is_news(better_placement.shown(facts.before), facts.better, now_s)
+        status = job_status.update_conditions(status, view.generation, now, {better_placement.KIND: facts.better})
+        is_news = better_placement.is_news(better_placement.find_condition(facts.before), facts.better, now_s)
         news = Note("Normal", facts.better.reason, facts.better.message) if is_news and not is_off else None
     return Desired(status, _keep_annotations(facts, before), news=news)
 
 
 def _keep_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str, str] | None:
-    """Return the annotations of a job that keeps its recommendation; None leaves them as they are."""
+    """Return the annotations of a job that keeps its recommendation; None if they should not be written."""
     best = status.recommendation
     if facts.is_off or best is None:
         return {} if facts.is_off else None
@@ -161,12 +168,11 @@ def _keep_annotations(facts: JobFacts, status: TrainingJobStatus) -> Mapping[str
     return recommendation_annotations(best, status.inputs_hash or "", product)
 
 
-def started(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
-    """Return when the job began to run, as far as it says; None if it has not started.
+def find_start_time(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
+    """Return the time at which a job started (RFC 3339); empty if unknown, None if the job has not started.
 
-    An empty text means that it has started at an unknown time. A TrainingJob runs nothing by itself. It has started
-    once whoever starts it says so in an annotation, once a measured step is there, or once the job that it names has
-    started; that job may be gone by now.
+    A TrainingJob has started if an annotation says so, if a step was measured, or if the target has started. A target
+    that is gone counts as started if the forecast is frozen.
     """
     inputs = dict(view.inputs)
     text = inputs.get(STARTED, "").strip()
@@ -179,3 +185,44 @@ def started(view: View, before: TrainingJobStatus, target: Target | None = None)
         return None
     is_over = target.is_gone and before.forecast is not None
     return "" if target.has_started or target.observed is not None or is_over else None
+
+
+ALREADY_STARTED = "AlreadyStarted"
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredJob:
+    """Annotations and Events that a job should have, in the order in which they are written."""
+
+    missed: Note | None
+    """Event about a job that had started before it could be placed; its outcome is `ALREADY_STARTED`."""
+    annotations: Mapping[str, str] | None
+    """All annotations of ours; None leaves them as they are."""
+    note: Note | None
+    """Event about the answer."""
+    is_change: bool = False
+    """Whether the job showed another answer before."""
+
+
+def decide_job(job: Job, answer: Answer, *, is_placed: bool) -> DesiredJob:
+    """Return the annotations and Events that a job should have.
+
+    Args:
+        job: The job as it was seen.
+        answer: The answer about the job.
+        is_placed: Whether the job should be placed.
+    """
+    own, applied = own_annotations(job.annotations), job.annotations.get(jobs.APPLIED)
+    advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
+    is_missed = is_placed and job.has_started and applied is None
+    outcome = ALREADY_STARTED if is_missed else applied
+    is_marked = outcome is not None and (is_missed or bool(own or advised))
+    marked = {**advised, jobs.APPLIED: outcome} if outcome is not None and is_marked else advised
+    is_other = own.get(HASH) != advised.get(HASH)
+    is_news = is_other or isinstance(answer, Declined) or answer.best is None
+    return DesiredJob(
+        missed=Note("Warning", "NotPlaced", f"{outcome}: {OUTCOMES[ALREADY_STARTED]}") if is_missed else None,
+        annotations=None if own == advised else marked,
+        note=make_job_event(answer, applied) if is_news else None,
+        is_change=is_other and HASH in own,
+    )

@@ -1,4 +1,4 @@
-"""Where a TrainingJob could run: whether its recommendation fits now, and where a job that runs would do better."""
+"""Comparison of the pools on which a TrainingJob could run: free capacity and better alternatives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tilecast.objectives import OBJECTIVES
 from tilecast_operator.answer import Declined
 from tilecast_operator.controllers.capacity import Capacity, Destination
 from tilecast_operator.controllers.job_answers import JobAnswers
-from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.client import ApiError
@@ -18,28 +17,23 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.better_placement import BetterPlace, MoveCost
-from tilecast_operator.report.job_status import Aspect, Fit
+from tilecast_operator.report.job_status import Aspect
 
 log = logging.getLogger("tilecast")
 
 
 class Destinations:
-    """Compares where jobs run with where they could run. Belongs to one event loop."""
+    """Comparison of the pools of TrainingJobs with free and better ones. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, answers: JobAnswers, pools: Pools, capacity: Capacity) -> None:
+    def __init__(self, context: SharedContext, answers: JobAnswers, capacity: Capacity) -> None:
         self._context = context
         self._answers = answers
-        self._pools = pools
-        self._capacity = capacity
+        self.capacity = capacity
 
-    def fit(self, key: Key, place: Destination | None) -> Fit:
-        """Return whether a job's recommendation could start now; when that changes, the job is reconciled again."""
-        return self._capacity.fit(key, place)
-
-    async def alternatives(
+    async def update_alternatives(
         self, key: Key, document: Document, before: TrainingJobStatus, score: Score | None, target: Target | None
     ) -> TrainingJobStatus:
-        """Return the status of a job that runs, with alternatives corrected by its own measured steps."""
+        """Return the status of a running job with alternatives that its measured steps correct."""
         if score is None and before.alternatives_hash is None:
             return before
         if target is not None:
@@ -47,22 +41,22 @@ class Destinations:
             digest = "" if isinstance(answer, Declined) else answer.inputs_hash
         else:
             try:
-                question = await self._answers.question([key], document, before.alternatives_hash)
+                question = await self._answers.read_question([key], document, before.alternatives_hash)
             except (ApiError, OSError) as error:  # the measured steps are written all the same
                 log.warning("%s: alternatives stay as they are: %s", key, error)
                 return before
             digest, is_own = question.runs_hash, bool(question.own.items)
             if digest == (before.alternatives_hash or ""):
                 return before
-            answer = await self._answers.to(question)
+            answer = await self._answers.answer_question(question)
         if isinstance(answer, Declined) or answer.best is None:
             return before
         is_own = is_own and bool(answer.best.pool.own.runs)
         if not is_own and before.alternatives_hash is None:
             return before
-        return job_status.compared(before, answer, digest if is_own else None)
+        return job_status.update_alternatives(before, answer, digest if is_own else None)
 
-    def better(
+    def compare_alternatives(
         self,
         key: Key,
         document: Document,
@@ -71,34 +65,34 @@ class Destinations:
         score: Score | None,
         target: Target | None,
     ) -> Aspect | None:
-        """Return whether a job that runs would do better elsewhere now; None if its status says nothing of that.
+        """Return the condition BetterPlacementAvailable of a running job; None if the job should not have one.
 
         Args:
             key: Key of the job.
             document: The job.
-            before: The status that it has.
-            current: The same with alternatives as they are now.
-            score: Its measured steps and the forecast that they are compared with.
-            target: The job of another kind that it names.
+            before: The current status.
+            current: The current status with updated alternatives.
+            score: The measured steps and the frozen forecast.
+            target: The target of the job.
         """
-        report, is_over = self._pools.report, target is not None and (target.is_finished or target.is_gone)
-        known = better_placement.shown(before)
+        report, is_over = self._answers.pools.report, target is not None and (target.is_finished or target.is_gone)
+        known = better_placement.find_condition(before)
         if is_over or score is None or current.alternatives_hash is None or report is None:
-            self._capacity.hide(key)
+            self.capacity.hide_fit(key)
             without = better_placement.JOB_ENDED if is_over else better_placement.UNKNOWN
             return None if known is None else without
         spec = document.get("spec") or {}
         goal = OBJECTIVES[str(spec.get("objective") or "time")]
         least = better_placement.least_gain(known)
-        moving = MoveCost.of(mapping(spec.get("training")), before, score, self._context.clock())
+        moving = MoveCost.from_job(mapping(spec.get("training")), before, score, self._context.clock())
         pools = {pool.name: pool for pool in report.pools}
-        places = better_placement.places(current, score, goal, pools, least, moving)
+        places = better_placement.find_better_places(current, score, goal, pools, least, moving)
         worth = [item for item in places if item.is_worth_it]
-        free = next((item for item in worth if self._capacity.fit(key, _destination(item)).fits), None)
+        free = next((item for item in worth if self.capacity.check_fit(key, _destination_of(item)).fits), None)
         if free is None:
-            self._capacity.fit(key, _destination(places[0]) if places else None)
-        return better_placement.aspect(known, free, places)
+            self.capacity.check_fit(key, _destination_of(places[0]) if places else None)
+        return better_placement.make_aspect(known, free, places)
 
 
-def _destination(place: BetterPlace) -> Destination:
+def _destination_of(place: BetterPlace) -> Destination:
     return Destination(place.alternative.pool, place.alternative.nodes, place.alternative.gpus_per_node)

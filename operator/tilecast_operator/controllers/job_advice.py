@@ -1,10 +1,10 @@
-"""Answer about a job of another kind: who asks for it, and what the job's pods, queue and runtime leave open."""
+"""Advice on jobs of other kinds than TrainingJob: the request, the limits of pods and queue, and the answer."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import jobs
@@ -13,19 +13,18 @@ from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
-from tilecast_operator.answer import Answer, Declined, no_pools
+from tilecast_operator.answer import Answer, Declined, decline_without_pools
 from tilecast_operator.controllers.contention import UNSIGNED, Contention
 from tilecast_operator.controllers.job_answers import JobAnswers
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import PoolsChange
-from tilecast_operator.controllers.requests import Requests, mode_of
+from tilecast_operator.controllers.requests import Requests, read_mode
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import applied_fields
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.objects.documents import ADVICE_KEYS, asking
+from tilecast_operator.objects.documents import ADVICE_KEYS, make_training_job
 from tilecast_operator.objects.kinds import KINDS
-from tilecast_operator.objects.view import FOREIGN, annotations_digest, canonical, own_annotations
+from tilecast_operator.objects.view import FOREIGN, annotations_digest, encode_canonical, own_annotations
 from tilecast_operator.observed import reports
 from tilecast_operator.question import Question
 from tilecast_operator.report.advice import advice_annotations
@@ -33,7 +32,7 @@ from tilecast_operator.report.advice import advice_annotations
 
 @dataclass(frozen=True, slots=True)
 class AdviceRequest:
-    """Request for advice on a job, and who makes it."""
+    """Request for advice on a job by a TrainingJob or by a label of the job."""
 
     question: Document
     """TrainingJob document of the request."""
@@ -44,7 +43,7 @@ class AdviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobQuestion:
-    """Question about a job, narrowed to the pools that its pods and its queue allow."""
+    """Question about a job, limited to the pools that the job's pods and queue allow."""
 
     question: Question
     request: Request
@@ -58,7 +57,7 @@ MAX_OBJECTS = 1024
 
 
 class JobAdvice:
-    """Answers about jobs of other kinds. Belongs to one event loop."""
+    """Adviser on jobs of other kinds than TrainingJob. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -70,54 +69,45 @@ class JobAdvice:
     ) -> None:
         self._context = context
         self._contention = contention
-        self._answers = answers
+        self.answers = answers
         self._requests = requests
         self.planned = planned
         """Place of each job in the plan of the whole queue."""
         self._objects: dict[str, tuple[float, Document | None]] = {}
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the pools are known."""
-        return self._answers.is_ready
-
-    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever answers may change."""
-        self._answers.listen(listener)
-
-    async def read(self, document: Document) -> Job:
-        """Return the job with what its runtime adds, and with the GPUs that its ResourceClaims request.
+    async def read_job(self, document: Document) -> Job:
+        """Read a job from its document, its TrainingRuntime and its ResourceClaims.
 
         Raises:
             SpecError: The document does not have the shape of its kind, or a claim cannot be read.
             ApiError, OSError: The API server does not answer.
         """
         named = jobs.runtime_of(document)
-        runtime = None if named is None else await self._fetched(_runtime_path(document, *named))
+        runtime = None if named is None else await self._fetch_cached(_runtime_path(document, *named))
         job = jobs.read(document, runtime)
-        return await self._claimed(job) if job.has_claims else job
+        return await self._resolve_claims(job) if job.has_claims else job
 
-    async def _claimed(self, job: Job) -> Job:
-        """Return the job with the GPUs that its ResourceClaims request."""
+    async def _resolve_claims(self, job: Job) -> Job:
+        """Return a job with the GPUs that its ResourceClaims request."""
         objects = dict[tuple[str, str], Document]()
         # The second round reads the device classes that the claims name.
         for _ in range(2):
             for kind, name in sorted(jobs.objects_of(job, objects) - objects.keys()):
                 namespace = "" if kind == "DeviceClass" else job.namespace
-                document = await self._fetched(KINDS[kind].path(namespace, name))
+                document = await self._fetch_cached(KINDS[kind].path(namespace, name))
                 if document is not None:
                     objects[kind, name] = {**document, "kind": kind}
         return jobs.resolved(job, objects)
 
-    def advice_request(self, key: Key, job: Job) -> AdviceRequest | Declined | None:
-        """Return who asks for advice on a job and what, or why that is refused; None if nobody asks."""
+    def find_advice_request(self, key: Key, job: Job) -> AdviceRequest | Declined | None:
+        """Return the request for advice on a job, or the reason to decline it; None if there is no request."""
         if job.annotations.get(jobs.IGNORE, "").lower() == "true":
             return None
-        if (request := self._requests.first(key)) is not None:
+        if (request := self._requests.find_requester(key)) is not None:
             name, document = request
-            if (refusal := self._context.set_aside(Key(training_job.KIND, key.namespace, name))) is not None:
+            if (refusal := self._context.find_quarantine(Key(training_job.KIND, key.namespace, name))) is not None:
                 return refusal
-            return AdviceRequest(document, mode_of(document), name)
+            return AdviceRequest(document, read_mode(document), name)
         namespace = self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
         if not job.is_enabled({} if namespace is None else namespace.value.labels):
             return None
@@ -125,32 +115,31 @@ class JobAdvice:
             mode, spec = jobs.mode_of(job), jobs.described(job)
         except SpecError as error:
             return Declined("InvalidAnnotations", str(error))
-        return AdviceRequest(asking(key.name, spec), mode)
+        return AdviceRequest(make_training_job(key.name, spec), mode)
 
-    async def ask(self, job: Job, advice_request: AdviceRequest, *, is_placed: bool) -> JobQuestion | Declined:
-        """Return the question about a job, or why there is no answer.
+    async def read_question(
+        self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
+    ) -> JobQuestion | Declined:
+        """Return the question about a job, or the reason why there is none.
 
-        The arguments are those of `answer`.
+        The arguments are those of `answer_job`.
         """
-        kinds = {
-            job.kind.kind: job.name,
-            **({training_job.KIND: advice_request.requested_by} if advice_request.requested_by else {}),
-        }
-        keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
-        question = await self._answers.question(keys, advice_request.question, is_held=job.is_held)
+        names = {job.kind.kind: job.name, training_job.KIND: advice_request.requested_by}
+        keys = [Key(kind, job.namespace, name) for kind, name in names.items() if name]
+        question = await self.answers.read_question(keys, advice_request.question, is_held=job.is_held)
         if isinstance(question.request, Declined):
             refusal = question.request
             return refusal if advice_request.requested_by else replace(refusal, message=jobs.in_words(refusal.message))
-        report = self._answers.report_of(job.namespace)
+        report = self.answers.pools.find_report(job.namespace)
         if report is None or not report.pools:
-            return no_pools(report)
+            return decline_without_pools(report)
         try:
-            queue = self._queue(job)
+            queue = self._find_queue(job)
         except SpecError as error:
             return Declined("QueueNotFound", str(error))
         try:
             jobs.require_gpus(job)
-            pools, labels = self._answers.pools(question), self._labels(job, report)
+            pools, labels = self.answers.advisor.list_pools(question), self._list_gpu_node_labels(job, report)
             devices = report.devices if self._context.settings.read_resource_slices else None
             choice = candidates.candidates(job, pools, labels, queue, devices, is_placed=is_placed)
             request = candidates.request(question.request, job, choice, is_placed=is_placed)
@@ -158,55 +147,55 @@ class JobAdvice:
             return Declined("InvalidSpec", str(error))
         return JobQuestion(question, request, choice, "" if queue is None else queue.cluster_queue)
 
-    async def answer(
+    async def answer_job(
         self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
     ) -> tuple[Answer, candidates.Candidates | None]:
-        """Return the answer about a job, and the pools that it may use; None for these where there is no advice.
+        """Return the answer about a job and the pools that the job may use; no pools if there is no advice.
 
         Args:
-            job: The job with what its runtime adds.
-            advice_request: Who asks, and what.
-            is_placed: Whether the job is to be placed, and not only advised.
+            job: The job as `read_job` returns it.
+            advice_request: The request for advice.
+            is_placed: Whether the job is to be placed.
         """
-        open_question = await self.ask(job, advice_request, is_placed=is_placed)
+        open_question = await self.read_question(job, advice_request, is_placed=is_placed)
         if isinstance(open_question, Declined):
             return open_question, None
         question, request, choice = open_question.question, open_question.request, open_question.choice
         usable = [item.pool for item in choice.usable]
-        answer = await self._answers.search(question, request, choice.pools, usable, job.namespace)
+        answer = await self.answers.search(question, request, choice.pools, usable, job.namespace)
         if isinstance(answer, Declined):
             return answer, None
         advice = question.own.with_notes(candidates.settled(answer, choice))
-        return self.planned.preferred(Key(job.kind.kind, job.namespace, job.name), advice), choice
+        return self.planned.prefer_planned_pool(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
-    async def yields(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> bool:
-        """Return whether a job is left to another release for now.
+    async def must_yield(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> bool:
+        """Return whether a job is left to another release of Tilecast for now.
 
-        Annotations that anybody else wrote are no reason: they are corrected.
+        Annotations of ours that another client has changed are no reason: they are corrected.
 
         Args:
             key: Key of the job.
             document: The job as it was seen.
-            advice_request: What is asked about it.
-            answer: Our answer.
+            advice_request: The request for advice.
+            answer: The answer to the request.
         """
-        shown = _shown(document)
+        shown = _shown_annotations(document)
         # If there are none, a person may have removed them. Another operator that did so finds ours next and yields.
-        if not shown or FOREIGN in document or shown == _advised(answer):
+        if not shown or FOREIGN in document or shown == _advised_annotations(answer):
             return False
         uid, digest = document["metadata"]["uid"], annotations_digest(shown)
-        return await self._contention.yields(key, uid, UNSIGNED, _question_number(document, advice_request), digest)
+        return await self._contention.must_yield(key, uid, UNSIGNED, _question_number(document, advice_request), digest)
 
-    def wrote(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> None:
-        """Record that an answer was written, if it differs from what the job said before.
+    def record_write(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> None:
+        """Record that an answer was written, if it differs from the annotations that the job had.
 
-        The arguments are those of `yields`.
+        The arguments are those of `must_yield`.
         """
-        if (advised := _advised(answer)) != _shown(document):
-            self._contention.wrote(key, _question_number(document, advice_request), annotations_digest(advised))
+        if (advised := _advised_annotations(answer)) != _shown_annotations(document):
+            self._contention.record_write(key, _question_number(document, advice_request), annotations_digest(advised))
 
-    def _queue(self, job: Job) -> kueue.Queue | None:
-        """Return the job's queue; None where Kueue does not manage the job, or its queue is not read.
+    def _find_queue(self, job: Job) -> kueue.Queue | None:
+        """Return the Kueue queue of a job; None if Kueue does not manage the job, or queues are not read.
 
         Raises:
             SpecError: The LocalQueue, its ClusterQueue or a quota of GPUs does not exist.
@@ -222,28 +211,25 @@ class JobAdvice:
         return kueue.queue(objects, job.namespace, job.queue)
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
-        """Write all annotations of ours on a job; raises as `Writer.apply` does."""
+        """Replace our annotations on a job; raises as `Writer.apply` does."""
         fields = applied_fields(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
         # The response contains what others wrote at the same time; the event of that write is outdated by now.
         body = await self._context.writer.apply(key, fields)
         if self._context.cache.jobs.get(key) is not None:
             self._context.cache.jobs.see(body)
 
-    def _labels(self, job: Job, report: NodesReport) -> list[Mapping[str, str]]:
+    def _list_gpu_node_labels(self, job: Job, report: NodesReport) -> list[Mapping[str, str]]:
         """Return the labels of all nodes with GPUs.
 
         A node whose GPUs can only be claimed offers no extended resource; for a job with claims, membership in a pool
         counts.
         """
         members = {name for entry in report.entries for name in entry.members} if job.has_claims else set[str]()
-        return [
-            node.labels
-            for node in self._context.cache.nodes.values()
-            if node.gpus or node.other_devices or node.name in members
-        ]
+        nodes = self._context.cache.nodes.values()
+        return [node.labels for node in nodes if node.gpus or node.other_devices or node.name in members]
 
-    async def _fetched(self, path: str) -> Document | None:
-        """Return an object that is read by name and cached for a while; None where it cannot be read."""
+    async def _fetch_cached(self, path: str) -> Document | None:
+        """Return an object by its path, from a short-lived cache or the API server; None if it cannot be read."""
         expires_s, document = self._objects.get(path, (0.0, None))
         if time.monotonic() >= expires_s:
             try:
@@ -267,36 +253,34 @@ def _runtime_path(document: Document, kind: str, name: str) -> str:
 
 
 def about(document: Document) -> Job:
-    """Return what can be read of a job, without its pods if those cannot be read.
-
-    Such a job may be held for us all the same.
-    """
+    """Read a job from its document, without the pods if these are invalid: such a job may be held too."""
     try:
         return jobs.read(document)
     except SpecError:
         return jobs.bare(document)
 
 
-def relevant(document: Document) -> bytes:
-    """Return what matters of a job to the TrainingJob that names it."""
+def encode_relevant_fields(document: Document) -> bytes:
+    """Encode the parts of a job on which the status of its TrainingJob depends."""
     metadata, status = document["metadata"], document.get("status") or {}
     others = {key: value for key, value in (metadata.get("annotations") or {}).items() if key not in ADVICE_KEYS}
     states = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
     steps = reports.trainer_metrics(status)
-    return canonical([metadata.get("uid"), others, metadata.get("labels"), document.get("spec"), states, steps])
+    return encode_canonical([metadata.get("uid"), others, metadata.get("labels"), document.get("spec"), states, steps])
 
 
 def _question_number(document: Document, advice_request: AdviceRequest) -> int:
-    """Return a number for what is asked about a job; it changes when any part of that changes."""
-    everything = canonical([advice_request.mode, advice_request.question.get("spec")]) + relevant(document)
+    """Return a number that identifies the request for advice on a job."""
+    asked = encode_canonical([advice_request.mode, advice_request.question.get("spec")])
+    everything = asked + encode_relevant_fields(document)
     return int.from_bytes(hashlib.sha256(everything).digest()[:8])
 
 
-def _shown(document: Document) -> dict[str, str]:
-    """Return our annotations on a job."""
+def _shown_annotations(document: Document) -> dict[str, str]:
+    """Return the annotations of a job that are ours."""
     return own_annotations(document["metadata"].get("annotations") or {})
 
 
-def _advised(answer: Answer) -> dict[str, str]:
-    """Return the annotations that a job should have."""
+def _advised_annotations(answer: Answer) -> dict[str, str]:
+    """Return the annotations that a job should have for an answer."""
     return {} if isinstance(answer, Declined) else advice_annotations(answer)

@@ -1,132 +1,160 @@
-"""Questions about jobs of all kinds, with what their earlier runs say, and the answers to them."""
+"""Answers to questions about jobs of all kinds, corrected by earlier runs of these jobs."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tilecast.advice import Advice, Request
-from tilecast.api.status import TrainingJobStatus
+from tilecast.api import training_job
+from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.hardware import Pool
-from tilecast.nodes import FoundPool, NodesReport
+from tilecast.nodes import FoundPool
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer
-from tilecast_operator.controllers.budget_notices import BudgetNotices
 from tilecast_operator.controllers.learning import PoolLearnings
-from tilecast_operator.controllers.pools import Pools, PoolsChange
+from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.view import View
 from tilecast_operator.question import Question
+from tilecast_operator.report import job_status
+from tilecast_operator.report.job_status import Aspect
 
 ResultT = TypeVar("ResultT")
 
 
+QUEUED: Final = "Queued"
+
+
+class BudgetNotices:
+    """Writer of a notice into each job without an answer whose search waits for those of other namespaces."""
+
+    def __init__(self, context: SharedContext, advisor: Advisor) -> None:
+        self._context = context
+        self._advisor = advisor
+
+    async def answer_with_notices(
+        self, key: Key, seen: Stored[View], question: Question, known: Answer | None
+    ) -> tuple[Answer, Stored[View]]:
+        """Wait for the answer to a job, and write notices meanwhile; return the answer and the updated job.
+
+        `known` is the answer if there is one already. Raises as `Writer.write_status` does.
+        """
+        if known is not None:
+            return known, seen
+        timings = self._context.timings
+        again_s = timings.tell_again_s
+        while not seen.value.status:
+            left_s = max(timings.tell_after_s - self._context.answers.seconds_open(key), again_s)
+            try:
+                async with asyncio.timeout(left_s):
+                    return await self._advisor.answer_question(question), seen
+            except TimeoutError:
+                seen = await self._write_notice(key, seen)
+                again_s = min(2 * again_s, timings.tell_again_most_s)
+        return await self._advisor.answer_question(question), seen
+
+    async def _write_notice(self, key: Key, seen: Stored[View]) -> Stored[View]:
+        """Write the notice if jobs of other namespaces go first; return the updated job."""
+        used_s = self._advisor.behind_others().get(key.namespace)
+        if used_s is None or not self._context.leadership.is_leader:
+            return seen
+        count = self._context.answers.count_open(training_job.KIND, key.namespace)
+        used = f"its namespace used {used_s:.0f} s of searches in the last minute"
+        text = f"{used}, and jobs of others go first; {count} of its jobs wait"
+        status = make_waiting_status(text, seen.value.generation, self._context.timestamp())
+        return await self._context.writer.write_status(key, seen, status.document())
+
+
+def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStatus:
+    """Return the status of a job that has no answer yet."""
+    aspect = Aspect("Unknown", QUEUED, text)
+    kinds = ("Ready", "RecommendationProvided")
+    conditions = [job_status.make_condition(kind, aspect, generation, now, ()) for kind in kinds]
+    return TrainingJobStatus(conditions=conditions, summary=Summary.within(reason=QUEUED))
+
+
 class JobAnswers:
-    """Answers questions about jobs. Belongs to one event loop."""
+    """Answers to questions about jobs. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, pools: Pools, learning: PoolLearnings) -> None:
-        self._advisor = advisor
-        self._pools = pools
+        self.advisor = advisor
+        self.pools = pools
         self._learning = learning
-        self._notices = BudgetNotices(context, advisor)
+        self.notices = BudgetNotices(context, advisor)
 
     @property
     def is_ready(self) -> bool:
         """Whether the pools are known."""
-        return self._pools.report is not None
+        return self.pools.report is not None
 
     @property
-    def entries(self) -> Sequence[FoundPool]:
+    def found_pools(self) -> Sequence[FoundPool]:
         """The pools of the cluster; empty while they are not known."""
-        return () if self._pools.report is None else self._pools.report.entries
+        return () if self.pools.report is None else self.pools.report.entries
 
     @property
-    def products(self) -> dict[str, str]:
+    def gpu_by_pool(self) -> dict[str, str]:
         """The GPU of each pool, by name of the pool."""
-        return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
+        return {} if self.pools.report is None else {one.name: one.gpu.product for one in self.pools.report.pools}
 
-    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever answers may change."""
-        self._pools.listen(listener)
+    def has_common_pools(self, namespace: str) -> bool:
+        """Return whether a namespace has no pools corrected by runs of its own."""
+        return self.pools.find_report(namespace) is self.pools.report
 
-    def report_of(self, namespace: str) -> NodesReport | None:
-        """Return the pools as jobs of a namespace have them; None while they are not known."""
-        return self._pools.report_of(namespace)
-
-    def is_common(self, namespace: str) -> bool:
-        """Return whether jobs of a namespace have the pools that jobs of namespaces without runs have."""
-        return self._pools.report_of(namespace) is self._pools.report
-
-    def pools(self, question: Question) -> Sequence[Pool]:
-        """Return the pools that a question is about."""
-        return self._advisor.pools(question)
-
-    async def question(
+    async def read_question(
         self, keys: Sequence[Key], document: Document, unless: str | None = None, *, is_held: bool = False
     ) -> Question:
-        """Return what is asked about a job, with what its earlier runs say.
+        """Return the question of a job, with earlier runs of the job.
 
         Args:
             keys: Objects that ask, all of one namespace.
             document: TrainingJob document of the question.
-            unless: Digest of runs that are not priced.
-            is_held: Whether the start of the job waits for the answer.
+            unless: Digest of runs; runs with this digest are not priced.
+            is_held: Whether the job is held until the answer is known.
         """
         namespace = keys[0].namespace
-        question = await self._advisor.question(namespace, document, is_held=is_held)
-        return await self._advisor.measured(question, partial(self._learning.runs_of, namespace, keys), unless)
+        question = await self.advisor.read_question(namespace, document, is_held=is_held)
+        return await self.advisor.add_runs(question, partial(self._learning.find_runs, namespace, keys), unless)
 
     async def search(
         self, question: Question, request: Request, pools: Sequence[Pool], usable: Sequence[Pool], namespace: str
     ) -> Answer:
-        """Return the answer to a question whose request, and whose pools, a job of another kind limits.
+        """Return the answer to a question with a limited request and limited pools.
 
         Args:
             question: The question.
-            request: Its request, as the job limits it.
+            request: The request, as the job limits it.
             pools: The pools to search.
-            usable: Those of them that the job may use.
+            usable: The pools that the job may use.
             namespace: Namespace of the job.
         """
-        version = self._advisor.versions.of(namespace)
+        version = self.advisor.versions.of(namespace)
         asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
-        key, everything = (
-            hashlib.sha256(text.encode()).digest() for text in (asks, repr((asks, version, repr(usable))))
-        )
-        return await self._advisor.search(everything, key, request, pools, question.claim)
-
-    async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in a thread of the searches."""
-        return await self._advisor.run(function, *arguments)
+        texts = (asks, repr((asks, version, repr(usable))))
+        key, everything = (hashlib.sha256(text.encode()).digest() for text in texts)
+        return await self.advisor.search(everything, key, request, pools, question.claim)
 
     async def is_answered(self, question: Question, before: TrainingJobStatus) -> bool:
-        """Return whether a status contains the answer to a question, by the digest of its inputs."""
-        digest = await self._advisor.inputs_hash(question)
+        """Return whether a status contains the answer to a question, by the digest of the inputs."""
+        digest = await self.advisor.hash_inputs(question)
         return digest is not None and digest == before.inputs_hash
 
-    async def to(self, question: Question) -> Answer:
-        """Return the answer to a question, with notes about the job's own runs."""
-        return noted(question, await self._advisor.answer(question))
+    async def answer_question(self, question: Question) -> Answer:
+        """Return the answer to a question, with notes about runs of the job."""
+        return add_run_notes(question, await self.advisor.answer_question(question))
 
-    async def first(
-        self, key: Key, seen: Stored[View], question: Question, known: Answer | None
-    ) -> tuple[Answer, Stored[View]]:
-        """Return the answer to a job that may have none yet, and the job as it is by then.
-
-        While others go first, a notice says so. `known` is the answer if it is known already.
-        """
-        return await self._notices.answer(key, seen, question, known)
-
-    async def standing(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
-        """Return the answer with the recommendation of a status kept in front where it is as good."""
+    async def keep_incumbent(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
+        """Return the answer with the recommendation of a status first, unless the new one is clearly better."""
         best = before.recommendation
-        return answer if best is None else await self._advisor.standing(question, answer, best.incumbent())
+        return answer if best is None else await self.advisor.keep_incumbent(question, answer, best.incumbent())
 
 
-def noted(question: Question, answer: Answer) -> Answer:
-    """Return the answer with notes about the own runs of the job that asks."""
+def add_run_notes(question: Question, answer: Answer) -> Answer:
+    """Return the answer with notes about runs of the job that asks."""
     return question.own.with_notes(answer) if isinstance(answer, Advice) else answer

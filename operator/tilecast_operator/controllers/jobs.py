@@ -1,6 +1,6 @@
-"""Controller of jobs of other kinds that ask for advice: reads the jobs, writes annotations and Events.
+"""Controller of jobs of other kinds than TrainingJob: reads the jobs, writes annotations and Events.
 
-Jobs that wait for Tilecast are handled in `admission`.
+Held jobs are handled in `admission`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from typing import Any
 from tilecast import jobs, untrusted
 from tilecast.api.fields import mapping
 from tilecast.jobs import JOB_KINDS, Job
-from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
+from tilecast_operator.answer import Answer, Declined, find_interruption, is_passing, message
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
-from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, relevant
-from tilecast_operator.controllers.job_desired import ALREADY_STARTED, decide
+from tilecast_operator.controllers.desired import ALREADY_STARTED, decide_job
+from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, encode_relevant_fields
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
-from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
 from tilecast_operator.objects.kinds import path_of
 from tilecast_operator.objects.view import FOREIGN, own_annotations
-from tilecast_operator.report.advice import advice_annotations, note_on_job
+from tilecast_operator.report.advice import advice_annotations, make_job_event
 
 log = logging.getLogger("tilecast")
 
@@ -41,7 +40,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(slots=True)
 class _JobState:
-    """What is remembered of a job beside what it says."""
+    """State of a job that is not part of the object."""
 
     is_owed: bool = False
     """Whether it has not been answered since it was seen unfinished; it is answered even if it ends meanwhile."""
@@ -56,7 +55,7 @@ class _JobState:
 
 
 class Jobs:
-    """Advises every job of another kind that asks for it. Belongs to one event loop."""
+    """Controller of jobs of other kinds that request advice. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -75,121 +74,122 @@ class Jobs:
         self._queueless: RecordPart[bool] = context.records.part()
         """Jobs whose queue is not known yet."""
         context.cache.jobs.is_kept = self._is_kept
-        context.cache.jobs.listen(self._changed)
-        context.cache.namespaces.listen(self._namespace_changed)
+        context.cache.jobs.listen(self._on_job_change)
+        context.cache.namespaces.listen(self._on_namespace_change)
         for table in (context.cache.local_queues, context.cache.cluster_queues, context.cache.flavors):
-            table.listen(self._queue_changed)
-        advice.listen(self._pools_changed)
+            table.listen(self._on_queue_change)
+        advice.answers.pools.listen(self._on_pools_change)
         for kind in JOB_KINDS:
             context.runtime.register(kind, self._reconcile, context.cache.jobs)
-            context.answers.expect(kind)
+            context.answers.register_kind(kind)
 
     def _is_kept(self, key: Key, document: Document) -> bool:
         """Return whether the cache keeps a job.
 
-        It keeps a job that waits for Tilecast or Kueue, that a TrainingJob names, that has no answer yet, or that could
-        ask for advice by a label.
+        It keeps jobs that wait for Tilecast or Kueue, targets of TrainingJobs, jobs without an answer, and jobs that
+        could request advice by a label.
         """
         job = about(document)
         return _is_queued(job) or job.is_held or key in self._requests or self._is_owed(key) or _may_ask(job)
 
-    def _changed(self, key: Key, before: Stored[Document] | None, now: Stored[Document] | None) -> None:
+    def _on_job_change(self, key: Key, before: Stored[Document] | None, now: Stored[Document] | None) -> None:
         if now is None:
-            self._requests.notify(key)
+            self._requests.notify_requesters(key)
             return
         if not about(now.value).is_finished:
             self._states.of(key).is_owed = True
         if before is not None and FOREIGN in now.value and FOREIGN not in before.value:
             self._states.of(key).intact = own_annotations(before.value["metadata"].get("annotations") or {})
-        self._admission.held.see(key, before, now)
-        self._admission.consider(key, now)
+        self._admission.held.track_job(key, before, now)
+        self._admission.start_decision(key, now)
         self._context.runtime.add(key)
-        is_other = before is None or relevant(before.value) != relevant(now.value)
+        is_other = before is None or encode_relevant_fields(before.value) != encode_relevant_fields(now.value)
         if is_other and (before is not None or not own_annotations(now.value["metadata"].get("annotations") or {})):
-            self._context.answers.ask(key, "" if before else str(now.value["metadata"].get("creationTimestamp", "")))
+            created = "" if before else str(now.value["metadata"].get("creationTimestamp", ""))
+            self._context.answers.open_question(key, created)
         if is_other:
-            self._requests.notify(key)
+            self._requests.notify_requesters(key)
 
-    def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
-        """Reconcile all jobs of a namespace when its label changes: it may ask for advice on them."""
+    def _on_namespace_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        """Reconcile all jobs of a namespace when its label that requests advice changes."""
         labels = [{} if seen is None else seen.value.labels for seen in (before, now)]
         if now is not None and labels[0].get(jobs.ENABLED) != labels[1].get(jobs.ENABLED):
             for job in self._context.cache.jobs:
                 if job.namespace == key.name:
                     self._context.runtime.add(job)
 
-    def _queue_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_queue_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         for job in self._queueless:
             self._context.runtime.add(job)
 
-    def _pools_changed(self, change: PoolsChange) -> None:
+    def _on_pools_change(self, change: PoolsChange) -> None:
         for key in {*self._context.cache.jobs, *self._requests}:
-            if change.concerns(key.namespace):
+            if change.concerns_namespace(key.namespace):
                 seen = self._context.cache.jobs.get(key)
                 annotations = {} if seen is None else seen.value["metadata"].get("annotations") or {}
                 self._context.runtime.add(key, in_background=bool(own_annotations(annotations)))
 
     async def _reconcile(self, key: Key) -> None:
-        """Annotate a job that does not wait for Tilecast."""
+        """Annotate a job that is not held."""
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:
             # The cache did not keep it when it was seen.
             seen = self._context.cache.jobs.keep(await self._context.client.get(path_of(key)), is_new=True)
-        if seen is None or self._admission.holds(key, seen.uid) or not self._advice.is_ready:
+        if seen is None or self._admission.is_deciding(key, seen.uid) or not self._advice.answers.is_ready:
             return
-        if await self._advise(key, seen):
-            self._context.answers.withdraw(key)
+        if await self._advise_job(key, seen):
+            self._context.answers.withdraw_question(key)
             self._states.of(key).is_owed = False
             if key not in self._queueless:
-                await self._say_left_out(key)
+                await self._post_left_out(key)
             if not self._is_kept(key, seen.value):
                 self._context.cache.jobs.forget(key)
 
-    async def _say_left_out(self, key: Key) -> None:
-        """Write an Event that says why the plan of the whole queue leaves out an advised job, once for each reason.
+    async def _post_left_out(self, key: Key) -> None:
+        """Write an Event with the reason why the queue plan leaves out an advised job, once for each reason.
 
-        A reason in which only numbers differ is the same reason. The Event of a job without advice says why already.
+        Numbers in the reason make no difference. A job without advice has an Event with the reason already.
         """
-        text, seen = self._advice.planned.left_out(key), self._context.cache.jobs.get(key)
+        text, seen = self._advice.planned.find_left_out_reason(key), self._context.cache.jobs.get(key)
         reason = NUMBER.sub("", text)
         if seen is None or text in ("", UNREADABLE) or reason == self._states.of(key).left_out:
             return
         job = about(seen.value)
         if HASH in job.annotations:
             note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
-            if await self._written(key, job, note):
+            if await self._context.try_post(key, job.uid, note):
                 self._states.of(key).left_out = reason
 
-    async def _advise(self, key: Key, seen: Stored[Document]) -> bool:
-        """Write what differs; return whether nothing is owed to the job for now."""
-        if self._context.set_aside(key) is not None:
+    async def _advise_job(self, key: Key, seen: Stored[Document]) -> bool:
+        """Write annotations and Events that have changed; return whether the job is settled for now."""
+        if self._context.find_quarantine(key) is not None:
             return True
-        job = await self._advice.read(seen.value)
-        own, advice_request = own_annotations(job.annotations), self._advice.advice_request(key, job)
+        job = await self._advice.read_job(seen.value)
+        own, advice_request = own_annotations(job.annotations), self._advice.find_advice_request(key, job)
         if _is_queued(job):
-            return await self._follow(key, job, own if (intact := self._take_intact(key)) is None else intact)
+            return await self._record_admission(key, job, own if (intact := self._take_intact(key)) is None else intact)
         if is_preempted(job) and self._context.settings.place:
-            await self._look_again(key, job, await self._requeues.workloads(key, job.uid))
+            await self._look_again(key, job, await self._requeues.list_workloads(key, job.uid))
             return True
-        self._settle(key)
+        self._stop_looking(key)
         if is_requeued(job) and self._context.settings.place:
-            await self._requeues.widen(key, job)
+            await self._requeues.widen_workloads(key, job)
         is_settled = job.has_started or job.annotations.get(jobs.APPLIED) == patches.PLACED
         if is_settled and own and FOREIGN in seen.value and not job.is_owned:
             ours = {name: text for name, text in own.items() if name not in seen.value[FOREIGN]}
-            await self._repair(key, job, ours, advice_request)
+            await self._repair_annotations(key, job, ours, advice_request)
             return True
         if (job.is_finished and not self._is_owed(key)) or job.is_owned or (is_settled and own):
             return True
         if isinstance(advice_request, Declined):
-            await self._post(key, job, note_on_job(advice_request, job.annotations.get(jobs.APPLIED)))
+            await self._post_once(key, job, make_job_event(advice_request, job.annotations.get(jobs.APPLIED)))
             return True
         if advice_request is None or advice_request.mode == "Off":
             if own:
                 await self._advice.annotate(key, job, {})
             return True
-        answer, _ = await self._advice.answer(job, advice_request, is_placed=advice_request.mode == "Initial")
-        if (pause := interrupted(answer)) is not None:
+        answer, _ = await self._advice.answer_job(job, advice_request, is_placed=advice_request.mode == "Initial")
+        if (pause := find_interruption(answer)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
             if own:
                 return True
@@ -197,83 +197,81 @@ class Jobs:
             # After a start of the operator a job may be seen before its queue, and a missing queue may be created.
             is_first = key not in self._queueless
             self._queueless[key] = True
-            self._context.runtime.add(
-                key, self._context.timings.owner_s if is_first else self._context.settings.config_map_poll_s
-            )
+            again_s = self._context.timings.owner_s if is_first else self._context.settings.config_map_poll_s
+            self._context.runtime.add(key, again_s)
             if is_first:
                 return False
         else:
             self._queueless.pop(key, None)
-        if await self._advice.yields(key, seen.value, advice_request, answer):
+        if await self._advice.must_yield(key, seen.value, advice_request, answer):
             return True
-        await self._show(key, job, answer, is_placed=advice_request.mode == "Initial")
-        self._advice.wrote(key, seen.value, advice_request, answer)
+        await self._write_answer(key, job, answer, is_placed=advice_request.mode == "Initial")
+        self._advice.record_write(key, seen.value, advice_request, answer)
         if is_passing(answer):
             raise TryAgainError(message(answer))
         return True
 
     def _is_owed(self, key: Key) -> bool:
-        state = self._states.get(key)
-        return state is not None and state.is_owed
+        return (self._states.get(key) or _JobState()).is_owed
 
     def _take_intact(self, key: Key) -> Mapping[str, str] | None:
-        """Return our annotations as they were before somebody else changed them, once; None if that is not known."""
+        """Return and forget our annotations from before another client changed them; None if unknown."""
         state = self._states.of(key)
         intact, state.intact = state.intact, None
         return intact
 
-    async def _repair(
+    async def _repair_annotations(
         self, key: Key, job: Job, ours: Mapping[str, str], advice_request: AdviceRequest | Declined | None
     ) -> None:
         """Restore our annotations on a job that has started.
 
-        They become what they were when they were seen intact. If that is not known, they become what the advice says
-        now, provided that it agrees with those that nobody has changed. Otherwise they stay as they are.
+        They are restored from the last time that they were seen intact. If that is unknown, they are restored from the
+        present advice, provided that it agrees with the unchanged annotations.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            ours: Our annotations that nobody has changed.
-            advice_request: What is asked about the job.
+            ours: Our annotations that are unchanged.
+            advice_request: The request for advice on the job.
         """
         intact = self._take_intact(key)
         if intact is None and isinstance(advice_request, AdviceRequest) and ours:
-            answer, _ = await self._advice.answer(job, advice_request, is_placed=advice_request.mode == "Initial")
+            answer, _ = await self._advice.answer_job(job, advice_request, is_placed=advice_request.mode == "Initial")
             advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
             intact = advised if ours.items() <= advised.items() else None
         if intact:
             applied = job.annotations.get(jobs.APPLIED)
             await self._advice.annotate(key, job, intact if applied is None else {**intact, jobs.APPLIED: applied})
 
-    async def _follow(self, key: Key, job: Job, own: Mapping[str, str]) -> bool:
-        """Record what Kueue has made of a job that was released to it; return whether Kueue has decided.
+    async def _record_admission(self, key: Key, job: Job, own: Mapping[str, str]) -> bool:
+        """Record whether Kueue has admitted a job that was placed and released; return whether Kueue has decided.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            own: Our annotations that it has, or should have.
+            own: Our annotations that the job has, or should have.
         """
         if not self._context.settings.place:  # the operator may not read Workloads either
             return True
-        workloads = await self._requeues.workloads(key, job.uid)
-        decided = patches.verdict(job, workloads, _chosen(own))
+        workloads = await self._requeues.list_workloads(key, job.uid)
+        decided = patches.find_kueue_outcome(job, workloads, _read_node_selector(own))
         if decided is None:
-            self._context.answers.withdraw(key)  # it was answered when it was released
+            self._context.answers.withdraw_question(key)  # it was answered when it was released
             await self._look_again(key, job, workloads)
             return False
-        self._settle(key)
+        self._stop_looking(key)
         outcome, more = decided
         await self._advice.annotate(key, job, {**own, jobs.APPLIED: outcome})
-        self._admission.held.count(outcome)
-        await self._admission.tell_outcome(key, job, outcome, more)
-        self._requests.notify(key)
+        self._admission.held.count_outcome(outcome)
+        await self._admission.post_outcome(key, job, outcome, more)
+        self._requests.notify_requesters(key)
         return True
 
     async def _look_again(self, key: Key, job: Job, workloads: Sequence[Document]) -> None:
-        """Look again later whether Kueue has admitted a job; requeue the job if it has waited for too long."""
-        left_s = await self._requeues.consider(key, job, workloads)
+        """Schedule the next check whether Kueue has admitted a job; requeue a job that has waited for too long."""
+        left_s = await self._requeues.requeue_if_due(key, job, workloads)
         if left_s is None:
-            self._settle(key)
+            self._stop_looking(key)
             return
         state = self._states.of(key)
         timings = self._context.timings
@@ -281,45 +279,34 @@ class Jobs:
         self._context.runtime.add(key, min(look_s, max(left_s, timings.look_least_s)))
         state.looks += 1
 
-    def _settle(self, key: Key) -> None:
-        """Record that Kueue has nothing to decide about a job."""
+    def _stop_looking(self, key: Key) -> None:
+        """Reset the checks whether Kueue has admitted a job."""
         self._states.of(key).looks = 0
-        self._requeues.settle(key)
+        self._requeues.forget_wait(key)
 
-    async def _show(self, key: Key, job: Job, answer: Answer, *, is_placed: bool) -> None:
-        """Write what a job should say for an answer; the arguments are those of `decide`."""
-        want = decide(job, answer, is_placed=is_placed)
+    async def _write_answer(self, key: Key, job: Job, answer: Answer, *, is_placed: bool) -> None:
+        """Write the annotations and Events of an answer; the arguments are those of `decide_job`."""
+        want = decide_job(job, answer, is_placed=is_placed)
         if want.missed is not None:
-            self._admission.held.count(ALREADY_STARTED)
-            await self._post(key, job, want.missed)
+            self._admission.held.count_outcome(ALREADY_STARTED)
+            await self._post_once(key, job, want.missed)
         if want.annotations is not None:
             await self._advice.annotate(key, job, want.annotations)
             self._context.metrics.count_advice(answer, changed=bool(own_annotations(job.annotations)))
-            self._context.answers.answer(key)
+            self._context.answers.record_answer(key)
         if want.note is not None:
-            await self._post(key, job, want.note, is_change=want.is_change)
+            await self._post_once(key, job, want.note, is_change=want.is_change)
 
-    async def _post(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
-        """Write an Event, once for as long as the state that it names stays the same.
-
-        An Event that cannot be written does not hold up anything.
-        """
+    async def _post_once(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
+        """Write an Event unless the last Event about the job was about an equal state."""
         before, author = self._states.of(key).posted, self._context.writer.author
         if before is not None and author.note_state(before) == author.note_state(note):
             return
-        if await self._written(key, job, note, is_change=is_change or before is not None):
+        if await self._context.try_post(key, job.uid, note, is_change=is_change or before is not None):
             self._states.of(key).posted = note
 
-    async def _written(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> bool:
-        """Write an Event; return whether it exists now."""
-        try:
-            return await self._context.writer.post(key, job.uid, note, is_change=is_change)
-        except ApiError as error:
-            log.warning("%s: Event not written: %s", key, error)
-            return False
 
-
-def _chosen(own: Mapping[str, str]) -> Mapping[str, str]:
+def _read_node_selector(own: Mapping[str, str]) -> Mapping[str, str]:
     """Return the node selector in our annotations; empty if they have none."""
     try:
         return mapping(untrusted.loads(own.get(NODE_SELECTOR, "")))
@@ -328,12 +315,12 @@ def _chosen(own: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _is_queued(job: Job) -> bool:
-    """Return whether a job was placed and released, and Kueue had not admitted it when it was seen last."""
+    """Return whether a job was placed and released, and Kueue has not admitted the job yet."""
     return job.annotations.get(jobs.APPLIED) == patches.QUEUED and not job.is_held
 
 
 def _may_ask(job: Job) -> bool:
-    """Return whether a job could ask for advice by a label.
+    """Return whether a job could request advice by a label.
 
     Such a job has not ended, and it requests GPUs, may do so in its runtime, or is marked for Tilecast.
     """

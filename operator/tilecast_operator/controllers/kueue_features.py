@@ -1,6 +1,6 @@
 """Capabilities of the cluster's Kueue: its API version, its release, and whether a job can wait for Tilecast.
 
-Kueue's feature gates are not part of any API. The effect of the gate `AdmissionGatedBy` can be tested all the same:
+Kueue's feature gates are not part of any API. The effect of the gate `AdmissionGatedBy` can be tested, however:
 with it, Kueue's webhook refuses a Workload whose list of gates names one twice; without it, Kueue does not read that
 list. A merge patch with `dryRun` tests just that, and stores nothing.
 """
@@ -65,7 +65,7 @@ class KueueFeatures:
 
 
 class KueueCheck:
-    """Finds out what Kueue can do, and reports changes of it. Belongs to one event loop."""
+    """Detection of the features of Kueue, with Events about changes. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, discovery: ServedApis) -> None:
         self._context = context
@@ -79,77 +79,79 @@ class KueueCheck:
         """Features that this replica reported last."""
 
     async def run(self) -> None:
-        """Look every `watch_check_s` seconds, for ever."""
+        """Check the features every `watch_check_s` seconds, without end."""
         await self._context.client.logged_in()
         while True:
             try:
-                await self.look()
+                await self.check_features()
             except Exception as error:
                 log.warning("what Kueue can do is not known: %s", error or type(error).__name__)
             await asyncio.sleep(self._context.settings.watch_check_s)
 
-    async def look(self) -> None:
-        """Find out what Kueue can do.
+    async def check_features(self) -> None:
+        """Detect version, release and features of Kueue, and record them.
 
         Raises:
             ApiError, OSError: The API server did not answer.
         """
         version = await self._discovery.version(KUEUE, anew=True)
         if version is None:
-            await self._note(KueueFeatures())
+            await self._record_features(KueueFeatures())
             return
-        workload, queue = [await self._crd(plural) for plural in ("workloads", "localqueues")]
+        workload, queue = [await self._get_crd(plural) for plural in ("workloads", "localqueues")]
         self._uid = str(value_at(workload, ("metadata", "uid")) or "")
         before = self.features.gate if self.features.served else "unknown"
-        features = KueueFeatures(version, _release(workload), _has_stop_policy(queue, version), before)
-        for some in await self._some_workload(version):
-            gate = await self._ask(await self.path(some))
+        features = KueueFeatures(version, _read_release(workload), _has_stop_policy(queue, version), before)
+        for some in await self._list_one_workload(version):
+            gate = await self._probe_gate(await self.find_workload_path(some))
             features = replace(features, gate=before if gate == "unknown" else gate)
-        await self._note(features)
+        await self._record_features(features)
 
-    async def workloads(self, namespace: str, uid: str) -> list[Document] | None:
-        """Return the Workloads of a job; None where there is no Kueue. Raises as `look` does."""
+    async def list_workloads(self, namespace: str, uid: str) -> list[Document] | None:
+        """Return the Workloads of a job; None if there is no Kueue. Raises as `check_features` does."""
         version = await self._discovery.version(KUEUE)
         if version is None:
             return None
-        return await self._items(version, "workloads", namespace, labelSelector=f"{KUEUE}/job-uid={uid}")
+        return await self._list_items(version, "workloads", namespace, labelSelector=f"{KUEUE}/job-uid={uid}")
 
-    async def path(self, workload: Document) -> str:
+    async def find_workload_path(self, workload: Document) -> str:
         """Return the path of a Workload in the API."""
         metadata = workload["metadata"]
-        return _path(await self._discovery.version(KUEUE) or "", "workloads", metadata["namespace"], metadata["name"])
+        return _kueue_path(
+            await self._discovery.version(KUEUE) or "", "workloads", metadata["namespace"], metadata["name"]
+        )
 
-    async def gate(self, workloads: Sequence[Document]) -> Gate:
-        """Return whether Kueue reads the list of gates of a job with these Workloads. Raises as `look` does."""
+    async def check_gate(self, workloads: Sequence[Document]) -> Gate:
+        """Return whether Kueue respects the gates of a job with these Workloads; raises as `check_features` does."""
         is_fresh = time.monotonic() - self._present_s < TRUST_S
         if not is_fresh and not workloads and self.features.gate == "unknown":
             # Kueue may be restarting and have yet to create the job's own Workload.
-            workloads = await self._some_workload(await self._discovery.version(KUEUE) or "")
+            workloads = await self._list_one_workload(await self._discovery.version(KUEUE) or "")
         if is_fresh or not workloads:
-            return self._assumed("present" if is_fresh else self.features.gate)
-        gate = await self._ask(await self.path(workloads[0]))
+            return self._apply_gate_setting("present" if is_fresh else self.features.gate)
+        gate = await self._probe_gate(await self.find_workload_path(workloads[0]))
         if gate not in ("unknown", self.features.gate):
-            await self._note(replace(self.features, gate=gate))
-        return self._assumed(gate)
+            await self._record_features(replace(self.features, gate=gate))
+        return self._apply_gate_setting(gate)
 
-    async def holds(self, namespace: str, queue: str) -> bool:
-        """Return whether Kueue admits nothing from a LocalQueue, because it is stopped or does not exist.
+    async def is_queue_held(self, namespace: str, queue: str) -> bool:
+        """Return whether a LocalQueue is stopped or missing, so that Kueue admits nothing from it.
 
-        Raises as `look` does.
+        Raises as `check_features` does.
         """
         version = await self._discovery.version(KUEUE) or ""
-        queues = await self._items(version, "localqueues", namespace, fieldSelector=f"metadata.name={queue}")
+        queues = await self._list_items(version, "localqueues", namespace, fieldSelector=f"metadata.name={queue}")
         return all(kueue.is_stopped(item) for item in queues)
 
-    def _assumed(self, gate: Gate) -> Gate:
-        """Return the state of the gate that counts, given the setting `kueue_admission_gate`."""
+    def _apply_gate_setting(self, gate: Gate) -> Gate:
+        """Return the detected state of the gate as overridden by the setting `kueue_admission_gate`."""
         setting = self._context.settings.kueue_admission_gate
         if setting == "absent":
             return "absent"
         return "present" if setting == "present" and gate == "unknown" else gate
 
-    async def _ask(self, path: str) -> Gate:
-        """Test the gate by a dry run on the Workload at a path."""
+    async def _probe_gate(self, path: str) -> Gate:
+        """Test the feature gate by a dry run on the Workload at a path."""
         try:
             await self._context.client.dry_run(path, _TWICE)
         except ApiError as error:
@@ -162,11 +164,8 @@ class KueueCheck:
         self._present_s = -math.inf
         return "absent"
 
-    async def _note(self, features: KueueFeatures) -> None:
-        """Store and show the features; the leader also writes an Event if it has not reported them yet.
-
-        They may have changed while this replica followed.
-        """
+    async def _record_features(self, features: KueueFeatures) -> None:
+        """Store the features and show them in metrics; the leader also writes an Event about a change."""
         self.features = features
         self._context.metrics.show_kueue(features.served, features.release, features.stop_policy, features.gate)
         if not features.served:
@@ -185,26 +184,26 @@ class KueueCheck:
             # A job may wait for what was found. A failed Event is no reason to release the job without advice.
             log.warning("%s: Event not written: %s", _CRD, error or type(error).__name__)
 
-    async def _some_workload(self, version: str) -> list[Document]:
-        """Return a list of any one Workload; empty if there is none."""
-        return await self._items(version, "workloads", limit="1")
+    async def _list_one_workload(self, version: str) -> list[Document]:
+        """Return a list of one Workload of the cluster; empty if there is none."""
+        return await self._list_items(version, "workloads", limit="1")
 
-    async def _crd(self, plural: str) -> Document:
+    async def _get_crd(self, plural: str) -> Document:
         path = KINDS["CustomResourceDefinition"].path()
         listed = await self._context.client.get(path, {"fieldSelector": f"metadata.name={plural}.{KUEUE}"})
         return next(iter(listed.get("items") or ()), {})
 
-    async def _items(self, version: str, plural: str, namespace: str = "", **query: str) -> list[Document]:
-        listed = await self._context.client.get(_path(version, plural, namespace), query)
+    async def _list_items(self, version: str, plural: str, namespace: str = "", **query: str) -> list[Document]:
+        listed = await self._context.client.get(_kueue_path(version, plural, namespace), query)
         return list(listed.get("items") or ())
 
 
-def _path(version: str, plural: str, namespace: str = "", name: str = "") -> str:
+def _kueue_path(version: str, plural: str, namespace: str = "", name: str = "") -> str:
     scope = f"/namespaces/{namespace}" if namespace else ""
     return f"/apis/{KUEUE}/{version}{scope}/{plural}" + (f"/{name}" if name else "")
 
 
-def _release(crd: Document) -> str:
+def _read_release(crd: Document) -> str:
     """Return the release that a CRD's labels name."""
     labels = mapping(value_at(crd, ("metadata", "labels")))
     text = next((str(labels[name]) for name in _LABELS if labels.get(name)), "")

@@ -1,12 +1,15 @@
 """Controller of learning: takes runs from reports and PoolLearnings, writes PoolLearnings, and forgets runs.
 
-A run is what was measured of one job. Corrections of forecasts are learned from runs.
+A run is the measured step of one job. Corrections of forecasts are learned from runs.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import statistics
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from tilecast.api import pool_learning
@@ -14,16 +17,16 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.api.fields import mapping
 from tilecast.api.pool_learning import Forget
 from tilecast.spec import SpecError
-from tilecast_operator.controllers.corrected import CorrectedJobs
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import Note, applied_fields
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lists import ListCheck
-from tilecast_operator.kube.records import RecordPart
-from tilecast_operator.objects.kinds import KINDS, path_of
-from tilecast_operator.objects.view import Learning as LearningView
+from tilecast_operator.kube.records import RecordPart, Records
+from tilecast_operator.metrics import OWN_RUNS, Metrics
+from tilecast_operator.objects.kinds import KINDS, complete_item, path_of
+from tilecast_operator.objects.view import LearningView as LearningView
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
 from tilecast_operator.observed.own_runs import setting
 from tilecast_operator.observed.run_requesters import RunRequesters
@@ -37,15 +40,53 @@ UNSERVED = "the API server serves no PoolLearnings; bring the chart's CRDs"
 FORGET_PATH = f"/metadata/annotations/{pool_learning.FORGET.replace('/', '~1')}"
 
 
+class CorrectedJobs:
+    """Metrics on the effect that measured runs have on advice. Belongs to one event loop."""
+
+    def __init__(self, records: Records, metrics: Metrics) -> None:
+        self._runs: RecordPart[str] = records.part()
+        """Origin of the runs that correct a job: one of `OWN_RUNS`."""
+        self._ratios: RecordPart[float] = records.part()
+        """Factor by which the runs change the step of a job's first offer."""
+        for run in OWN_RUNS:
+            metrics.own_runs_jobs.labels(run).set_function(partial(self._count_jobs, run))
+            metrics.own_runs_change.labels(run).set_function(partial(self._median_change, run))
+
+    def set_origin(self, key: Key, run: str | None) -> None:
+        """Set the origin of the runs that correct a job; None if no runs do."""
+        if run is None:
+            self._runs.pop(key, None)
+        else:
+            self._runs[key] = run
+
+    def set_ratio(self, key: Key, ratio: float | None) -> None:
+        """Set the factor by which runs change the first offer of a job; None if there is no factor."""
+        if ratio is None:
+            self._ratios.pop(key, None)
+        else:
+            self._ratios[key] = ratio
+
+    def _list_ratios(self, run: str) -> list[float]:
+        return [ratio for key, ratio in self._ratios.items() if self._runs.get(key) == run]
+
+    def _count_jobs(self, run: str) -> int:
+        return len(self._list_ratios(run))
+
+    def _median_change(self, run: str) -> float:
+        """Return the median relative change of the step; NaN if no job is corrected."""
+        ratios = self._list_ratios(run)
+        return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else math.nan
+
+
 class PoolLearnings:
-    """Runs of the cluster, as PoolLearnings store them. Belongs to one event loop."""
+    """Controller of measured runs and of the PoolLearnings that store them. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, lists: ListCheck) -> None:
         settings = context.settings
         self._context = context
         self._lists = lists
         self._is_on = settings.learning
-        self._store = RunStore(is_on=settings.learning, changed=self._notify)
+        self._store = RunStore(is_on=settings.learning, changed=self._notify_requesters)
         self.calibrator = Calibrator(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
         """Runs in doubt that Events have reported, each with the reason."""
@@ -53,12 +94,12 @@ class PoolLearnings:
         """Run of every job that exists."""
         self.run_requesters = RunRequesters(context.records)
         self.corrected = CorrectedJobs(context.records, context.metrics)
-        context.cache.learnings.listen(self._learning_changed)
-        context.cache.namespaces.listen(self._namespace_changed)
-        context.runtime.register(pool_learning.KIND, self.write)
+        context.cache.learnings.listen(self._on_learning_change)
+        context.cache.namespaces.listen(self._on_namespace_change)
+        context.runtime.register(pool_learning.KIND, self.write_learning)
 
-    def take(self, key: Key, uid: str, score: Score) -> None:
-        """Record a job's run as it is now."""
+    def take_run(self, key: Key, uid: str, score: Score) -> None:
+        """Record the measured run of a job."""
         if not self._is_on:
             return
         latest, namespace = score.window.latest, self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
@@ -68,20 +109,19 @@ class PoolLearnings:
         self._store.take(item)
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def recall(self, key: Key, uid: str, score: Score) -> None:
-        """Record the run that a job's status keeps, unless more is known of it."""
+    def recall_run(self, key: Key, uid: str, score: Score) -> None:
+        """Record the run in a job's status, unless a newer state of the run is known."""
         item = score.observed_run(key.namespace, key.name, uid)
         if self._is_on:
             self._own[key] = item
         self._store.recall(score.forecast.pool, [item])
 
-    def runs_of(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
-        """Return the runs that say something about a job, newest first; runs of the asking keys come before others.
+    def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
+        """Return the runs that correct the forecast of a job, newest first; runs of `keys` come before others.
 
-        These are the namespace's runs of the given workloads or, where there are none, runs of other workloads by jobs
-        with the same name or template. If a key that asks was measured itself, other runs count only at settings (pool,
-        GPUs and plan) at which it did not run, the newest at each. Once one of these runs changes, the keys are
-        reconciled again.
+        These are the runs of the given workloads in the namespace. Without any, they are runs of other workloads by
+        jobs with an equal name or template. If a key was measured itself, other runs count only at settings (pool, GPUs
+        and plan) at which the key did not run, the newest at each. The keys are reconciled again when a run changes.
 
         Args:
             namespace: Namespace of the job.
@@ -98,7 +138,7 @@ class PoolLearnings:
             runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
         for key in keys:
             self.run_requesters.ask(key, namespace, workloads, names)
-            self.corrected.ask(key, run if own or runs else None)
+            self.corrected.set_origin(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
         if not own:
             return runs
@@ -106,30 +146,27 @@ class PoolLearnings:
         others = (item for item in newest.values() if item not in own)
         return [*own, *sorted(others, key=lambda one: (one.time, one.uid), reverse=True)]
 
-    def _notify(self, item: ObservedRun) -> None:
-        """Reconcile the jobs that asked for a run's workload, or for the template of its job's name.
-
-        Other jobs that were measured themselves are reconciled in the background: their own runs matter most to them.
-        """
+    def _notify_requesters(self, item: ObservedRun) -> None:
+        """Reconcile the jobs whose forecasts a run may correct; jobs with runs of their own in the background."""
         for key in self.run_requesters.of(item.run.namespace, item.run.workload, template(item.job)):
             is_other = key in self._own and self._own[key].uid != item.uid
             self._context.runtime.add(key, self._context.settings.observe_settle_s, in_background=is_other)
 
-    def recall_status(self, pool: str, status: Any) -> None:
+    def recall_pool_status(self, pool: str, status: Any) -> None:
         """Record the runs that earlier releases kept in a pool's status."""
         if self._store.recall_status(pool, status):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def drop(self, key: Key, uid: str) -> None:
+    def forget_run(self, key: Key, uid: str) -> None:
         """Forget the run of a job."""
         self._own.pop(key, None)
         if self._store.drop(uid):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    async def forget_gone(self) -> None:
+    async def forget_gone_namespaces(self) -> None:
         """Forget the runs of namespaces that are gone, once all existing namespaces have been seen.
 
-        Runs of an earlier namespace with the same name and another UID are forgotten as well.
+        Runs of an earlier namespace with an equal name and another UID are forgotten as well.
         """
         seen = self._context.cache.namespaces
         missing = [name for name in self._store.namespaces() if seen.get(Key("Namespace", "", name)) is None]
@@ -140,28 +177,28 @@ class PoolLearnings:
             if (there := seen.get(Key("Namespace", "", name))) is not None:
                 self._store.forget_namespace(name, there.uid)
 
-    def due(self) -> set[str]:
-        """Return the pools whose runs may have changed."""
+    def list_pools(self) -> set[str]:
+        """Return the names of all pools with runs."""
         return self._store.pools()
 
-    def adopt(self, fitted: FittedCalibration) -> bool:
-        """Apply the corrections that were learned from runs; return whether forecasts change by them."""
+    def adopt_corrections(self, fitted: FittedCalibration) -> bool:
+        """Apply corrections that were fitted to runs; return whether they change forecasts."""
         is_other = self.calibrator.adopt(fitted)
         for pool in self._store.pools() if self._is_on else ():
             self._context.runtime.add(Key(pool_learning.KIND, "", pool))
         self._context.metrics.show_learning(self.calibrator)
         return is_other
 
-    async def write(self, key: Key) -> None:
-        """Write a pool's runs into its PoolLearning, and report the runs that are not learned from in Events."""
+    async def write_learning(self, key: Key) -> None:
+        """Write a pool's runs into its PoolLearning, and Events about runs that are quarantined."""
         if key.name not in self._store.pools() or not self._context.settings.owns_pools:
             return
         if self._context.cache.learnings.get(key) is None:
-            await self._look_for(key)
+            await self._read_unseen(key)
         document, seen = self._store.document(key.name), self._context.cache.learnings.get(key)
         if seen is None or seen.value.digest != LearningView.of(document).digest:
-            seen = await self._apply(key, seen, document)
-        if seen.value.forget is not None and _is_meant(seen.value.forget):
+            seen = await self._apply_learning(key, seen, document)
+        if seen.value.forget is not None and _is_valid_forget(seen.value.forget):
             test = {"op": "test", "path": FORGET_PATH, "value": seen.value.forget}
             remove = {"op": "remove", "path": FORGET_PATH}
             body = await self._context.writer.patch(path_of(key), "poollearnings", [test, remove])
@@ -174,8 +211,8 @@ class PoolLearnings:
                 text = f"a run is not learnt from ({why}); `tilecast learning show --pool {key.name}` says whose"
                 await self._context.writer.post(key, seen.uid, Note("Warning", "RunQuarantined", text))
 
-    async def _look_for(self, key: Key) -> None:
-        """Read a pool's PoolLearning that no watch has shown yet: otherwise it would be overwritten."""
+    async def _read_unseen(self, key: Key) -> None:
+        """Read a pool's PoolLearning from the API server if the watch has not shown it yet."""
         kind = KINDS[key.kind]
         try:
             page = await self._context.client.get(kind.path(), {"fieldSelector": f"metadata.name={key.name}"})
@@ -185,10 +222,12 @@ class PoolLearnings:
             raise TryAgainError(UNSERVED) from None
         for item in page.get("items") or ():
             if mapping(item.get("metadata")).get("name") == key.name:
-                self._context.cache.learnings.see({"apiVersion": kind.api_version, **item, "kind": key.kind})
+                self._context.cache.learnings.see(complete_item(key.kind, item))
 
-    async def _apply(self, key: Key, seen: Stored[LearningView] | None, document: Document) -> Stored[LearningView]:
-        """Write a PoolLearning, unless the previous leader has changed it since it was seen."""
+    async def _apply_learning(
+        self, key: Key, seen: Stored[LearningView] | None, document: Document
+    ) -> Stored[LearningView]:
+        """Write a PoolLearning, unless it has changed since it was seen."""
         is_conditional = seen is not None and self._context.runtime.is_conditional(key)
         version = seen.resource_version if seen is not None and is_conditional else None
         fields = applied_fields(key, KINDS[key.kind].api_version, resource_version=version)
@@ -201,11 +240,11 @@ class PoolLearnings:
             raise TryAgainError(UNSERVED) from None
         return self._context.cache.learnings.keep(body, is_new=True)
 
-    def _learning_changed(
+    def _on_learning_change(
         self, key: Key, before: Stored[LearningView] | None, now: Stored[LearningView] | None
     ) -> None:
         if now is None:
-            self._forget(key.name, Forget())
+            self._forget_runs(key.name, Forget())
             return
         if before is None or before.value.digest != now.value.digest:
             document = now.value.document
@@ -218,27 +257,27 @@ class PoolLearnings:
         forget_request = now.value.forget
         if forget_request is not None and (before is None or before.value.forget != forget_request):
             try:
-                self._forget(key.name, Forget.of(forget_request))
+                self._forget_runs(key.name, Forget.of(forget_request))
             except SpecError as error:
                 log.warning("%s: %s", key, error)
 
-    def _forget(self, pool: str, what: Forget) -> None:
+    def _forget_runs(self, pool: str, what: Forget) -> None:
         """Forget the matching runs of a pool, and reconcile their jobs."""
-        count = self._store.forget(what, self._context.now(), pool)
+        count = self._store.forget(what, self._context.timestamp(), pool)
         for key, item in self._own.items():
             if item.run.pool == pool and what.matches(item):
                 self._context.runtime.add(key, self._context.settings.observe_settle_s)
         log.info("forgot %d runs of pool %s (%s)", count, pool, what)
         self._context.runtime.add(CALIBRATION)
 
-    def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_namespace_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         uid = None if now is None else now.uid
         is_new = before is None or now is None or before.uid != now.uid
         if is_new and self._store.forget_namespace(key.name, uid):
             self._context.runtime.add(CALIBRATION)
 
 
-def _is_meant(text: str) -> bool:
+def _is_valid_forget(text: str) -> bool:
     try:
         Forget.of(text)
     except SpecError:

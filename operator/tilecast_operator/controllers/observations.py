@@ -37,7 +37,7 @@ FLUSH_POLL_S = 0.05
 
 
 class Observations:
-    """Takes reports, each once. Belongs to one event loop."""
+    """Receiver of step reports, each of which counts once. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, pools: Pools, scores: Scores, reviews: TokenReviews) -> None:
         self._context = context
@@ -50,15 +50,15 @@ class Observations:
         """Jobs with reports that their status does not contain yet."""
 
     async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
-        """Take a report that a pod sent by PUT.
+        """Check the token of a report that a pod sent by PUT, and score the report.
 
         Raises:
             Refused: The report does not count; the message says why.
         """
         try:
-            review = await self._reviews.of(token)
+            review = await self._reviews.review_token(token)
             node, account = reports.reviewed(review, namespace), reports.account_of(review)
-            await self._take(Key(training_job.KIND, namespace, name), reports.from_body(body, node, account))
+            await self._score_report(Key(training_job.KIND, namespace, name), reports.from_body(body, node, account))
             if not self._context.leadership.is_leader:
                 raise Refused("unavailable", 503, "another replica leads now; report again later")
         except Refused as refused:
@@ -66,10 +66,9 @@ class Observations:
             raise
 
     def queries(self) -> Iterator[tuple[Key, str]]:
-        """Yield every job that has advice, with the query for its step.
+        """Yield the key of every job with advice and the Prometheus query for the step of the job.
 
-        The query is the job's own, its pool's, or the operator's. The jobs come one after the other, since ten thousand
-        at once would block the event loop. Nothing is yielded where another replica asks.
+        The query is that of the job, of its pool, or of the operator. A replica that does not lead yields nothing.
         """
         for key in self._context.cache.training_jobs:
             if not self._context.leadership.is_leader:
@@ -81,57 +80,59 @@ class Observations:
             pool = self._context.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
             if (own := value_at(seen.value.document, QUERY)) is not None:
                 with suppress(SpecError):  # its status says why
-                    yield key, self._held(key, str(own))
+                    yield key, self._limit_query(key, str(own))
                 continue
             template = None if pool is None else value_at(pool.value.document, QUERY)
             yield key, queries.asked(template or self._context.settings.prometheus_query, key.namespace, key.name)
 
-    def refusal(self, key: Key, document: Document) -> str | None:
-        """Return why reports of a job's step do not count, or why its query is not sent; None if there is no reason."""
+    def find_refusal(self, key: Key, document: Document) -> str | None:
+        """Return why step reports of a job are refused, or why its query is not sent; None if neither is so."""
         own = value_at(document, QUERY)
         if own is not None and self._context.settings.prometheus_url:
             try:
-                self._held(key, str(own))
+                self._limit_query(key, str(own))
             except SpecError as error:
-                return self._scores.refusal(key) or str(error)
-        return self._scores.refusal(key)
+                return self._scores.find_refusal(key) or str(error)
+        return self._scores.find_refusal(key)
 
-    def _held(self, key: Key, template: str) -> str:
-        """Return the query of a job, limited to series of the job's namespace; SpecError if it is not allowed."""
+    def _limit_query(self, key: Key, template: str) -> str:
+        """Return the query of a job limited to series of the job's namespace; raise SpecError if not allowed."""
         if self._context.settings.observation_queries != "jobs":
             raise queries.NOT_ALLOWED
         return queries.held(template, key.namespace, key.name)
 
     async def take_sample(self, key: Key, answer: Any) -> None:
-        """Take the answer of Prometheus to a job's query."""
+        """Score the step in an answer of Prometheus to a job's query."""
         try:
             report = reports.from_prometheus(answer)
             if report is not None:
-                await self._take(key, report)
+                await self._score_report(key, report)
         except Refused as refused:
             self._context.metrics.observations.labels("prometheus", refused.outcome).inc()
             log.warning("%s: what Prometheus tells does not count: %s", key, refused)
 
-    async def look_at(self, key: Key, seen: Stored[View], status: TrainingJobStatus, target: Target | None) -> None:
-        """Take what the annotations of a job and of its target say about the step."""
+    async def read_annotations(
+        self, key: Key, seen: Stored[View], status: TrainingJobStatus, target: Target | None
+    ) -> None:
+        """Score the steps in the annotations of a job and of its target."""
         text = dict(seen.value.inputs).get(OBSERVED, None if target is None else target.observed)
         is_gone = target is not None and target.is_gone  # what it reported stays valid
         if text is None and not is_gone:
-            self._scores.withdraw(key, seen.uid)
+            self._scores.withdraw_annotation(key, seen.uid)
         if status.recommendation is None or not self._context.leadership.is_leader:
             return
-        pools = self._pools.report_of(key.namespace)
+        pools = self._pools.find_report(key.namespace)
         if not is_gone and text is not None and pools is not None:
-            await self._scores.annotated(key, seen, pools, text)
+            await self._scores.take_annotation(key, seen, pools, text)
         if target is not None:
-            await self._take_trainer(key, target.trainer)
+            await self._take_trainer_report(key, target.trainer)
 
-    def written(self, key: Key, score: Score | None) -> None:
-        """Record that the status of a job contains this score."""
-        if self._scores.get(key) is score:
+    def mark_written(self, key: Key, score: Score | None) -> None:
+        """Record that the status of a job contains a score."""
+        if self._scores.get_score(key) is score:
             self._unwritten.pop(key, None)
 
-    async def flush(self) -> None:
+    async def flush_reports(self) -> None:
         """Wait until the statuses contain every report that was accepted, for `FLUSH_S` at most."""
         for key in self._unwritten:
             self._context.runtime.add(key)
@@ -142,28 +143,25 @@ class Observations:
         except TimeoutError:
             log.warning("%s jobs have reports that could not be written", len(self._unwritten))
 
-    async def _take_trainer(self, key: Key, status: Document) -> None:
-        """Take the step that the status of a job's TrainJob reports, once for as long as it reports the same."""
+    async def _take_trainer_report(self, key: Key, status: Document) -> None:
+        """Score the step in the status of a job's TrainJob, unless it was scored before."""
         metrics, before = reports.trainer_metrics(status), self._trainers.get(key)
         if not metrics or before == metrics:
             return
         self._trainers[key] = metrics
         try:
-            report, score = reports.from_trainer(status), self._scores.get(key)
+            report, score = reports.from_trainer(status), self._scores.get_score(key)
             # A process that has just started may see a report that an earlier one took.
             is_taken = report is not None and before is None and score is not None and score.window.ends_with(report)
             if report is not None and not is_taken:
-                await self._take(key, report)
+                await self._score_report(key, report)
         except Refused as refused:
             self._context.metrics.observations.labels("trainJob", refused.outcome).inc()
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
-    async def _take(self, key: Key, report: StepReport) -> None:
-        """Compare a report with its job's forecast, and have the status written.
-
-        The more reports there are, the later that happens.
-        """
-        pools = self._pools.report_of(key.namespace)
-        score = await self._scores.take(key, self._context.cache.training_jobs.get(key), pools, report)
+    async def _score_report(self, key: Key, report: StepReport) -> None:
+        """Compare a report with the forecast of its job, and schedule the job: the later, the more reports it has."""
+        pools = self._pools.find_report(key.namespace)
+        score = await self._scores.take_report(key, self._context.cache.training_jobs.get(key), pools, report)
         self._unwritten[key] = True
         self._context.runtime.add(key, self._context.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))

@@ -1,28 +1,17 @@
-"""JSON patches by which mode Initial changes a job: pure functions of objects.
+"""JSON patches that place and release a job in mode Initial: pure functions of objects.
 
-A job is placed and released in two writes. Each names the resource version that it was computed from, so that an edit
-in between is never overwritten: the API server answers 409, and the patch is computed again.
+Each patch names the resource version that it was computed from, so that the API server answers 409 if the object has
+changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from tilecast import jobs
 from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.jobs import (
-    ADMISSION_GATES,
-    ADVISOR,
-    APPLIED,
-    CHOSEN_LABELS,
-    NEXT_QUEUE,
-    QUEUE,
-    Job,
-    Placement,
-    Pods,
-    selector,
-    tolerated,
-)
+from tilecast.jobs import Job, Placement, Pods
 
 Operation: TypeAlias = dict[str, Any]
 
@@ -41,59 +30,56 @@ REQUEUED = "Requeued"
 """Value of the annotation on a job that was placed, could not start, and may run on any flavor of its ranking."""
 
 
-def placing(document: Document, changes: Sequence[FieldChange], chosen: Sequence[str] = ()) -> list[Operation]:
-    """Return the patch that makes the changes; empty if there are none.
+def make_placing_patch(
+    document: Document, changes: Sequence[FieldChange], chosen: Sequence[str] = ()
+) -> list[Operation]:
+    """Return the JSON patch that writes a node choice into a job; empty without changes.
 
     Args:
-        document: The job as it is now.
-        changes: Changes of its fields.
-        chosen: Node labels that are to be recorded as part of the choice.
+        document: The job.
+        changes: Changes of fields of the job.
+        chosen: Node labels that are recorded as part of the choice.
     """
     if not changes:
         return []
-    marks = [_set(("metadata", "annotations", CHOSEN_LABELS), ",".join(chosen))] if chosen else []
-    return [_unchanged(document), *(_set(change.path, change.value) for change in changes), *marks]
+    marks = [_annotate(jobs.CHOSEN_LABELS, ",".join(chosen))] if chosen else []
+    return [_require_version(document), *(_set_operation(change.path, change.value) for change in changes), *marks]
 
 
-def unplacing(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
-    """Return the patch that removes a node choice from a job, and marks the job as requeued.
+def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
+    """Return the JSON patch that removes a node choice from a job and marks the job as requeued.
 
     `changes` are the changes of fields that remove the choice.
     """
-    annotations = ("metadata", "annotations")
-    operations = [*(_set(change.path, change.value) for change in changes), _set((*annotations, APPLIED), REQUEUED)]
-    if value_at(document, (*annotations, CHOSEN_LABELS)) is not None:
-        operations.append(_remove((*annotations, CHOSEN_LABELS)))
-    return [_unchanged(document), *operations]
+    operations = [_set_operation(change.path, change.value) for change in changes] + [_annotate(jobs.APPLIED, REQUEUED)]
+    if value_at(document, ("metadata", "annotations", jobs.CHOSEN_LABELS)) is not None:
+        operations.append(_annotate(jobs.CHOSEN_LABELS, None))
+    return [_require_version(document), *operations]
 
 
-def widening(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
-    """Return the patch that lets Kueue admit a Workload to some flavors only; empty if it is so already.
+def make_widening_patch(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
+    """Return the JSON patch that limits a Workload to some flavors; empty if nothing changes.
 
     Args:
         workload: The Workload that Kueue made of the job.
         job: The job without a node choice.
         flavors: Node labels of each flavor; an empty sequence allows any flavor.
     """
-    operations = list[Operation]()
-    for path, spec, pods in _pod_sets(workload, job):
-        fields: dict[str, Any] = {NODE_SELECTOR: dict(pods.node_selector)}
-        if flavors:
-            given = spec.get("affinity") or {}
-            required = {"nodeSelectorTerms": _terms(pods.affinity, flavors)}
-            on_nodes = {**(given.get("nodeAffinity") or {}), REQUIRED: required}
-            fields["affinity"] = {**given, "nodeAffinity": on_nodes}
-        operations += [
-            _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
-        ]
-    return [_unchanged(workload), *operations] if operations else []
+
+    def make_fields(spec: Document, pods: Pods) -> dict[str, Any]:
+        selected = {NODE_SELECTOR: dict(pods.node_selector)}
+        if not flavors:
+            return selected
+        given = spec.get("affinity") or {}
+        required = {"nodeSelectorTerms": _combine_terms(pods.affinity, flavors)}
+        on_nodes = {**(given.get("nodeAffinity") or {}), REQUIRED: required}
+        return {**selected, "affinity": {**given, "nodeAffinity": on_nodes}}
+
+    return _make_pod_set_patch(workload, job, make_fields)
 
 
-def _terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
-    """Return terms of a node affinity that combine each given term with each flavor.
-
-    One of them matches a node if a given term matches it and the node has the labels of one of the flavors.
-    """
+def _combine_terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
+    """Return node affinity terms that match a node if a given term matches and the node has a flavor's labels."""
     return [
         {
             **term,
@@ -108,103 +94,109 @@ def _terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> l
 
 
 def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
-    """Return the patch that releases a held job; empty if we do not hold it.
+    """Return the JSON patch that releases a held job; empty if the job is not held.
 
-    It removes our name from the job's gates, moves the job into the queue that it names for us, or ends its suspension
-    if its author suspended it for us. What anybody else holds stays as it is.
+    The patch removes our name from the job's gates, moves the job from the held queue into the next one, or ends a
+    suspension for us.
 
     Args:
-        document: The job as it is now.
-        job: The job that was read from it.
-        outcome: `PLACED` or `QUEUED`, or why the job is not placed.
+        document: The job as an object.
+        job: The job that was read from `document`.
+        outcome: `PLACED` or `QUEUED`, or the reason why the job is not placed.
     """
     if not job.is_held:
         return []
-    annotations = ("metadata", "annotations")
-    operations = [_unchanged(document), _set((*annotations, APPLIED), outcome)]
+    operations = [_require_version(document), _annotate(jobs.APPLIED, outcome)]
     if job.is_gated:
-        left = ",".join(name for name in job.gates if name != ADVISOR)
-        operations.append(
-            _set((*annotations, ADMISSION_GATES), left) if left else _remove((*annotations, ADMISSION_GATES))
-        )
+        left = ",".join(name for name in job.gates if name != jobs.ADVISOR)
+        operations.append(_annotate(jobs.ADMISSION_GATES, left or None))
     if job.is_parked:
-        operations += [_set(("metadata", "labels", QUEUE), job.next_queue), _remove((*annotations, NEXT_QUEUE))]
+        queue = _set_operation(("metadata", "labels", jobs.QUEUE), job.next_queue)
+        operations += [queue, _annotate(jobs.NEXT_QUEUE, None)]
     if job.is_suspended_for_us:
-        operations.append(_set(job.kind.suspend, False))
+        operations.append(_set_operation(job.kind.suspend, False))
     return operations
 
 
-def admitting(workload: Document, job: Job, placement: Placement) -> list[Operation]:
-    """Return the patch that makes a Kueue Workload request the same nodes as its job; empty if it does.
+def make_workload_patch(workload: Document, job: Job, placement: Placement) -> list[Operation]:
+    """Return the JSON patch that writes the node choice of a job into its Kueue Workload; empty if it is there."""
+    # Kueue compares only counts and requests of both, so a selector on the job does not reach the Workload by itself.
 
-    Kueue compares only counts and requests of the two, so a selector on the job does not reach the Workload by itself.
+    def make_fields(_: Document, pods: Pods) -> dict[str, Any]:
+        tolerations = jobs.tolerated(pods, placement.tolerations)
+        return {NODE_SELECTOR: jobs.selector(pods, placement.node_selector), "tolerations": tolerations}
+
+    return _make_pod_set_patch(workload, job, make_fields)
+
+
+def _make_pod_set_patch(
+    workload: Document, job: Job, make_fields: Callable[[Document, Pods], dict[str, Any]]
+) -> list[Operation]:
+    """Return the JSON patch that sets fields of all pod sets with the job's pods with GPUs; empty if they are set.
+
+    `make_fields` returns the fields for the present pod spec of a pod set and the pods of the job.
     """
-    operations = list[Operation]()
-    for path, spec, pods in _pod_sets(workload, job):
-        fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
-        fields["tolerations"] = tolerated(pods, placement.tolerations)
-        operations += [
-            _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
-        ]
-    return [_unchanged(workload), *operations] if operations else []
-
-
-def _pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Pods]]:
-    """Yield path, pod spec and pods for each pod set of a Workload that has the job's pods with GPUs."""
-    named = {_pod_set(pods.name): pods for pods in job.workers}
+    named, operations = {_pod_set_name(pods.name): pods for pods in job.workers}, list[Operation]()
     for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
-        if (pods := named.get(str(pod_set.get("name")))) is not None:
-            path: Path = ("spec", "podSets", index, "template", "spec")
-            yield path, (pod_set.get("template") or {}).get("spec") or {}, pods
+        if (pods := named.get(str(pod_set.get("name")))) is None:
+            continue
+        path, spec = ("spec", "podSets", index, "template", "spec"), (pod_set.get("template") or {}).get("spec") or {}
+        fields = make_fields(spec, pods)
+        changed = {key: value for key, value in fields.items() if (spec.get(key) or type(value)()) != value}
+        operations += [_set_operation((*path, key), value) for key, value in changed.items()]
+    return [_require_version(workload), *operations] if operations else []
 
 
 def is_reserved(workload: Document) -> bool:
-    """Return whether Kueue has decided about the Workload, so that it can no longer change."""
-    return _holds(workload, "QuotaReserved") is not None or _holds(workload, "Finished") is not None
+    """Return whether Kueue has reserved quota for a Workload, or the Workload has finished."""
+    return any(_true_condition(workload, kind) is not None for kind in ("QuotaReserved", "Finished"))
 
 
-def verdict(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return what became of a job that was released to Kueue, and what Kueue says of it; None while it waits.
+def find_kueue_outcome(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the outcome of a placed job in Kueue and the message of Kueue; None while the job waits.
 
     Args:
-        job: The placed job as it is now.
-        workloads: The Workloads that Kueue made of it.
-        chosen: The node selector that was written into it.
+        job: The placed job.
+        workloads: The Workloads that Kueue made of the job.
+        chosen: The node selector that was written into the job.
     """
     if not job.has_started:
-        ended = next((end for item in workloads if (end := _holds(item, "Finished")) is not None), None)
+        ended = next((end for item in workloads if (end := _true_condition(item, "Finished")) is not None), None)
         return None if ended is None else (FAILED_TO_START, str(ended.get("message", ""))[:200])
-    if not any(_holds(item, "Admitted") is not None for item in workloads) and not (job.is_finished and not workloads):
+    is_admitted = any(_true_condition(item, "Admitted") is not None for item in workloads)
+    if not is_admitted and (workloads or not job.is_finished):
         return None
     is_there = all(chosen.items() <= pods.node_selector.items() for pods in job.workers)
     return (PLACED if is_there else CHANGED_SINCE), ""
 
 
-def _holds(workload: Document, kind: str) -> Document | None:
-    """Return the condition of type `kind` if it is true; else None."""
+def _true_condition(workload: Document, kind: str) -> Document | None:
+    """Return the condition of type `kind` if its status is True, otherwise None."""
     conditions: Sequence[Document] = (workload.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind and item.get("status") == "True"), None)
 
 
-def _pod_set(name: str) -> str:
-    """Return the name that Kueue gives the pod set of the pods called `name`."""
+def _pod_set_name(name: str) -> str:
+    """Return the name of Kueue's pod set for the pods called `name`."""
     return name.lower() or "main"
 
 
-def _unchanged(document: Document) -> Operation:
-    """Return the operation that makes the API server refuse the patch with 409 if the object has changed."""
-    return _set(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
+def _require_version(document: Document) -> Operation:
+    """Return the operation that makes a patch fail with 409 if the object has changed."""
+    return _set_operation(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
 
 
-def _set(path: Path, value: Any) -> Operation:
-    """Return the operation that sets a value: `add` replaces what is there."""
-    return {"op": "add", "path": _pointer(path), "value": value}
+def _set_operation(path: Path, value: Any) -> Operation:
+    """Return the operation that adds or replaces a value."""
+    return {"op": "add", "path": _json_pointer(path), "value": value}
 
 
-def _remove(path: Path) -> Operation:
-    return {"op": "remove", "path": _pointer(path)}
+def _annotate(name: str, text: str | None) -> Operation:
+    """Return the operation that sets an annotation; None removes the annotation."""
+    path = ("metadata", "annotations", name)
+    return {"op": "remove", "path": _json_pointer(path)} if text is None else _set_operation(path, text)
 
 
-def _pointer(path: Path) -> str:
+def _json_pointer(path: Path) -> str:
     """Return a path as a JSON pointer (RFC 6901)."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)

@@ -1,9 +1,8 @@
-"""Placement: writes the node choice of a held job into the job and into the Workload that Kueue made of it.
+"""Writes of the node choice of a held job into the job and into its Kueue Workload.
 
-Nothing is written unless the job is certain to wait meanwhile. Kueue reads a job's node selector once, when it creates
-the Workload, and does not compare it again. A selector on the job alone therefore contradicts the flavor, and Kueue
-gives the job up; a selector on the Workload alone does no harm. So the Workload is written first, and when a choice is
-removed again, the Workload is written last.
+Nothing is written unless the job is certain to wait meanwhile. Kueue reads the node selector of a job once, when it
+creates the Workload. A selector on the job alone contradicts the flavor of the Workload, and Kueue gives the job up.
+Therefore the Workload is written first, and written last when a choice is removed.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ log = logging.getLogger("tilecast")
 
 
 class ChangedError(Exception):
-    """The job is no longer the one that was decided about."""
+    """The job has changed since its placement was decided."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A job that can be placed, and how."""
+class PreparedPlacement:
+    """Job that can be placed, and the changes that place it."""
 
     key: Key
     job: Job
@@ -49,7 +48,7 @@ class Prepared:
 
 
 class Placer:
-    """Writes node choices. Belongs to one event loop."""
+    """Writer of node choices. Belongs to one event loop."""
 
     def __init__(
         self, context: SharedContext, discovery: ServedApis, advice: JobAdvice, kueue_check: KueueCheck
@@ -59,15 +58,15 @@ class Placer:
         self._advice = advice
         self._kueue = kueue_check
 
-    async def prepare(self, key: Key, document: Document, placement: Placement) -> Prepared | str:
-        """Return what to write to place a job, or the reason why nothing may be written.
+    async def prepare_placement(self, key: Key, document: Document, placement: Placement) -> PreparedPlacement | str:
+        """Return the changes that place a job, or the reason why nothing may be written.
 
         Raises:
             ApiError, OSError: The API server does not answer.
         """
-        job = await self._advice.read(document)
-        workloads = await self._workloads(key, job) if job.queue else None
-        if workloads is not None and (refusal := await self._unsafe(job, workloads)) is not None:
+        job = await self._advice.read_job(document)
+        workloads = await self._await_workloads(key, job) if job.queue else None
+        if workloads is not None and (refusal := await self._find_risk(job, workloads)) is not None:
             return refusal
         # Trainer 2.2 and later has `runtimePatches` instead of `podTemplateOverrides`.
         newer = key.kind != "TrainJob" or (
@@ -75,11 +74,11 @@ class Placer:
             and await self._discovery.has_field(KINDS[key.kind], "runtimePatches")
         )
         changes = jobs.changes(document, job, placement, runtime_patches=newer)
-        operations = patches.placing(document, changes, jobs.chosen_labels(job, placement.node_selector))
-        return Prepared(key, job, placement, operations, workloads)
+        operations = patches.make_placing_patch(document, changes, jobs.chosen_labels(job, placement.node_selector))
+        return PreparedPlacement(key, job, placement, operations, workloads)
 
-    async def write(self, prepared: Prepared, advice: Advice | None) -> str:
-        """Write the node choice and the advice, and make the job's Workload request the same nodes.
+    async def write_placement(self, prepared: PreparedPlacement, advice: Advice | None) -> str:
+        """Write the node choice into the job and its Workloads, and the advice into annotations.
 
         Returns:
             `PLACED`, or `QUEUED` where Kueue has yet to admit the job.
@@ -91,44 +90,44 @@ class Placer:
         key, job = prepared.key, prepared.job
         await self._place_workloads(prepared.workloads or (), job, prepared.placement)
         if prepared.operations:
-            await self.patch(key, prepared.operations)
+            await self.patch_job(key, prepared.operations)
         try:
             if advice is not None:
                 await self._annotate(key, job, advice)
             # Kueue may have made another Workload of the job as it was before.
             while prepared.workloads is not None and await self._place_workloads(
-                await self._kueue.workloads(key.namespace, job.uid) or (), job, prepared.placement
+                await self._kueue.list_workloads(key.namespace, job.uid) or (), job, prepared.placement
             ):
                 continue
         except (ApiError, *UNREACHABLE) as error:
             log.warning("%s: placed; what follows failed: %s", key, error or type(error).__name__)
         return patches.PLACED if prepared.workloads is None else patches.QUEUED
 
-    async def widen(self, key: Key, job: Job, flavors: Sequence[Mapping[str, str]]) -> None:
+    async def widen_workloads(self, key: Key, job: Job, flavors: Sequence[Mapping[str, str]]) -> None:
         """Let Kueue admit the Workloads of a job without a node choice to some flavors.
 
         Workloads that Kueue has decided about stay as they are.
 
         Args:
             key: Key of the job.
-            job: The job with what its runtime adds.
+            job: The job as `JobAdvice.read_job` returns it.
             flavors: Node labels of each flavor.
 
         Raises:
             ApiError: The API server refuses the write.
         """
         while await self._change_workloads(
-            await self._kueue.workloads(key.namespace, job.uid) or (),
-            lambda workload: patches.widening(workload, job, flavors),
+            await self._kueue.list_workloads(key.namespace, job.uid) or (),
+            lambda workload: patches.make_widening_patch(workload, job, flavors),
         ):
             continue
 
     async def _annotate(self, key: Key, job: Job, advice: Advice) -> None:
         await self._advice.annotate(key, job, advice_annotations(advice))
         self._context.metrics.count_advice(advice, changed=False)
-        self._context.answers.answer(key)
+        self._context.answers.record_answer(key)
 
-    async def patch(self, key: Key, operations: Sequence[patches.Operation]) -> None:
+    async def patch_job(self, key: Key, operations: Sequence[patches.Operation]) -> None:
         """Patch a job; raises as `write` does."""
         try:
             self._context.cache.jobs.keep(
@@ -141,20 +140,19 @@ class Placer:
                 raise ChangedError from None
             raise
 
-    async def _unsafe(self, job: Job, workloads: Sequence[Document]) -> str | None:
-        """Return why Kueue may admit the job while its node choice is written; None if it cannot."""
+    async def _find_risk(self, job: Job, workloads: Sequence[Document]) -> str | None:
+        """Return why Kueue might admit a job while its node choice is written; None if Kueue cannot."""
         if any(patches.is_reserved(item) for item in workloads):
             return "QuotaReserved"
         if job.is_parked:
-            return None if await self._kueue.holds(job.namespace, job.current_queue) else "QueueNotHeld"
-        return {"present": None, "absent": "AdmissionGateOff", "unknown": "AdmissionGateUnknown"}[
-            await self._kueue.gate(workloads)
-        ]
+            return None if await self._kueue.is_queue_held(job.namespace, job.current_queue) else "QueueNotHeld"
+        gate = await self._kueue.check_gate(workloads)
+        return None if gate == "present" else "AdmissionGateOff" if gate == "absent" else "AdmissionGateUnknown"
 
-    async def _workloads(self, key: Key, job: Job) -> list[Document] | None:
-        """Return the Workloads of a job, and wait up to `Timings.workload_s` for them; None where there is no Kueue."""
+    async def _await_workloads(self, key: Key, job: Job) -> list[Document] | None:
+        """Wait up to `Timings.workload_s` for the Workloads of a job, and return them; None without Kueue."""
         waited_s = 0.0
-        while not (workloads := await self._kueue.workloads(key.namespace, job.uid)):
+        while not (workloads := await self._kueue.list_workloads(key.namespace, job.uid)):
             if workloads is None or waited_s >= self._context.timings.workload_s:
                 break
             await asyncio.sleep(self._context.timings.poll_s)
@@ -162,21 +160,23 @@ class Placer:
         return workloads
 
     async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:
-        """Make the job's Workloads request the same nodes; return whether any had to be changed.
-
-        Workloads that Kueue has decided about stay as they are.
-        """
-        return await self._change_workloads(workloads, lambda workload: patches.admitting(workload, job, placement))
+        """Write a node choice into the undecided Workloads of a job; return whether any was changed."""
+        return await self._change_workloads(
+            workloads, lambda workload: patches.make_workload_patch(workload, job, placement)
+        )
 
     async def _change_workloads(
         self, workloads: Sequence[Document], change: Callable[[Document], list[patches.Operation]]
     ) -> bool:
-        """Patch the Workloads that Kueue has not decided about; return whether any had to be changed."""
+        """Patch the Workloads that Kueue has not decided about; return whether any was changed."""
         undecided = (item for item in workloads if not patches.is_reserved(item))
         differing = [(item, operations) for item in undecided if (operations := change(item))]
         for item, operations in differing:
             try:
-                claim, path = TurnClaim(item["metadata"]["namespace"], is_held=True), await self._kueue.path(item)
+                claim, path = (
+                    TurnClaim(item["metadata"]["namespace"], is_held=True),
+                    await self._kueue.find_workload_path(item),
+                )
                 await self._context.writer.patch(path, "workloads", operations, claim)
             except ApiError as error:
                 if error.status not in (404, 409):

@@ -1,4 +1,4 @@
-"""Place and time of each job in the plan of the whole queue, for all controllers."""
+"""Position of each job in the queue plan, for all controllers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tilecast_operator.kube.records import RecordPart, Records
 
 
 class PlannedJobs:
-    """Newest plan of the queue. Belongs to one event loop.
+    """Positions of all jobs in the newest queue plan. Belongs to one event loop.
 
     Args:
         records: Records of the jobs; a job's position is forgotten with its record.
-        is_on: Whether the queue is planned at all.
+        is_on: Whether the queue is planned.
     """
 
     def __init__(self, records: Records, *, is_on: bool) -> None:
@@ -31,17 +31,17 @@ class PlannedJobs:
         writes."""
         self._renewed = asyncio.Event()
 
-    def get(self, key: Key) -> QueuePosition | None:
-        """Return where a job runs by the plan; None if the plan does not contain it."""
+    def get_position(self, key: Key) -> QueuePosition | None:
+        """Return the position of a job in the plan; None if it has none."""
         return self._positions.get(key)
 
-    def left_out(self, key: Key) -> str:
-        """Return why the plan leaves out a job; empty if it contains the job, or nobody asked for it."""
+    def find_left_out_reason(self, key: Key) -> str:
+        """Return the reason why the plan leaves out a job; empty if there is none."""
         position = self._positions.get(key)
         return "" if position is None or position.pool else position.reason
 
-    def renew(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
-        """Take over a plan; return the jobs for which it changes something."""
+    def replace_plan(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
+        """Replace all positions; return the keys of the jobs whose positions have changed."""
         before = dict(self._positions)
         self._positions.clear()
         for key, position in positions.items():
@@ -51,7 +51,7 @@ class PlannedJobs:
         self._renewed = asyncio.Event()
         return {key for key in before.keys() | positions.keys() if before.get(key) != positions.get(key)}
 
-    async def wait(self, key: Key, limit_s: float) -> None:
+    async def wait_until_planned(self, key: Key, limit_s: float) -> None:
         """Wait until the plan contains a job, for `limit_s` at most."""
         if not self.is_on:
             return
@@ -60,21 +60,21 @@ class PlannedJobs:
                 while key not in self._positions:
                     await self._renewed.wait()
 
-    def stated(self, key: Key, status: TrainingJobStatus, before: TrainingJobStatus) -> TrainingJobStatus:
-        """Return a status with the job's place in the plan; before the first plan, with the place that it showed."""
+    def add_position(self, key: Key, status: TrainingJobStatus, before: TrainingJobStatus) -> TrainingJobStatus:
+        """Return a status with the position of its job; before the first plan the previous position stays."""
         is_unknown = self.is_on and not self._is_made
         position = before.queue if is_unknown else self._positions.get(key)
         return status if status.queue == position else status.model_copy(update={"queue": position})
 
-    def preferred(self, key: Key, answer: Answer) -> Answer:
-        """Return the answer about a job that waits, with the pool of the plan first."""
+    def prefer_planned_pool(self, key: Key, answer: Answer) -> Answer:
+        """Return the answer about a waiting job with the pool of the plan first."""
         position = self._positions.get(key)
         if isinstance(answer, Declined) or position is None or not position.position:
             return answer
-        return _led_by(answer, position)
+        return _put_pool_first(answer, position)
 
 
-def _led_by(advice: Advice, position: QueuePosition) -> Advice:
+def _put_pool_first(advice: Advice, position: QueuePosition) -> Advice:
     """Return the advice with its first offer on the planned pool in front; unchanged if it has none there."""
     there = [item for item in advice.offers if item.pool.name == position.pool]
     if not there or advice.offers[0] is there[0]:

@@ -17,7 +17,6 @@ from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.controllers.capacity import CAPACITY, Capacity
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
-from tilecast_operator.controllers.pool_desired import PoolFacts, decide
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.documents import Note, applied_fields
@@ -27,6 +26,7 @@ from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, status_digest
 from tilecast_operator.observed.calibrator import FittedCalibration
 from tilecast_operator.question import PoolVersions
+from tilecast_operator.report.pools import PoolFacts, decide_pool
 
 log = logging.getLogger("tilecast")
 
@@ -47,13 +47,13 @@ class PoolsChange:
     before: PoolVersions
     now: PoolVersions
 
-    def concerns(self, namespace: str) -> bool:
+    def concerns_namespace(self, namespace: str) -> bool:
         """Return whether the pools of a namespace have changed."""
         return not self.is_learnt or self.before.of(namespace) != self.now.of(namespace)
 
 
 class Pools:
-    """Pools of the cluster. Belongs to one event loop."""
+    """Controller of the pools of the cluster. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -79,52 +79,52 @@ class Pools:
         self._posted: set[str] = set()
         """Texts of the Events on unknown accelerators."""
         self._is_dirty = False
-        context.cache.nodes.listen(self._node_changed)
-        context.cache.slices.listen(self._slice_changed)
-        context.cache.pools.listen(self._pool_changed)
-        context.leadership.listen(self._lead)
-        context.runtime.register(NODES.kind, self._refresh)
+        context.cache.nodes.listen(self._on_node_change)
+        context.cache.slices.listen(self._on_slice_change)
+        context.cache.pools.listen(self._on_pool_change)
+        context.leadership.listen(self._on_leadership_change)
+        context.runtime.register(NODES.kind, self._refresh_pools)
         context.runtime.register(CALIBRATION.kind, self._calibrate)
-        context.runtime.register(gpu_pool.KIND, self._describe, gone=self._gone)
+        context.runtime.register(gpu_pool.KIND, self._reconcile_pool, gone=self._on_pool_gone)
 
     def listen(self, listener: Callable[[PoolsChange], None]) -> None:
         """Call `listener` whenever advice may change."""
         self._listeners.append(listener)
 
-    def changed(self) -> None:
-        """Record that the pools may have changed."""
+    def schedule_refresh(self) -> None:
+        """Schedule that the pools are read again."""
         self._is_dirty = True
         self._context.runtime.add(NODES, self._context.settings.settle_s)
 
-    def _lead(self, is_leading: bool) -> None:
-        """Learn from what the previous leader has stored, once this replica leads."""
+    def _on_leadership_change(self, is_leading: bool) -> None:
+        """Fit corrections to the runs that the previous leader has stored, once this replica leads."""
         if is_leading:
             self._context.runtime.add(CALIBRATION)
 
-    def _node_changed(self, key: Key, before: Stored[nodes.Node] | None, now: Stored[nodes.Node] | None) -> None:
+    def _on_node_change(self, key: Key, before: Stored[nodes.Node] | None, now: Stored[nodes.Node] | None) -> None:
         if before is None or now is None:
-            self.changed()
+            self.schedule_refresh()
         elif before.value != now.value:
             if before.value.schedulable != now.value.schedulable:
                 self._context.runtime.add(CAPACITY, self._context.settings.capacity_settle_s)
-            self.changed()
+            self.schedule_refresh()
 
-    def _slice_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_slice_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         if before is None or now is None or before.value != now.value:
-            self.changed()
+            self.schedule_refresh()
 
-    def _pool_changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_pool_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         if now is None:
-            self.changed()
+            self.schedule_refresh()
             return
         if before is None:
-            self._learning.recall_status(key.name, now.value.status)
-        if before is None or not before.value.asks_as(now.value):
-            self.changed()
+            self._learning.recall_pool_status(key.name, now.value.status)
+        if before is None or not before.value.has_same_question(now.value):
+            self.schedule_refresh()
         self._context.runtime.add(key)
 
-    def _gone(self, key: Key) -> None:
-        """Forget a pool that the API server does not have.
+    def _on_pool_gone(self, key: Key) -> None:
+        """Drop a pool that the API server does not have from the cache.
 
         A discovered pool that could not be written because its CRD is not served is tried again.
         """
@@ -132,12 +132,8 @@ class Pools:
         if key.name in self._entries and self._context.settings.discovery:
             self._context.runtime.add(key, self._context.timings.unserved_s)
 
-    async def _refresh(self, _: Key) -> None:
-        """Read the pools again; if they changed, every job is reconciled.
-
-        This waits until everything is listed: pools of half the nodes would be written as pools that have lost the
-        others.
-        """
+    async def _refresh_pools(self, _: Key) -> None:
+        """Read the pools again once all nodes are listed, and notify listeners of changes."""
         try:
             await self._advisor.warm_up()
         except SpecError as error:
@@ -151,36 +147,38 @@ class Pools:
             slices = [item for item in self._context.cache.slices.values() if item]
             every_node = list(self._context.cache.nodes.values())
             try:
-                bare = await self._advisor.run(nodes.pools, every_node, own, slices, tuple(self._expired))
+                bare = await self._advisor.run_in_thread(nodes.pools, every_node, own, slices, tuple(self._expired))
             except Exception:
                 self._is_dirty = True
                 raise
             if self.report is None:
                 await self._calibrate(CALIBRATION)
             calibrator = self._learning.calibrator
-            self._use(
-                bare.calibrated(calibrator.table),
-                {name: bare.calibrated(table) for name, table in calibrator.tables.items()},
-            )
+            of_namespace = {name: bare.calibrated(table) for name, table in calibrator.tables.items()}
+            self._adopt_report(bare.calibrated(calibrator.table), of_namespace)
         # This comes last: an API server that accepts no Event now must not hold up the rest.
         if self.report is not None and self._context.settings.owns_pools:
-            await self._post_unknown(self.report)
+            await self._post_unknown_gpus(self.report)
 
-    def report_of(self, namespace: str) -> nodes.NodesReport | None:
-        """Return the pools as jobs of a namespace have them; None while they are not known."""
+    def find_report(self, namespace: str) -> nodes.NodesReport | None:
+        """Return the pools for jobs of a namespace; None while unknown."""
         return self._of_namespace.get(namespace, self.report)
 
-    def _use(self, report: nodes.NodesReport, of_namespace: dict[str, nodes.NodesReport]) -> None:
-        """Answer by these pools from now on, and by those in `of_namespace` for namespaces that have had runs."""
+    def _adopt_report(self, report: nodes.NodesReport, of_namespace: dict[str, nodes.NodesReport]) -> None:
+        """Replace the pools, and notify listeners if they have changed.
+
+        `of_namespace` has the pools with the corrections of each namespace that has runs.
+        """
         before, self.report = self.report, report
         self._of_namespace = of_namespace
         self._entries = {item.pool.name: item for item in report.entries}
         facts, versions = self._advisor.facts, self._advisor.versions
-        self._advisor.use(report, of_namespace)
-        self._capacity.use(report)
+        self._advisor.set_pools(report, of_namespace)
+        self._capacity.set_pools(report)
         known = {key.name for key in self._context.cache.pools}
-        self._add_pools({*self._entries, *report.invalid, *report.obsolete, *known})
-        is_learnt = before is not None and facts == self._advisor.facts and _reasons(before) == _reasons(report)
+        self._schedule_pools({*self._entries, *report.invalid, *report.obsolete, *known})
+        is_same = facts == self._advisor.facts
+        is_learnt = is_same and before is not None and _list_reasons(before) == _list_reasons(report)
         if is_learnt and versions == self._advisor.versions:
             return
         if not is_learnt:
@@ -191,33 +189,35 @@ class Pools:
             listener(change)
 
     async def _calibrate(self, _: Key) -> None:
-        """Fit corrections to the runs; if forecasts change, every job that has not started is reconciled."""
+        """Fit corrections to the runs, and schedule a refresh of the pools if forecasts change."""
         calibrator = self._learning.calibrator
-        await self._learning.forget_gone()
+        await self._learning.forget_gone_namespaces()
         async with self._learning_in_turn:  # otherwise an older fit might be adopted last
             # In a thread beside those of the searches: many runs of many namespaces take long to fit.
-            if self._learning.adopt(await asyncio.to_thread(FittedCalibration.fit, *calibrator.fit_arguments())):
-                self.changed()
-        self._add_pools(self._learning.due())
+            if self._learning.adopt_corrections(
+                await asyncio.to_thread(FittedCalibration.fit, *calibrator.fit_arguments())
+            ):
+                self.schedule_refresh()
+        self._schedule_pools(self._learning.list_pools())
         self._context.metrics.show_calibration(calibrator)
 
-    def _add_pools(self, names: set[str]) -> None:
+    def _schedule_pools(self, names: set[str]) -> None:
         for name in names:
             self._context.runtime.add(Key(gpu_pool.KIND, "", name))
 
-    async def _describe(self, key: Key) -> None:
-        """Write a pool that was discovered and the status of any pool; delete a pool that is obsolete."""
+    async def _reconcile_pool(self, key: Key) -> None:
+        """Write the object and status of a pool where they differ; delete an obsolete pool."""
         report, seen = self.report, self._context.cache.pools.get(key)
         # All pools are reconciled once the nodes are read.
         if report is None or not self._context.settings.owns_pools:
             return
-        facts, now_s = self._read(key.name, report, seen), self._context.clock()
-        want = decide(facts, now_s)
+        facts, now_s = self._read_facts(key.name, report, seen), self._context.clock()
+        want = decide_pool(facts, now_s)
         if want.is_deleted and seen is not None:
             await self._context.writer.delete(key, seen)
         if want.document is not None:
-            seen = await self._apply(key, seen, want.document)
-            want = decide(replace(facts, view=seen.value), now_s)
+            seen = await self._apply_pool(key, seen, want.document)
+            want = decide_pool(replace(facts, view=seen.value), now_s)
         if facts.is_discovering and (want.is_deleted or isinstance(facts.found, nodes.FoundPool)):
             self._expired.discard(key.name)
         if want.status is None or seen is None:
@@ -225,22 +225,23 @@ class Pools:
         if status_digest(document := want.status.document()) != seen.value.digest:
             if (seen.value.status.get("calibration") or {}).get("runs"):
                 # Earlier releases kept the runs there and nowhere else.
-                await self._learning.write(Key(pool_learning.KIND, "", key.name))
-            await self._context.writer.write_status(
-                key, seen, document, is_conditional=self._context.runtime.is_conditional(key)
-            )
+                await self._learning.write_learning(Key(pool_learning.KIND, "", key.name))
+            is_conditional = self._context.runtime.is_conditional(key)
+            await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
         if want.missing_since_s is not None:
-            self._expire(key, want.missing_since_s + self._context.settings.pool_retention_s - self._context.clock())
+            self._expire_missing_nodes(
+                key, want.missing_since_s + self._context.settings.pool_retention_s - self._context.clock()
+            )
 
-    def _read(self, name: str, report: nodes.NodesReport, seen: Stored[View] | None) -> PoolFacts:
-        """Return everything that decides what becomes of a GPUPool."""
+    def _read_facts(self, name: str, report: nodes.NodesReport, seen: Stored[View] | None) -> PoolFacts:
+        """Return the facts about a pool, which are the input of `decide_pool`."""
         found = report.invalid.get(name) or self._entries.get(name)
         facts = PoolFacts(
             found,
             None if seen is None else seen.value,
             is_obsolete=name in report.obsolete,
             is_discovering=self._context.settings.discovery,
-            free=self._capacity.free(name),
+            free=self._capacity.get_free_gpus(name),
         )
         if not isinstance(found, nodes.FoundPool):
             return facts
@@ -248,10 +249,10 @@ class Pools:
         learnt, superseded = calibrator.pool(name, found.pool.gpu.name), calibrator.drifted(name)
         return replace(facts, learnt=learnt, superseded=superseded)
 
-    async def _apply(self, key: Key, seen: Stored[View] | None, document: dict[str, Any]) -> Stored[View]:
+    async def _apply_pool(self, key: Key, seen: Stored[View] | None, document: dict[str, Any]) -> Stored[View]:
         """Write the object of a discovered pool and return it.
 
-        An object that somebody else created at the same time stays theirs.
+        An object that another client created at the same time stays unchanged.
 
         Raises:
             ApiError: For example 409, where a user has just changed a field that would be changed here.
@@ -265,19 +266,19 @@ class Pools:
             log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)
             bare = applied_fields(key, KINDS[key.kind].api_version, uid=applied["metadata"]["uid"])
             applied = await self._context.writer.apply(key, bare, force=False)
-            self.changed()
+            self.schedule_refresh()
         return self._context.cache.pools.keep(applied, is_new=True)
 
-    def _expire(self, key: Key, left_s: float) -> None:
+    def _expire_missing_nodes(self, key: Key, left_s: float) -> None:
         """Count the missing nodes of a discovered pool as gone, `left_s` seconds from now."""
         if left_s > 0:
             self._context.runtime.add(key, left_s)
         elif key.name not in self._expired:
             self._expired.add(key.name)
-            self.changed()
+            self.schedule_refresh()
 
-    async def _post_unknown(self, report: nodes.NodesReport) -> None:
-        """Report each unknown GPU once, about the first node that has it; a metric shows how many there are."""
+    async def _post_unknown_gpus(self, report: nodes.NodesReport) -> None:
+        """Write one Event for each unknown GPU, about the first node that has the GPU."""
         unknown = {f"{item.message}; {item.remedy}": item.nodes[0] for item in report.left_out if item.code == UNKNOWN}
         self._posted &= unknown.keys()
         for text in unknown.keys() - self._posted:
@@ -286,6 +287,6 @@ class Pools:
                 self._posted.add(text)
 
 
-def _reasons(report: nodes.NodesReport) -> tuple[object, ...]:
-    """Return why there are no pools, as jobs are told; empty if there are pools."""
+def _list_reasons(report: nodes.NodesReport) -> tuple[object, ...]:
+    """Return the reasons why there are no pools; empty if there are pools."""
     return () if report.entries else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

@@ -1,7 +1,4 @@
-"""Objects that are quarantined because reading them may have killed the operator.
-
-An Event and a metric report them, and they are read again when their time has come.
-"""
+"""Controller of quarantined objects: writes Events, sets metrics, and reads the objects again when due."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import NotLeaderError
-from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.kinds import KINDS, complete_item
 
 log = logging.getLogger("tilecast")
 
@@ -24,22 +21,22 @@ LOOK_S = 5.0
 
 
 class Quarantined:
-    """Reports quarantined objects and reads them again. Belongs to one event loop."""
+    """Controller of objects that may have killed the operator. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
         self._context = context
         self._posted: dict[Key, str] = {}
         self._shown: set[str] = set()
-        context.cache.quarantine.changed = self._show
+        context.cache.quarantine.changed = self._show_counts
 
     async def run(self) -> None:
-        """Look every `LOOK_S` seconds until cancelled."""
+        """Check the quarantined objects every `LOOK_S` seconds until cancelled."""
         while True:
-            await self.look()
+            await self.check_objects()
             await asyncio.sleep(LOOK_S)
 
-    async def look(self) -> None:
-        """Report every quarantined object, and read those again whose time has come."""
+    async def check_objects(self) -> None:
+        """Write an Event about every quarantined object, and read the due objects again."""
         quarantine = self._context.cache.quarantine
         for key in quarantine.due():
             await self._read_again(key)
@@ -54,7 +51,7 @@ class Quarantined:
                     log.info("%s: Event not written yet: %s", key, error or type(error).__name__)
 
     async def _read_again(self, key: Key) -> None:
-        """Read an object from the API server again, since no event about it may come."""
+        """Read an object from the API server into the cache."""
         path, query = KINDS[key.kind].path(key.namespace), {"fieldSelector": f"metadata.name={key.name}"}
         try:
             items = (await self._context.client.get(path, query)).get("items") or ()
@@ -67,10 +64,10 @@ class Quarantined:
         if not items:
             cache.quarantine.lose(key)
         for item in items:
-            cache.see({"apiVersion": KINDS[key.kind].api_version, **item, "kind": key.kind})
+            cache.see(complete_item(key.kind, item))
 
-    def _show(self, counts: Counter[str]) -> None:
-        """Show in metrics how many objects of each kind are quarantined."""
+    def _show_counts(self, counts: Counter[str]) -> None:
+        """Set the metric of quarantined objects by kind."""
         for kind in self._shown - counts.keys():
             self._context.metrics.quarantined.labels(kind).set(0)
         for kind, count in counts.items():

@@ -1,16 +1,15 @@
-"""Reads every job that waits or runs for the plan of the queue; a job that has not changed is not read again."""
+"""Reader of all waiting and running jobs as rows of the queue plan, with a cache of unchanged rows."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 from tilecast import jobs
 from tilecast.advice import Request
 from tilecast.api.fields import mapping
 from tilecast.hardware import Pool
-from tilecast.nodes import FoundPool
 from tilecast.planner.options import job_options
 from tilecast.planner.problem import JobOption, Unplanned
 from tilecast.spec import SpecError
@@ -18,9 +17,7 @@ from tilecast_operator.answer import Answer, Declined, message
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice, JobQuestion
-from tilecast_operator.controllers.job_answers import JobAnswers
-from tilecast_operator.controllers.pools import PoolsChange
-from tilecast_operator.controllers.requests import mode_of, target_of
+from tilecast_operator.controllers.requests import read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
@@ -29,7 +26,7 @@ from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.kube.times import seconds
 from tilecast_operator.objects.view import View
 from tilecast_operator.question import Question
-from tilecast_operator.queue_rows import QueueRow, name_of
+from tilecast_operator.queue_rows import QueueRow, make_plan_name
 from tilecast_operator.report import job_status
 
 AT_ONCE = 64
@@ -43,11 +40,11 @@ log = logging.getLogger("tilecast")
 
 
 class QueueJobs:
-    """Jobs of the queue. Belongs to one event loop."""
+    """Reader of the jobs of the queue. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, answers: JobAnswers, advice: JobAdvice) -> None:
+    def __init__(self, context: SharedContext, advice: JobAdvice) -> None:
         self._context = context
-        self._answers = answers
+        self.answers = advice.answers
         self._advice = advice
         self._rows: RecordPart[tuple[Hashable, QueueRow | Unplanned | None]] = context.records.part()
         """Row that was read of each job, with the state of the job that it was read from."""
@@ -55,48 +52,34 @@ class QueueJobs:
         self._since: RecordPart[float] = context.records.part()
         """When a job was first seen to run, if the job does not say when it started."""
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the pools are known."""
-        return self._answers.is_ready
-
-    @property
-    def entries(self) -> Sequence[FoundPool]:
-        """The pools of the cluster; empty while they are not known."""
-        return self._answers.entries
-
-    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call `listener` whenever the pools have changed."""
-        self._answers.listen(listener)
-
-    def clear(self) -> None:
-        """Forget everything that was read, because pools, quotas or namespaces have changed."""
+    def clear_rows(self) -> None:
+        """Drop all cached rows, because pools, quotas or namespaces have changed."""
         self._rows.clear()
         self._options.clear()
 
-    def read_again(self, key: Key) -> None:
-        """Read a job again for the next plan."""
+    def drop_row(self, key: Key) -> None:
+        """Drop the cached row of a job."""
         self._rows.pop(key, None)
 
-    async def read(self) -> tuple[list[QueueRow], list[Unplanned]]:
-        """Return every job that waits or runs, and why the other jobs that ask for advice are left out."""
+    async def read_rows(self) -> tuple[list[QueueRow], list[Unplanned]]:
+        """Return the rows of all waiting and running jobs, and the reasons why others are left out."""
         rows, refused = list[QueueRow](), list[Unplanned]()
         cache = self._context.cache
         for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            row = await self._context.journal.steps(key, self._row(key))
+            row = await self._context.journal.steps(key, self._read_row(key))
             if isinstance(row, QueueRow):
                 rows.append(row)
             elif row is not None:
                 refused.append(row)
-        return rows, refused + self._odd_weights()
+        return rows, refused + self._list_invalid_weights()
 
-    async def _row(self, key: Key) -> QueueRow | Unplanned | None:
-        """Return the row of a job, or why it is left out; None if nobody wants it planned."""
+    async def _read_row(self, key: Key) -> QueueRow | Unplanned | None:
+        """Return the row of a job, or the reason why it is left out; None without a request for advice."""
         cache = self._context.cache
-        if (refusal := self._context.set_aside(key)) is not None:
-            return Unplanned(name_of(key), refusal.message[:MOST_TEXT], "")
+        if (refusal := self._context.find_quarantine(key)) is not None:
+            return Unplanned(make_plan_name(key), refusal.message[:MOST_TEXT], "")
         view, seen = cache.training_jobs.get(key), cache.jobs.get(key)
         if view is not None:
             made_of: Hashable = (view.uid, view.value.packed_document, view.value.inputs, view.value.digest)
@@ -109,26 +92,26 @@ class QueueJobs:
             return known[1]
         row: QueueRow | Unplanned | None
         try:
-            row = await (self._training_job(key, view.value) if view is not None else self._job(key, seen))
+            row = await (self._read_training_job(key, view.value) if view is not None else self._read_job(key, seen))
         except SpecError as error:
-            row = Unplanned(name_of(key), f"{error.field}: {error.problem}", error.remedy)
+            row = Unplanned(make_plan_name(key), f"{error.field}: {error.problem}", error.remedy)
         except (ApiError, *UNREACHABLE) as error:
             log.warning("%s: left out of the queue: %s", key, error)
-            return Unplanned(name_of(key), UNREADABLE, "")
+            return Unplanned(make_plan_name(key), UNREADABLE, "")
         self._rows[key] = made_of, row
         return row
 
-    async def _training_job(self, key: Key, view: View) -> QueueRow | Unplanned | None:
-        """Return the row of a TrainingJob; None in mode Off, or if it names another job, which is planned instead."""
-        document, before = view.document, job_status.stored(view.status_json)
-        if mode_of(document) == "Off" or target_of(key.namespace, document) is not None:
+    async def _read_training_job(self, key: Key, view: View) -> QueueRow | Unplanned | None:
+        """Return the row of a TrainingJob; None in mode Off, or if the TrainingJob has a target."""
+        document, before = view.document, job_status.parse_status(view.status_json)
+        if read_mode(document) == "Off" or read_target(key.namespace, document) is not None:
             return None
-        question = await self._answers.question([key], document)
+        question = await self.answers.read_question([key], document)
         if isinstance(question.request, Declined):
-            return Unplanned(name_of(key), question.request.message[:MOST_TEXT], "")
-        options = await self._priced(question, question.request, self._answers.pools(question))
+            return Unplanned(make_plan_name(key), question.request.message[:MOST_TEXT], "")
+        options = await self._price_options(question, question.request, self.answers.advisor.list_pools(question))
         if not options:
-            return _nowhere(key, await self._answers.to(question))
+            return _explain_no_option(key, await self.answers.answer_question(question))
         forecast, best = before.forecast, before.recommendation
         place = None
         if forecast is not None and best is not None:
@@ -137,7 +120,7 @@ class QueueJobs:
             key,
             options,
             seconds(view.created) or self._context.clock(),
-            self._weight(key.namespace),
+            self._read_namespace_weight(key.namespace),
             jobs.weight(dict(view.inputs)),
             self._context.cache.priorities.value("", ""),
             deadline_s=question.request.deadline_s,
@@ -146,52 +129,51 @@ class QueueJobs:
             is_endless=True,
         )
 
-    async def _job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | Unplanned | None:
-        """Return the row of a job of another kind, with the GPUs that it requests."""
+    async def _read_job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | Unplanned | None:
+        """Return the row of a job of another kind than TrainingJob."""
         if seen is None:
             return None
-        job = await self._advice.read(seen.value)
-        advice_request = None if job.is_finished or job.is_owned else self._advice.advice_request(key, job)
+        job = await self._advice.read_job(seen.value)
+        advice_request = None if job.is_finished or job.is_owned else self._advice.find_advice_request(key, job)
         if advice_request is None or (not isinstance(advice_request, Declined) and advice_request.mode == "Off"):
             return None
         if isinstance(advice_request, Declined):
-            return Unplanned(name_of(key), advice_request.message[:MOST_TEXT], "")
-        question = await self._advice.ask(job, advice_request, is_placed=True)
+            return Unplanned(make_plan_name(key), advice_request.message[:MOST_TEXT], "")
+        question = await self._advice.read_question(job, advice_request, is_placed=True)
         if isinstance(question, Declined):
-            return Unplanned(name_of(key), question.message[:MOST_TEXT], "")
-        options = await self._priced(question.question, question.request, question.choice.pools)
+            return Unplanned(make_plan_name(key), question.message[:MOST_TEXT], "")
+        options = await self._price_options(question.question, question.request, question.choice.pools)
         if not options:
-            return _nowhere(key, (await self._advice.answer(job, advice_request, is_placed=True))[0])
+            return _explain_no_option(key, (await self._advice.answer_job(job, advice_request, is_placed=True))[0])
         baseline, is_placed = question.choice.baseline, job.annotations.get(jobs.APPLIED) in _PLACED
         place = (baseline.pool, baseline.gpus) if baseline and (is_placed or job.has_started) else None
         if job.has_started and place is None:
-            return Unplanned(name_of(key), "it runs, and nothing says on which pool", "select its nodes in its pods")
+            return Unplanned(
+                make_plan_name(key), "it runs, and nothing says on which pool", "select its nodes in its pods"
+            )
         return QueueRow(
             key,
             options,
             seconds(seen.value["metadata"].get("creationTimestamp")) or self._context.clock(),
-            self._weight(key.namespace),
+            self._read_namespace_weight(key.namespace),
             jobs.weight(job.annotations),
             self._context.cache.priorities.value(job.workload_priority_class, job.pod_priority_class),
             question.request.deadline_s,
             question.queue,
-            _quotas(question),
+            _list_quotas(question),
             place,
-            self._began(key, seen.value) if job.has_started else None,
+            self._find_start_time(key, seen.value) if job.has_started else None,
         )
 
-    def _weight(self, namespace: str) -> float:
-        """Return how much each job of a namespace counts.
-
-        The namespace says so: administrators own namespaces, and tenants own jobs.
-        """
+    def _read_namespace_weight(self, namespace: str) -> float:
+        """Return the weight of each job of a namespace, which an annotation of the Namespace sets."""
         seen = self._context.cache.namespaces.get(Key("Namespace", "", namespace))
         try:
             return 1.0 if seen is None else jobs.weight(seen.value.annotations)
         except SpecError:
             return 1.0  # `_odd_weights` reports it
 
-    def _odd_weights(self) -> list[Unplanned]:
+    def _list_invalid_weights(self) -> list[Unplanned]:
         """Return the namespaces with an invalid weight."""
         odd = list[Unplanned]()
         for key, namespace in self._context.cache.namespaces.items():
@@ -201,34 +183,34 @@ class QueueJobs:
                 odd.append(Unplanned(f"Namespace/{key.name}", str(error), "its jobs count 1 each", is_left_out=False))
         return odd
 
-    def _began(self, key: Key, document: Document) -> float:
-        """Return when a running job started, or was first seen to run, in Unix time."""
+    def _find_start_time(self, key: Key, document: Document) -> float:
+        """Return the Unix time at which a running job started or was first seen to run."""
         start_s = seconds(mapping(document.get("status")).get("startTime"))
         return self._since.setdefault(key, self._context.clock()) if start_s is None else start_s
 
-    async def _priced(self, question: Question, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
-        """Return the ways to run a job; equal jobs share them.
-
-        The kernels were priced when the job was advised.
+    async def _price_options(
+        self, question: Question, request: Request, pools: Sequence[Pool]
+    ) -> tuple[JobOption, ...]:
+        """Return the options of a job for the plan, which equal jobs share.
 
         Raises:
             SpecError: It is not known how long the job runs.
         """
-        is_common = self._answers.is_common(question.namespace)
+        is_common = self.answers.has_common_pools(question.namespace)
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
         namespace = "" if is_common else question.namespace
         key = (question.key, namespace, question.own.own, repr(request.constraints), shapes)
-        return await self._options.get(key, lambda: self._answers.run(job_options, request, pools))
+        return await self._options.get(key, lambda: self.answers.advisor.run_in_thread(job_options, request, pools))
 
 
 _PLACED = (patches.PLACED, patches.QUEUED)
 
 
-def _quotas(question: JobQuestion) -> tuple[tuple[str, int], ...]:
+def _list_quotas(question: JobQuestion) -> tuple[tuple[str, int], ...]:
     usable = question.choice.usable
     return tuple((item.pool.name, item.flavor.quota) for item in usable if item.flavor is not None)
 
 
-def _nowhere(key: Key, answer: Answer) -> Unplanned:
-    """Return why no pool can run a job, as its answer says."""
-    return Unplanned(name_of(key), message(answer)[:MOST_TEXT], "")
+def _explain_no_option(key: Key, answer: Answer) -> Unplanned:
+    """Return a job that no pool can run, with the reason from its answer."""
+    return Unplanned(make_plan_name(key), message(answer)[:MOST_TEXT], "")

@@ -1,4 +1,4 @@
-"""Controller of the plan of the whole queue: plans where and when each job runs, and writes the QueueAdvice."""
+"""Controller of the queue plan: plans on which pool and when each job runs, and writes the QueueAdvice."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from tilecast.api.status import QueuePosition
 from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import PoolsChange
-from tilecast_operator.controllers.queue_desired import QueueAdviceFacts, QueueFacts, decide, plan_queue
 from tilecast_operator.controllers.queue_jobs import QueueJobs
-from tilecast_operator.controllers.requests import Requests, target_of
+from tilecast_operator.controllers.requests import Requests, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.documents import applied_fields
@@ -29,10 +27,10 @@ from tilecast_operator.queue_rows import (
     PlannedQueue,
     QueueRow,
     QueueState,
-    capacities,
-    holdings,
+    count_held_gpus,
+    make_capacities,
 )
-from tilecast_operator.report.queue_advice import stored_position
+from tilecast_operator.report import queue_advice as report
 
 QUEUE = Key("Queue")
 """Key under which the whole queue is planned."""
@@ -41,7 +39,7 @@ log = logging.getLogger("tilecast")
 
 
 class QueuePlans:
-    """Plans the queue again when a job comes or ends, or a pool changes. Belongs to one event loop.
+    """Controller that plans the queue when jobs or pools change. Belongs to one event loop.
 
     Two plans are at least `queue_interval_s` apart.
     """
@@ -59,7 +57,7 @@ class QueuePlans:
         self._requests = requests
         self._jobs = queue_jobs
         self._planned = planned_jobs
-        planned_jobs.on_write = self._due
+        planned_jobs.on_write = self._schedule_plan
         self._advice_key = Key(queue_advice.KIND, "", context.settings.queue_name)
         self._plan: PlannedQueue | None = None
         self._state: QueueState | None = None
@@ -68,128 +66,123 @@ class QueuePlans:
         """GPUs that others held at the last look."""
         self._last_s = float("-inf")
         cache = context.cache
-        cache.training_jobs.listen(self._training_job_changed)
-        cache.jobs.listen(self._job_changed)
+        cache.training_jobs.listen(self._on_training_job_change)
+        cache.jobs.listen(lambda key, before, now: self._schedule_plan())
         for meaning in (cache.namespaces, cache.workload_priorities, cache.pod_priorities):
-            meaning.listen(self._meaning_changed)
+            meaning.listen(self._on_priority_change)
         for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
-            table.listen(self._quota_changed)
-        cache.queue_advices.listen(self._advice_changed)
-        queue_jobs.listen(self._pools_changed)
-        capacity.listen(self._due)
-        context.leadership.listen(lambda is_leading: self._due())
-        context.runtime.register(QUEUE.kind, self._reconcile)
-        context.runtime.register(queue_advice.KIND, self._write, gone=self._gone)
+            table.listen(self._on_quota_change)
+        cache.queue_advices.listen(self._on_advice_change)
+        queue_jobs.answers.pools.listen(lambda change: self._read_all_again())
+        capacity.listen(self._schedule_plan)
+        context.leadership.listen(lambda is_leading: self._schedule_plan())
+        context.runtime.register(QUEUE.kind, self._reconcile_queue)
+        context.runtime.register(queue_advice.KIND, self._write_advice, gone=self._on_advice_gone)
 
-    def _due(self) -> None:
+    def _schedule_plan(self) -> None:
         settings = self._context.settings
         left_s = self._last_s + settings.queue_interval_s - time.monotonic()
         self._context.runtime.add(QUEUE, max(left_s, settings.settle_s))
 
-    def _training_job_changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_training_job_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         for seen in (before, now):
-            target = None if seen is None else target_of(key.namespace, seen.value.document)
+            target = None if seen is None else read_target(key.namespace, seen.value.document)
             if target is not None:
-                self._jobs.read_again(target)
-        self._due()
+                self._jobs.drop_row(target)
+        self._schedule_plan()
 
-    def _job_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
-        self._due()
-
-    def _meaning_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_priority_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         if before is None or now is None or before.value != now.value:
-            self._jobs.clear()
-            self._due()
+            self._read_all_again()
 
-    def _quota_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _on_quota_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         if before is None or now is None or before.value.get("spec") != now.value.get("spec"):
-            self._jobs.clear()
-        self._due()
+            self._jobs.clear_rows()
+        self._schedule_plan()
 
-    def _pools_changed(self, _: PoolsChange) -> None:
-        self._jobs.clear()
-        self._due()
+    def _read_all_again(self) -> None:
+        self._jobs.clear_rows()
+        self._schedule_plan()
 
-    def _advice_changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_advice_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         if key == self._advice_key:
             self._context.runtime.add(key)
 
-    async def _reconcile(self, _: Key) -> None:
-        """Plan the queue again, if anything that decides the plan has changed."""
+    async def _reconcile_queue(self, _: Key) -> None:
+        """Plan the queue again if its state has changed."""
         settings = self._context.settings
-        if not self._jobs.is_ready or not self._context.leadership.is_leader:
+        if not self._jobs.answers.is_ready or not self._context.leadership.is_leader:
             return  # it is due again once the nodes are read, or this replica leads
         if self._last_s + settings.queue_interval_s > time.monotonic():
-            self._due()
+            self._schedule_plan()
             return
         self._last_s = began_s = time.monotonic()
-        state = await self._read()
+        state = await self._read_state()
         if state == self._state:
             return
-        facts, now_s = QueueFacts(state, settings.queue_policy, self._find_before(state.rows)), self._context.clock()
-        plan, positions = await asyncio.to_thread(plan_queue, facts, now_s)
+        facts, now_s = (
+            report.QueueFacts(state, settings.queue_policy, self._find_before(state.rows)),
+            self._context.clock(),
+        )
+        plan, positions = await asyncio.to_thread(report.plan_queue, facts, now_s)
         self._state, self._plan = state, plan
-        for key in self._planned.renew(positions):
+        for key in self._planned.replace_plan(positions):
             self._context.runtime.add(key, in_background=key in facts.before)
-            self._requests.notify(key)
+            self._requests.notify_requesters(key)
         self._context.metrics.show_queue(plan, time.monotonic() - began_s, now_s)
         self._context.runtime.add(self._advice_key)
 
-    async def _read(self) -> QueueState:
-        """Return the queue as it is.
-
-        GPUs count as held by others once two looks in a row have found them held. A job that has just been admitted or
-        has just ended is counted twice for a moment.
-        """
-        rows, refused = await self._jobs.read()
-        entries = self._jobs.entries
-        free = {item.pool.name: known for item in entries if (known := self._capacity.free(item.pool.name)) is not None}
+    async def _read_state(self) -> QueueState:
+        """Return the state of the queue: jobs, and pools with the GPUs that others hold."""
+        # A job that was just admitted or has just ended is counted twice for a moment. Therefore GPUs count as held by
+        # others once they were held at two reads in a row.
+        rows, refused = await self._jobs.read_rows()
+        entries = self._jobs.answers.found_pools
+        names = [item.pool.name for item in entries]
+        free = {name: known for name in names if (known := self._capacity.get_free_gpus(name)) is not None}
         queues = {key.name: kueue.quotas(item) for key, item in self._context.cache.cluster_queues.items()}
-        now, before = holdings(entries, free, queues, rows), self._held
+        now, before = count_held_gpus(entries, free, queues, rows), self._held
         held = {place: min(count, before.get(place, 0)) for place, count in now.items()}
         self._held = now
         if held != now:
-            self._due()
+            self._schedule_plan()
         held = {place: count for place, count in held.items() if count}
-        return QueueState(rows, refused, capacities(entries, held, rows))
+        return QueueState(rows, refused, make_capacities(entries, held, rows))
 
     def _find_before(self, rows: Sequence[QueueRow]) -> dict[Key, QueuePosition]:
-        """Return each job's previous place: as this process planned it, or as a TrainingJob's status shows it."""
+        """Return the previous position of each job, from the last plan or from the status of a TrainingJob."""
         before = dict[Key, QueuePosition]()
         for row in rows:
-            position = self._planned.get(row.key)
+            position = self._planned.get_position(row.key)
             if position is None and self._plan is None:
-                first = self._requests.first(row.key)
+                first = self._requests.find_requester(row.key)
                 key = row.key if first is None else Key(training_job.KIND, row.key.namespace, first[0])
                 seen = self._context.cache.training_jobs.get(key)
-                position = None if seen is None else stored_position(seen.value.status)
+                position = None if seen is None else report.parse_position(seen.value.status)
             if position is not None:
                 before[row.key] = position
         return before
 
-    async def _write(self, key: Key) -> None:
-        """Write the QueueAdvice if it has changed."""
+    async def _write_advice(self, key: Key) -> None:
+        """Write spec and status of the QueueAdvice where they differ."""
         if self._plan is None or key != self._advice_key:
             return
-        settings, seen, now_s = (
-            self._context.settings,
-            self._context.cache.queue_advices.get(key),
-            self._context.clock(),
-        )
+        settings, now_s = self._context.settings, self._context.clock()
+        seen = self._context.cache.queue_advices.get(key)
         view = None if seen is None else seen.value
-        facts = QueueAdviceFacts(self._plan, settings.queue_policy, settings.queue_interval_s, view)
-        want = decide(facts, now_s)
+        facts = report.QueueAdviceFacts(self._plan, settings.queue_policy, settings.queue_interval_s, view)
+        want = report.decide_queue_advice(facts, now_s)
         if want.spec is not None:
             fields = applied_fields(key, KINDS[key.kind].api_version) | {"spec": want.spec}
             body = await self._context.writer.apply(key, fields)
             seen = self._context.cache.queue_advices.keep(body, is_new=True)
-            want = decide(replace(facts, view=seen.value), now_s)
+            want = report.decide_queue_advice(replace(facts, view=seen.value), now_s)
         if seen is None or want.status is None or status_digest(want.status.document()) == seen.value.digest:
             return
         is_conditional = self._context.runtime.is_conditional(key)
         await self._context.writer.write_status(key, seen, want.status.document(), is_conditional=is_conditional)
 
-    def _gone(self, key: Key) -> None:
-        """Forget a QueueAdvice that is gone, and try again later: its CRD may not be served yet."""
+    def _on_advice_gone(self, key: Key) -> None:
+        """Drop a QueueAdvice that is gone from the cache, and schedule it: its CRD may not be served yet."""
         self._context.cache.queue_advices.forget(key)
         self._context.runtime.add(key, self._context.timings.unserved_s)

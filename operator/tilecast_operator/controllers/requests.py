@@ -1,4 +1,4 @@
-"""Records which TrainingJobs name which jobs of other kinds."""
+"""Index of the TrainingJobs by the jobs of other kinds that they name as targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JobRequest(NamedTuple):
 
 
 class Requests:
-    """Requests of TrainingJobs for each job of another kind. Belongs to one event loop.
+    """Index of TrainingJobs by their targets. Belongs to one event loop.
 
     Args:
         cache: Cache with the TrainingJobs.
@@ -35,7 +35,7 @@ class Requests:
         """TrainingJobs by the job that they name, then by their own name."""
         self._targets: dict[Key, Key] = {}
         """Named job by TrainingJob."""
-        cache.training_jobs.listen(self._changed)
+        cache.training_jobs.listen(self._on_training_job_change)
 
     def __contains__(self, job: Key) -> bool:
         return job in self._requests
@@ -43,25 +43,22 @@ class Requests:
     def __iter__(self) -> Iterator[Key]:
         return iter(list(self._requests))
 
-    def first(self, job: Key) -> tuple[str, Document] | None:
-        """Return name and document of the TrainingJob that decides for a job; None if none names it.
-
-        That is the oldest TrainingJob that names it.
-        """
+    def find_requester(self, job: Key) -> tuple[str, Document] | None:
+        """Return name and document of the oldest TrainingJob whose target is a job; None if there is none."""
         others = self._requests.get(job) or {}
         name = min(others, key=lambda name: (others[name].created, name), default=None)
         return None if name is None else (name, others[name].document)
 
-    def notify(self, job: Key) -> None:
-        """Reconcile the TrainingJobs that name a job which has changed."""
+    def notify_requesters(self, job: Key) -> None:
+        """Reconcile the TrainingJobs whose target is a job that has changed."""
         for name in self._requests.get(job, ()):
             self._due(Key(training_job.KIND, job.namespace, name))
 
-    def _changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_training_job_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         document: Mapping[str, Any] = {} if now is None else now.value.document
-        target, known = target_of(key.namespace, document), self._targets.pop(key, None)
+        target, known = read_target(key.namespace, document), self._targets.pop(key, None)
         if known is not None and known != target:
-            self._withdraw(known, key.name)
+            self._withdraw_request(known, key.name)
         if target is None or now is None:
             return
         self._targets[key] = target
@@ -69,29 +66,27 @@ class Requests:
         if others.get(key.name) != request:
             others[key.name] = request
             self._due(target)
-            self.notify(target)
+            self.notify_requesters(target)
 
-    def _withdraw(self, job: Key, name: str) -> None:
-        """Record that a TrainingJob no longer names a job; the oldest of the others, if any, then decides."""
+    def _withdraw_request(self, job: Key, name: str) -> None:
+        """Remove a TrainingJob that no longer names a job from the index."""
         others = self._requests.get(job, {})
         others.pop(name, None)
         if not others:
             self._requests.pop(job, None)
         self._due(job)
-        self.notify(job)
+        self.notify_requesters(job)
 
 
-def target_of(namespace: str, document: Document) -> Key | None:
-    """Return the job that a TrainingJob names; None if it names none of a known kind."""
+def read_target(namespace: str, document: Document) -> Key | None:
+    """Return the key of the target of a TrainingJob; None without a target of a known kind."""
     reference = mapping(mapping(document.get("spec")).get("targetRef"))
     kind = reference.get("kind")
     return Key(kind, namespace, str(reference.get("name", ""))) if isinstance(kind, str) and kind in JOB_KINDS else None
 
 
-def mode_of(document: Document) -> training_job.Mode:
-    """Return the mode of a TrainingJob, whatever else is wrong with it.
-
-    YAML reads a bare Off as false. An unknown mode counts as Advise.
-    """
+def read_mode(document: Document) -> training_job.Mode:
+    """Return the mode of a TrainingJob document, which may be invalid; an unknown mode counts as Advise."""
+    # YAML reads a bare Off as false.
     value = mapping(document.get("spec")).get("mode")
     return next((mode for mode in training_job.MODES if mode == value), "Off" if value is False else "Advise")

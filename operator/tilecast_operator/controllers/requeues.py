@@ -1,8 +1,8 @@
-"""Placed jobs that cannot start: after a while without quota they may run on every flavor of their ranking, once.
+"""Requeueing of placed jobs that get no quota: they may run on every flavor of their ranking, once.
 
-The node choice is removed from the job first and from its Workload second: a Workload that may go anywhere would
-contradict a job that may not, and Kueue would give the job up. The Workload alone is then bound to the flavors of the
-ranking by a node affinity, which Kueue reads when it chooses a flavor. A job that has quota or runs is never changed.
+The node choice is removed from the job first and from its Workload second. Otherwise the Workload would contradict the
+job, and Kueue would give the job up. A node affinity then limits the Workload to the flavors of the ranking. A job that
+has quota or runs is never changed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_waiting(job: Job) -> bool:
 
 
 class Requeues:
-    """Placed jobs that wait for quota. Belongs to one event loop."""
+    """Requeueing of placed jobs that wait for quota. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -76,35 +76,35 @@ class Requeues:
         self._due_s: RecordPart[float] = context.records.part()
         """When each job may go elsewhere, by the monotonic clock."""
 
-    def settle(self, key: Key) -> None:
-        """Record that a job no longer waits."""
+    def forget_wait(self, key: Key) -> None:
+        """Forget since when a job waits for quota."""
         self._due_s.pop(key, None)
 
-    async def workloads(self, key: Key, uid: str) -> Sequence[Document]:
-        """Return the Workloads that Kueue made of a job; raises as `KueueCheck.workloads` does."""
-        return await self._kueue.workloads(key.namespace, uid) or ()
+    async def list_workloads(self, key: Key, uid: str) -> Sequence[Document]:
+        """Return the Workloads that Kueue made of a job; raises as `KueueCheck.list_workloads` does."""
+        return await self._kueue.list_workloads(key.namespace, uid) or ()
 
-    async def consider(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
-        """Requeue a job to the other flavors of its ranking, if it has waited for too long.
+    async def requeue_if_due(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
+        """Requeue a job to the other flavors of its ranking if it has waited for too long.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
-            workloads: The Workloads that Kueue made of it.
+            workloads: The Workloads that Kueue made of the job.
 
         Returns:
-            Seconds until the job must be looked at again, at the latest; None once it is requeued.
+            Seconds until the job must be checked again; None once the job is requeued.
         """
         limit_s = self._context.settings.requeue_s
         if not limit_s or not is_waiting(job) or not workloads or any(map(patches.is_reserved, workloads)):
-            self.settle(key)
+            self.forget_wait(key)
             return limit_s or float("inf")
-        left_s = self._due_s.setdefault(key, time.monotonic() + limit_s + self._planned_s(key)) - time.monotonic()
+        left_s = self._due_s.setdefault(key, time.monotonic() + limit_s + self._planned_wait_s(key)) - time.monotonic()
         if left_s > 0:
             return left_s
         try:
-            if await self._release(key, job.uid):
-                self.settle(key)
+            if await self._requeue_job(key, job.uid):
+                self.forget_wait(key)
                 return None
         except ChangedError:
             pass  # the next try sees the job as it is by then
@@ -114,54 +114,48 @@ class Requeues:
             log.warning("%s: may not run on other flavors: %s", key, error)
         return self._context.timings.requeue_again_s
 
-    async def widen(self, key: Key, job: Job) -> None:
-        """Let Kueue admit the Workloads of a requeued job to every flavor of its ranking.
+    async def widen_workloads(self, key: Key, job: Job) -> None:
+        """Let Kueue admit the Workloads of a requeued job, read without its node choice, to its whole ranking."""
+        if flavors := await self._rank_flavors(key, job):
+            await self._placer.widen_workloads(key, job, [flavor.node_labels for flavor in flavors])
 
-        Args:
-            key: Key of the job.
-            job: The job without its node choice, and with what its runtime adds.
-        """
-        if flavors := await self._ranking(key, job):
-            await self._placer.widen(key, job, [flavor.node_labels for flavor in flavors])
-
-    def _planned_s(self, key: Key) -> float:
-        """Return for how many seconds from now the plan of the whole queue has a job wait."""
-        position = self._advice.planned.get(key)
+    def _planned_wait_s(self, key: Key) -> float:
+        """Return the seconds until the queue plan starts a job; 0 if it is not planned."""
+        position = self._advice.planned.get_position(key)
         start_s = None if position is None or not position.pool else seconds(position.start)
         return 0.0 if start_s is None else max(0.0, start_s - self._context.clock())
 
-    async def _release(self, key: Key, uid: str) -> bool:
-        """Remove the node choice from a job that still waits, and widen its Workloads; return whether it was done."""
+    async def _requeue_job(self, key: Key, uid: str) -> bool:
+        """Remove the node choice from a job that still waits, and widen its Workloads; return whether this was done."""
         document = await self._context.client.get(path_of(key))
-        job = await self._advice.read({**document, "kind": key.kind})
+        job = await self._advice.read_job({**document, "kind": key.kind})
         if job.uid != uid or not is_waiting(job) or job.annotations.get(jobs.APPLIED) == patches.REQUEUED:
             return False
-        if any(map(patches.is_reserved, await self.workloads(key, uid))):
+        if any(map(patches.is_reserved, await self.list_workloads(key, uid))):
             return False
         open_job, chosen = jobs.unplaced(job), job.workers[0].node_selector if job.workers else {}
-        flavors = await self._ranking(key, open_job)
+        flavors = await self._rank_flavors(key, open_job)
         others = [flavor for flavor in flavors if not flavor.node_labels.items() <= chosen.items()]
         if not others:
             return False
-        operations = patches.unplacing(document, job.kind.unplace(document, job))
-        await self._placer.patch(key, operations)
+        operations = patches.make_unplacing_patch(document, job.kind.unplace(document, job))
+        await self._placer.patch_job(key, operations)
         limit_s = self._context.settings.requeue_s
         names = ", ".join(flavor.name for flavor in flavors)
         text = f"no quota for {limit_s:g} s where it was placed; with {job.gpus} GPUs as before it may run on {names}"
-        await self._admission.tell_requeued(key, job, text)
-        await self.widen(key, open_job)
+        await self._admission.post_requeued(key, job, text)
+        await self.widen_workloads(key, open_job)
         return True
 
-    async def _ranking(self, key: Key, job: Job) -> list[RankedFlavor]:
-        """Return the flavors on which a job can run with the GPUs that it has, best first.
+    async def _rank_flavors(self, key: Key, job: Job) -> list[RankedFlavor]:
+        """Return the flavors on which a job can run with its present number of GPUs, best first.
 
-        A job with several groups of pods has one at most, with room if any flavor has: Kueue would choose a flavor for
-        each group by itself.
+        A job with several groups of pods gets one flavor at most: Kueue would choose one for each group by itself.
         """
-        advice_request = self._advice.advice_request(key, job)
+        advice_request = self._advice.find_advice_request(key, job)
         if not isinstance(advice_request, AdviceRequest):
             return []
-        answer, choice = await self._advice.answer(job, advice_request, is_placed=True)
+        answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
         if not isinstance(answer, Advice) or choice is None:
             return []
         flavors = dict[str, RankedFlavor]()

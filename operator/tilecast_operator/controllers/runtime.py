@@ -1,7 +1,7 @@
-"""Loop of all controllers: one queue of keys, workers, and retries.
+"""Work queue and workers of all controllers.
 
-A controller registers a function for a kind of key. A worker calls that function with each key that is due, and calls
-it again after a back-off if it fails.
+A controller registers a function for a kind of key. A worker calls the function with each key that is due, and again
+after a back-off if it fails.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tilecast_operator.answer import INPUT_QUARANTINED, Declined
 from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.kube.cache import CacheTable
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, retry_s
+from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import Leadership, NotLeaderError
@@ -61,13 +62,21 @@ class SharedContext:
         """Records of all objects."""
         return self.runtime.records
 
-    def set_aside(self, key: Key) -> Declined | None:
-        """Return the answer about an object that is quarantined; None if it is not."""
+    def find_quarantine(self, key: Key) -> Declined | None:
+        """Return the answer about a quarantined object; None if the object is not quarantined."""
         text = self.cache.quarantine.reason(key)
         return None if text is None else Declined(INPUT_QUARANTINED, text)
 
-    def now(self) -> str:
-        """Return the current time as Kubernetes writes it."""
+    async def try_post(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
+        """Write an Event about an object; return whether this succeeded."""
+        try:
+            return await self.writer.post(key, uid, note, is_change=is_change)
+        except ApiError as error:
+            log.warning("%s: Event not written: %s", key, error)
+            return False
+
+    def timestamp(self) -> str:
+        """Return the current time (RFC 3339)."""
         return stamp(self.clock())
 
 
@@ -76,7 +85,7 @@ class TryAgainError(Exception):
 
 
 class Runtime:
-    """Passes keys to the controllers of their kinds. Belongs to one event loop."""
+    """Work queue of keys and the workers that pass them to controllers. Belongs to one event loop."""
 
     def __init__(self, settings: Settings, metrics: Metrics, journal: Journal | None = None) -> None:
         self._journal = journal or Journal("", ())
@@ -100,7 +109,7 @@ class Runtime:
         table: CacheTable[Any] | None = None,
         gone: Callable[[Key], None] | None = None,
     ) -> None:
-        """Have `reconcile` handle keys of a kind.
+        """Register the function that handles keys of a kind.
 
         Args:
             kind: The kind.
@@ -113,22 +122,21 @@ class Runtime:
         self._metrics.queue.labels(kind).set_function(lambda: self.backlog(kind))
 
     def backlog(self, kind: str) -> int:
-        """Return how many keys of a kind are ready, or failed the last time; other keys wait for their time."""
+        """Return the number of keys of a kind that are ready or failed the last time."""
         return sum(key.kind == kind for key in {*self.queue.ready(), *self._failures})
 
     def add(self, key: Key, delay_s: float = 0.0, *, in_background: bool = False) -> None:
-        """Reconcile a key, `delay_s` from now at the earliest.
+        """Queue a key, which is due after `delay_s` seconds; ignore a key of an unregistered kind.
 
-        A key of a kind that no controller handles is ignored. The background is for keys that are due because something
-        other than the object itself has changed.
+        The background is for keys that are due because another object has changed.
         """
         if key.kind in self._reconcile:
             self.queue.add(key, delay_s, in_background=in_background)
 
-    def lead(self, others: Iterable[Key]) -> None:
-        """Reconcile what another replica has not written at once, and the other keys within `TAKE_OVER_S`.
+    def take_over(self, others: Iterable[Key]) -> None:
+        """Queue all keys as this replica begins to lead.
 
-        The replica that led may have ended between two writes.
+        Keys with unwritten answers are due at once, `others` within `TAKE_OVER_S`.
         """
         unwritten = sorted(self._unwritten)
         self._unwritten.clear()
@@ -142,35 +150,32 @@ class Runtime:
     def start(self, workers: int) -> None:
         """Start the workers."""
         self.queue.workers = workers
-        self._tasks = [asyncio.create_task(self._work(), name=f"worker-{number}") for number in range(workers)]
+        self._tasks = [asyncio.create_task(self._run_worker(), name=f"worker-{number}") for number in range(workers)]
 
     def add_task(self, work: Awaitable[None], name: str) -> None:
-        """Run a task beside the workers; like them it never ends."""
+        """Run a task that never ends beside the workers."""
         self._tasks.append(asyncio.ensure_future(work))
         self._tasks[-1].set_name(name)
 
     async def stop(self) -> None:
-        """Stop all tasks; what was about to be written is computed again at the next start."""
+        """Stop all tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def unhealthy(self) -> str | None:
-        """Return why this process should be restarted; None if it should not."""
+        """Return why the process should be restarted; None if all is well."""
         if ended := [task.get_name() for task in self._tasks if task.done()]:
             return f"{', '.join(ended)} ended"
         stalled_s = self.queue.stalled_s()
         return f"no work finished for {stalled_s:.0f} s" if stalled_s > self._settings.stall_s else None
 
     def is_conditional(self, key: Key) -> bool:
-        """Return whether a write requires the object to be as it was seen.
-
-        After some failures the watch may have missed newer states, and the write applies to the object as it is.
-        """
+        """Return whether a write names the resource version of the object, as it does until several writes failed."""
         return self._failures.get(key, 0) < CONDITIONAL_TRIES
 
-    async def _work(self) -> None:
-        """Reconcile keys one after the other, for ever."""
+    async def _run_worker(self) -> None:
+        """Take keys from the queue and reconcile them, without end."""
         while True:
             key = await self.queue.take()
             try:
@@ -180,21 +185,18 @@ class Runtime:
             except NotLeaderError:
                 self._unwritten[key] = True
             except (ApiError, *UNREACHABLE, TryAgainError) as error:
-                self._retry(key, error)
+                self._retry_later(key, error)
             except Exception:
                 log.exception("%s: unexpected failure", key)
-                self._retry(key, None)
+                self._retry_later(key, None)
             finally:
                 self.queue.done(key)
             # Keys that need no request never wait for anything. Thousands of them in a row would keep the event loop
             # from serving anything else, such as probes and reports.
             await asyncio.sleep(0)
 
-    def _retry(self, key: Key, error: Exception | None) -> None:
-        """Try again later, unless the object is gone.
-
-        Content that the API server refuses (422) may be accepted once the CRDs are as new as this process.
-        """
+    def _retry_later(self, key: Key, error: Exception | None) -> None:
+        """Queue a key again after a back-off; drop the record of an object that is gone."""
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
             self._failures.pop(key, None)

@@ -1,6 +1,6 @@
-"""Measured steps, compared with the forecast for the pool and plan that ran, as it was when the job started.
+"""Comparison of measured steps with the frozen forecast for the pool and plan that ran.
 
-A score is such a forecast together with the measured steps.
+A score is a frozen forecast together with measured steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilecast_operator.objects.view import View
 from tilecast_operator.observed import reports
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport
-from tilecast_operator.report.job_status import stored
+from tilecast_operator.report.job_status import parse_status
 
 Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 """Pool, GPUs and plan that a report says it comes from; None where it does not say."""
@@ -31,7 +31,7 @@ Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 
 @dataclass(slots=True)
 class _Measured:
-    """What is known of the measured steps of a job."""
+    """Score of a job, the origin of its last report, and a refused annotation."""
 
     score: Score | None = None
     origin: Origin | None = None
@@ -41,7 +41,7 @@ class _Measured:
 
 
 class Scores:
-    """Forecasts and measured steps of jobs that run, passed on to learning. Belongs to one event loop."""
+    """Scores of running jobs, which are passed on to learning. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, learning: PoolLearnings) -> None:
         self._context = context
@@ -49,46 +49,44 @@ class Scores:
         self._learning = learning
         self._measured = context.records.part(_Measured)
 
-    def get(self, key: Key) -> Score | None:
-        """Return the score of a job; None if no step of it was measured."""
-        known = self._measured.get(key)
-        return None if known is None else known.score
+    def get_score(self, key: Key) -> Score | None:
+        """Return the score of a job; None without a measured step."""
+        return (self._measured.get(key) or _Measured()).score
 
-    def recall(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
-        """Record the score that a job's status keeps; return whether that is news.
+    def recall_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
+        """Take over the score in a job's status; return whether it is new.
 
-        The leader, who writes the status, takes it only if it has more samples than its own score.
+        The leader takes the score over only if it has more samples than the known score.
         """
-        score, known = Score.of(stored(seen.value.status_json)), self.get(key)
+        score, known = Score.of(parse_status(seen.value.status_json)), self.get_score(key)
         if score is None or score == known:
             return False
         if is_leader and known is not None and known.window.samples >= score.window.samples:
             return False
         self._measured.of(key).score = score
-        self._learning.recall(key, seen.uid, score)
+        self._learning.recall_run(key, seen.uid, score)
         return True
 
-    def withdraw(self, key: Key, uid: str) -> None:
-        """Forget a step that came from an annotation which is no longer there."""
-        known = self.get(key)
+    def withdraw_annotation(self, key: Key, uid: str) -> None:
+        """Forget the score of a job whose annotation with a measured step was removed."""
+        known = self.get_score(key)
         if known is not None and known.window.latest.source == "annotation":
             del self._measured[key]
-            self._learning.drop(key, uid)
+            self._learning.forget_run(key, uid)
 
-    def refusal(self, key: Key) -> str | None:
-        """Return why the annotation of a job was refused; None if it was not."""
-        known = self._measured.get(key)
-        return None if known is None or known.refused is None else known.refused[1]
+    def find_refusal(self, key: Key) -> str | None:
+        """Return why the annotation of a job was refused; None if none was refused."""
+        refused = (self._measured.get(key) or _Measured()).refused
+        return None if refused is None else refused[1]
 
-    async def annotated(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
-        """Take what the annotation of a job says, once; return whether a report was taken."""
-        known = self.get(key)
-        is_taken = known is not None and known.window.latest.annotation == text[:32]
-        part = self._measured.get(key)
-        if is_taken or (part is not None and part.refused is not None and part.refused[0] == text):
+    async def take_annotation(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
+        """Score the step in the annotation of a job, unless it was scored before; return whether it was scored now."""
+        part = self._measured.get(key) or _Measured()
+        is_taken = part.score is not None and part.score.window.latest.annotation == text[:32]
+        if is_taken or (part.refused is not None and part.refused[0] == text):
             return False
         try:
-            await self.take(key, seen, pools, reports.from_annotation(text))
+            await self.take_report(key, seen, pools, reports.from_annotation(text))
         except Refused as refused:
             self._context.metrics.observations.labels("annotation", refused.outcome).inc()
             now = self._context.cache.training_jobs.get(key)
@@ -97,37 +95,39 @@ class Scores:
             return False
         return True
 
-    async def take(self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport) -> Score:
-        """Compare a report with the forecast, and return the score after it.
+    async def take_report(
+        self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport
+    ) -> Score:
+        """Compare a report with the forecast of its job, and return the new score.
 
         Raises:
             Refused: The report does not count; the message says why.
         """
         if seen is None:
             raise Refused("unknown_job", 404, f"there is no TrainingJob {key.name} in namespace {key.namespace}")
-        status = stored(seen.value.status_json)
+        status = parse_status(seen.value.status_json)
         best = status.recommendation
         if best is None or pools is None:
             raise Refused("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
-        known = self.get(key)
+        known = self.get_score(key)
         frozen = known.forecast if known else status.forecast
-        forecast, origin = await self._forecast(key, seen.value, pools, report, best, frozen)
+        forecast, origin = await self._find_forecast(key, seen.value, pools, report, best, frozen)
         now = self._context.cache.training_jobs.get(key)
         if now is None or now.uid != seen.uid:
             raise Refused("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
         self._measured.of(key).origin = origin
         reports.plausible(report.seconds, forecast.raw_seconds)
-        known = self.get(key)  # others may have reported during the forecast
+        known = self.get_score(key)  # others may have reported during the forecast
         same = known is not None and known.forecast.place == forecast.place
-        window = reports.added(known.window if known and same else None, report, self._context.now())
+        window = reports.added(known.window if known and same else None, report, self._context.timestamp())
         measured, score = self._measured.of(key), Score(forecast, window)
         measured.score, measured.refused = score, None
-        self._learning.take(key, seen.uid, score)
+        self._learning.take_run(key, seen.uid, score)
         self._context.metrics.observations.labels(report.source, "accepted").inc()
-        self._context.metrics.count_observation(score, report.seconds, report.steps, _baseline(status))
+        self._context.metrics.count_observation(score, report.seconds, report.steps, _baseline_gpu_seconds(status))
         return score
 
-    async def _forecast(
+    async def _find_forecast(
         self,
         key: Key,
         view: View,
@@ -136,18 +136,18 @@ class Scores:
         best: Recommendation,
         frozen: FrozenForecast | None,
     ) -> tuple[ScoredForecast, Origin | None]:
-        """Return the frozen forecast, and the origin for which it was made.
+        """Return the frozen forecast and its origin.
 
-        It is a new one if the job turns out to run elsewhere or with another plan.
+        The forecast is made anew if the job runs on another pool, other GPUs or another plan.
 
         Raises:
-            Refused: The pool of the report is not known, or what runs cannot be forecast.
+            Refused: The pool of the report is not known, or the running plan cannot be forecast.
         """
         known = ScoredForecast.of(frozen)
-        origin = (_pool_of(report, pools, best), report.gpus, report.plan)
-        part = self._measured.get(key)
-        if known is not None and (origin == (None, None, None) or (part is not None and origin == part.origin)):
-            return known, None if part is None else part.origin
+        origin = (_find_pool(report, pools, best), report.gpus, report.plan)
+        before = (self._measured.get(key) or _Measured()).origin
+        if known is not None and origin in ((None, None, None), before):
+            return known, before
         standing = best.incumbent()
         name, gpus = origin[0] or best.pool, report.gpus or best.gpus
         pool = next((item for item in pools.pools if item.name == name), None)
@@ -155,7 +155,7 @@ class Scores:
             raise Refused("unknown_pool", 409, f"there is no pool {name} that the job could run on")
         is_recommended = name == best.pool and gpus == best.gpus and report.plan is None
         try:
-            question = await self._advisor.question(key.namespace, view.document)
+            question = await self._advisor.read_question(key.namespace, view.document)
             ran = await self._advisor.forecast_running(
                 question,
                 pool,
@@ -166,12 +166,12 @@ class Scores:
             )
         except SpecError as error:
             raise Refused("no_advice", 409, f"what runs cannot be forecast: {error}") from None
-        since = frozen.frozen_at if frozen is not None else self._context.now()
-        forecast = _of(ran, since, ran.plan == standing.plan and name == best.pool)
+        since = frozen.frozen_at if frozen is not None else self._context.timestamp()
+        forecast = _freeze_forecast(ran, since, ran.plan == standing.plan and name == best.pool)
         return known if known is not None and known.place == forecast.place else forecast, origin
 
 
-def _of(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
+def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
     return ScoredForecast.within(
         frozen_at=since,
         pool=forecast.pool.name,
@@ -185,10 +185,10 @@ def _of(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
     )
 
 
-def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
-    """Return the pool that a report comes from; None if the report does not say.
+def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
+    """Return the pool that a report comes from; None if the report names neither node nor GPU.
 
-    That is the pool of its node, or else the pool that has its GPU; the recommended pool wins if several have it.
+    The pool is that of the node, or the one that has the GPU; the recommended pool wins if several have it.
 
     Raises:
         Refused: No pool has its GPU, or several other than the recommended one have it.
@@ -208,7 +208,7 @@ def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> st
     raise Refused("unknown_pool", 409, f"{several} a {report.gpu[:64]}; report from a pod whose token names its node")
 
 
-def _baseline(status: TrainingJobStatus) -> float | None:
-    """Return the GPU-seconds of a step of the job's baseline; None if it has none."""
+def _baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:
+    """Return the GPU-seconds of a step of the baseline in a status; None without a baseline."""
     baseline = status.baseline
     return None if baseline is None else baseline.step_seconds.target * baseline.gpus

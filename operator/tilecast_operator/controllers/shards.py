@@ -1,8 +1,6 @@
-"""Shard of a cluster that this operator answers: it treats jobs of other namespaces as if they did not exist."""
+"""Limitation of the operator to the jobs of selected namespaces."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from tilecast.api import training_job
 from tilecast.jobs import JOB_KINDS
@@ -10,7 +8,7 @@ from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
-from tilecast_operator.objects.kinds import KINDS
+from tilecast_operator.objects.kinds import KINDS, complete_item
 from tilecast_operator.objects.view import NamespaceView
 from tilecast_operator.selector import LabelSelector
 
@@ -19,10 +17,10 @@ PAGE = 500
 
 
 class NamespaceShard:
-    """Follows the labels of namespaces. Belongs to one event loop.
+    """Selection of namespaces by their labels. Belongs to one event loop.
 
-    A job may be seen before its namespace; the cache sets it aside until then. The jobs of a namespace that comes into
-    the shard are listed, because the cache dropped them when they were seen.
+    The cache sets a job aside until its namespace is seen, and drops jobs of other namespaces. When a namespace becomes
+    selected, its jobs are therefore listed.
     """
 
     def __init__(self, context: SharedContext, selector: LabelSelector) -> None:
@@ -31,16 +29,18 @@ class NamespaceShard:
         cache = context.cache
         self._tables = (cache.training_jobs, cache.jobs)
         for table in self._tables:
-            table.is_ours = self._has
-        cache.namespaces.listen(self._changed)
-        context.runtime.register(NAMESPACE, self._list)
+            table.is_ours = self._is_ours
+        cache.namespaces.listen(self._on_namespace_change)
+        context.runtime.register(NAMESPACE, self._list_jobs)
 
-    def _has(self, namespace: str) -> bool | None:
-        """Return whether jobs of a namespace belong to the shard; None while that is not known."""
+    def _is_ours(self, namespace: str) -> bool | None:
+        """Return whether a namespace is selected; None while its labels are unknown."""
         seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
         return None if seen is None else self._selector.selects(seen.value.labels)
 
-    def _changed(self, key: Key, before: Stored[NamespaceView] | None, now: Stored[NamespaceView] | None) -> None:
+    def _on_namespace_change(
+        self, key: Key, before: Stored[NamespaceView] | None, now: Stored[NamespaceView] | None
+    ) -> None:
         if now is None:
             return
         was_ours = None if before is None else self._selector.selects(before.value.labels)
@@ -52,8 +52,8 @@ class NamespaceShard:
         if was_ours is False:
             self._context.runtime.add(key)
 
-    async def _list(self, key: Key) -> None:
-        """List every job of a namespace that has come into the shard, and store it in the cache."""
+    async def _list_jobs(self, key: Key) -> None:
+        """List all jobs of a namespace and store them in the cache."""
         kinds = (training_job.KIND, *(JOB_KINDS if self._context.settings.jobs else ()))
         for kind in kinds:
             query: dict[str, str] = {"limit": str(PAGE)}
@@ -65,11 +65,7 @@ class NamespaceShard:
                         break
                     raise
                 for item in page.get("items") or ():
-                    self._see(kind, item)
+                    self._context.cache.see(complete_item(kind, item))
                 if not (onward := (page.get("metadata") or {}).get("continue")):
                     break
                 query["continue"] = onward
-
-    def _see(self, kind: str, item: dict[str, Any]) -> None:
-        """Store an item of a list in the cache, with its version and kind, which lists leave out."""
-        self._context.cache.see({"apiVersion": KINDS[kind].api_version, **item, "kind": kind})

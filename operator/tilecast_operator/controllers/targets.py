@@ -1,4 +1,4 @@
-"""Target of a TrainingJob, which is the job that it names: the answer about it, and what became of it."""
+"""Target of a TrainingJob: the job that it names in `spec.targetRef`, and the answer about that job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice
-from tilecast_operator.controllers.requests import Requests, mode_of, target_of
+from tilecast_operator.controllers.requests import Requests, read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.discovery import ServedApis
@@ -23,7 +23,7 @@ from tilecast_operator.report.job_status import Aspect
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a TrainingJob, as far as it is known."""
+    """Target of a TrainingJob with the answer about it."""
 
     name: str
     """Kind and name of the target."""
@@ -41,7 +41,7 @@ class Target:
 
 
 class Targets:
-    """Finds the targets of TrainingJobs."""
+    """Reader of the targets of TrainingJobs."""
 
     def __init__(
         self, context: SharedContext, discovery: ServedApis, requests: Requests, advice: JobAdvice, admission: Admission
@@ -52,8 +52,8 @@ class Targets:
         self._advice = advice
         self._admission = admission
 
-    async def find(self, key: Key, document: Document) -> Target | None:
-        """Return what a TrainingJob's target adds to its answer; None if it has no target.
+    async def find_target(self, key: Key, document: Document) -> Target | None:
+        """Return the target of a TrainingJob with the answer about it; None without a target.
 
         Args:
             key: Key of the TrainingJob.
@@ -62,34 +62,37 @@ class Targets:
         Raises:
             ApiError, OSError: The API server did not answer.
         """
-        target = target_of(key.namespace, document)
+        target = read_target(key.namespace, document)
         if target is None:
             return None
-        name, first = f"{target.kind}/{target.name}", self._requests.first(target)
+        name, first = f"{target.kind}/{target.name}", self._requests.find_requester(target)
         if first is not None and first[0] != key.name:
             text = f"TrainingJob {first[0]} names {target.kind} {target.name} too and is older"
-            return _refused(name, Declined("TargetConflict", f"{text}; delete one of them, or change spec.targetRef"))
-        if (refusal := self._context.set_aside(target)) is not None:
-            return _refused(name, refusal)
+            return _refused_target(
+                name, Declined("TargetConflict", f"{text}; delete one of them, or change spec.targetRef")
+            )
+        if (refusal := self._context.find_quarantine(target)) is not None:
+            return _refused_target(name, refusal)
         seen = self._context.cache.jobs.get(target)
-        value = seen.value if seen is not None else await self._missing(target)
+        value = seen.value if seen is not None else await self._fetch_target(target)
         if isinstance(value, Declined):
-            return _refused(name, value)
-        job, mode = await self._advice.read(value), mode_of(document)
-        answer, _ = await self._advice.answer(job, AdviceRequest(document, mode, key.name), is_placed=mode == "Initial")
+            return _refused_target(name, value)
+        job, mode = await self._advice.read_job(value), read_mode(document)
+        request = AdviceRequest(document, mode, key.name)
+        answer, _ = await self._advice.answer_job(job, request, is_placed=mode == "Initial")
         observed = job.annotations.get(OBSERVED)
         return Target(
             name,
             answer,
-            self._admission.applied(target, job, mode),
+            self._admission.get_applied_condition(target, job, mode),
             has_started=job.has_started or job.annotations.get(jobs.APPLIED) in (patches.PLACED, patches.QUEUED),
             is_finished=job.is_finished,
             observed=None if observed is None else observed[:MAX_INPUT],
             trainer=value.get("status") or {} if target.kind == "TrainJob" else {},
         )
 
-    async def _missing(self, key: Key) -> Document | Declined:
-        """Return a job that is not in the cache as the API server has it, or why there is none."""
+    async def _fetch_target(self, key: Key) -> Document | Declined:
+        """Read a job from the API server; return it, or the reason why there is none."""
         try:
             return await self._context.client.get(path_of(key))
         except ApiError as error:
@@ -105,6 +108,6 @@ class Targets:
         return Declined("TargetNotFound", f"{text}; create it, or correct spec.targetRef")
 
 
-def _refused(name: str, refusal: Declined) -> Target:
+def _refused_target(name: str, refusal: Declined) -> Target:
     applied = Aspect("False", refusal.reason, refusal.message)
     return Target(name, refusal, applied, is_gone=refusal.reason == "TargetNotFound")

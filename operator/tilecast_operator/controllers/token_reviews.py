@@ -1,4 +1,4 @@
-"""Reviews of the tokens that pods report with."""
+"""Reviews of the bearer tokens in reports of pods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ due for review again."""
 
 
 class TokenReviews:
-    """Reviews of tokens by the API server.
+    """Reviews of tokens by the API server, with a cache.
 
     Args:
         client: Client of the API server.
@@ -43,8 +43,8 @@ class TokenReviews:
         """When each token was reviewed and the answer, by whether the token is valid."""
         self._reviewing = 0
 
-    async def of(self, token: str) -> Document:
-        """Return what the API server says of a token.
+    async def review_token(self, token: str) -> Document:
+        """Return the TokenReview of a token, from the cache or the API server.
 
         Raises:
             Refused: There is no token, or it cannot be reviewed now.

@@ -1,33 +1,116 @@
-"""Controller of TrainingJobs: reads what they ask, and writes status, annotations and Events."""
+"""Controller of TrainingJobs: reads the jobs, writes status, annotations and Events."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tilecast.api import training_job
-from tilecast_operator.answer import Answer, interrupted, is_passing, message
+from tilecast.api.status import TrainingJobStatus
+from tilecast_operator.answer import Answer, find_interruption, is_passing, message
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Destination
-from tilecast_operator.controllers.desired import UNANNOTATED, JobFacts, decide
+from tilecast_operator.controllers.contention import Contention
+from tilecast_operator.controllers.desired import UNANNOTATED, Desired, Evidence, JobFacts, decide_training_job
 from tilecast_operator.controllers.destinations import Destinations
-from tilecast_operator.controllers.evidence import EvidenceReader
-from tilecast_operator.controllers.job_answers import JobAnswers, noted
-from tilecast_operator.controllers.learning import CALIBRATION
+from tilecast_operator.controllers.job_answers import JobAnswers, add_run_notes
+from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
+from tilecast_operator.controllers.observations import Observations
+from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import PoolsChange
-from tilecast_operator.controllers.requests import mode_of
+from tilecast_operator.controllers.requests import read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.controllers.status_writes import StatusWrites
+from tilecast_operator.controllers.scoring import Scores
+from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.kube.cache import Stored
+from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.records import RecordPart
-from tilecast_operator.objects.view import View, status_digest
+from tilecast_operator.objects.view import View, annotations_digest, status_digest
 from tilecast_operator.report import job_status
 
 UNANSWERED = status_digest({})
 
 
+class EvidenceReader:
+    """Reader of targets and measured steps of TrainingJobs. Belongs to one event loop."""
+
+    def __init__(self, targets: Targets, observations: Observations, scores: Scores) -> None:
+        self._targets = targets
+        self.observations = observations
+        self.scores = scores
+
+    async def read_evidence(
+        self, key: Key, seen: Stored[View], document: Document, before: TrainingJobStatus
+    ) -> Evidence:
+        """Return the target and the measured steps of a job; raises as `Targets.find_target` does."""
+        target = await self._targets.find_target(key, document)
+        await self.observations.read_annotations(key, seen, before, target)
+        return Evidence(target, self.scores.get_score(key), self.observations.find_refusal(key, document))
+
+
+class StatusWrites:
+    """Writer of the answers to TrainingJobs. Belongs to one event loop."""
+
+    def __init__(
+        self, context: SharedContext, learning: PoolLearnings, planned: PlannedJobs, contention: Contention
+    ) -> None:
+        self._context = context
+        self._learning = learning
+        self._planned = planned
+        self._contention = contention
+
+    async def write_answer(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
+        """Write differences, unless the job is left to another operator; return whether the status was written.
+
+        Args:
+            key: Key of the job.
+            seen: The job as it was seen.
+            want: Status, annotations and Event that the job should have.
+            before: The present status.
+
+        Raises:
+            ApiError: For example 409, where the job has changed since it was seen.
+        """
+        generation = seen.value.generation
+        if self._contention.must_wait(key, generation):
+            return False
+        try:
+            return await self._write_changes(key, seen, want, before)
+        except ApiError as error:
+            if error.status == 409:
+                self._contention.record_conflict(key, generation)
+            raise
+
+    async def _write_changes(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
+        is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
+        status = self._planned.add_position(read_target(key.namespace, asked.document) or key, want.status, before)
+        document, first = status.document(), next(iter(status.alternatives), None)
+        digest = status_digest(document)
+        if digest != asked.digest and before.observed_generation is not None:
+            writer = before.writer
+            if await self._contention.must_yield(key, seen.uid, writer, asked.generation, asked.digest):
+                return False
+        if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
+            seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
+        if want.note is not None:
+            await self._context.writer.post(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
+        self._learning.corrected.set_ratio(key, None if first is None else first.own_runs_ratio)
+        is_other = digest != seen.value.digest
+        if is_other:
+            signed = document | {"writer": self._contention.signature}
+            seen = await self._context.writer.write_status(key, seen, signed, is_conditional=is_conditional)
+            self._contention.record_write(key, asked.generation, digest)
+            self._planned.on_write()
+        # A step that the job already reports is compared with the forecast that was just written.
+        if not seen.value.has_same_question(asked) or (
+            is_other and status.forecast is not None and before.forecast is None
+        ):
+            self._context.runtime.add(key)
+        return is_other
+
+
 class TrainingJobs:
-    """Answers every TrainingJob. Belongs to one event loop."""
+    """Controller of all TrainingJobs. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -44,39 +127,35 @@ class TrainingJobs:
         self._writes = writes
         self._touched: RecordPart[bool] = context.records.part()
         """Jobs whose status somebody else wrote; they are compared in full."""
-        context.cache.training_jobs.listen(self._changed)
-        answers.listen(self._pools_changed)
+        context.cache.training_jobs.listen(self._on_job_change)
+        answers.pools.listen(self._on_pools_change)
         context.runtime.register(training_job.KIND, self._reconcile, context.cache.training_jobs)
-        context.answers.expect(training_job.KIND)
+        context.answers.register_kind(training_job.KIND)
 
-    def _changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+    def _on_job_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         if now is None:
             return
         if before is not None and before.value.digest != now.value.digest:
             self._touched[key] = True
         if before is None or before.value.generation != now.value.generation:
-            self._context.answers.ask(key, now.value.created if now.value.generation == 1 else "")
+            self._context.answers.open_question(key, now.value.created if now.value.generation == 1 else "")
         if before is None or key in self._touched:
-            self._recall(key, now)
+            self._recall_score(key, now)
         self._context.runtime.add(key)
 
-    def _recall(self, key: Key, seen: Stored[View]) -> None:
-        if self._evidence.recall(key, seen, is_leader=self._context.leadership.is_leader):
+    def _recall_score(self, key: Key, seen: Stored[View]) -> None:
+        if self._evidence.scores.recall_score(key, seen, is_leader=self._context.leadership.is_leader):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def _pools_changed(self, change: PoolsChange) -> None:
-        """Reconcile the jobs whose pools changed, those with an answer in the background.
-
-        Jobs with a score are left out where only corrections changed.
-        """
+    def _on_pools_change(self, change: PoolsChange) -> None:
+        """Reconcile the jobs whose pools changed, except jobs with a score if only corrections changed."""
         for key, view in list(self._context.cache.training_jobs.items()):
-            if change.concerns(key.namespace) and not (change.is_learnt and self._evidence.is_scored(key)):
+            is_frozen = change.is_learnt and self._evidence.scores.get_score(key) is not None
+            if change.concerns_namespace(key.namespace) and not is_frozen:
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
 
     async def _reconcile(self, key: Key) -> None:
-        """Write what differs.
-
-        The status comes last: it says that the rest was written.
+        """Write Events, annotations and status of a job where they differ; the status last.
 
         Raises:
             TryAgainError: The status says InternalError, and the search is due again.
@@ -84,17 +163,17 @@ class TrainingJobs:
         seen = self._context.cache.training_jobs.get(key)
         if seen is None or not self._answers.is_ready:  # all are due once the nodes are read
             return
-        read = await self._read(key, seen)
+        read = await self._read_facts(key, seen)
         if read is None:
             return
         facts, seen = read
-        want = decide(facts, self._context.clock())
+        want = decide_training_job(facts, self._context.clock())
         if want.news is not None:
             await self._context.writer.post(key, seen.uid, want.news)
-        is_written = await self._writes.write(key, seen, want, facts.before)
+        is_written = await self._writes.write_answer(key, seen, want, facts.before)
         if facts.answer is None:
             if facts.keeps_forecast:
-                self._evidence.written(key, facts.evidence.score)
+                self._evidence.observations.mark_written(key, facts.evidence.score)
             return
         if is_written:
             had_pool = facts.before.summary is not None and bool(facts.before.summary.pool)
@@ -104,40 +183,40 @@ class TrainingJobs:
         self._touched.pop(key, None)
         if is_passing(facts.answer):
             raise TryAgainError(message(facts.answer))
-        self._context.answers.answer(key)
+        self._context.answers.record_answer(key)
 
-    async def _read(self, key: Key, seen: Stored[View]) -> tuple[JobFacts, Stored[View]] | None:
-        """Return what decides what a job should say, and the job as it is by then; None to leave it as it is."""
+    async def _read_facts(self, key: Key, seen: Stored[View]) -> tuple[JobFacts, Stored[View]] | None:
+        """Return the facts about a job, and the job as updated meanwhile; None if it should not be changed."""
         view = seen.value
-        document, before = view.document, job_status.stored(view.status_json)
-        facts = JobFacts(view, before, is_off=mode_of(document) == "Off")
-        if (why := self._context.set_aside(key)) is not None:
-            self._context.answers.withdraw(key)
-            fit = self._destinations.fit(key, None)
+        document, before = view.document, job_status.parse_status(view.status_json)
+        facts = JobFacts(view, before, is_off=read_mode(document) == "Off")
+        if (why := self._context.find_quarantine(key)) is not None:
+            self._context.answers.withdraw_question(key)
+            fit = self._destinations.capacity.check_fit(key, None)
             # A job that runs keeps its forecast.
             return None if before.forecast else (replace(facts, answer=why, fit=fit, is_set_aside=True), seen)
-        evidence = await self._evidence.read(key, seen, document, before)
+        evidence = await self._evidence.read_evidence(key, seen, document, before)
         facts = replace(facts, evidence=evidence)
         if facts.keeps_forecast or before.observed_generation == view.generation:
-            self._context.answers.withdraw(key)
+            self._context.answers.withdraw_question(key)
         if facts.keeps_forecast:
-            return await self._running(key, document, facts), seen
-        return await self._waiting(key, seen, document, facts)
+            return await self._read_running(key, document, facts), seen
+        return await self._read_waiting(key, seen, document, facts)
 
-    async def _running(self, key: Key, document: Document, facts: JobFacts) -> JobFacts:
-        """Return the facts about a job that keeps its forecast, because it runs."""
-        before, products = facts.before, self._answers.products
+    async def _read_running(self, key: Key, document: Document, facts: JobFacts) -> JobFacts:
+        """Return the facts about a running job, which keeps its forecast."""
+        before, products = facts.before, self._answers.gpu_by_pool
         score, target = facts.evidence.score, facts.evidence.target
-        current = await self._destinations.alternatives(key, document, before, score, target)
-        better = self._destinations.better(key, document, before, current, score, target)
+        current = await self._destinations.update_alternatives(key, document, before, score, target)
+        better = self._destinations.compare_alternatives(key, document, before, current, score, target)
         return replace(facts, fit=capacity.STARTED, current=current, products=products, better=better)
 
-    async def _waiting(
+    async def _read_waiting(
         self, key: Key, seen: Stored[View], document: Document, facts: JobFacts
     ) -> tuple[JobFacts, Stored[View]] | None:
-        """Return the facts about a job that has no forecast to keep; None while its search is interrupted."""
+        """Return the facts about a job without a frozen forecast; None while its search is interrupted."""
         view, before, target = seen.value, facts.before, facts.evidence.target
-        question = await self._answers.question([key], document)
+        question = await self._answers.read_question([key], document)
         if question.has_config_map:
             # ConfigMaps are read by name and not watched, so that the operator need not list any.
             self._context.runtime.add(key, self._context.settings.config_map_poll_s)
@@ -146,21 +225,26 @@ class TrainingJobs:
         is_whole = key not in self._touched and (view.annotations_digest == UNANNOTATED) == facts.is_off
         is_same = is_current and is_whole and not facts.has_started
         if is_same and best is not None and await self._answers.is_answered(question, before):
-            fit = self._destinations.fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
-            return replace(facts, fit=fit, products=self._answers.products), seen
-        answer, seen = await self._answers.first(key, seen, question, None if target is None else target.answer)
-        if self._waits(key, answer) and best is not None and before.observed_generation == view.generation:
+            fit = self._destinations.capacity.check_fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
+            return replace(facts, fit=fit, products=self._answers.gpu_by_pool), seen
+        known = None if target is None else target.answer
+        answer, seen = await self._answers.notices.answer_with_notices(key, seen, question, known)
+        if (
+            self._retry_if_interrupted(key, answer)
+            and best is not None
+            and before.observed_generation == view.generation
+        ):
             return None
         if is_current:
-            answer = await self._answers.standing(question, answer, before)
+            answer = await self._answers.keep_incumbent(question, answer, before)
         if target is None:
-            answer = noted(question, answer)
-        place = capacity.destination(answer)
-        fit = capacity.STARTED if facts.has_started else self._destinations.fit(key, place)
+            answer = add_run_notes(question, answer)
+        place = capacity.find_destination(answer)
+        fit = capacity.STARTED if facts.has_started else self._destinations.capacity.check_fit(key, place)
         return replace(facts, answer=answer, fit=fit), seen
 
-    def _waits(self, key: Key, answer: Answer) -> bool:
-        """Return whether the search for a job was interrupted; the job is reconciled when it is tried again."""
-        if (pause := interrupted(answer)) is not None:
+    def _retry_if_interrupted(self, key: Key, answer: Answer) -> bool:
+        """Return whether the search for a job was interrupted; if so, schedule the job for the next try."""
+        if (pause := find_interruption(answer)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
         return pause is not None

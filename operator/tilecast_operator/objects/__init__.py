@@ -1,1 +1,1 @@
-"""The objects of the API that the operator reads and writes: their kinds, what is kept of each, and documents."""
+"""Kinds of API objects that the operator reads and writes, their views in the cache, and their documents."""

@@ -1,4 +1,4 @@
-"""Client of the API server, with the operator's name and bounds."""
+"""Client of the API server with the field manager of the operator and bounds on answers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tilecast_operator.objects.documents import FIELD_MANAGER
 
 
 def client(timeout_s: float) -> Api:
-    """Return a client; `timeout_s` is the limit of one request, in seconds."""
+    """Return a client of the API server whose requests take `timeout_s` seconds at most."""
     return Api(timeout_s, FIELD_MANAGER, parse)
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Parse an answer of the API server; cut away what is nested deeper than anything that is read."""
+    """Parse a JSON answer of the API server, without parts that are nested deeper than `untrusted.MAX_DEPTH`."""
     answer: dict[str, Any] = json.loads(text)
     return untrusted.cut(answer) if untrusted.is_deeper(text, untrusted.MAX_DEPTH) else answer

@@ -1,4 +1,4 @@
-"""Names under which the operator writes, the annotations of an advised job, and questions."""
+"""Names of annotations and field manager of the operator, and the TrainingJob document of a question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INPUT_KEYS = (STARTED, OBSERVED, WEIGHT)
 
 
 class AdviceAnnotations(StatusModel):
-    """The annotations of an advised job: what a script or a person needs."""
+    """Annotations of an advised job."""
 
     node_type: str = Field(alias="tilecast.dev/recommended-node-type")
     pool: str = Field(alias="tilecast.dev/recommended-pool")
@@ -42,6 +42,6 @@ LEASE_ADDRESS = f"{GROUP}/address"
 """Annotation of our Lease: the URL at which its holder takes reports."""
 
 
-def asking(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a TrainingJob of this name and spec, which asks for advice."""
+def make_training_job(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document of a TrainingJob with a name and a spec."""
     return {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": {"name": name}, "spec": dict(spec)}

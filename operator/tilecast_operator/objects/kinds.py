@@ -1,11 +1,13 @@
-"""Every kind of object that the operator reads or writes, and its path in the API."""
+"""Kinds of objects that the operator reads or writes, and the paths of objects in the API."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.api.base import GROUP, VERSION
 from tilecast.jobs import JOB_KINDS
-from tilecast_operator.kube.kinds import Key, Kinds, ResourceKind
+from tilecast_operator.kube.kinds import Document, Key, Kinds, ResourceKind
 
 KUEUE = "kueue.x-k8s.io"
 
@@ -36,3 +38,8 @@ KINDS: Kinds = {
 def path_of(key: Key) -> str:
     """Return the path of an object in the API."""
     return KINDS[key.kind].path(key.namespace, key.name)
+
+
+def complete_item(kind: str, item: Document) -> dict[str, Any]:
+    """Return an item of a list with apiVersion and kind, which lists leave out."""
+    return {"apiVersion": KINDS[kind].api_version, **item, "kind": kind}

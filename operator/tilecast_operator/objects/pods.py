@@ -1,4 +1,4 @@
-"""Watch of the GPUs that pods hold; a pod without GPUs leaves nothing behind."""
+"""Watch of the GPUs that pods hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("tilecast")
 
 
 class PodInformer(Informer):
-    """Calls `changed` with the GPUs that pods hold by node, or with None while they are not known."""
+    """Informer that calls `changed` with the GPUs that pods hold by node, or with None while unknown."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class PodInformer(Informer):
 
     def _listed(self) -> None:
         self._held = self._seen
-        self._tell()
+        self._report_usage()
 
     def _take(self, kind: str, item: Document, line: bytes) -> None:
         uid, gpus = item["metadata"]["uid"], pod_gpus(item)
@@ -53,13 +53,13 @@ class PodInformer(Informer):
             self._held.pop(uid, None)
         else:
             self._held[uid] = now
-        self._tell()
+        self._report_usage()
 
     def _failed(self, why: str) -> None:
         log.warning("pods: %s; what is free is not known until they are read again", why)
         self._changed(None)
 
-    def _tell(self) -> None:
+    def _report_usage(self) -> None:
         used: Counter[str] = Counter()
         for node, gpus in self._held.values():
             used[node] += gpus

@@ -1,4 +1,4 @@
-"""Parts of an object that may be read while it is set aside because the operator died while it read the object."""
+"""Parts of quarantined objects that the operator may read without danger."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MAX_STATUS_DEPTH, MAX_STATUS_PARTS = 16, 20_000
 _OF_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp")
 
 
-def quarantine_in(folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> Quarantine:
-    """Return the quarantine of the operator's objects; the arguments are those of `Quarantine`."""
-    return Quarantine(folder, suspects, clock, harmless_part, digest)
+def open_quarantine(folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> Quarantine:
+    """Return the quarantine of the operator; the arguments are those of `Quarantine`."""
+    return Quarantine(folder, suspects, clock, harmless_part, digest_user_content)
 
 
 def harmless_part(body: Document) -> Document | None:
-    """Return what may be read of an object that is set aside: the least of a job, and nothing of other kinds."""
+    """Return the part of a quarantined object that may be read: a minimal job, or None for other kinds."""
     return minimal_job(body) if body["kind"] in (training_job.KIND, *JOB_KINDS) else None
 
 
 def minimal_job(body: Document) -> dict[str, Any]:
-    """Return what may be read of a job that is set aside: whose it is, what it holds on to and what it names."""
+    """Return a quarantined job reduced to short metadata, suspension, target and a small status."""
     metadata = mapping(body.get("metadata"))
     spec = mapping(body.get("spec"))
     plain: dict[str, Any] = {name: metadata[name] for name in _OF_METADATA if name in metadata}
@@ -41,11 +41,16 @@ def minimal_job(body: Document) -> dict[str, Any]:
         plain[part] = {name: text for name, text in texts if isinstance(text, str) and len(text) <= MAX_TEXT}
     head = {name: body[name] for name in ("apiVersion", "kind") if name in body}
     status = mapping(body.get("status"))
-    return {**head, "metadata": plain, "spec": _named(spec), "status": dict(status) if _is_small(status) else {}}
+    return {
+        **head,
+        "metadata": plain,
+        "spec": _minimal_spec(spec),
+        "status": dict(status) if _is_small_status(status) else {},
+    }
 
 
-def _named(spec: Document) -> dict[str, Any]:
-    """Return the part of a spec that says who waits for what: suspension, mode, and the job that it names."""
+def _minimal_spec(spec: Document) -> dict[str, Any]:
+    """Return suspension, mode and target of a job's spec."""
     plain = {name: spec[name] for name in ("suspend", "mode") if isinstance(spec.get(name), bool | str)}
     policy = {name: mapping(spec.get(name)).get("suspend") for name in ("runPolicy",)}
     target = {
@@ -57,16 +62,14 @@ def _named(spec: Document) -> dict[str, Any]:
     return {**plain, **suspended, **({"targetRef": target} if target else {})}
 
 
-def digest(body: Document) -> str:
-    """Return a digest of what users say in an object, without the fields that releasing a job changes.
-
-    It walks without recursion, because the object may be nested as deep as the API server allows.
-    """
+def digest_user_content(body: Document) -> str:
+    """Return a digest of the user-written content of an object, without the fields that a release changes."""
+    # No recursion: the object may be nested as deep as the API server allows.
     metadata, spec = mapping(body.get("metadata")), dict(mapping(body.get("spec")))
     spec.pop("suspend", None)
     spec["runPolicy"] = {name: value for name, value in mapping(spec.get("runPolicy")).items() if name != "suspend"}
     others = {name: value for name, value in body.items() if name not in ("metadata", "spec", "status")}
-    noted = [_users(metadata.get(part)) for part in ("labels", "annotations")]
+    noted = [_drop_own_keys(metadata.get(part)) for part in ("labels", "annotations")]
     state, left = hashlib.sha256(), [metadata.get("uid"), *noted, spec, others]
     while left:
         value = left.pop()
@@ -82,13 +85,13 @@ def digest(body: Document) -> str:
     return state.hexdigest()
 
 
-def _users(part: object) -> dict[str, Any]:
-    """Return labels or annotations without ours and Kueue's."""
+def _drop_own_keys(part: object) -> dict[str, Any]:
+    """Return labels or annotations without those of Tilecast and Kueue."""
     ours = (*ADVICE_KEYS, APPLIED)
     return {name: text for name, text in mapping(part).items() if name not in ours and not name.startswith(KUEUE)}
 
 
-def _is_small(status: Document) -> bool:
+def _is_small_status(status: Document) -> bool:
     level: list[Any] = [status]
     parts = 0
     for _ in range(MAX_STATUS_DEPTH):

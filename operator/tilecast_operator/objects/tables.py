@@ -1,4 +1,4 @@
-"""The cache of the operator: a table for each kind of object that it watches."""
+"""Cache of the operator: one table for each watched kind of object."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.quarantine import Quarantine
 from tilecast_operator.objects import view
-from tilecast_operator.objects.quarantine import quarantine_in
+from tilecast_operator.objects.quarantine import open_quarantine
 from tilecast_operator.objects.view import View
 
 
 class Cache(ObjectCache):
-    """All objects that are watched, in a table for each kind. Belongs to one event loop.
+    """All watched objects, in one table for each kind. Belongs to one event loop.
 
     Args:
-        journal: where an object is noted while it is read.
-        quarantine: says what may be read of each object.
+        journal: Journal in which an object is noted while it is read.
+        quarantine: Quarantine that limits the parts of objects that are read.
     """
 
     def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
-        journal, quarantine = journal or Journal("", ()), quarantine or quarantine_in("", (), time.time)
+        journal, quarantine = journal or Journal("", ()), quarantine or open_quarantine("", (), time.time)
         sift = quarantine.readable_part
         self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node, sift)
         self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice, sift)
         """A value of None is a slice of no use here, which is counted all the same."""
         self.pools: CacheTable[View] = CacheTable(View.of, sift)
-        self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of, sift)
+        self.learnings: CacheTable[view.LearningView] = CacheTable(view.LearningView.of, sift)
         self.queue_advices: CacheTable[View] = CacheTable(View.of, sift)
         self.training_jobs: CacheTable[View] = CacheTable(View.of, sift)
-        self.jobs: CacheTable[Document] = CacheTable(view.job_document, sift)
+        self.jobs: CacheTable[Document] = CacheTable(view.trim_job, sift)
         self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.of, sift)
-        self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
-        self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
-        self.flavors: CacheTable[Document] = CacheTable(view.kueue_document, sift)
+        self.local_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
+        self.cluster_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
+        self.flavors: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
         self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
         self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
         tables: dict[str, CacheTable[Any]] = {
@@ -60,7 +60,7 @@ class Cache(ObjectCache):
         super().__init__(tables, journal, quarantine)
 
     def may_exist(self, key: Key) -> bool:
-        """Return False if the key is that of a job that is not in its table, and True otherwise."""
+        """Return False for the key of a job that is not in the cache, otherwise True."""
         return key.kind not in (training_job.KIND, *JOB_KINDS) or self.table(key).get(key) is not None
 
     @property

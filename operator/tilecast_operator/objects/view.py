@@ -1,4 +1,4 @@
-"""Views of objects that the cache keeps: enough to know what an object should say and whether it already does."""
+"""Views of objects: the parts of each object that the cache keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_NAMED = 320
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A TrainingJob, GPUPool or QueueAdvice."""
+    """View of a TrainingJob, GPUPool or QueueAdvice."""
 
     generation: int
     created: str
@@ -41,16 +41,16 @@ class View:
     @classmethod
     def of(cls, body: Document) -> View:
         """Return the view of an object as the API server sent it."""
-        metadata, status = body["metadata"], _plain(body.get("status") or {})
+        metadata, status = body["metadata"], _make_plain(body.get("status") or {})
         annotations = metadata.get("annotations") or {}
         return cls(
             generation=int(metadata.get("generation", 0)),
             created=str(metadata.get("creationTimestamp", "")),
-            packed_document=zlib.compress(canonical(_asked(body)), 1),
+            packed_document=zlib.compress(encode_canonical(_extract_question(body)), 1),
             inputs=tuple(sorted((key, str(annotations[key])[:MAX_INPUT]) for key in INPUT_KEYS if key in annotations)),
             annotations_digest=annotations_digest(own_annotations(annotations)),
-            digest=_digest(status),
-            packed_status=zlib.compress(_written(status), 1),
+            digest=_digest_status(status),
+            packed_status=zlib.compress(_dump_json(status), 1),
         )
 
     @property
@@ -70,18 +70,18 @@ class View:
         status: dict[str, Any] = json.loads(self.status_json)
         return status
 
-    def asks_as(self, other: View) -> bool:
-        """Return whether both ask the same."""
+    def has_same_question(self, other: View) -> bool:
+        """Return whether two views have equal specs and user-written annotations."""
         return self.packed_document == other.packed_document and self.inputs == other.inputs
 
-    def asks(self, body: Document) -> bool:
-        """Return whether the object asks what this document does."""
-        return canonical(self.document) == canonical(_asked(body))
+    def matches_question(self, body: Document) -> bool:
+        """Return whether a document has the spec and the discovery marks of this view."""
+        return encode_canonical(self.document) == encode_canonical(_extract_question(body))
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
-    """A PoolLearning."""
+class LearningView:
+    """View of a PoolLearning."""
 
     packed_document: bytes
     digest: bytes
@@ -90,10 +90,10 @@ class Learning:
     """Text of the annotation that asks to forget runs."""
 
     @classmethod
-    def of(cls, body: Document) -> Learning:
+    def of(cls, body: Document) -> LearningView:
         """Return the view of an object as the API server sent it."""
         annotations = mapping(body["metadata"].get("annotations"))
-        text, forget = canonical(mapping(body.get("spec"))), annotations.get(pool_learning.FORGET)
+        text, forget = encode_canonical(mapping(body.get("spec"))), annotations.get(pool_learning.FORGET)
         packed = zlib.compress(text, 1)
         return cls(packed, hashlib.sha256(text).digest(), None if forget is None else str(forget)[:MAX_NAMED])
 
@@ -103,7 +103,7 @@ class Learning:
         return {"spec": json.loads(zlib.decompress(self.packed_document))}
 
 
-def _asked(body: Document) -> dict[str, Any]:
+def _extract_question(body: Document) -> dict[str, Any]:
     kind, metadata = str(body.get("kind", "")), body["metadata"]
     noted: dict[str, Any] = {"name": metadata["name"]}
     if kind == gpu_pool.KIND:
@@ -124,11 +124,11 @@ FOREIGN = "foreignAnnotations"
 """Key that a job document has beside those of the API: our annotations that somebody else wrote."""
 
 
-def job_document(body: Document) -> Document:
+def trim_job(body: Document) -> Document:
     """Return a job of another kind without the parts that are not read."""
     metadata = {key: body["metadata"][key] for key in _METADATA if key in body["metadata"]}
     head = {key: body.get(key, "") for key in ("apiVersion", "kind")} | {"metadata": metadata}
-    if foreign := _foreign(body["metadata"]):
+    if foreign := _find_foreign_keys(body["metadata"]):
         head[FOREIGN] = foreign
     document: Document = json.loads(
         json.dumps({**head, "spec": body.get("spec") or {}, "status": body.get("status") or {}}, default=dict)
@@ -136,10 +136,10 @@ def job_document(body: Document) -> Document:
     return document
 
 
-def _foreign(metadata: Document) -> list[str]:
-    """Return our annotations that now belong to somebody else according to the API server, or that are missing.
+def _find_foreign_keys(metadata: Document) -> list[str]:
+    """Return the keys of our annotations that another field manager owns, or that are missing.
 
-    None are returned if the API server does not say who owns fields.
+    The list is empty if the metadata has no `managedFields`.
     """
     annotations, managed = mapping(metadata.get("annotations")), items(metadata.get("managedFields"))
     ours = [item for item in managed if item.get("manager") == FIELD_MANAGER and item.get("operation") == "Apply"]
@@ -151,14 +151,14 @@ def _foreign(metadata: Document) -> list[str]:
     return [key for key in ADVICE_KEYS if key not in annotations or f"f:{key}" not in managed_keys]
 
 
-def kueue_document(body: Document) -> Document:
+def trim_kueue_object(body: Document) -> Document:
     """Return the parts of a Kueue object that are read."""
     return {"spec": body.get("spec") or {}, "status": body.get("status") or {}}
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
-    """Settings of administrators for the jobs of a namespace."""
+    """View of a Namespace: labels and weight."""
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -166,51 +166,49 @@ class NamespaceView:
 
     @classmethod
     def of(cls, body: Document) -> NamespaceView:
-        """Return what is kept of a Namespace."""
+        """Return the view of a Namespace as the API server sent it."""
         labels, annotations = (mapping(body["metadata"].get(part)) for part in ("labels", "annotations"))
         weight = {WEIGHT: str(annotations[WEIGHT])[:MAX_INPUT]} if WEIGHT in annotations else {}
         return cls(dict(labels), weight)
 
 
 def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return those of an object's annotations that the operator writes."""
+    """Return the annotations that the operator writes, out of all annotations of an object."""
     return {key: value for key, value in annotations.items() if key in ADVICE_KEYS}
 
 
 def status_digest(status: Document) -> bytes:
-    """Return a digest of a status that ignores its writer, transition times and the spelling of numbers."""
-    return _digest(_plain(status))
+    """Return a digest of a status without its writer and its transition times."""
+    return _digest_status(_make_plain(status))
 
 
-def _digest(status: Any) -> bytes:
-    conditions = [
-        {key: value for key, value in item.items() if key != "lastTransitionTime"}
-        for item in status.get("conditions") or ()
-    ]
+def _digest_status(status: Any) -> bytes:
+    shown = status.get("conditions") or ()
+    conditions = [{key: value for key, value in item.items() if key != "lastTransitionTime"} for item in shown]
     content = {key: value for key, value in status.items() if key != "writer"}
-    return hashlib.sha256(_written({**content, "conditions": conditions})).digest()
+    return hashlib.sha256(_dump_json({**content, "conditions": conditions})).digest()
 
 
 def annotations_digest(annotations: Mapping[str, str]) -> bytes:
     """Return a digest of our annotations."""
-    return hashlib.sha256(canonical(dict(annotations))).digest()
+    return hashlib.sha256(encode_canonical(dict(annotations))).digest()
 
 
-def canonical(value: object) -> bytes:
-    """Return JSON with sorted keys, whole numbers written without a fraction."""
-    return _written(_plain(value))
+def encode_canonical(value: object) -> bytes:
+    """Return a value as canonical JSON: sorted keys, whole numbers without a fraction."""
+    return _dump_json(_make_plain(value))
 
 
-def _written(plain: Any) -> bytes:
+def _dump_json(plain: Any) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
-def _plain(value: object) -> Any:
+def _make_plain(value: object) -> Any:
     # Most values are text, and an object has hundreds: they cost no call.
     if isinstance(value, Mapping):
-        return {str(key): item if type(item) in _LEAVES else _plain(item) for key, item in value.items()}
+        return {str(key): item if type(item) in _LEAVES else _make_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [item if type(item) in _LEAVES else _plain(item) for item in value]
+        return [item if type(item) in _LEAVES else _make_plain(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value

@@ -1,1 +1,1 @@
-"""An answer as Kubernetes shows it: status, annotations, Events. Pure functions."""
+"""Pure functions that turn answers into statuses, annotations and Events."""

@@ -1,4 +1,4 @@
-"""The annotations of an advised job and the Events about it."""
+"""Annotations of advised jobs, and Events about answers."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tilecast.render import units
 from tilecast_operator.answer import Answer, Declined, message, reason
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.objects.documents import NODE_SELECTOR, AdviceAnnotations
-from tilecast_operator.report.job_status import advised, short_plan
+from tilecast_operator.report.job_status import format_short_plan, get_advice_status
 
 MAX_BYTES = 4096
 
 
 def advice_annotations(advice: Advice) -> dict[str, str]:
-    """Return the annotations of an advice; none if it has no recommendation."""
-    best, shown = advice.best, advised(advice).recommendation
+    """Return the annotations of an advice; empty without a recommendation."""
+    best, shown = advice.best, get_advice_status(advice).recommendation
     if best is None or shown is None:
         return {}
     return recommendation_annotations(shown, advice.inputs_hash, best.pool.gpu.product)
 
 
 def recommendation_annotations(best: Recommendation, inputs_hash: str, product: str | None = None) -> dict[str, str]:
-    """Return the annotations of a recommendation as it is in a status.
+    """Return the annotations of a recommendation in a status.
 
     Args:
-        best: the recommendation.
-        inputs_hash: digest of the inputs of the advice.
-        product: GPU of its pool, shown if it has no node type; without both the pool's name is shown.
+        best: The recommendation.
+        inputs_hash: Digest of the inputs of the advice.
+        product: GPU of the pool, shown without a node type; without both, the name of the pool is shown.
     """
     step = best.step_seconds
     annotations: dict[str, str] = AdviceAnnotations.within(
@@ -47,19 +47,19 @@ def recommendation_annotations(best: Recommendation, inputs_hash: str, product: 
 
 
 def size_bytes(annotations: Mapping[str, str]) -> int:
-    """Return the bytes of keys and values, as the API server counts them."""
+    """Return the bytes of all keys and values, as the API server counts them."""
     return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
 
 
-def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
-    """Return the Event for an answer; None if the status showed the same answer before.
+def make_event(answer: Answer, before: Summary, summary: Summary) -> Note | None:
+    """Return the Event about an answer to a TrainingJob; None if the status showed an equal answer before.
 
     Args:
         answer: the advice, or why there is none.
         before: the previous `status.summary`.
         summary: the new `status.summary`.
     """
-    if _shown(before) == _shown(summary):
+    if _key_fields(before) == _key_fields(summary):
         return None
     best = None if isinstance(answer, Declined) else answer.best
     if best is None:
@@ -67,27 +67,27 @@ def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
     was = f" (was {before.plan} on {before.gpus} {before.pool})" if before.plan else ""
     gpus = f"{best.nodes}x{best.gpus_per_node} {best.pool.name}"
     met = f", request {' and '.join(best.device_requests)}" if best.device_requests else ""
-    text = f"{short_plan(best)} on {gpus}{met}, {units.duration(best.step_s)} a step{was}"
+    text = f"{format_short_plan(best)} on {gpus}{met}, {units.duration(best.step_s)} a step{was}"
     return Note("Normal", "RecommendationUpdated", text)
 
 
-def note_on_job(answer: Answer, applied: str | None = None) -> Note:
-    """Return the Event of an answer about a job of another kind.
+def make_job_event(answer: Answer, applied: str | None = None) -> Note:
+    """Return the Event about an answer to a job of another kind than TrainingJob.
 
     Args:
-        answer: the advice, or why there is none.
-        applied: what became of the job, if it waited for us.
+        answer: The advice, or why there is none.
+        applied: Outcome of the job, if it was held.
     """
-    first = note(answer, Summary(), Summary(reason=reason(answer)))
+    first = make_event(answer, Summary(), Summary(reason=reason(answer)))
     if first is None:
         return Note("Normal", reason(answer), "")
     # The Event of the release already says why there is no advice: under its reason, none is created twice.
     name = "NotPlaced" if applied == reason(answer) else first.reason
-    return Note(first.type, name, first.text + gain(answer))
+    return Note(first.type, name, first.text + describe_gain(answer))
 
 
-def gain(answer: Answer) -> str:
-    """Return how much better an advice is than what the job requests by itself."""
+def describe_gain(answer: Answer) -> str:
+    """Return a text that compares the best offer with the request of the job; empty without a baseline."""
     if isinstance(answer, Declined) or answer.best is None or answer.baseline is None:
         return ""
     own, best = answer.baseline, answer.best
@@ -99,5 +99,5 @@ def gain(answer: Answer) -> str:
     return f"; {ratio} the {asked} that it asks for"
 
 
-def _shown(summary: Summary) -> tuple[str | None, ...]:
+def _key_fields(summary: Summary) -> tuple[str | None, ...]:
     return summary.reason, summary.pool, summary.gpus, summary.plan

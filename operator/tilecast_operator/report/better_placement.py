@@ -1,4 +1,4 @@
-"""The condition BetterPlacementAvailable: whether a running job would be clearly better off on another pool now."""
+"""The condition BetterPlacementAvailable: whether a running job would be clearly faster or cheaper elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JOB_ENDED = Aspect("False", "JobEnded", "the job runs no longer")
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
-    """Cost of moving a job, and how many steps it has left to make up for it."""
+    """Cost of moving a running job, and the steps that the job has left."""
 
     restart_s: float = RESTART_S
     checkpoint_s: float | None = None
@@ -40,13 +40,13 @@ class MoveCost:
     """Steps that remain; None if nobody said how many there are."""
 
     @classmethod
-    def of(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> MoveCost:
-        """Return the cost of moving a job, which has run at the measured pace since its forecast was frozen.
+    def from_job(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> MoveCost:
+        """Return the cost of moving a job, on the assumption that the measured step has not changed since the start.
 
         Args:
             training: `spec.training` of the job.
-            status: its status; the recommendation says when it would finish, if the number of steps is known.
-            score: its measured step.
+            status: Status of the job.
+            score: Measured steps of the job and the frozen forecast.
             clock_s: Unix time, in seconds.
         """
         restart_s, checkpoint_s = training.get("restartSeconds"), training.get("checkpointSeconds")
@@ -54,16 +54,11 @@ class MoveCost:
         if best is not None and best.finish_seconds is not None and since_s is not None:
             done = (clock_s - since_s) / score.window.seconds
             left = max(best.finish_seconds / best.step_seconds.target - max(done, 0.0), 0.0)
-        return cls(
-            RESTART_S if restart_s is None else float(restart_s),
-            None if checkpoint_s is None else float(checkpoint_s),
-            left,
-        )
+        restart_s = RESTART_S if restart_s is None else float(restart_s)
+        return cls(restart_s, None if checkpoint_s is None else float(checkpoint_s), left)
 
-    def seconds(self, step_s: float, measured_s: float) -> float:
-        """Return the seconds that moving takes.
-
-        They are the restart and the steps since the last checkpoint once more, on average half of those between two.
+    def move_seconds(self, step_s: float, measured_s: float) -> float:
+        """Return the seconds that moving takes: a restart, and on average half of the steps between two checkpoints.
 
         Args:
             step_s: step at the other place, in seconds.
@@ -71,8 +66,8 @@ class MoveCost:
         """
         return self.restart_s + (self.checkpoint_s or 0.0) / 2 / measured_s * step_s
 
-    def text(self, moving_s: float, steps: int) -> str:
-        """Describe the cost of moving for people."""
+    def describe(self, moving_s: float, steps: int) -> str:
+        """Return a text about the cost of moving."""
         lost = "the steps since the last checkpoint, which training.checkpointSeconds would tell"
         if self.checkpoint_s is not None:
             lost = f"half of the {units.duration(self.checkpoint_s)} between checkpoints on average"
@@ -83,7 +78,7 @@ class MoveCost:
 
 @dataclass(frozen=True, slots=True)
 class BetterPlace:
-    """An alternative that is better than what runs."""
+    """Alternative of a running job that is clearly better than its present placement."""
 
     alternative: Alternative
     gain: float
@@ -95,17 +90,17 @@ class BetterPlace:
     """Whether more steps than that remain, as far as known."""
 
 
-def shown(status: TrainingJobStatus) -> Condition | None:
-    """Return the condition as a status has it; None if it has none."""
+def find_condition(status: TrainingJobStatus) -> Condition | None:
+    """Return the condition BetterPlacementAvailable of a status; None if there is none."""
     return next((item for item in status.conditions if item.type == KIND), None)
 
 
 def least_gain(known: Condition | None) -> float:
-    """Return the share that a place has to save for the condition to become, or stay, true."""
+    """Return the least share of a step, or of its price, that a move has to save for the condition to be true."""
     return LEAST_AFTER if known is not None and known.status == "True" else LEAST
 
 
-def places(
+def find_better_places(
     status: TrainingJobStatus,
     score: Score,
     goal: ObjectiveRecord,
@@ -113,20 +108,19 @@ def places(
     least: float,
     moving: MoveCost,
 ) -> list[BetterPlace]:
-    """Return the alternatives on other pools that are clearly better, best first.
+    """Return the clearly better alternatives of a running job on other pools, best first.
 
-    They save at least `least` by the objective and are no worse otherwise. Those where the remaining steps save more
-    than moving costs come first. Seconds and price of a sample are compared, because an alternative may have another
-    global batch. The step of an alternative is its corrected forecast, or the raw forecast times the error of the
-    measured step if that is longer: a job that is slow for reasons of its own is no better off elsewhere.
+    Each saves at least the share `least` by the objective and is no worse otherwise. Alternatives that make up for the
+    cost of moving come first. Seconds and price of a sample are compared, because global batches may differ. The step
+    of an alternative is its corrected forecast, or the raw forecast times the error of the measured step if longer.
 
     Args:
-        status: status with alternatives that the job's own runs correct.
-        score: its measured step.
-        goal: its objective.
-        pools: pools of the cluster, by name.
-        least: share that has to be saved.
-        moving: cost of moving.
+        status: Status with alternatives that the runs of the job correct.
+        score: Measured steps of the job and the frozen forecast.
+        goal: Objective of the job.
+        pools: Pools of the cluster, by name.
+        least: Share that an alternative has to save.
+        moving: Cost of moving.
     """
     ran, best, pool = score.forecast, status.recommendation, pools.get(score.forecast.pool)
     batch = None if best is None else best.global_batch_size
@@ -148,23 +142,24 @@ def places(
         is_small = not goal.fewest_gpus or item.gpus <= ran.gpus
         if item.pool != ran.pool and is_small and gain is not None and gain >= least and (rest is None or rest >= 0):
             own_s = step_s * share
-            moving_s = moving.seconds(own_s, measured_s)
+            moving_s = moving.move_seconds(own_s, measured_s)
             # By price, a second there costs what a step there costs divided by its duration.
             lost = moving_s * (spent * share / own_s if goal.is_price else 1.0)
             pays_after = math.ceil(lost / (gain * ((price or 0.0) if goal.is_price else measured_s)))
-            text = f"{_text(item, step_s, score, faster, cheaper)}; {moving.text(moving_s, pays_after)}"
+            better_text = _describe_alternative(item, step_s, score, faster, cheaper)
+            text = f"{better_text}; {moving.describe(moving_s, pays_after)}"
             is_worth_it = moving.left is None or pays_after < moving.left
             better.append(BetterPlace(item, gain, text, pays_after, is_worth_it))
     return sorted(better, key=lambda place: (not place.is_worth_it, -place.gain))
 
 
-def aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
-    """Return the content of the condition.
+def make_aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
+    """Return status, reason and message of the condition BetterPlacementAvailable.
 
     Args:
-        known: the condition as it is.
-        free: the best place whose GPUs are known to be free now and where moving is worth it.
-        better: all places that are better.
+        known: The present condition; None if there is none.
+        free: The best alternative with free GPUs for which moving is worth it.
+        better: All clearly better alternatives.
     """
     if free is not None:
         return Aspect("True", "PlaceFree", f"{free.text}; those GPUs are free now")
@@ -179,7 +174,7 @@ def aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[B
 
 
 def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
-    """Return whether an Event should say that the condition became true."""
+    """Return whether an Event is due because the condition became true."""
     if now.status != "True" or (known is not None and known.status == "True"):
         return False
     if known is None or known.reason != "NoLongerBetter":
@@ -188,7 +183,7 @@ def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
     return since_s is None or clock_s - since_s >= EVENT_COOLDOWN_S
 
 
-def _text(item: Alternative, step_s: float, score: Score, faster: float, cheaper: float | None) -> str:
+def _describe_alternative(item: Alternative, step_s: float, score: Score, faster: float, cheaper: float | None) -> str:
     step = units.duration(step_s)
     saved = f"{faster:.0%} shorter" if faster >= 0 else f"{-faster:.0%} longer"
     price = "" if cheaper is None else f" and {abs(cheaper):.0%} {'cheaper' if cheaper >= 0 else 'dearer'}"

@@ -1,4 +1,4 @@
-"""The status of a TrainingJob: recommendation, alternatives, reasons, conditions, and the columns of kubectl."""
+"""Status of a TrainingJob: recommendation, alternatives, conditions and the summary in the columns of kubectl."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ from pydantic import ValidationError
 
 from tilecast import constants
 from tilecast.advice import Advice, Offer
+from tilecast.api import status as api
 from tilecast.api.base import StatusModel
-from tilecast.api.status import (
-    Alternative,
-    Condition,
-    FrozenForecast,
-    ModelVersion,
-    PassedOver,
-    Recommendation,
-    RejectedPool,
-    Summary,
-    TrainingJobStatus,
-)
+from tilecast.api.status import Alternative, Condition, Summary, TrainingJobStatus
 from tilecast.learning.calibration import PROVEN_RUNS
 from tilecast.memo import Memo
 from tilecast.render import units
@@ -45,7 +36,7 @@ ANSWERS: Memo[tuple[Advice, TrainingJobStatus]] = Memo(16)
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """Status, reason and message of one condition."""
+    """Status, reason and message of a condition."""
 
     status: State
     reason: str
@@ -54,7 +45,7 @@ class Aspect:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a recommendation could start now, as the condition CapacityAvailable says."""
+    """Whether a recommendation could start now, with the content of the condition CapacityAvailable."""
 
     aspect: Aspect
     fits: bool | None = None
@@ -63,8 +54,8 @@ class Fit:
 UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet")
 
 
-def stored(text: bytes) -> TrainingJobStatus:
-    """Read a status that was written here, as JSON; empty if somebody else changed it."""
+def parse_status(text: bytes) -> TrainingJobStatus:
+    """Parse the JSON of a status; return an empty status if it is invalid or incomplete."""
     try:
         status = TrainingJobStatus.model_validate_json(text)
     except ValidationError:
@@ -72,40 +63,40 @@ def stored(text: bytes) -> TrainingJobStatus:
     return status if status.conditions and status.summary else TrainingJobStatus()
 
 
-def status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
-    """Return the whole status for an answer, with the given conditions."""
+def make_status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
+    """Return the status for an answer, with the given conditions."""
     if isinstance(answer, Declined):
         summary = Summary.within(reason=answer.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
-    return _changed(advised(answer), observed_generation=generation, conditions=conditions)
+    return _replace_fields(get_advice_status(answer), observed_generation=generation, conditions=conditions)
 
 
-def advised(answer: Advice) -> TrainingJobStatus:
-    """Return the status for an advice without the parts that differ from job to job."""
+def get_advice_status(answer: Advice) -> TrainingJobStatus:
+    """Return the status for an advice without generation and conditions, from a cache if possible."""
     # The advice is kept with its status, so that its id is not reused for another advice.
-    return ANSWERS.get(id(answer), lambda: (answer, _advised(answer)))[1]
+    return ANSWERS.get(id(answer), lambda: (answer, _make_advice_status(answer)))[1]
 
 
-def _advised(answer: Advice) -> TrainingJobStatus:
+def _make_advice_status(answer: Advice) -> TrainingJobStatus:
     best, baseline, uncapped = answer.best, answer.baseline, answer.uncapped
     return TrainingJobStatus.within(
-        recommendation=None if best is None else Recommendation.of(best),
+        recommendation=None if best is None else api.Recommendation.of(best),
         baseline=None if baseline is None else Alternative.of(baseline),
         uncapped=None if uncapped is None else Alternative.of(uncapped),
         alternatives=[Alternative.of(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
         pareto=[Alternative.of(offer) for offer in answer.pareto[:MAX_PARETO]],
-        rejected=[RejectedPool.of(item) for item in answer.rejections[:MAX_REJECTED]],
-        why_not=[PassedOver.of(item) for item in answer.why_not[:MAX_WHY_NOT]],
+        rejected=[api.RejectedPool.of(item) for item in answer.rejections[:MAX_REJECTED]],
+        why_not=[api.PassedOver.of(item) for item in answer.why_not[:MAX_WHY_NOT]],
         ties=answer.ties if best else None,
         notes=[text[:256] for text in answer.notes],
         plans_evaluated=answer.plans_evaluated,
-        model=ModelVersion.of(answer.provenance),
+        model=api.ModelVersion.of(answer.provenance),
         inputs_hash=answer.inputs_hash,
-        summary=_summary(answer),
+        summary=_make_summary(answer),
     )
 
 
-def conditions(
+def make_conditions(
     answer: Answer,
     is_off: bool,
     generation: int,
@@ -114,24 +105,24 @@ def conditions(
     fit: Fit,
     applied: Aspect | None = None,
 ) -> list[Condition]:
-    """Return every condition for an answer. A condition keeps its last transition time while its status stays.
+    """Return all conditions for an answer, each with its old transition time if its status is unchanged.
 
     Args:
-        answer: the advice, or why there is none.
-        is_off: whether the job's mode is Off.
-        generation: generation of the spec that was read.
-        now: RFC 3339, for conditions whose status changes.
-        current: the current conditions.
-        fit: whether the recommendation could start now.
-        applied: whether the advised job runs as the advice says, if there is such a job.
+        answer: The advice, or why there is none.
+        is_off: Whether the mode of the job is Off.
+        generation: Generation of the spec that was read.
+        now: Time for conditions whose status changes (RFC 3339).
+        current: The current conditions.
+        fit: Whether the recommendation could start now.
+        applied: Content of the condition Applied, if the TrainingJob has a target.
     """
     before = list(current)
-    aspects = _aspects(answer, is_off, fit, applied)
-    return [condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()]
+    aspects = _make_aspects(answer, is_off, fit, applied)
+    return [make_condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()]
 
 
-def condition(kind: str, aspect: Aspect, generation: int, now: str, current: Iterable[Condition]) -> Condition:
-    """Return a condition, which keeps its last transition time while its status stays."""
+def make_condition(kind: str, aspect: Aspect, generation: int, now: str, current: Iterable[Condition]) -> Condition:
+    """Return a condition, with its old transition time if its status is unchanged."""
     old = next((item for item in current if item.type == kind), None)
     since = old.last_transition_time if old is not None and old.status == aspect.status else None
     return Condition.within(
@@ -144,59 +135,63 @@ def condition(kind: str, aspect: Aspect, generation: int, now: str, current: Ite
     )
 
 
-def fitted(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
-    """Return a status that says whether its recommendation fits now, or nothing if that is unknown."""
+def set_fit(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
+    """Return a copy of a status with `fitsNow` set."""
     summary, best = status.summary or Summary(), status.recommendation
     if best is None:
-        return _changed(status, summary=_changed(summary, fits_now=None))
+        return _replace_fields(status, summary=_replace_fields(summary, fits_now=None))
     fits = None if fit.fits is None else "yes" if fit.fits else "no"
-    best, summary = _changed(best, fits_now=fit.fits), _changed(summary, fits_now=fits)
-    return _changed(status, recommendation=best, summary=summary)
+    best, summary = _replace_fields(best, fits_now=fit.fits), _replace_fields(summary, fits_now=fits)
+    return _replace_fields(status, recommendation=best, summary=summary)
 
 
-def started(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
-    """Return a status whose forecast is frozen since `since`, unless it was frozen before."""
-    return status if status.forecast is not None else _changed(status, forecast=FrozenForecast(frozen_at=since))
+def freeze_forecast(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
+    """Return a copy of a status with its forecast frozen at `since` (RFC 3339), unless frozen before."""
+    return (
+        status if status.forecast is not None else _replace_fields(status, forecast=api.FrozenForecast(frozen_at=since))
+    )
 
 
-def amended(status: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]) -> TrainingJobStatus:
-    """Return a status of a generation with some of its conditions replaced or added."""
+def update_conditions(
+    status: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]
+) -> TrainingJobStatus:
+    """Return a copy of a status with conditions replaced or added, and the generation set."""
     known = {item.type for item in status.conditions}
     fresh = [
-        condition(item.type, aspects[item.type], generation, now, status.conditions)
+        make_condition(item.type, aspects[item.type], generation, now, status.conditions)
         if item.type in aspects
-        else _changed(item, observed_generation=generation)
+        else _replace_fields(item, observed_generation=generation)
         for item in status.conditions
     ]
-    fresh += [condition(kind, aspects[kind], generation, now, ()) for kind in aspects if kind not in known]
-    return _changed(status, observed_generation=generation, conditions=fresh)
+    fresh += [make_condition(kind, aspects[kind], generation, now, ()) for kind in aspects if kind not in known]
+    return _replace_fields(status, observed_generation=generation, conditions=fresh)
 
 
-def compared(status: TrainingJobStatus, answer: Advice, digest: str | None) -> TrainingJobStatus:
-    """Return the status of a running job with the alternatives of a later answer; its recommendation stays.
+def update_alternatives(status: TrainingJobStatus, answer: Advice, digest: str | None) -> TrainingJobStatus:
+    """Return a copy of a status with the alternatives of a later answer.
 
     Args:
-        status: the previous status.
-        answer: the later answer.
-        digest: digest of what decided it; None if no measured run did.
+        status: The previous status.
+        answer: The later answer.
+        digest: Digest of the inputs of the later answer; None if no measured run corrects it.
     """
     alternatives = [Alternative.of(offer) for offer in answer.offers[:MAX_ALTERNATIVES]]
-    return _changed(status, alternatives=alternatives, alternatives_hash=digest)
+    return _replace_fields(status, alternatives=alternatives, alternatives_hash=digest)
 
 
-def scored(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
-    """Return a status with the measured steps of its job and the error of the forecast."""
+def add_score(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
+    """Return a copy of a status with measured steps and the error of the forecast."""
     error = score.forecast.errors(score.window)
-    return _changed(
+    return _replace_fields(
         status,
         forecast=score.forecast,
         observed=score.window.status(),
         error=error,
-        summary=_changed(status.summary or Summary(), error=f"{error.calibrated_ratio:+.0%}"),
+        summary=_replace_fields(status.summary or Summary(), error=f"{error.calibrated_ratio:+.0%}"),
     )
 
 
-def observed_aspect(score: Score) -> Aspect:
+def make_observed_aspect(score: Score) -> Aspect:
     """Return the condition ObservationsAvailable of a job with measured steps."""
     error, window = score.forecast.errors(score.window), score.window
     text = (
@@ -206,23 +201,23 @@ def observed_aspect(score: Score) -> Aspect:
     return Aspect("True", "Observed", text)
 
 
-def unscored(status: TrainingJobStatus) -> TrainingJobStatus:
-    """Return a status without measured steps, whatever it said of them before."""
+def remove_score(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Return a copy of a status without measured steps and the error of the forecast."""
     if status.observed is None:
         return status
-    frozen = status.forecast and FrozenForecast(frozen_at=status.forecast.frozen_at)
-    summary = _changed(status.summary or Summary(), error=None)
-    return _changed(status, observed=None, error=None, forecast=frozen, summary=summary)
+    frozen = status.forecast and api.FrozenForecast(frozen_at=status.forecast.frozen_at)
+    summary = _replace_fields(status.summary or Summary(), error=None)
+    return _replace_fields(status, observed=None, error=None, forecast=frozen, summary=summary)
 
 
-def _aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
-    """Return the content of every condition, by its type."""
+def _make_aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
+    """Return status, reason and message of each condition for an answer, by type of condition."""
     best = None if isinstance(answer, Declined) else answer.best
     given = Aspect("True" if best else "False", reason(answer), message(answer))
     if best is None or isinstance(answer, Declined):
         confidence = Aspect("Unknown", "NoRecommendation", "there is no forecast to judge")
     else:
-        confidence = _judged(answer, best)
+        confidence = _judge_confidence(answer, best)
     off, advise = "mode is Off: nothing but this status is written", "mode Advise never changes a job"
     return {
         "Ready": given,
@@ -234,29 +229,29 @@ def _aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = No
     }
 
 
-def _judged(advice: Advice, best: Offer) -> Aspect:
-    """Return the condition LowConfidence: it compares the range with the usual one of the job's model family."""
+def _judge_confidence(advice: Advice, best: Offer) -> Aspect:
+    """Return the condition LowConfidence, which compares the range with the usual range of the model family."""
     family, unstated = advice.request.workload.model.family, constants.widths().unstated
     usual = unstated.get(family, unstated["other"])
-    bare = f"{_percent(-usual)}/{_percent(usual)} %"
+    bare = f"{_format_percent(-usual)}/{_format_percent(usual)} %"
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
         why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
-        return Aspect("True", "WideRange", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
+        return Aspect("True", "WideRange", f"the range is {_format_range(best)}: {why}; {advice.confidence}")
     correction = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
     if correction.own < PROVEN_RUNS:
         counted = f"{correction.own} of {PROVEN_RUNS} runs like this one"
         why = f"{counted} were measured by its namespace, trusted ones or several others"
-        return Aspect("True", "FewObservations", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
+        return Aspect("True", "FewObservations", f"the range is {_format_range(best)}: {why}; {advice.confidence}")
     why = f"as usual for family {family} ({bare})"
-    return Aspect("False", "UsualRange", f"the range is {_confidence(best)}, {why}; {advice.confidence}")
+    return Aspect("False", "UsualRange", f"the range is {_format_range(best)}, {why}; {advice.confidence}")
 
 
-def short_plan(offer: Offer) -> str:
-    """Return the split without micro-batch and recomputation: `fsdp16,tp2`."""
+def format_short_plan(offer: Offer) -> str:
+    """Return the plan of an offer as text without micro-batch and recomputation, for example `fsdp16,tp2`."""
     return str(offer.plan).split(",mb")[0]
 
 
-def _summary(advice: Advice) -> Summary:
+def _make_summary(advice: Advice) -> Summary:
     best = advice.best
     if best is None:
         return Summary.within(reason=reason(advice))
@@ -264,12 +259,12 @@ def _summary(advice: Advice) -> Summary:
     return Summary.within(
         pool=best.pool.name,
         gpus=f"{best.nodes}x{best.gpus_per_node}",
-        plan=short_plan(best),
+        plan=format_short_plan(best),
         step=units.duration(best.step_s),
         range=units.interval(best.lower_s, best.upper_s),
         reason=reason(advice),
-        memory=_memory(best),
-        confidence=_confidence(best),
+        memory=_format_memory(best),
+        confidence=_format_range(best),
         speedup=None if baseline is None else f"{baseline.step_s / best.step_s:.1f}x",
         cost_per1000_steps=None if cost is None else f"{cost:.3g} {best.pool.currency}",
         fits_now=None if fits is None else "yes" if fits else "no",
@@ -277,21 +272,21 @@ def _summary(advice: Advice) -> Summary:
     )
 
 
-def _memory(offer: Offer) -> str:
+def _format_memory(offer: Offer) -> str:
     taken = units.gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
     tight = ", tight" if offer.is_tight else ""
     return f"{taken}/{units.gibibytes(offer.memory_available_bytes)} GiB{tight}"
 
 
-def _confidence(offer: Offer) -> str:
+def _format_range(offer: Offer) -> str:
     low, high = math.log(offer.lower_s / offer.step_s), math.log(offer.upper_s / offer.step_s)
-    return f"{_percent(low)}/{_percent(high)} %"
+    return f"{_format_percent(low)}/{_format_percent(high)} %"
 
 
-def _percent(ratio_log: float) -> str:
+def _format_percent(ratio_log: float) -> str:
     return f"{100 * math.expm1(ratio_log):+.0f}"
 
 
-def _changed(model: ModelT, **values: Any) -> ModelT:
-    """Return a copy of a model with other fields; None removes a field."""
+def _replace_fields(model: ModelT, **values: Any) -> ModelT:
+    """Return a copy of a model with some fields replaced; None removes a field."""
     return model.model_copy(update=values)

@@ -1,19 +1,24 @@
-"""The status of a GPUPool: its nodes, what is free, the layer of every fact, or what is wrong."""
+"""Status of a GPUPool: nodes, free GPUs, the origin of every fact, or the error in its spec."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
+from tilecast import nodes
 from tilecast.api.calibration import PoolCalibration, PoolError
 from tilecast.api.gpu_pool import Fact, GPUPoolStatus, PoolGpus, PoolSummary, TopologyLevel
 from tilecast.api.status import Condition
 from tilecast.nodes import FoundPool
 from tilecast.spec import SpecError
 from tilecast_operator.free_gpus import Free
-from tilecast_operator.report.job_status import Aspect, condition
+from tilecast_operator.kube.times import seconds, stamp
+from tilecast_operator.objects.view import View
+from tilecast_operator.report.job_status import Aspect, make_condition
 
 
-def pool_status(
+def make_pool_status(
     entry: FoundPool | SpecError,
     generation: int,
     now: str,
@@ -22,22 +27,22 @@ def pool_status(
     learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None),
     superseded: int = 0,
 ) -> GPUPoolStatus:
-    """Return the whole status. A condition keeps its last transition time while its status stays.
+    """Return the status of a GPUPool, with old transition times of conditions whose status is unchanged.
 
     Args:
-        entry: the pool, or what is wrong with it.
-        generation: generation of the spec that was read.
-        now: RFC 3339, for conditions whose status changes.
-        current: the current conditions.
-        free: what nobody uses; None if unknown.
-        learnt: calibration and errors from the pool's runs.
-        superseded: number of the pool's runs that newer ones contradict.
+        entry: The pool, or the error in its spec.
+        generation: Generation of the spec that was read.
+        now: Time for conditions whose status changes (RFC 3339).
+        current: The current conditions.
+        free: The free GPUs; None if unknown.
+        learnt: Calibration and errors from the runs on the pool.
+        superseded: Number of runs on the pool that newer runs contradict.
     """
     before, (calibration, error) = list(current), learnt
-    aspects = _aspects(entry, free) | ({} if calibration is None else {"Drifted": _drifted(superseded)})
+    aspects = _make_aspects(entry, free) | ({} if calibration is None else {"Drifted": _make_drift_aspect(superseded)})
     head = {
         "observed_generation": generation,
-        "conditions": [condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()],
+        "conditions": [make_condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()],
         "calibration": calibration,
         "error": error,
     }
@@ -56,11 +61,11 @@ def pool_status(
             TopologyLevel.within(key=level.key, domains=level.domains, largest=level.largest)
             for level in entry.topology
         ],
-        summary=_summary(entry, why, free),
+        summary=_make_summary(entry, why, free),
     )
 
 
-def _summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
+def _make_summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
     pool, price = entry.pool, entry.pool.price_per_gpu_hour
     return PoolSummary.within(
         gpu=pool.gpu.name,
@@ -73,8 +78,8 @@ def _summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
     )
 
 
-def _aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
-    """Return the content of every condition, by its type."""
+def _make_aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
+    """Return status, reason and message of each condition of a pool, by type of condition."""
     if isinstance(entry, SpecError):
         uncounted = "the pool's nodes are not counted"
         return {
@@ -99,9 +104,68 @@ def _aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspec
     return {"Ready": ready, "ScaledDown": scaled, "CapacityKnown": known}
 
 
-def _drifted(superseded: int) -> Aspect:
-    """Return the condition Drifted of a pool that has had runs."""
+def _make_drift_aspect(superseded: int) -> Aspect:
+    """Return the condition Drifted of a pool with runs."""
     if superseded:
         text = f"the newest runs contradict {superseded} older ones, which no longer count; what changed on the nodes?"
         return Aspect("True", "ErrorsChanged", text)
     return Aspect("False", "ErrorsSteady", "the newest runs agree with the older ones")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """Input of `decide_pool`: a pool and everything that its object depends on except the time."""
+
+    found: FoundPool | SpecError | None
+    """The pool with its nodes, or the error in its spec; None if nothing is known of it."""
+    view: View | None = None
+    """The object as it was seen; None if there is none."""
+    is_obsolete: bool = False
+    """Whether the pool was discovered, and its nodes are in another pool now or gone for good."""
+    is_discovering: bool = True
+    """Whether objects of discovered pools are created, changed and deleted."""
+    free: Free | None = None
+    """GPUs that nobody uses; None if unknown."""
+    learnt: tuple[PoolCalibration | None, PoolError | None] = (None, None)
+    """Calibration and errors from the runs on the pool."""
+    superseded: int = 0
+    """Number of these runs that newer ones contradict."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredPool:
+    """Object and status that a pool should have."""
+
+    is_deleted: bool = False
+    """Whether the object should be deleted."""
+    document: dict[str, Any] | None = None
+    """Object to write; None leaves the object as it is."""
+    status: GPUPoolStatus | None = None
+    """None if there is no object yet."""
+    missing_since_s: float | None = None
+    """Unix time since which nodes of a discovered pool have been missing; None if none are."""
+
+
+def decide_pool(facts: PoolFacts, now_s: float) -> DesiredPool:
+    """Return the object and status that a GPUPool should have at `now_s`, a Unix time.
+
+    An object that a user wrote or edited stays as it is.
+    """
+    found, view = facts.found, facts.view
+    if facts.is_obsolete:
+        return DesiredPool(is_deleted=facts.is_discovering and view is not None)
+    document = nodes.discovered(found) if isinstance(found, FoundPool) and facts.is_discovering else None
+    if view is None or found is None:
+        return DesiredPool(document=document)
+    if document is not None and view.matches_question(document):
+        document = None
+    current = Condition.known(view.status.get("conditions"))
+    learnt, superseded = facts.learnt, facts.superseded
+    status = make_pool_status(found, view.generation, stamp(now_s), current, facts.free, learnt, superseded)
+    return DesiredPool(document=document, status=status, missing_since_s=_find_missing_since(found, status))
+
+
+def _find_missing_since(found: FoundPool | SpecError, status: GPUPoolStatus) -> float | None:
+    scaled_down = next(item for item in status.conditions if item.type == "ScaledDown")
+    is_discovered = isinstance(found, FoundPool) and found.note is not None
+    return seconds(scaled_down.last_transition_time) if is_discovered and scaled_down.status == "True" else None

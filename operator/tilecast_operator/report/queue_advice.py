@@ -1,31 +1,26 @@
-"""The queue plan in statuses: for each job where and when it runs, and the totals in the QueueAdvice."""
+"""Queue plan in statuses: the position of each job, and the totals in the QueueAdvice."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from tilecast.api.queue_advice import (
-    MAX_REFUSED,
-    QueueAdviceStatus,
-    QueueCounts,
-    QueueNumbers,
-    QueueSummary,
-    ReferenceNumbers,
-    RefusedJob,
-)
+from tilecast.api import queue_advice as api
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import WEIGHT
 from tilecast.planner.problem import JobOption
 from tilecast.planner.references import own_best
 from tilecast.planner.totals import QueuedPlace, QueueReport
 from tilecast.render import units
+from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.times import seconds, stamp
-from tilecast_operator.queue_rows import PlannedQueue
-from tilecast_operator.report.job_status import Aspect, condition
+from tilecast_operator.objects.view import View, encode_canonical
+from tilecast_operator.queue_rows import PlannedQueue, QueueState, make_plan_name, parse_plan_name, plan_rows
+from tilecast_operator.report.job_status import Aspect, make_condition
 
 LEAST_SHIFT_S = 60.0
 SHIFT = 0.1
@@ -44,20 +39,20 @@ MAX_WEIGHTS = 8
 """Most weights of namespaces that the condition names."""
 
 
-def positions(
+def make_positions(
     plan: PlannedQueue,
     began: Mapping[str, float],
     placed: frozenset[str],
     before: Mapping[str, QueuePosition],
     now_s: float,
 ) -> dict[str, QueuePosition]:
-    """Return what each job says about the plan, by name of the job.
+    """Return the position of each job in a plan, by name of the job.
 
     Args:
-        plan: the plan.
-        began: when each running job started, as Unix time.
-        placed: jobs that wait and cannot be moved any more.
-        before: what the jobs said before.
+        plan: The plan.
+        began: Unix time at which each running job started.
+        placed: Waiting jobs that are placed already.
+        before: The previous positions.
         now_s: Unix time, in seconds.
     """
     why = {item.job: f"{item.problem}; {item.remedy}" if item.remedy else item.problem for item in plan.refused}
@@ -65,7 +60,7 @@ def positions(
     if plan.report is not None:
         columns = plan.report.solution.columns
         fastest = own_best(columns)
-        for row, place in _lines(plan.report):
+        for row, place in _number_places(plan.report):
             item = columns.options[plan.report.solution.option[row.job]]
             name = columns.problem.jobs[row.job].name
             if name in began:
@@ -73,24 +68,24 @@ def positions(
             elif name in placed:
                 reason = PLACED
             else:
-                reason = _why(item, columns.options[fastest[row.job]])
+                reason = _explain_option(item, columns.options[fastest[row.job]])
             if columns.problem.jobs[row.job].own_weight != 1:
                 reason = f"{reason}; {WEIGHED}"
             made[name] = QueuePosition.within(
                 pool=item.pool,
                 gpus=item.gpus,
-                position=0 if name in began else _rounded(place),
+                position=0 if name in began else _round_position(place),
                 start=stamp(began[name] if name in began else now_s + row.start_s),
                 finish=stamp(now_s + row.finish_s),
                 reason=f"{reason}; {why[name]}" if name in why else reason,
             )
     for name, text in why.items():
         made.setdefault(name, QueuePosition.within(reason=text))
-    return {name: _steady(position, before.get(name), now_s) for name, position in made.items()}
+    return {name: _keep_times(position, before.get(name), now_s) for name, position in made.items()}
 
 
-def _lines(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
-    """Return each job with its times and its place in the line of its pool, from 1, ordered by start."""
+def _number_places(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
+    """Return the times of each job and its number in the line of its pool, from 1, ordered by start."""
     columns, option = report.solution.columns, report.solution.option
     waits = np.zeros(len(columns.pools), dtype=int)
     order = sorted(report.places, key=lambda place: (place.start_s, place.job))
@@ -102,12 +97,12 @@ def _lines(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
     return lines
 
 
-def _rounded(place: int) -> int:
+def _round_position(place: int) -> int:
     step = 10 ** (len(str(place)) - 1)
     return place if place <= EXACT else place // step * step
 
 
-def _why(item: JobOption, fastest: JobOption) -> str:
+def _explain_option(item: JobOption, fastest: JobOption) -> str:
     if (item.pool, item.gpus) == (fastest.pool, fastest.gpus):
         return "nothing else runs it faster"
     there = f"{fastest.gpus} GPUs of {fastest.pool}"
@@ -115,84 +110,84 @@ def _why(item: JobOption, fastest: JobOption) -> str:
     return f"{text}, from which others gain more or which are longer in use"
 
 
-def _steady(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
-    """Return a position, with the times that were shown before if the new ones hardly differ."""
+def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
+    """Return a position with its previous times if the new times hardly differ."""
     if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
         return position
-    times = {name: _same_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
+    times = {name: _keep_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
     return position.model_copy(update=times)
 
 
-def _same_time(before: str | None, time: str | None, now_s: float) -> str | None:
+def _keep_time(before: str | None, time: str | None, now_s: float) -> str | None:
     old_s, new_s = seconds(before), seconds(time)
     if old_s is None or new_s is None:
         return time
     return before if abs(new_s - old_s) <= max(LEAST_SHIFT_S, SHIFT * (new_s - now_s)) else time
 
 
-def status(
-    plan: PlannedQueue, policy: str, generation: int, now: str, before: QueueAdviceStatus
-) -> QueueAdviceStatus:  # fmt: skip
-    """Return the status of the QueueAdvice for a plan; `before` if that hardly differs.
+def make_status(
+    plan: PlannedQueue, policy: str, generation: int, now: str, before: api.QueueAdviceStatus
+) -> api.QueueAdviceStatus:  # fmt: skip
+    """Return the status of the QueueAdvice for a plan, or `before` if the status hardly differs.
 
     Args:
-        plan: the plan.
-        policy: what the plan minimizes.
-        generation: generation of the QueueAdvice's spec.
-        now: RFC 3339.
-        before: the current status.
+        plan: The plan.
+        policy: Key of `POLICIES`.
+        generation: Generation of the spec of the QueueAdvice.
+        now: Current time (RFC 3339).
+        before: The current status.
     """
-    aspect = _aspect(plan)
+    aspect = _make_aspect(plan)
     left_out = [item for item in plan.refused if item.is_left_out]
     running = 0 if plan.report is None else int(plan.report.solution.columns.is_running.sum())
     waiting = 0 if plan.report is None else len(plan.report.places) - running
-    made = QueueAdviceStatus.within(
+    made = api.QueueAdviceStatus.within(
         observed_generation=generation,
-        conditions=[condition("Ready", aspect, generation, now, before.conditions)],
+        conditions=[make_condition("Ready", aspect, generation, now, before.conditions)],
         planned_at=now,
         policy=policy,
-        jobs=QueueCounts(waiting=waiting, running=running, refused=len(left_out)),
-        totals=None if plan.report is None else QueueNumbers.of(plan.report.plan),
+        jobs=api.QueueCounts(waiting=waiting, running=running, refused=len(left_out)),
+        totals=None if plan.report is None else api.QueueNumbers.of(plan.report.plan),
         references=[]
         if plan.report is None
-        else [ReferenceNumbers.of(given, name=name) for name, given in plan.report.references.items()],
-        gap_ratio=None if plan.report is None else _gap(plan.report),
+        else [api.ReferenceNumbers.of(given, name=name) for name, given in plan.report.references.items()],
+        gap_ratio=None if plan.report is None else _round_gap(plan.report),
         refused=[
-            RefusedJob.within(job=item.job, message=item.problem, remedy=item.remedy)
-            for item in plan.refused[:MAX_REFUSED]
+            api.RefusedJob.within(job=item.job, message=item.problem, remedy=item.remedy)
+            for item in plan.refused[: api.MAX_REFUSED]
         ],
-        summary=_summary(plan, waiting, running, aspect.reason),
+        summary=_make_summary(plan, waiting, running, aspect.reason),
     )
-    return before if _is_same(before.document(), made.document()) else made
+    return before if _is_nearly_equal(before.document(), made.document()) else made
 
 
-def _aspect(plan: PlannedQueue) -> Aspect:
+def _make_aspect(plan: PlannedQueue) -> Aspect:
     if plan.problem:
         return Aspect("False", "NotPlanned", plan.problem)
     if plan.report is None:
         return Aspect("True", "NoJobs", "no job waits or runs that could be planned")
-    return Aspect("True", "Planned", "every job that can be planned has its place" + _weights(plan.report))
+    return Aspect("True", "Planned", "every job that can be planned has its place" + _describe_weights(plan.report))
 
 
-def _weights(report: QueueReport) -> str:
-    """Return a text with the namespaces whose jobs count more or less than others."""
+def _describe_weights(report: QueueReport) -> str:
+    """Return a text with the namespaces whose weight differs from 1; empty if there are none."""
     weights = {job.owner: job.weight for job in report.solution.columns.problem.jobs if job.weight != 1}
     named = [f"{name} {weight:g}" for name, weight in sorted(weights.items())[:MAX_WEIGHTS]]
     more = f" and {len(weights) - MAX_WEIGHTS} more" if len(weights) > MAX_WEIGHTS else ""
     return f"; by {WEIGHT} of its namespace a job counts: {', '.join(named)}{more}" if named else ""
 
 
-def _gap(report: QueueReport) -> float | None:
+def _round_gap(report: QueueReport) -> float | None:
     gap = report.solution.gap
     return None if gap is None else float(f"{gap:.3g}")
 
 
-def _summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> QueueSummary:
+def _make_summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> api.QueueSummary:
     if plan.report is None:
-        return QueueSummary.within(reason=reason)
+        return api.QueueSummary.within(reason=reason)
     means = {name: units.duration(given.completion_s) for name, given in plan.report.references.items()}
     gap = plan.report.solution.gap
-    return QueueSummary.within(
+    return api.QueueSummary.within(
         jobs=f"{waiting} wait, {running} run",
         mean=units.duration(plan.report.plan.completion_s),
         own_best=means.get("ownBest"),
@@ -205,29 +200,91 @@ def _summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> Que
 _TIMES = ("plannedAt", "summary", "lastTransitionTime")
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two documents say the same except times, and numbers that hardly differ."""
+def _is_nearly_equal(one: Any, other: Any) -> bool:
+    """Return whether two JSON documents are equal except for times and small differences of numbers."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         keys = (one.keys() | other.keys()).difference(_TIMES)
-        return all(_is_same(one.get(key), other.get(key)) for key in keys)
+        return all(_is_nearly_equal(one.get(key), other.get(key)) for key in keys)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
+        return len(one) == len(other) and all(map(_is_nearly_equal, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= SAME * max(abs(one), abs(other), 1.0)
     return bool(one == other)
 
 
-def stored_position(document: Mapping[str, Any]) -> QueuePosition | None:
-    """Read what the status of a TrainingJob says of an earlier plan; None if it says nothing."""
+def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
+    """Parse the queue position in the status of a TrainingJob; None if there is no valid one."""
     try:
         return QueuePosition.model_validate(document.get("queue"))
     except ValidationError:
         return None
 
 
-def stored_status(document: Mapping[str, Any]) -> QueueAdviceStatus:
-    """Read the stored status of a QueueAdvice; empty if somebody changed it."""
+def parse_status(document: Mapping[str, Any]) -> api.QueueAdviceStatus:
+    """Parse the status of a QueueAdvice; return an empty status if it is invalid."""
     try:
-        return QueueAdviceStatus.model_validate(document)
+        return api.QueueAdviceStatus.model_validate(document)
     except ValidationError:
-        return QueueAdviceStatus()
+        return api.QueueAdviceStatus()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """Input of `plan_queue`: everything that a plan depends on except the time."""
+
+    state: QueueState
+    policy: str
+    """Key of `POLICIES`."""
+    before: Mapping[Key, QueuePosition]
+    """Position of each job in the previous plan."""
+
+
+def plan_queue(facts: QueueFacts, now_s: float) -> tuple[PlannedQueue, dict[Key, QueuePosition]]:
+    """Plan the queue at `now_s`, a Unix time; return the plan and the position of each job.
+
+    This takes seconds for thousands of jobs.
+    """
+    rows, before = facts.state.rows, {make_plan_name(key): position for key, position in facts.before.items()}
+    places = {name: (one.pool, one.gpus) for name, one in before.items() if one.pool and one.gpus}
+    plan = plan_rows(facts.state, facts.policy, places, now_s)
+    began = {row.name: row.began_s for row in rows if row.began_s is not None}
+    placed = frozenset(row.name for row in rows if row.place is not None)
+    positions = make_positions(plan, began, placed, before, now_s)
+    return plan, {key: position for name, position in positions.items() if (key := parse_plan_name(name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAdviceFacts:
+    """Input of `decide_queue_advice`: everything that the QueueAdvice depends on except the time."""
+
+    plan: PlannedQueue
+    policy: str
+    """Key of `POLICIES`."""
+    interval_s: float
+    """Shortest time between two plans, in seconds."""
+    view: View | None
+    """The object as it was seen; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredQueueAdvice:
+    """Spec and status that the QueueAdvice should have."""
+
+    spec: Document | None
+    """Spec to write; None leaves the spec as it is."""
+    status: api.QueueAdviceStatus | None
+    """None if there is no object yet."""
+
+
+def decide_queue_advice(facts: QueueAdviceFacts, now_s: float) -> DesiredQueueAdvice:
+    """Return the spec and status that the QueueAdvice should have at `now_s`, a Unix time."""
+    view, policy = facts.view, facts.policy
+    spec = api.QueueAdviceSpec.within(policy=policy, interval_seconds=facts.interval_s).document()
+    if view is None:
+        return DesiredQueueAdvice(spec, None)
+    is_same, before = (
+        encode_canonical(view.document["spec"]) == encode_canonical(spec),
+        parse_status(view.status),
+    )
+    status = make_status(facts.plan, policy, view.generation, stamp(now_s), before)
+    return DesiredQueueAdvice(None if is_same else spec, status)
