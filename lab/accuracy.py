@@ -34,7 +34,7 @@ class Table:
 TABLES = (
     Table(
         "Training steps: published runs",
-        "Steps that 18 projects and vendors published, on A100, H100 and T4; rows of grade A and B.",
+        "18 projects and vendors, A100, H100 and T4; rows of grade A and B.",
         "runs", ("e2e/published_dev.csv",),
     ),
     Table(
@@ -68,16 +68,14 @@ TABLES = (
 _HEAD = """\
 # Accuracy
 
-Made by `python lab/accuracy.py`, which prints here what `tilecast validate` says of each measured table. An error is
-`|forecast - measured| / measured`; `macro` is the mean over groups (a source and model) of their means, `bias` keeps
-the sign. `roofline` is a perfect machine, `one-MFU` one utilization per GPU and precision fitted to the very rows. The
-model card, `predictor/tilecast/kernels/weights/CARD.md`, says what the kernels were fitted to, and names the sources.
+`python lab/accuracy.py` writes this page: the output of `tilecast validate` for each measured table. An error is
+`|forecast - measured| / measured`; `macro` is the mean over groups (a source and model) of their means; `bias` keeps
+the sign. `roofline` is a perfect machine, `one-MFU` one utilization per GPU and precision fitted to these rows. The
+model card, `predictor/tilecast/kernels/weights/CARD.md`, names the sources and what the kernels were fitted to.
 
 Version {version}, utilization model `{digest}`.
 
 ## Other measurements
-
-Programs that need more than one table made these figures.
 
 **Collectives of 4 GPUs in one node**, with constants fitted to 2 and 8 GPUs alone: mean absolute error from 1 MiB on,
 and below (nccl-tests' times from aiconfigurator; `python -m tilecast_lab links --leave-out 4`).
@@ -87,10 +85,9 @@ and below (nccl-tests' times from aiconfigurator; `python -m tilecast_lab links 
 | NVLink 3 (A100), 168 rows | 6.8 / 3.5 % | 8.9 / 4.0 % | 9.9 / 3.4 % | 7.1 / 8.1 % |
 | NVLink 4 (H100, H200), 900 rows | 4.6 / 6.8 % | 6.3 / 8.2 % | 6.0 / 6.3 % | 6.9 / 17.0 % |
 
-**Corrections from measured steps** (`tilecast calibrate`): every source is a cluster and every GPU of it a pool. Some
-rows of a pool are drawn as observations, the same others are forecast (`python lab/bench/calibration.py RUNS.csv …`,
-the source left out of the fit, 20 draws). The columns show the error, how many steps the 90 % range holds, and its
-half-width.
+**Corrections from measured steps** (`python lab/bench/calibration.py RUNS.csv …`): every source is a cluster and
+every GPU of it a pool. Some rows of a pool are observations, the others are forecast; the source is left out of the
+fit (20 draws). The columns show the error, the share of steps inside the 90 % range, and its half-width.
 
 | observations | 43 pools, 2,272 rows | 13 pools, 1,753 rows |
 |---|---|---|
@@ -100,7 +97,7 @@ half-width.
 | 30 | | 10.0 %, 96.4 %, 43 % |
 
 **Graphs**: 845 steps of timm's models on an RTX 3090, priced from their graphs (`--graphs`), were 9.1 % off in the
-median, before memory's share was priced apart on GPUs with GDDR.
+median (an earlier version).
 
 **One run for another**: the gain of the table below is 0.76 (GPU), 0.67 (count) and 0.84 (plan) if each eighth of the
 sources is also left out of the fit of what runs share.
