@@ -12,8 +12,8 @@ output of an all-gather, the input of a reduce-scatter (nccl-tests, doc/PERFORMA
 Every function takes `size_bytes` and the columns of a `Group`, which broadcast, and returns seconds of that shape:
 infinite if the algorithm cannot run, 0 for a single rank. None raises.
 
-`seconds` is the usual entry point. `COLLECTIVES` lists every collective with its algorithms. `link_calibration` fits
-the constants of a link to measured collectives.
+`seconds` is the usual entry point. `COLLECTIVES` lists every collective with its algorithms.
+`link_calibration` fits the constants of a link to measured collectives.
 """
 
 from __future__ import annotations
