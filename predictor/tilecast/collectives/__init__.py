@@ -33,9 +33,9 @@ from tilecast.spec import Floats
 class Group:
     """Communication groups as columns, whose shapes broadcast.
 
-    `ranks` is the number of ranks in the group, `local` the number of them in each node, and `node_ranks` the number of
-    ranks that use the node's network at once. If one NVLink domain spans nodes, "node" means all nodes that it joins,
-    and `joined` is their number.
+    `ranks` is the number of ranks in the group, and `local` the number of them in each node. `node_ranks` is the number
+    of ranks that use the node's network at once. If one NVLink domain spans nodes, "node" means all nodes that it
+    joins, and `joined` is their number.
     """
 
     ranks: Floats

@@ -301,7 +301,7 @@ def network_inputs(family: str, work: KernelWork, gpu: Gpu, precision: str) -> N
 
 
 def _append_doubled(work: KernelWork, grown: Sequence[str], precision: str) -> KernelWork:
-    """Return the work of the kernels, followed by the same kernels with each of some dimensions doubled."""
+    """Return the work of the kernels, followed by copies with one dimension doubled, for each dimension in `grown`."""
     larger = {
         name: np.concatenate([2.0 * column if name == other else column for other in ("", *grown)])
         for name, column in work.dims.items()

@@ -112,7 +112,7 @@ def _finish_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> F
 
 
 def _find_payers(solution: QueueSolution, wish: QueueOutcome, gain: Floats, start: Floats, job: int) -> tuple[str, ...]:
-    """Return the names of the jobs that use a job's place on its own best pool, if the plan delays the job."""
+    """Return the names of the jobs that use a job's place on its best pool, if the plan delays the job."""
     columns = solution.columns
     if gain[job] >= 0:
         return ()
