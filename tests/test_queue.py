@@ -97,7 +97,7 @@ def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginn
         moves = {row: draw.choice(held.of(row)) for row in draw.sample(range(len(jobs)), draw.randint(1, 3))}
         score, changed = current.try_moves(moves)
         if draw.random() < 0.5:
-            current.apply(moves, changed)
+            current.apply_moves(moves, changed)
             anew = Assignment(held, current.policy, list(current.option))
             assert current.score == anew.score == score
             assert current.finish.tolist() == anew.finish.tolist()

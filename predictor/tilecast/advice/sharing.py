@@ -151,7 +151,7 @@ class _BestRun:
         return float(self.priced.step_s[self.row])
 
     @property
-    def busy(self) -> float:
+    def busy_share(self) -> float:
         """Share of the step in which the GPU computes."""
         parts = self.priced.times.parts(self.row)
         return (parts["compute"] + parts["optimizer"]) / self.step_s
@@ -160,7 +160,7 @@ class _BestRun:
     def memory_bytes(self) -> float:
         return float(self.priced.memory_bytes[self.row])
 
-    def share(
+    def to_share(
         self,
         kind: SharingMethod,
         pool: Pool,
@@ -210,7 +210,7 @@ def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Sha
     for profile in hardware.mig_profiles(pool.gpu):
         run = _fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
         if run is not None:
-            yield run.share("mig", pool, whole, profile.instances, profile.share, profile.name)
+            yield run.to_share("mig", pool, whole, profile.instances, profile.share, profile.name)
 
 
 def _mps_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Share]:
@@ -220,7 +220,7 @@ def _mps_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Sha
         run = _fastest_run(workload, pool, _mps_part(pool.gpu, jobs), usable / jobs)
         if run is None:
             return
-        yield run.share("mps", pool, whole, jobs, 1 / jobs)
+        yield run.to_share("mps", pool, whole, jobs, 1 / jobs)
 
 
 def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
@@ -241,10 +241,10 @@ def _time_slicing_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Ite
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MAX_JOBS + 1):
         run = _fastest_run(workload, pool, pool.gpu, usable / jobs)
-        slower = time_slicing_slowdown([SharingJob(run.memory_bytes, run.busy)] * jobs, pool.gpu) if run else None
+        slower = time_slicing_slowdown([SharingJob(run.memory_bytes, run.busy_share)] * jobs, pool.gpu) if run else None
         if run is None or slower is None:
             return
-        yield run.share("timeSlicing", pool, whole, jobs, 1 / jobs, slower=slower)
+        yield run.to_share("timeSlicing", pool, whole, jobs, 1 / jobs, slower=slower)
 
 
 def _choose_share(shares: Iterator[Share], objective: Objective) -> list[Share]:

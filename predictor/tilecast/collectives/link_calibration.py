@@ -105,13 +105,13 @@ def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -
             abs(math.log(read_constant(tried, name) / start)) for name, start in begin.items()
         )
 
-    def counts(name: str) -> bool:
+    def is_measured(name: str) -> bool:
         """Return whether the time of some row depends on a constant."""
         links = (link, _scale_constant(link, name, 1.1))
         before, after = (_predict_beside(one, other, measured) for one in links)
         return bool(np.abs(np.log(after / before)).max() >= MIN_TIME_SHARE * np.log(1.1))
 
-    begin = {name: value for name in CONSTANTS if (value := read_constant(link, name)) and counts(name)}
+    begin = {name: value for name in CONSTANTS if (value := read_constant(link, name)) and is_measured(name)}
     best, least = link, loss(link)
     for turn in range(rounds):
         for name in begin:
@@ -383,7 +383,7 @@ def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> Lin
         name: name of the fitted link.
     """
 
-    def errors(fitted: Link, rows: Measurements) -> Floats:
+    def relative_errors(fitted: Link, rows: Measurements) -> Floats:
         return np.asarray(_predict_beside(fitted, other, rows) / rows.seconds - 1)
 
     after = fit_link(link, measured, other)
@@ -391,8 +391,8 @@ def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> Lin
     unseen = np.full(len(measured), np.nan)
     if len(measured) > 1:
         for half in (even, ~even):
-            unseen[half] = errors(fit_link(link, measured.take(~half), other), measured.take(half))
-    table = np.abs([errors(link, measured), errors(after, measured), unseen])
+            unseen[half] = relative_errors(fit_link(link, measured.take(~half), other), measured.take(half))
+    table = np.abs([relative_errors(link, measured), relative_errors(after, measured), unseen])
     lines = []
     for collective in np.unique(measured.collective):
         for title, rows in (("from 1 MiB", measured.size_bytes >= 2**20), ("below", measured.size_bytes < 2**20)):

@@ -82,10 +82,12 @@ def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
     together = np.minimum(np.maximum(np.ceil(packed / np.minimum(c_in, c_out)), 1.0), dims["groups"])
     packs = dims["groups"] / together
 
-    def side(channels: Floats) -> Floats:
+    def packed_side(channels: Floats) -> Floats:
         return np.minimum(np.maximum(channels, packed), channels * dims["groups"])
 
-    product = conv_product({**dims, "groups": packs, "c_in": side(c_in) * packs, "c_out": side(c_out) * packs})
+    product = conv_product(
+        {**dims, "groups": packs, "c_in": packed_side(c_in) * packs, "c_out": packed_side(c_out) * packs}
+    )
     sides = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
     gemm_dims = {**sides, "accumulated": np.zeros(len(product.m))}
     return KernelWork("gemm", gemm_dims, work.flops * together, work.moved_bytes, exact=False)

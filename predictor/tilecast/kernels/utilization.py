@@ -176,7 +176,7 @@ class UtilizationModel:
         network = self.description.networks.get(family)
         return network is not None and name_die(gpu) in network.seen.get(case, ())
 
-    def ceiling(self, case: str) -> BandwidthCeiling:
+    def find_ceiling(self, case: str) -> BandwidthCeiling:
         """Return the fitted ceiling of a case that formulas price."""
         return self.description.ceilings[case]
 

@@ -369,7 +369,7 @@ class RunFit:
                 shares[row, index[effect]] = sigmas[effect[0]]
         noise = _unshared_covariance(runs, sigmas, counts)
         deviation = np.array([run.deviation for run in runs])
-        inverse = _inverse(noise + shares @ shares.T)
+        inverse = _invert(noise + shares @ shares.T)
         return cls(
             runs=tuple(runs),
             sigmas=sigmas,
@@ -402,7 +402,7 @@ class RunFit:
             mean=mean,
             covariance=covariance,
             shares=shares,
-            inverse=_inverse(self.noise + shares @ covariance @ shares.T),
+            inverse=_invert(self.noise + shares @ covariance @ shares.T),
             deviation=self.deviation - shares @ mean,
             robust_deviation=self.robust_deviation - shares @ mean,
             consensus=consensus,
@@ -464,11 +464,11 @@ class RunFit:
             gain = self.covariance @ self.shares.T @ self.inverse
             left_open = self.covariance - gain @ self.shares @ self.covariance
             explained -= self.consensus.unconfirmed_variance(left_open, left - gain @ shared)
-        width = np.sqrt((before - explained) / before) * self._spread
+        width = np.sqrt((before - explained) / before) * self._spread_factor
         return np.clip(np.exp(-expected), 1 / MAX_RATIO, MAX_RATIO), width
 
     @cached_property
-    def _spread(self) -> float:
+    def _spread_factor(self) -> float:
         """Factor by which the spread of runs exceeds the assumed one.
 
         It is the 90 % quantile of the errors in units of the assumed spread. It is weighed against 1 / (1 - `COVERAGE`)
@@ -478,7 +478,7 @@ class RunFit:
         if not self.counts:
             is_apart = self.consensus.disagrees if self.consensus else ()
             fits = [one for one, alone in zip(self.others, is_apart, strict=True) if one.counts and not alone]
-            spreads = sorted(one._spread for one in fits)
+            spreads = sorted(one._spread_factor for one in fits)
             return float(np.quantile(spreads[1:] or [max([1.0, *spreads])], 0.5, method="lower"))
         residual, spread = _leave_one_out_errors(self.inverse, self.robust_deviation, self.deviation)
         errors = np.sort(np.abs(residual) / spread)
@@ -540,5 +540,5 @@ def _leave_one_out_errors(inverse: Floats, robust: Floats, deviation: Floats) ->
     return deviation - expected, 1 / np.sqrt(precision)
 
 
-def _inverse(covariance: Floats) -> Floats:
+def _invert(covariance: Floats) -> Floats:
     return np.asarray(np.linalg.inv(covariance), dtype=np.float64)

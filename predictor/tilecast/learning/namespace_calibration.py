@@ -71,7 +71,7 @@ class NamespaceCalibration:
     @cached_property
     def bounded(self) -> frozenset[str]:
         """Namespaces whose influence on the forecasts of others is at its bound."""
-        bounded = zip(self._own_fits, self._consensus.bounded, strict=True)
+        bounded = zip(self._own_fits, self._consensus.is_at_limit, strict=True)
         return frozenset(name for name, is_bounded in bounded if is_bounded)
 
     def fit(self, namespace: str | None = None) -> Calibration:

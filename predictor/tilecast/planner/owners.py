@@ -38,7 +38,7 @@ def exchange_places(current: Assignment, effort: int) -> None:
                 score, changed = current.try_moves(moves)
                 is_wished = _policy_allows(current, score) and _owner_gains(current, changed, members, (job, other))
                 if is_wished and not _delays_others(current, changed, members):
-                    current.apply(moves, changed)
+                    current.apply_moves(moves, changed)
                     break
 
 

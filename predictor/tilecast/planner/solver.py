@@ -173,7 +173,7 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
         count = draw.integers(1, min(len(other.option), _RESTART_MOVES) + 1)
         moved = draw.choice(len(other.option), size=count, replace=False)
         moves = {int(job): int(draw.choice(other.columns.options_of_job(int(job)))) for job in moved}
-        other.apply(moves, other.try_moves(moves)[1])
+        other.apply_moves(moves, other.try_moves(moves)[1])
         _improve_plan(other, budget)
         if is_better_score(other.score, best.score):
             best = other
@@ -197,7 +197,7 @@ class _TrialBudget:
         self.left -= current.simulated - before + _TRIAL
         if not is_better_score(score, current.score):
             return False
-        current.apply(moves, changed)
+        current.apply_moves(moves, changed)
         return True
 
 
@@ -283,7 +283,7 @@ def _undo_small_changes(current: Assignment, effort: int) -> None:
         is_none = score[: policy.deciding] <= current.score[: policy.deciding]
         is_none &= lost <= policy.stake(columns, job, here, ratio)
         if is_none and (columns.is_running[job] or _is_nearly_best(policy, score, best)):
-            current.apply({job: here}, changed)
+            current.apply_moves({job: here}, changed)
         budget.left -= sum(len(pool.jobs) for pool in changed.values()) + _TRIAL
         if budget.is_spent:
             return
