@@ -10,8 +10,8 @@ Facts come from sources in a fixed order, and the first source that answers is u
 If no source answers, the node is left out and the report says why. Only the network may be assumed, and then its source
 is `default`.
 
-A pool describes the nodes that the cluster has. `pools(..., now=True)` returns the part of a pool that a job can
-use now. The remarks of a pool describe conditions of only some of its nodes. Read `discovery` first.
+A pool describes the nodes that the cluster has. Call `pools(..., now=True)` for the part of each pool that a
+job can use now. The remarks of a pool describe conditions of only some of its nodes. Read `discovery` first.
 """
 
 from __future__ import annotations
