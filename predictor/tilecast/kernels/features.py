@@ -213,9 +213,10 @@ def _alignment_waste(work: KernelWork) -> Floats:
     The channels, or the two sides of a GEMM that are contiguous in memory, are padded to whole words.
     """
     dims = work.dims
-    sides = dims["n"], dims["k"]
     if work.kind == "conv":
         sides = dims["c_in"] / dims["groups"], dims["c_out"] / dims["groups"]
+    else:
+        sides = dims["n"], dims["k"]
     waste = np.ones(len(work.flops))
     for side in sides:
         waste = waste * np.ceil(side / WORD) * WORD / side
