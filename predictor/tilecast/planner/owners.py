@@ -73,7 +73,7 @@ def _promising_exchanges(current: Assignment, members: Sequence[int], job: int) 
 def _find_option(columns: QueueColumns, job: int, like: int) -> int | None:
     """Return the job's option with the pool and GPU count of option `like`; None if there is none."""
     place = columns.pool[like], columns.gpus[like]
-    return next((one for one in columns.options_of_job(job) if (columns.pool[one], columns.gpus[one]) == place), None)
+    return next((one for one in columns.options_of(job) if (columns.pool[one], columns.gpus[one]) == place), None)
 
 
 def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Floats, Floats]:

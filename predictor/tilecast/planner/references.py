@@ -48,7 +48,7 @@ def choose_earliest(columns: QueueColumns) -> list[int]:
     for job in range(len(columns.weight)):
         begin = max(float(columns.arrival[job]), 0.0)
         best, ends = -1, (math.inf, 0)
-        for item in columns.options_of_job(job):
+        for item in columns.options_of(job):
             gpus = int(columns.gpus[item])
             after = (max(lines[columns.pool[item]].when_free(gpus), begin) + columns.seconds[item], gpus)
             if best < 0 or after < ends:
@@ -181,7 +181,7 @@ def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]
 
     Each is a pool, a number of GPUs and a position among the job's options.
     """
-    options = columns.options_of_job(job)
+    options = columns.options_of(job)
     present = int(columns.present[job])
     is_own = present >= 0 and not columns.problem.jobs[job].is_advised
     own = present if is_own else min(options, key=lambda item: columns.seconds[item])
