@@ -153,7 +153,7 @@ def test_a_part_that_a_run_tells_is_corrected_by_its_own_deviation() -> None:
     assert by_step == [by_step[0]] * 3
     for other, _ in (columns(JobRuns((slow,)), gpus_per_node=4), columns(JobRuns((slow,)), plan=PIPELINE)):
         assert other[0] == other[1] > 1 > other[2], "other links: what it waited for them is of the rest"
-    both, _ = columns(JobRuns((slow, replace(silent, setting=H100))))
+    both, _ = columns(JobRuns((slow, replace(silent, place=H100))))
     assert 1 < both[0] < both[1], "what a run does not tell goes by its step"
 
 

@@ -129,8 +129,7 @@ NO_PARTS = MeasuredParts()
 class JobRun:
     """A measured run of the job."""
 
-    setting: RunSetting
-    """GPU and properties of the workload."""
+    place: RunSetting  # names of fields are part of `inputs_hash`
     plan: Plan
     deviation: float
     """log(predicted / observed), for the forecast without the job's own runs."""
@@ -202,7 +201,7 @@ def corrected_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Flo
 
 def shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
     """Return which deviations a run shares with each of the plans at a setting: a row for each of `LEVELS`, (5, n)."""
-    of_run, run_plan = run.setting, Plans.of(run.plan)
+    of_run, run_plan = run.place, Plans.of(run.plan)
     shape = (of_run.precision, of_run.sequence_length) == (setting.precision, setting.sequence_length)
     every = np.ones(len(plans), dtype=bool)
     same = {
@@ -266,7 +265,7 @@ class JobRuns:
             return np.ones((1 + len(SEPARATE_PARTS), len(plans))), np.ones(len(plans))
         run_plans = Plans.of(*(one.plan for one in self.runs))
         among_runs = np.stack(
-            [self._shared_levels(one.setting, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)],
+            [self._shared_levels(one.place, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)],
             axis=-1,
         )
         reports = np.array([one.reports for one in self.runs])
