@@ -25,7 +25,7 @@ def changes(document: Document, job: Job, placement: Placement, *, runtime_patch
     if placement.gpus_per_pod is not None and placement.gpus_per_pod != job.gpus_per_pod:
         changed += job.kind.set_gpus(document, job, placement.gpus_per_pod)
         changed += _set_processes(document, job, placement.gpus_per_pod)
-    changed += job.kind.place_pods(document, job, placement, runtime_patches=runtime_patches)
+    changed += job.kind.place(document, job, placement, runtime_patches=runtime_patches)
     return [change for change in changed if value_at(document, change.path) != change.value]
 
 

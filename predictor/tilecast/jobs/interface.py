@@ -239,9 +239,7 @@ class JobKind(ABC):
         """Return kind and name of the object that holds the pod templates; None if the job holds them."""
         return None
 
-    def place_pods(
-        self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool
-    ) -> list[FieldChange]:
+    def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
         """Return the changes that put the pods with GPUs onto the nodes of a placement.
 
         Args:
@@ -310,16 +308,12 @@ def unplaced(job: Job) -> Job:
     """Return a placed job without its node choice."""
     ours = set(job.annotations.get(keys.CHOSEN_LABELS, "").split(","))
 
-    def remaining_selector(pods: Pods) -> Mapping[str, str]:
-        others = {
-            key: value for key, value in pods.node_selector.items() if not is_choice_label(key) and key not in ours
-        }
-        return {**pods.pinned, **others}
+    def kept_selector(pods: Pods) -> Mapping[str, str]:
+        kept = {key: value for key, value in pods.node_selector.items() if key not in ours and not is_choice_label(key)}
+        return {**pods.pinned, **kept}
 
-    return replace(
-        job,
-        pods=tuple(replace(pods, node_selector=remaining_selector(pods)) if pods.gpus else pods for pods in job.pods),
-    )
+    changed = (replace(pods, node_selector=kept_selector(pods)) if pods.gpus else pods for pods in job.pods)
+    return replace(job, pods=tuple(changed))
 
 
 def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:

@@ -84,9 +84,7 @@ class TrainJob(JobKind):
         kind, name = (value_at(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
         return str(kind or "ClusterTrainingRuntime"), str(name or "")
 
-    def place_pods(
-        self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool
-    ) -> list[FieldChange]:
+    def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
         """Return the change that writes Tilecast's entry in `runtimePatches` or `podTemplateOverrides`."""
         pods = job.pods[0]
         chosen: dict[str, Any] = {"nodeSelector": selector(pods, placement.node_selector)}
