@@ -264,9 +264,8 @@ class JobRuns:
         if not self.runs:
             return np.ones((1 + len(SEPARATE_PARTS), len(plans))), np.ones(len(plans))
         run_plans = Plans.of(*(one.plan for one in self.runs))
-        among_runs = np.stack(
-            [self._shared_levels(one.place, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)],
-            axis=-1,
+        mutual = np.stack(
+            [self._shared_levels(one.place, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1
         )
         reports = np.array([one.reports for one in self.runs])
         shared = self._shared_levels(setting, plans)
@@ -279,9 +278,7 @@ class JobRuns:
             links = [[one.deviations_of_parts(is_across) for one in self.runs] for is_across in LINK_KINDS]
             deviation = np.array(links).swapaxes(-1, -2).reshape(-1, len(self.runs))
             most = np.tile([[MAX_RATIO], [MAX_EXPOSED_RATIO], [MAX_RATIO]], (len(LINK_KINDS), 1))
-        ratio, width = correction_factors(
-            sigmas or deviations(), share, among_runs[:, :, 0], shared, deviation, reports
-        )
+        ratio, width = correction_factors(sigmas or deviations(), share, mutual[:, :, 0], shared, deviation, reports)
         most = np.minimum(most, 1 + MAX_CHANGE_BY_OTHERS) if relative.all() else most
         shape = (len(LINK_KINDS), 1 + len(SEPARATE_PARTS), len(plans))
         ratios = np.broadcast_to(np.clip(ratio, 1 / most, most), (shape[0] * shape[1], shape[2])).reshape(shape)
@@ -310,7 +307,7 @@ def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
 def correction_factors(
     sigmas: Mapping[str, float],
     small_share: Floats | float,
-    among_runs: Mask,
+    mutual: Mask,
     shared: Mask,
     deviation: Floats,
     reports: Ints,
@@ -324,13 +321,13 @@ def correction_factors(
     Args:
         sigmas: standard deviations as in `deviations`.
         small_share: the share of jobs like these that deviate little, (…,).
-        among_runs: which of `LEVELS` the runs share with each other, (5, …, k, k).
+        mutual: which of `LEVELS` the runs share with each other, (5, …, k, k).
         shared: which of them the runs share with the settings to correct, (5, …, k, n).
         deviation: deviations of the runs, (…, k).
         reports: number of reports of the runs, (…, k).
     """
     variance = np.array([sigmas[name] ** 2 for name in LEVELS])
-    covariance, target = (np.tensordot(variance, one, 1) for one in (among_runs, shared))
+    covariance, target = (np.tensordot(variance, one, 1) for one in (mutual, shared))
     noise = sigmas["run"] ** 2 + sigmas["report"] ** 2 / reports
     odds, expected = [], []
     for scale, share in ((sigmas["small"], np.asarray(small_share)), (sigmas["large"], 1 - np.asarray(small_share))):
