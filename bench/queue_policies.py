@@ -128,7 +128,7 @@ def replay(
         state.now = min(arrivals[coming].at_s if coming < len(arrivals) else math.inf, ends[0][0] if ends else math.inf)
         while ends and ends[0][0] <= state.now:
             _, job, taken = heapq.heappop(ends)
-            nodes[where[job]].give(state.place[job].gpus, taken)
+            nodes[where[job]].release(state.place[job].gpus, taken)
             state.learn([job])
             del state.running[job]
         while coming < len(arrivals) and arrivals[coming].at_s <= state.now:
@@ -142,7 +142,7 @@ def replay(
                 continue
             state.place[job], where[job] = option, option.pool
             finish[job] = state.now + arrivals[job].seconds[option.pool]
-            heapq.heappush(ends, (finish[job], job, nodes[option.pool].take(option.gpus)))
+            heapq.heappush(ends, (finish[job], job, nodes[option.pool].allocate(option.gpus)))
             state.running[job] = state.now
             state.waiting.remove(job)
     return finish, where

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -248,14 +247,16 @@ def test_hardware_files_state_their_sources(tmp_path: Path) -> None:
         assert row.model_fields["source"].is_required()
 
 
-@pytest.mark.parametrize(("module", "section"), [(calibration, "deviation"), (job_calibration, "job")])
+@pytest.mark.parametrize(
+    ("deviations", "section"), [(calibration.shipped_deviations, "deviation"), (job_calibration.deviations, "job")]
+)
 def test_deviations_state_their_source(
-    module: ModuleType, section: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    deviations: Any, section: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     table = shipped.read_table("tilecast.learning", "calibration.toml")
     del table[section]["source"]
     monkeypatch.setattr(shipped, "read_table", lambda package, name: table)
-    request.addfinalizer(module.deviations.cache_clear)
-    module.deviations.cache_clear()
+    request.addfinalizer(deviations.cache_clear)
+    deviations.cache_clear()
     with pytest.raises(SpecError, match=rf"^calibration\.toml: {section}\.\w+: has no source; write "):
-        module.deviations()
+        deviations()

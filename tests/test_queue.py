@@ -92,12 +92,12 @@ def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginn
         ways = [way for way in ways if not (queue and quotas) or way.gpus <= 4]
         jobs.append(job(f"j{index}", *ways, arrival_s=coming_s, queue=queue))
     held = build_columns(check_problem(QueueProblem(tuple(jobs), pools))[0])
-    current = Assignment(held, POLICIES["completion"], [draw.choice(held.of(row)) for row in range(len(jobs))])
+    current = Assignment(held, POLICIES["completion"], [draw.choice(held.options_of(row)) for row in range(len(jobs))])
     for _ in range(25):
-        moves = {row: draw.choice(held.of(row)) for row in draw.sample(range(len(jobs)), draw.randint(1, 3))}
+        moves = {row: draw.choice(held.options_of(row)) for row in draw.sample(range(len(jobs)), draw.randint(1, 3))}
         score, changed = current.try_moves(moves)
         if draw.random() < 0.5:
-            current.apply(moves, changed)
+            current.apply_moves(moves, changed)
             anew = Assignment(held, current.policy, list(current.option))
             assert current.score == anew.score == score
             assert current.finish.tolist() == anew.finish.tolist()
@@ -146,7 +146,7 @@ def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
         peak, sums = max(part[0] for part in parts), np.sum([part[1] for part in parts], axis=0)
         return tuple(sums) if peak == -math.inf else (peak, *sums)
 
-    return min(score(plan) for plan in itertools.product(*(held.of(row) for row in range(len(held.weight)))))
+    return min(score(plan) for plan in itertools.product(*(held.options_of(row) for row in range(len(held.weight)))))
 
 
 @pytest.mark.parametrize("queues", [15, pytest.param(50, marks=pytest.mark.long)])
@@ -156,7 +156,7 @@ def test_the_plan_is_close_to_the_best_there_is(policy: str, queues: int) -> Non
     for seed in range(queues):
         problem = small(seed)
         held = build_columns(check_problem(problem)[0])
-        if math.prod(len(held.of(row)) for row in range(len(held.weight))) > MOST_PLANS:
+        if math.prod(len(held.options_of(row)) for row in range(len(held.weight))) > MOST_PLANS:
             continue
         plan, best = solve(problem, policy), best_of_all(held, policy)
         deciding = POLICIES[policy].deciding

@@ -196,41 +196,38 @@ class Constants:
         """
         file = FactFile(_NAME, table)
         file.read_values("", _SECTIONS)
+        numbers, record = file.read_numbers, file.read_record
         parts = ("matrix", "attention", "convolution", "exchange", "gradients")
         attention = file.read_values("attention")
         return cls(
             launch_s={mode: _read_launch_s(file, mode) for mode in file.read_values("launch_us", _HOSTS)},
-            collective_s={mode: cost * 1e-6 for mode, cost in file.read_numbers("collective_us", _HOSTS).items()},
-            step_s={mode: cost * 1e-3 for mode, cost in file.read_numbers("step_ms", _HOSTS).items()},
-            gradient_s={mode: cost * 1e-6 for mode, cost in file.read_numbers("gradient_us", _HOSTS).items()},
-            **file.read_numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
-            **file.read_numbers("alignment", ("regular_odd_part", "irregular")),
-            implicit=file.read_numbers("implicit", ("convolution",))["convolution"],
-            **file.read_numbers("scale", ("jitter", "uneven_jitter")),
+            collective_s={mode: cost * 1e-6 for mode, cost in numbers("collective_us", _HOSTS).items()},
+            step_s={mode: cost * 1e-3 for mode, cost in numbers("step_ms", _HOSTS).items()},
+            gradient_s={mode: cost * 1e-6 for mode, cost in numbers("gradient_us", _HOSTS).items()},
+            **numbers("overlap", ("slowdown", "tensor_share", "pipelined_share", "expert_share")),
+            **numbers("alignment", ("regular_odd_part", "irregular")),
+            implicit=numbers("implicit", ("convolution",))["convolution"],
+            **numbers("scale", ("jitter", "uneven_jitter")),
             attention=tuple(
                 FusedAttention(name, **file.read_values(f"attention.{name}", _ATTENTION)) for name in attention
             ),
-            optimizer_efficiency=file.read_numbers("optimizer", ("efficiency",))["efficiency"],
-            memory=file.read_numbers("memory", (*_HOSTS, "listed", "fused")),
-            **{
-                f"vector_{key}": value
-                for key, value in file.read_numbers("vector", ("flop_per_byte", "exponent")).items()
-            },
-            factor=file.read_numbers("factor", parts),
-            kernels=file.read_record(KernelConstants, "kernels"),
+            optimizer_efficiency=numbers("optimizer", ("efficiency",))["efficiency"],
+            memory=numbers("memory", (*_HOSTS, "listed", "fused")),
+            **{f"vector_{key}": value for key, value in numbers("vector", ("flop_per_byte", "exponent")).items()},
+            factor=numbers("factor", parts),
+            kernels=record(KernelConstants, "kernels"),
             tiles={
-                units: file.read_record(TileTable, f"tiles.{units}")
-                for units in file.read_values("tiles", ("simt", "tensor"))
+                units: record(TileTable, f"tiles.{units}") for units in file.read_values("tiles", ("simt", "tensor"))
             },
-            split_k=file.read_record(SplitK, "split_k"),
-            nccl=(nccl := file.read_record(NcclConstants, "nccl")),
+            split_k=record(SplitK, "split_k"),
+            nccl=(nccl := record(NcclConstants, "nccl")),
             channel_buffers={link: _read_channel_buffers(file, link, nccl) for link in file.read_values("channels")},
-            device_memory=file.read_record(DeviceMemory, "device_memory"),
-            resident_threads=file.read_record(ResidentThreads, "resident_threads"),
-            host=file.read_record(HostRates, "host"),
-            host_step=file.read_record(HostStepLaw, "host_step"),
-            contention=file.read_numbers("contention", ("link_share",))["link_share"],
-            sharing=file.read_numbers("sharing", ("mig", "mps", "timeSlicing")),
+            device_memory=record(DeviceMemory, "device_memory"),
+            resident_threads=record(ResidentThreads, "resident_threads"),
+            host=record(HostRates, "host"),
+            host_step=record(HostStepLaw, "host_step"),
+            contention=numbers("contention", ("link_share",))["link_share"],
+            sharing=numbers("sharing", ("mig", "mps", "timeSlicing")),
         )
 
     def memory_factor(self, runner: str, gpu: Gpu) -> float:

@@ -1,4 +1,4 @@
-"""Properties of training frameworks, from `frameworks.toml`: how they hold weights and gradients, and what they fuse.
+"""Properties of training frameworks, from `frameworks.toml`, such as their storage of weights and fused kernels.
 
 `step`, `memory` and the models all read the same record, so that all of them price the same behaviour.
 """

@@ -156,7 +156,8 @@ class Reporter:
     def _report(self, steps: StepSample) -> None:
         """Write a sample of steps to the metrics file and send it to the operator."""
         self._steps += steps.steps
-        peak = _peak_memory_bytes()
+        cuda = torch_cuda()
+        peak = None if cuda is None else int(cuda.max_memory_allocated())
         self._text = self._prometheus_text(steps, peak)
         if self._settings.metrics_file:
             _replace_file(Path(self._settings.metrics_file), self._text)
@@ -166,7 +167,7 @@ class Reporter:
                 "steps": steps.steps,
                 **{f"{name}Seconds": seconds for name, seconds in steps.parts.items()},
                 "peakMemoryBytes": peak,
-                "gpu": _gpu_name(),
+                "gpu": None if cuda is None else str(cuda.get_device_name()),
                 "gpus": self._settings.gpus,
                 "driver": _driver_version(),
                 "plan": dict(self._settings.plan) or None,
@@ -229,16 +230,6 @@ def torch_cuda() -> Any:
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() and cuda.is_available() else None
-
-
-def _peak_memory_bytes() -> int | None:
-    cuda = torch_cuda()
-    return None if cuda is None else int(cuda.max_memory_allocated())
-
-
-def _gpu_name() -> str | None:
-    cuda = torch_cuda()
-    return None if cuda is None else str(cuda.get_device_name())
 
 
 def _driver_version() -> str | None:

@@ -118,8 +118,8 @@ def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time
         return None
     options = [
         *_mig_shares(workload, pool, whole),
-        *_choose_share(_mps_shares(workload, pool, whole), objective),
-        *_choose_share(_time_slicing_shares(workload, pool, whole), objective),
+        *_choose_share(_shares_by_jobs(workload, pool, whole, "mps"), objective),
+        *_choose_share(_shares_by_jobs(workload, pool, whole, "timeSlicing"), objective),
     ]
     worth = [option for option in options if _is_worthwhile(option, objective)]
     # Isolated options come first: neighbours on a shared GPU take bandwidth from each other, and share faults.
@@ -151,7 +151,7 @@ class _BestRun:
         return float(self.priced.step_s[self.row])
 
     @property
-    def busy(self) -> float:
+    def busy_share(self) -> float:
         """Share of the step in which the GPU computes."""
         parts = self.priced.times.parts(self.row)
         return (parts["compute"] + parts["optimizer"]) / self.step_s
@@ -160,7 +160,7 @@ class _BestRun:
     def memory_bytes(self) -> float:
         return float(self.priced.memory_bytes[self.row])
 
-    def share(
+    def to_share(
         self,
         kind: SharingMethod,
         pool: Pool,
@@ -210,17 +210,21 @@ def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Sha
     for profile in hardware.mig_profiles(pool.gpu):
         run = _fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
         if run is not None:
-            yield run.share("mig", pool, whole, profile.instances, profile.share, profile.name)
+            yield run.to_share("mig", pool, whole, profile.instances, profile.share, profile.name)
 
 
-def _mps_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Share]:
-    """Yield the options with MPS: k jobs, each with a k-th of the GPU's multiprocessors."""
+def _shares_by_jobs(workload: Workload, pool: Pool, whole: _BestRun, kind: SharingMethod) -> Iterator[Share]:
+    """Yield the options of k jobs on the whole GPU, with MPS or with time-slicing, for k = 2, 3, … while they fit."""
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MAX_JOBS + 1):
-        run = _fastest_run(workload, pool, _mps_part(pool.gpu, jobs), usable / jobs)
+        run = _fastest_run(workload, pool, _mps_part(pool.gpu, jobs) if kind == "mps" else pool.gpu, usable / jobs)
         if run is None:
             return
-        yield run.share("mps", pool, whole, jobs, 1 / jobs)
+        members = [SharingJob(run.memory_bytes, run.busy_share)] * jobs
+        slower = 1.0 if kind == "mps" else time_slicing_slowdown(members, pool.gpu)
+        if slower is None:
+            return
+        yield run.to_share(kind, pool, whole, jobs, 1 / jobs, slower=slower)
 
 
 def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
@@ -234,17 +238,6 @@ def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
         l2_bandwidth_bytes_per_s=gpu.l2_bandwidth_bytes_per_s / jobs,
         peak_flops={name: rate * sms / gpu.sm_count for name, rate in gpu.peak_flops.items()},
     )
-
-
-def _time_slicing_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Share]:
-    """Yield the options with time-slicing: k jobs, each with its plan on the whole GPU."""
-    usable = memory.usable_bytes(pool.gpu)
-    for jobs in range(2, MAX_JOBS + 1):
-        run = _fastest_run(workload, pool, pool.gpu, usable / jobs)
-        slower = time_slicing_slowdown([SharingJob(run.memory_bytes, run.busy)] * jobs, pool.gpu) if run else None
-        if run is None or slower is None:
-            return
-        yield run.share("timeSlicing", pool, whole, jobs, 1 / jobs, slower=slower)
 
 
 def _choose_share(shares: Iterator[Share], objective: Objective) -> list[Share]:

@@ -12,8 +12,8 @@ output of an all-gather, the input of a reduce-scatter (nccl-tests, doc/PERFORMA
 Every function takes `size_bytes` and the columns of a `Group`, which broadcast, and returns seconds of that shape:
 infinite if the algorithm cannot run, 0 for a single rank. None raises.
 
-`seconds` is the usual entry point. `COLLECTIVES` lists every collective with its algorithms. `link_calibration` fits
-the constants of a link to measured collectives.
+`seconds` is the usual entry point. `COLLECTIVES` lists every collective with its algorithms.
+`link_calibration` fits the constants of a link to measured collectives.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tilecast.spec import Floats
 class Group:
     """Communication groups as columns, whose shapes broadcast.
 
-    `ranks` is the number of ranks in the group, `local` the number of them in each node, and `node_ranks` the number of
-    ranks that use the node's network at once. If one NVLink domain spans nodes, "node" means all nodes that it joins,
-    and `joined` is their number.
+    `ranks` is the number of ranks in the group, and `local` the number of them in each node. `node_ranks` is the number
+    of ranks that use the node's network at once. If one NVLink domain spans nodes, "node" means all nodes that it
+    joins, and `joined` is their number.
     """
 
     ranks: Floats

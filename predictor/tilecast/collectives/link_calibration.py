@@ -98,32 +98,37 @@ def fit_link(link: Link, measured: Measurements, other: Link, rounds: int = 6) -
     """
 
     def error(tried: Link) -> float:
-        intra, inter = (other, tried) if link.per_node else (tried, other)
-        return float(np.mean(np.abs(np.log(predict_collectives(measured, intra, inter) / measured.seconds))))
+        return float(np.mean(np.abs(np.log(_predict_beside(tried, other, measured) / measured.seconds))))
 
     def loss(tried: Link) -> float:
         return error(tried) + REGULARIZATION * sum(
             abs(math.log(read_constant(tried, name) / start)) for name, start in begin.items()
         )
 
-    def counts(name: str) -> bool:
+    def is_measured(name: str) -> bool:
         """Return whether the time of some row depends on a constant."""
-        pairs = [(other, one) if link.per_node else (one, other) for one in (link, _scale_constant(link, name, 1.1))]
-        before, after = (predict_collectives(measured, *pair) for pair in pairs)
+        links = (link, _scale_constant(link, name, 1.1))
+        before, after = (_predict_beside(one, other, measured) for one in links)
         return bool(np.abs(np.log(after / before)).max() >= MIN_TIME_SHARE * np.log(1.1))
 
-    begin = {name: value for name in CONSTANTS if (value := read_constant(link, name)) and counts(name)}
+    begin = {name: value for name in CONSTANTS if (value := read_constant(link, name)) and is_measured(name)}
     best, least = link, loss(link)
     for turn in range(rounds):
         for name in begin:
             reach = SEARCH_RANGE ** (0.5**turn)
-            limits = {"share": 1 / best.efficiency, "efficiency": min(1 / _largest_share(best), 1.0), "own_share": 1.0}
+            efficiency = min(1 / max(protocol.share for protocol in best.protocols.values()), 1.0)
+            limits = {"share": 1 / best.efficiency, "efficiency": efficiency, "own_share": 1.0}
             most = limits.get(name.split(".")[-1], np.inf)
             for value in np.minimum(read_constant(best, name) * np.geomspace(1 / reach, reach, 15), most):
                 tried = _set_constant(best, name, _round_to_three_digits(value, most))
                 if (reached := loss(tried)) < least:
                     best, least = tried, reached
     return _restore_insignificant(link, best, error, len(measured))
+
+
+def _predict_beside(link: Link, other: Link, measured: Measurements) -> Floats:
+    """Return the predicted seconds of every row on a link beside the other one, inside or between nodes, (R,)."""
+    return predict_collectives(measured, *((other, link) if link.per_node else (link, other)))
 
 
 def _restore_insignificant(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
@@ -179,10 +184,6 @@ def _round_to_three_digits(value: float, most: float) -> float:
     """Return a value rounded to three digits: to the nearest, or down if the nearest is more than `most`."""
     nearest = float(f"{value:.3g}")
     return nearest if nearest <= most else float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value))
-
-
-def _largest_share(link: Link) -> float:
-    return max(protocol.share for protocol in link.protocols.values())
 
 
 def read_constant(link: Link, name: str) -> float:
@@ -382,17 +383,16 @@ def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> Lin
         name: name of the fitted link.
     """
 
-    def errors(fitted: Link, rows: Measurements) -> Floats:
-        pair = (other, fitted) if link.per_node else (fitted, other)
-        return np.asarray(predict_collectives(rows, *pair) / rows.seconds - 1)
+    def relative_errors(fitted: Link, rows: Measurements) -> Floats:
+        return np.asarray(_predict_beside(fitted, other, rows) / rows.seconds - 1)
 
     after = fit_link(link, measured, other)
     even = np.arange(len(measured)) % 2 == 0
     unseen = np.full(len(measured), np.nan)
     if len(measured) > 1:
         for half in (even, ~even):
-            unseen[half] = errors(fit_link(link, measured.take(~half), other), measured.take(half))
-    table = np.abs([errors(link, measured), errors(after, measured), unseen])
+            unseen[half] = relative_errors(fit_link(link, measured.take(~half), other), measured.take(half))
+    table = np.abs([relative_errors(link, measured), relative_errors(after, measured), unseen])
     lines = []
     for collective in np.unique(measured.collective):
         for title, rows in (("from 1 MiB", measured.size_bytes >= 2**20), ("below", measured.size_bytes < 2**20)):

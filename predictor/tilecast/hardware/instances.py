@@ -130,14 +130,8 @@ def default_gpus_per_node(gpu: Gpu) -> int:
 
     They are as many as in the maker's own system, or else 8.
     """
-    return next(
-        (
-            row["gpus_per_node"]
-            for row in _read_node_files()["defaults.toml"]["network"]
-            if gpu.name in row.get("gpus", ())
-        ),
-        8,
-    )
+    rows = _read_node_files()["defaults.toml"]["network"]
+    return next((row["gpus_per_node"] for row in rows if gpu.name in row.get("gpus", ())), 8)
 
 
 @cache

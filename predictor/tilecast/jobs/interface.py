@@ -308,13 +308,12 @@ def unplaced(job: Job) -> Job:
     """Return a placed job without its node choice."""
     ours = set(job.annotations.get(keys.CHOSEN_LABELS, "").split(","))
 
-    def left(pods: Pods) -> Mapping[str, str]:
-        others = {
-            key: value for key, value in pods.node_selector.items() if not is_choice_label(key) and key not in ours
-        }
-        return {**pods.pinned, **others}
+    def kept_selector(pods: Pods) -> Mapping[str, str]:
+        kept = {key: value for key, value in pods.node_selector.items() if key not in ours and not is_choice_label(key)}
+        return {**pods.pinned, **kept}
 
-    return replace(job, pods=tuple(replace(pods, node_selector=left(pods)) if pods.gpus else pods for pods in job.pods))
+    changed = (replace(pods, node_selector=kept_selector(pods)) if pods.gpus else pods for pods in job.pods)
+    return replace(job, pods=tuple(changed))
 
 
 def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:

@@ -36,9 +36,9 @@ def pod_gpus(pod: Document) -> int:
     return max(sum(every[0]), max(every[1], default=0))
 
 
-def format_like(old: object, new: int) -> int | str:
-    """Return the number `new` as text if `old` is text, else as a number."""
-    return str(new) if isinstance(old, str) else new
+def format_like(example: object, number: int) -> int | str:
+    """Return a number as text if `example` is text, else as it is."""
+    return str(number) if isinstance(example, str) else number
 
 
 def has_any_count(entries: Iterable[Document], *counts: str) -> bool:

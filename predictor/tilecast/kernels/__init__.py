@@ -111,7 +111,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
             if context := learned.find_context(family, text, gpu):
                 spread[rows[part]] = batch.add_kernels(family, context, priced.take(part), precision, rows[part])
             else:
-                ceiling = learned.ceiling(text)
+                ceiling = learned.find_ceiling(text)
                 total[rows[part]] = _price_by_formula(kind, dims, part, plain, gpu, ceiling)
                 spread[rows[part]] = ceiling.spread.half_width_on(gpu, utilization.name_die(gpu) in ceiling.dies)
     batch.predict_seconds(total)
@@ -195,20 +195,20 @@ def _bound_convolutions(times: KernelTimes, rows: Rows, model: Path | None) -> K
     convolution over volumes takes no less time than one of its slices.
     """
 
-    def others(rows: Rows, dims: Floats) -> Floats:
+    def price_parts(rows: Rows, dims: Floats) -> Floats:
         table = replace(times.table.take(rows), dims=dims)
         return seconds(table, times.gpu, model=model, bounded=False).seconds
 
     total, dims = times.seconds.copy(), times.table.dims[rows].copy()
     deep = (dims[:, _DEPTH_COLUMNS] > 1).any(axis=1)
     dims[:, _DEPTH_COLUMNS] = 1.0
-    least = others(rows, dims)
+    least = price_parts(rows, dims)
     parts = 2.0
     left = np.arange(len(rows))
     while len(left := left[dims[left, _BATCH_COLUMN] >= _LEAST_BATCH * parts]):
         one = dims[left]
         one[:, _BATCH_COLUMN] /= parts
-        least[left] = np.minimum(least[left], parts * others(rows[left], one))
+        least[left] = np.minimum(least[left], parts * price_parts(rows[left], one))
         parts *= 2.0
     total[rows] = np.where(deep, np.maximum(total[rows], least), least)
     return replace(times, seconds=np.maximum(total, times.roofline_s))

@@ -82,10 +82,12 @@ def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
     together = np.minimum(np.maximum(np.ceil(packed / np.minimum(c_in, c_out)), 1.0), dims["groups"])
     packs = dims["groups"] / together
 
-    def side(channels: Floats) -> Floats:
+    def packed_side(channels: Floats) -> Floats:
         return np.minimum(np.maximum(channels, packed), channels * dims["groups"])
 
-    product = conv_product({**dims, "groups": packs, "c_in": side(c_in) * packs, "c_out": side(c_out) * packs})
+    product = conv_product(
+        {**dims, "groups": packs, "c_in": packed_side(c_in) * packs, "c_out": packed_side(c_out) * packs}
+    )
     sides = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
     gemm_dims = {**sides, "accumulated": np.zeros(len(product.m))}
     return KernelWork("gemm", gemm_dims, work.flops * together, work.moved_bytes, exact=False)
@@ -211,9 +213,10 @@ def _alignment_waste(work: KernelWork) -> Floats:
     The channels, or the two sides of a GEMM that are contiguous in memory, are padded to whole words.
     """
     dims = work.dims
-    sides = dims["n"], dims["k"]
     if work.kind == "conv":
         sides = dims["c_in"] / dims["groups"], dims["c_out"] / dims["groups"]
+    else:
+        sides = dims["n"], dims["k"]
     waste = np.ones(len(work.flops))
     for side in sides:
         waste = waste * np.ceil(side / WORD) * WORD / side
@@ -301,7 +304,7 @@ def network_inputs(family: str, work: KernelWork, gpu: Gpu, precision: str) -> N
 
 
 def _append_doubled(work: KernelWork, grown: Sequence[str], precision: str) -> KernelWork:
-    """Return the work of the kernels, followed by the same kernels with each of some dimensions doubled."""
+    """Return the work of the kernels, followed by copies with one dimension doubled, for each dimension in `grown`."""
     larger = {
         name: np.concatenate([2.0 * column if name == other else column for other in ("", *grown)])
         for name, column in work.dims.items()

@@ -1,15 +1,18 @@
 """The trained model: one ONNX file with a network per kind of kernel and the fitted ceilings of the other kinds.
 
-Only this module uses onnxruntime. The metadata of the file hold, as JSON, the columns that each network expects (names,
-order, scaling and the range in training), the cases and GPUs of the training data, the bandwidth ceilings of kinds
-without a network, and the calibrated spreads. All of it is checked when the file is loaded, so that a foreign or
-damaged file is refused.
+Only this module uses onnxruntime. The metadata of the file hold, as JSON:
+
+* the columns that each network expects: names, order, scaling and the range in training;
+* the cases and GPUs of the training data;
+* the bandwidth ceilings of kinds without a network, and the calibrated spreads.
+
+All of it is checked when the file is loaded, so that a foreign or damaged file is refused.
 
 Each network maps the columns of `features` to log2 of the kernel's duration in clock cycles. Its weights on the columns
 are non-negative and its activations non-decreasing, so a larger column never shortens a kernel. Properties other than
-the shape (case, GPU) enter as a bias, which the context index chooses. A refined network adds a share of the least
-increase by a doubled dimension, computed from all inputs, so that the doubled kernel still takes no less time. The
-utilization is the roofline's share of that duration.
+the shape (case, GPU) enter as a bias, which the context index chooses. Doubling a dimension increases the predicted
+time. A refined network adds at most a share of the least such increase, so that a doubled kernel still takes no less
+time. The utilization is the roofline's share of the duration.
 """
 
 from __future__ import annotations
@@ -127,7 +130,7 @@ class ModelDescription(_ModelPart):
 
 
 def name_die(gpu: Gpu) -> str:
-    """Return the generation and the number of the SMs of a GPU; GPUs of equal text run the same kernels equally."""
+    """Return the generation and the number of a GPU's SMs as text; GPUs with equal text run kernels equally fast."""
     return f"{gpu.compute_capability:g}x{gpu.sm_count}"
 
 
@@ -173,7 +176,7 @@ class UtilizationModel:
         network = self.description.networks.get(family)
         return network is not None and name_die(gpu) in network.seen.get(case, ())
 
-    def ceiling(self, case: str) -> BandwidthCeiling:
+    def find_ceiling(self, case: str) -> BandwidthCeiling:
         """Return the fitted ceiling of a case that formulas price."""
         return self.description.ceilings[case]
 

@@ -228,13 +228,13 @@ def _find_correction(by_group: Mapping[Key, Correction], key: Key) -> Correction
     return next((by_group[key[:depth]] for _, depth in reversed(LEVELS) if key[:depth] in by_group), Correction())
 
 
-def _corrections_differ(one: Correction, two: Correction, tolerance: float) -> bool:
-    most, least = max(one.runs, two.runs), min(one.runs, two.runs)
+def _corrections_differ(one: Correction, other: Correction, tolerance: float) -> bool:
+    most, least = max(one.runs, other.runs), min(one.runs, other.runs)
     return (
-        abs(math.log(one.ratio / two.ratio)) > tolerance
-        or abs(math.log(one.width / two.width)) > 5 * tolerance
+        abs(math.log(one.ratio / other.ratio)) > tolerance
+        or abs(math.log(one.width / other.width)) > 5 * tolerance
         or most >= 2 * least + (least == 0)
-        or (one.own < PROVEN_RUNS) != (two.own < PROVEN_RUNS)
+        or (one.own < PROVEN_RUNS) != (other.own < PROVEN_RUNS)
     )
 
 
@@ -245,22 +245,22 @@ def shipped_deviations() -> Mapping[str, float]:
     return file.read_numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 
 
-def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibration:
+def fit(runs: Sequence[Run], sigmas: Mapping[str, float] | None = None) -> Calibration:
     """Return the corrections of all groups that have runs, and of the coarser groups that contain them.
 
     All runs count fully.
 
     Args:
         runs: oldest first; runs that `drift_start` supersedes are left out.
-        known: deviations to use instead of `shipped_deviations()`.
+        sigmas: standard deviations to use instead of `shipped_deviations()`.
     """
-    return RunFit.from_runs(current_runs(runs), known or shipped_deviations()).calibration()
+    return RunFit.from_runs(current_runs(runs), sigmas or shipped_deviations()).calibration()
 
 
-def leave_one_out_errors(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Floats:
+def leave_one_out_errors(runs: Sequence[Run], sigmas: Mapping[str, float] | None = None) -> Floats:
     """Return the signed relative error of every current run under a calibration from the other runs, (n,)."""
     error: Floats = np.expm1(
-        RunFit.from_runs(current_runs(runs), known or shipped_deviations()).leave_one_out_residuals()
+        RunFit.from_runs(current_runs(runs), sigmas or shipped_deviations()).leave_one_out_residuals()
     )
     return error
 
@@ -325,7 +325,7 @@ class RunFit:
     """
 
     runs: tuple[Run, ...]
-    known: Mapping[str, float]
+    sigmas: Mapping[str, float]
     others: tuple[RunFit, ...]
     counts: Mapping[_Effect, int]
     """Observations of every group."""
@@ -351,7 +351,7 @@ class RunFit:
     """Effects as learned from others."""
 
     @classmethod
-    def from_runs(cls, runs: Sequence[Run], known: Mapping[str, float]) -> RunFit:
+    def from_runs(cls, runs: Sequence[Run], sigmas: Mapping[str, float]) -> RunFit:
         """Return the fit of some runs alone, without effects learned from others."""
         counts: Counter[_Effect] = Counter()
         for run in runs:
@@ -366,13 +366,13 @@ class RunFit:
         shares = np.zeros((len(runs), len(index)))
         for row, effects in enumerate(shared):
             for effect in effects:
-                shares[row, index[effect]] = known[effect[0]]
-        noise = _unshared_covariance(runs, known, counts)
+                shares[row, index[effect]] = sigmas[effect[0]]
+        noise = _unshared_covariance(runs, sigmas, counts)
         deviation = np.array([run.deviation for run in runs])
-        inverse = _inverse(noise + shares @ shares.T)
+        inverse = _invert(noise + shares @ shares.T)
         return cls(
             runs=tuple(runs),
-            known=known,
+            sigmas=sigmas,
             others=(),
             counts=counts,
             members=Counter(effect for run in runs for effect in _effects_of_run(run)),
@@ -387,7 +387,7 @@ class RunFit:
         )
 
     def with_consensus(self, consensus: Consensus, others: tuple[RunFit, ...]) -> RunFit:
-        """Return the fit of the same runs, given the consensus of others.
+        """Return the fit of these runs, given the consensus of other parties.
 
         This fit must not have used a consensus already.
         """
@@ -402,7 +402,7 @@ class RunFit:
             mean=mean,
             covariance=covariance,
             shares=shares,
-            inverse=_inverse(self.noise + shares @ covariance @ shares.T),
+            inverse=_invert(self.noise + shares @ covariance @ shares.T),
             deviation=self.deviation - shares @ mean,
             robust_deviation=self.robust_deviation - shares @ mean,
             consensus=consensus,
@@ -452,23 +452,23 @@ class RunFit:
         for column, (level, key) in enumerate(effects):
             for effect in ((level, key),) if level == SOFTWARE else _containing_groups(key):
                 if effect in self.index:
-                    loadings[self.index[effect], column] = self.known[effect[0]]
+                    loadings[self.index[effect], column] = self.sigmas[effect[0]]
                 elif effect[0] not in _SHARED and self.counts.get(effect, 0) >= MIN_OBSERVATIONS:
-                    local[rows_of[effect], column] += self.known[effect[0]] ** 2
+                    local[rows_of[effect], column] += self.sigmas[effect[0]] ** 2
         left = self.covariance @ loadings
         shared = self.shares @ left + local
         expected = loadings.T @ self.mean + shared.T @ (self.inverse @ self.robust_deviation)
         explained = (loadings * (loadings - left)).sum(0) + (shared * (self.inverse @ shared)).sum(0)
-        before = sum(self.known[name] ** 2 for name, _ in LEVELS) + self.known["run"] ** 2
+        before = sum(self.sigmas[name] ** 2 for name, _ in LEVELS) + self.sigmas["run"] ** 2
         if self.consensus is not None:
-            known = self.covariance @ self.shares.T @ self.inverse
-            left_open = self.covariance - known @ self.shares @ self.covariance
-            explained -= self.consensus.unconfirmed_variance(left_open, left - known @ shared)
-        width = np.sqrt((before - explained) / before) * self._spread
+            gain = self.covariance @ self.shares.T @ self.inverse
+            left_open = self.covariance - gain @ self.shares @ self.covariance
+            explained -= self.consensus.unconfirmed_variance(left_open, left - gain @ shared)
+        width = np.sqrt((before - explained) / before) * self._spread_factor
         return np.clip(np.exp(-expected), 1 / MAX_RATIO, MAX_RATIO), width
 
     @cached_property
-    def _spread(self) -> float:
+    def _spread_factor(self) -> float:
         """Factor by which the spread of runs exceeds the assumed one.
 
         It is the 90 % quantile of the errors in units of the assumed spread. It is weighed against 1 / (1 - `COVERAGE`)
@@ -478,7 +478,7 @@ class RunFit:
         if not self.counts:
             is_apart = self.consensus.disagrees if self.consensus else ()
             fits = [one for one, alone in zip(self.others, is_apart, strict=True) if one.counts and not alone]
-            spreads = sorted(one._spread for one in fits)
+            spreads = sorted(one._spread_factor for one in fits)
             return float(np.quantile(spreads[1:] or [max([1.0, *spreads])], 0.5, method="lower"))
         residual, spread = _leave_one_out_errors(self.inverse, self.robust_deviation, self.deviation)
         errors = np.sort(np.abs(residual) / spread)
@@ -503,21 +503,21 @@ def _effects_of_run(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
     return [effect for effect in (*_containing_groups(group(run)), *software) if effect[0] in levels]
 
 
-def _unshared_covariance(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
+def _unshared_covariance(runs: Sequence[Run], sigmas: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
     """Return the covariance of the parts of deviations that runs do not share with other parties, (n, n).
 
     These parts belong to the run itself, to finer groups, and to groups that were observed too rarely.
     """
-    own = np.array([known["run"] ** 2 + known["report"] ** 2 / run.observations for run in runs])
+    own = np.array([sigmas["run"] ** 2 + sigmas["report"] ** 2 / run.observations for run in runs])
     for row, run in enumerate(runs):
-        own[row] += sum(known[name] ** 2 for name, key in _effects_of_run(run) if counts[name, key] < MIN_OBSERVATIONS)
+        own[row] += sum(sigmas[name] ** 2 for name, key in _effects_of_run(run) if counts[name, key] < MIN_OBSERVATIONS)
     covariance: Floats = np.diag(own)
     for name, depth in LEVELS:
         if name not in _SHARED and len(runs):
             keys = [group(run)[:depth] for run in runs]
             _, member = np.unique(["|".join(key) for key in keys], return_inverse=True)
             holds = np.array([counts[name, key] >= MIN_OBSERVATIONS for key in keys], dtype=bool)
-            covariance += known[name] ** 2 * ((member[:, None] == member[None]) & holds[:, None])
+            covariance += sigmas[name] ** 2 * ((member[:, None] == member[None]) & holds[:, None])
     return covariance
 
 
@@ -540,5 +540,5 @@ def _leave_one_out_errors(inverse: Floats, robust: Floats, deviation: Floats) ->
     return deviation - expected, 1 / np.sqrt(precision)
 
 
-def _inverse(covariance: Floats) -> Floats:
+def _invert(covariance: Floats) -> Floats:
     return np.asarray(np.linalg.inv(covariance), dtype=np.float64)

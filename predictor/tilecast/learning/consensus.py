@@ -101,7 +101,7 @@ class Consensus:
     """Whether each party disagrees with all others by more than its bounded pull can express, (p,)."""
 
     @property
-    def bounded(self) -> Sequence[bool]:
+    def is_at_limit(self) -> Sequence[bool]:
         """Whether each party's pull is at the limit, (p,)."""
         return [shift > MIN_SHIFT for shift in self.shifts.tolist()]
 

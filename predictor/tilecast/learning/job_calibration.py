@@ -1,17 +1,22 @@
 """Correct the forecasts of a job on every GPU, count and plan from measured runs of the same job.
 
-The logarithm of raw forecast over measurement, without the part that the cluster's other runs explain (`calibration`),
-is a sum of deviations that runs of one job share. One belongs to the job wherever it runs, and others to the split of
-the model by its plan, to that split and the shape of its samples, to the GPU's architecture, to exactly the same
-setting, and to the run alone. `calibration.toml` has the variance of each. They cross: runs on two GPUs share the
-deviations of their plans, and runs of two plans share those of their GPUs.
+A deviation is the logarithm of raw forecast over measurement, without the part that the cluster's other runs explain
+(`calibration`). It is a sum of parts that runs of one job share:
 
-The expected deviation of a setting is the best linear unbiased prediction c' K^-1 d (Henderson 1975; Robinson,
-Statistical Science 6, 1991). So a run moves all forecasts of its own job, by as much as the two settings share, and no
-forecasts of other jobs.
+* one of the job, wherever it runs;
+* one of the split of the model by its plan;
+* one of that split together with precision and sequence length;
+* one of the GPU's architecture;
+* one of exactly the same setting;
+* and one of the run alone.
 
-A run that reports the time of its collectives or its update has a separate deviation for each of them, and another for
-the rest of its step. The wait for links is carried over to the exchanges of other plans, the time of the update to
+`calibration.toml` has the variance of each part. The parts cross: runs on two GPUs share the parts of their plans, and
+runs of two plans share the parts of their GPUs. The expected deviation of a setting is the best linear unbiased
+prediction c' K^-1 d (Henderson 1975; Robinson, Statistical Science 6, 1991). So a run moves all forecasts of its own
+job, by as much as the two settings share, and no forecasts of other jobs.
+
+A run may report the time of its collectives or its update. Then each of them has a separate deviation, and the rest of
+the step has another. The wait for links is carried over to the exchanges of other plans, and the time of the update to
 their updates.
 
 `JobRuns.factors` is the entry point. `part_deviations` and `corrected_parts` deal with the parts of steps.
@@ -124,8 +129,7 @@ NO_PARTS = MeasuredParts()
 class JobRun:
     """A measured run of the job."""
 
-    place: RunSetting
-    """GPU and properties of the workload."""
+    place: RunSetting  # names of fields are part of `inputs_hash`
     plan: Plan
     deviation: float
     """log(predicted / observed), for the forecast without the job's own runs."""
@@ -195,13 +199,13 @@ def corrected_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Flo
     return {name: value * within for name, value in parts.items()}
 
 
-def shared_levels(own: JobRun, place: RunSetting, plans: Plans) -> Mask:
+def shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
     """Return which deviations a run shares with each of the plans at a setting: a row for each of `LEVELS`, (5, n)."""
-    place_of_run, run_plan = own.place, Plans.of(own.plan)
-    shape = (place_of_run.precision, place_of_run.sequence_length) == (place.precision, place.sequence_length)
+    of_run, run_plan = run.place, Plans.of(run.plan)
+    shape = (of_run.precision, of_run.sequence_length) == (setting.precision, setting.sequence_length)
     every = np.ones(len(plans), dtype=bool)
     same = {
-        name: every if name not in own.fields else getattr(plans, name) == getattr(run_plan, name)
+        name: every if name not in run.fields else getattr(plans, name) == getattr(run_plan, name)
         for name in ALL_COLUMNS
     }
     split = np.all([same[name] for name in SPLIT_COLUMNS], axis=0)
@@ -211,8 +215,8 @@ def shared_levels(own: JobRun, place: RunSetting, plans: Plans) -> Mask:
             every,
             split,
             split & shape,
-            every & (place_of_run.architecture == place.architecture),
-            whole & (place_of_run == place),
+            every & (of_run.architecture == setting.architecture),
+            whole & (of_run == setting),
         ]
     )
 
@@ -245,36 +249,36 @@ class JobRuns:
     runs: tuple[JobRun, ...] = ()
 
     def factors(
-        self, place: RunSetting, plans: Plans, gpus_per_node: int, known: Mapping[str, float] | None = None
+        self, setting: RunSetting, plans: Plans, gpus_per_node: int, sigmas: Mapping[str, float] | None = None
     ) -> tuple[Floats, Floats]:
         """Return the factors on parts of the steps of plans, (3, n), and on the half-width of their ranges, (n,).
 
         The first row of the factors is for the parts that are corrected together, the others are for `SEPARATE_PARTS`.
 
         Args:
-            place: the GPU and the properties of the workload.
+            setting: the GPU and the properties of the workload.
             plans: the plans, (n,).
             gpus_per_node: GPUs of a node there.
-            known: standard deviations to use instead of `deviations()`.
+            sigmas: standard deviations to use instead of `deviations()`.
         """
         if not self.runs:
             return np.ones((1 + len(SEPARATE_PARTS), len(plans))), np.ones(len(plans))
         run_plans = Plans.of(*(one.plan for one in self.runs))
-        among = np.stack(
+        mutual = np.stack(
             [self._shared_levels(one.place, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1
         )
         reports = np.array([one.reports for one in self.runs])
-        shared = self._shared_levels(place, plans)
+        shared = self._shared_levels(setting, plans)
         of_job = [name in ("job", "architecture") for name in LEVELS]
         relative = np.array([one.is_relative for one in self.runs])
         shared &= np.array(of_job)[:, None, None] | ~relative[:, None]
-        share = small_deviation_share(place.family)
+        share = small_deviation_share(setting.family)
         deviation, most = np.array([[one.deviation for one in self.runs]]), np.array([[MAX_RATIO]])
         if any(one.parts for one in self.runs):
             links = [[one.deviations_of_parts(is_across) for one in self.runs] for is_across in LINK_KINDS]
             deviation = np.array(links).swapaxes(-1, -2).reshape(-1, len(self.runs))
             most = np.tile([[MAX_RATIO], [MAX_EXPOSED_RATIO], [MAX_RATIO]], (len(LINK_KINDS), 1))
-        ratio, width = correction_factors(known or deviations(), share, among[:, :, 0], shared, deviation, reports)
+        ratio, width = correction_factors(sigmas or deviations(), share, mutual[:, :, 0], shared, deviation, reports)
         most = np.minimum(most, 1 + MAX_CHANGE_BY_OTHERS) if relative.all() else most
         shape = (len(LINK_KINDS), 1 + len(SEPARATE_PARTS), len(plans))
         ratios = np.broadcast_to(np.clip(ratio, 1 / most, most), (shape[0] * shape[1], shape[2])).reshape(shape)
@@ -289,9 +293,9 @@ class JobRuns:
         each = [one.waited_s / node_samples(Plans.of(one.plan), one.gpus_per_node)[0] for one in self.runs]
         return float(np.mean(each)) * node_samples(plans, gpus_per_node)
 
-    def _shared_levels(self, place: RunSetting, plans: Plans) -> Mask:
-        """Return the deviations that each run shares with each of the plans at a place, (5, k, n)."""
-        return np.stack([shared_levels(one, place, plans) for one in self.runs], axis=1)
+    def _shared_levels(self, setting: RunSetting, plans: Plans) -> Mask:
+        """Return the deviations that each run shares with each of the plans at a setting, (5, k, n)."""
+        return np.stack([shared_levels(one, setting, plans) for one in self.runs], axis=1)
 
 
 def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
@@ -301,28 +305,32 @@ def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
 
 
 def correction_factors(
-    known: Mapping[str, float], usual: Floats | float, among: Mask, shared: Mask, deviation: Floats, reports: Ints
+    sigmas: Mapping[str, float],
+    small_share: Floats | float,
+    mutual: Mask,
+    shared: Mask,
+    deviation: Floats,
+    reports: Ints,
 ) -> tuple[Floats, Floats]:
     """Return the factors on steps, and on the half-width of their ranges, (…, n) each.
 
-    Leading axes are different jobs. A job is of one of two kinds, with small or with large deviations, and the variance
-    of all that its runs share differs between the kinds. The two predictions are weighted by the likelihood of the runs
-    under each kind. Ranges use the mean variance, so that they do not depend on measurements. Ratios are not bounded
-    here.
+    Leading axes are different jobs. A job has either small or large deviations. The variance of all parts that its runs
+    share differs between these two kinds of jobs. The two predictions are weighted by the likelihood of the runs under
+    each kind. Ranges use the mean variance, so that they do not depend on measurements. Ratios are not bounded here.
 
     Args:
-        known: standard deviations as in `deviations`.
-        usual: the share of jobs like these that deviate little, (…,).
-        among: which of `LEVELS` the runs share with each other, (5, …, k, k).
+        sigmas: standard deviations as in `deviations`.
+        small_share: the share of jobs like these that deviate little, (…,).
+        mutual: which of `LEVELS` the runs share with each other, (5, …, k, k).
         shared: which of them the runs share with the settings to correct, (5, …, k, n).
         deviation: deviations of the runs, (…, k).
         reports: number of reports of the runs, (…, k).
     """
-    variance = np.array([known[name] ** 2 for name in LEVELS])
-    covariance, target = (np.tensordot(variance, one, 1) for one in (among, shared))
-    noise = known["run"] ** 2 + known["report"] ** 2 / reports
+    variance = np.array([sigmas[name] ** 2 for name in LEVELS])
+    covariance, target = (np.tensordot(variance, one, 1) for one in (mutual, shared))
+    noise = sigmas["run"] ** 2 + sigmas["report"] ** 2 / reports
     odds, expected = [], []
-    for scale, share in ((known["small"], np.asarray(usual)), (known["large"], 1 - np.asarray(usual))):
+    for scale, share in ((sigmas["small"], np.asarray(small_share)), (sigmas["large"], 1 - np.asarray(small_share))):
         whole = scale * covariance + noise[..., None] * np.eye(deviation.shape[-1])
         weighed = np.linalg.solve(whole, deviation[..., None])[..., 0]
         odds.append(np.log(share) - 0.5 * ((deviation * weighed).sum(-1) + np.linalg.slogdet(whole)[1]))
@@ -330,6 +338,6 @@ def correction_factors(
     unusual = 1 / (1 + np.exp(np.clip(odds[0] - odds[1], -50, 50)))[..., None]
     mean = (1 - unusual) * expected[0] + unusual * expected[1]
     whole = covariance + noise[..., None] * np.eye(deviation.shape[-1])
-    explained = (target * np.linalg.solve(whole, target)).sum(-2) / (variance.sum() + known["run"] ** 2)
+    explained = (target * np.linalg.solve(whole, target)).sum(-2) / (variance.sum() + sigmas["run"] ** 2)
     left = 1.0 - np.clip(explained, 0.0, 1.0)
-    return np.exp(-mean), np.asarray(left ** known["narrowing"])
+    return np.exp(-mean), np.asarray(left ** sigmas["narrowing"])

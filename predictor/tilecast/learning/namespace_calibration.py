@@ -44,13 +44,13 @@ class NamespaceCalibration:
     Args:
         runs: oldest first.
         trusted: namespaces whose runs count fully for every namespace.
-        before: an earlier state, from which unchanged parts are reused.
+        previous: an earlier state, from which unchanged parts are reused.
     """
 
     def __init__(
-        self, runs: Iterable[Run], trusted: Collection[str] = (), before: NamespaceCalibration | None = None
+        self, runs: Iterable[Run], trusted: Collection[str] = (), previous: NamespaceCalibration | None = None
     ) -> None:
-        self._known = shipped_deviations()
+        self._sigmas = shipped_deviations()
         of_namespace: dict[str, list[Run]] = {}
         for run in runs:
             of_namespace.setdefault(run.namespace, []).append(run)
@@ -58,20 +58,20 @@ class NamespaceCalibration:
         """Runs that count, by namespace."""
         self._trusted = tuple(name for name in self.runs if name in trusted)
         self._own_fits: dict[str, RunFit] = {
-            name: before._own_fits[name]
-            if before is not None and name in before._own_fits and before.runs[name] == members
-            else RunFit.from_runs(members, self._known)
+            name: previous._own_fits[name]
+            if previous is not None and name in previous._own_fits and previous.runs[name] == members
+            else RunFit.from_runs(members, self._sigmas)
             for name, members in self.runs.items()
             if members and name not in trusted
         }
         self._fits: dict[str | None, RunFit] = {}
-        shared = sum(self._known[name] ** 2 for name in (*(name for name, _ in LEVELS), SOFTWARE))
+        shared = sum(self._sigmas[name] ** 2 for name in (*(name for name, _ in LEVELS), SOFTWARE))
         self._limit = math.log1p(MAX_INFLUENCE) / math.sqrt(shared)
 
     @cached_property
     def bounded(self) -> frozenset[str]:
         """Namespaces whose influence on the forecasts of others is at its bound."""
-        bounded = zip(self._own_fits, self._consensus.bounded, strict=True)
+        bounded = zip(self._own_fits, self._consensus.is_at_limit, strict=True)
         return frozenset(name for name, is_bounded in bounded if is_bounded)
 
     def fit(self, namespace: str | None = None) -> Calibration:
@@ -99,7 +99,7 @@ class NamespaceCalibration:
             own = self._own_fits[namespace]
         else:
             full = dict.fromkeys(name for name in (namespace, *self._trusted) if name in self.runs)
-            own = RunFit.from_runs([run for name in full for run in self.runs[name or ""]], self._known)
+            own = RunFit.from_runs([run for name in full for run in self.runs[name or ""]], self._sigmas)
         parties, start = [one.party for one in others.values()], None
         if namespace is not None:
             shifts = dict(zip(self._own_fits, self._consensus.shifts, strict=True))
@@ -119,9 +119,9 @@ def quarantine_reasons(runs: Sequence[Run]) -> list[str]:
     """Return the reason why each run of a namespace is excluded from learning; empty if it counts.
 
     An `Absurd` run deviates from its forecast by more than any correction can. An `Unconfirmed` run deviates by more
-    than `MAX_JUMP` from the median of the earlier runs of its pool, while fewer than `MIN_CONFIRMING_RUNS` runs there,
-    itself included, agree with it. A pool's first `DRIFT_WINDOW // 2` runs are neither checked nor counted as
-    confirmation. Only its newest `DRIFT_WINDOW` runs are checked. Runs are oldest first.
+    than `MAX_JUMP` from the median of the earlier runs of its pool, and too few runs there agree with it. That is fewer
+    than `MIN_CONFIRMING_RUNS`, itself included. A pool's first `DRIFT_WINDOW // 2` runs are neither checked nor counted
+    as confirmation. Only its newest `DRIFT_WINDOW` runs are checked. Runs are oldest first.
     """
     deviation = np.array([run.deviation for run in runs])
     reasons = ["Absurd" if abs(one) > math.log(MAX_RATIO) else "" for one in deviation]

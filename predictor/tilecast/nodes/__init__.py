@@ -1,12 +1,17 @@
 """Discovery of pools from nodes: the GPUs of a cluster, their node shapes and their links.
 
-Facts come from label sources in a fixed order, and the first source that answers is used. The sources are a GPUPool
-that a user wrote, the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature Discovery, then labels of
-clouds), and the instance types of `hardware/nodes`. If no source answers, the node is left out and the report says why.
-Only the network may be assumed, and then its source is `default`.
+Facts come from sources in a fixed order, and the first source that answers is used:
 
-A pool describes the nodes that the cluster has. `pools(..., now=True)` returns the part of a pool that a job can use
-now. The remarks of a pool describe conditions of only some of its nodes. Read `discovery` first.
+* a GPUPool that a user wrote;
+* the devices of ResourceSlices;
+* the labels of `labels.toml` (GPU Feature Discovery, then labels of clouds);
+* the instance types of `hardware/nodes`.
+
+If no source answers, the node is left out and the report says why. Only the network may be assumed, and then its source
+is `default`.
+
+A pool describes the nodes that the cluster has. Call `pools(..., now=True)` for the part of each pool that a
+job can use now. The remarks of a pool describe conditions of only some of its nodes. Read `discovery` first.
 """
 
 from __future__ import annotations

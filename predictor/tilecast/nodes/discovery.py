@@ -183,8 +183,8 @@ def _discovered_pools(
 def _can_return(name: str, claims: NodeClaims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
     """Return whether a remembered pool without nodes may have nodes again.
 
-    It may not if it is forgotten, selects no nodes or has no size, if a user's pool would claim nodes with its labels,
-    or if an existing node matches its selector.
+    It may not if it is forgotten, selects no nodes or has no size. It may not either if a user's pool would claim nodes
+    with its labels, or if an existing node matches its selector.
     """
     spec = claims.remembered[name][1]
     labels = {**selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}

@@ -167,7 +167,7 @@ def _read_device(document: Mapping[str, Any], where: str) -> PublishedDevice:
 
 @lru_cache(maxsize=1024)
 def _intern_device(device: PublishedDevice) -> PublishedDevice:
-    """Return the first device that equals this one, because thousands of nodes have the same few devices."""
+    """Return the first device that was equal to this one; thousands of nodes have the same few devices."""
     return device
 
 

@@ -66,7 +66,7 @@ def _name_nodes(names: Sequence[str], members: Sequence[Node]) -> str:
     """Return the number of nodes as text, with the names of a few."""
     examples = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
     more = ", …" if len(names) > MAX_NAMES else ""
-    return f"{_say_share(len(names), len(members))} ({examples}{more}) {_verb(len(names))}"
+    return f"{_say_share(len(names), len(members))} ({examples}{more}) {_is_or_are(len(names))}"
 
 
 def _say_share(amount: int, total: int) -> str:
@@ -75,7 +75,7 @@ def _say_share(amount: int, total: int) -> str:
     return "its only node" if total == 1 else f"all {total} nodes"
 
 
-def _verb(amount: int) -> str:
+def _is_or_are(amount: int) -> str:
     return "is" if amount == 1 else "are"
 
 
@@ -116,6 +116,8 @@ def _remark_on_taints(members: Sequence[Node]) -> list[str]:
     remarks = []
     for (key, value, effect), amount in sorted(taints.items()):
         text = shown(f"{key}={value}:{effect}" if value else f"{key}:{effect}", quote=False)
-        which = "all nodes are" if amount == len(members) else f"{_say_share(amount, len(members))} {_verb(amount)}"
+        which = (
+            "all nodes are" if amount == len(members) else f"{_say_share(amount, len(members))} {_is_or_are(amount)}"
+        )
         remarks.append(f"{which} tainted {text}, which a job has to tolerate")
     return remarks

@@ -80,7 +80,7 @@ class Assignment:
         changed = {pool: self._simulate_pool(pool, jobs, moves) for pool, jobs in members.items()}
         return _total_score([changed.get(index, pool) for index, pool in enumerate(self.pools)]), changed
 
-    def apply(self, moves: Mapping[int, int], changed: Mapping[int, PoolTimeline]) -> None:
+    def apply_moves(self, moves: Mapping[int, int], changed: Mapping[int, PoolTimeline]) -> None:
         """Apply moves with the changed pools that `try_moves` returned for them."""
         for job, option in moves.items():
             self.option[job] = option

@@ -48,7 +48,7 @@ class QueueColumns:
     def pools(self) -> tuple[PoolCapacity, ...]:
         return self.problem.pools
 
-    def options_of_job(self, job: int) -> range:
+    def options_of(self, job: int) -> range:
         """Return the indices of a job's options."""
         return range(self.first[job], self.first[job + 1])
 

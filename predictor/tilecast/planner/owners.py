@@ -38,7 +38,7 @@ def exchange_places(current: Assignment, effort: int) -> None:
                 score, changed = current.try_moves(moves)
                 is_wished = _policy_allows(current, score) and _owner_gains(current, changed, members, (job, other))
                 if is_wished and not _delays_others(current, changed, members):
-                    current.apply(moves, changed)
+                    current.apply_moves(moves, changed)
                     break
 
 
@@ -73,7 +73,7 @@ def _promising_exchanges(current: Assignment, members: Sequence[int], job: int) 
 def _find_option(columns: QueueColumns, job: int, like: int) -> int | None:
     """Return the job's option with the pool and GPU count of option `like`; None if there is none."""
     place = columns.pool[like], columns.gpus[like]
-    return next((one for one in columns.options_of_job(job) if (columns.pool[one], columns.gpus[one]) == place), None)
+    return next((one for one in columns.options_of(job) if (columns.pool[one], columns.gpus[one]) == place), None)
 
 
 def _compare_ends(current: Assignment, changed: Mapping[int, PoolTimeline]) -> tuple[Floats, Floats]:

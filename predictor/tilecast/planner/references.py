@@ -48,12 +48,12 @@ def choose_earliest(columns: QueueColumns) -> list[int]:
     for job in range(len(columns.weight)):
         begin = max(float(columns.arrival[job]), 0.0)
         best, ends = -1, (math.inf, 0)
-        for item in columns.options_of_job(job):
+        for item in columns.options_of(job):
             gpus = int(columns.gpus[item])
             after = (max(lines[columns.pool[item]].when_free(gpus), begin) + columns.seconds[item], gpus)
             if best < 0 or after < ends:
                 best, ends = item, after
-        lines[columns.pool[best]].add(int(columns.gpus[best]), ends[0])
+        lines[columns.pool[best]].occupy(int(columns.gpus[best]), ends[0])
         chosen.append(best)
     return chosen
 
@@ -70,21 +70,23 @@ class _FreeTimes:
     def when_free(self, gpus: int) -> float:
         """Return when so many GPUs are free at once, on one node or on whole nodes."""
         if gpus not in self._ready:
-            self._ready[gpus] = float(np.partition(self._nodes(gpus), self._count(gpus) - 1)[self._count(gpus) - 1])
+            self._ready[gpus] = float(
+                np.partition(self._node_free_times(gpus), self._nodes_needed(gpus) - 1)[self._nodes_needed(gpus) - 1]
+            )
         return self._ready[gpus]
 
-    def add(self, gpus: int, end: float) -> None:
+    def occupy(self, gpus: int, end: float) -> None:
         """Occupy the GPUs that are free first with a job of `gpus` GPUs, until its end."""
-        for node in np.argsort(self._nodes(gpus), kind="stable")[: self._count(gpus)]:
+        for node in np.argsort(self._node_free_times(gpus), kind="stable")[: self._nodes_needed(gpus)]:
             row = self.until[node]
             row[: min(gpus, self.per_node)] = end
             row.sort()
         self._ready = {}
 
-    def _count(self, gpus: int) -> int:
+    def _nodes_needed(self, gpus: int) -> int:
         return -(-gpus // self.per_node)
 
-    def _nodes(self, gpus: int) -> Floats:
+    def _node_free_times(self, gpus: int) -> Floats:
         """Return when each node has as many free GPUs as the job uses of it."""
         return self.until[:, min(gpus, self.per_node) - 1]
 
@@ -113,7 +115,7 @@ def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
         while running and running[0][0] <= moment:
             _, job, nodes = heapq.heappop(running)
             item = option[job]
-            rooms[columns.pool[item]].give(columns.problem.jobs[job].queue, int(columns.gpus[item]), nodes)
+            rooms[columns.pool[item]].release_gpus(columns.problem.jobs[job].queue, int(columns.gpus[item]), nodes)
             opened.add(int(columns.pool[item]))
         while place < count and coming[place][0] <= moment:
             job = coming[place][1]
@@ -125,12 +127,12 @@ def simulate_kueue(columns: QueueColumns) -> QueueOutcome:
             line = min(able, key=lambda item: waiting[item][0])
             job = waiting[line][0]
             queue = columns.problem.jobs[job].queue
-            taken = next((wish for wish in able[line] if rooms[wish[0]].has(queue, wish[1])), None)
+            taken = next((wish for wish in able[line] if rooms[wish[0]].has_room(queue, wish[1])), None)
             if taken is not None:
                 pool, gpus, place_ = taken
                 option[job] = item = int(columns.first[job]) + place_
                 finish[job] = moment + columns.seconds[item]
-                heapq.heappush(running, (float(finish[job]), job, rooms[pool].take(queue, gpus)))
+                heapq.heappush(running, (float(finish[job]), job, rooms[pool].take_gpus(queue, gpus)))
                 heapq.heappop(waiting[line])
             if taken is None or not waiting[line]:
                 del able[line]
@@ -144,18 +146,18 @@ class _PoolRoom:
     nodes: FreeNodes
     quotas: dict[str, int]
 
-    def has(self, queue: str, gpus: int) -> bool:
+    def has_room(self, queue: str, gpus: int) -> bool:
         return self.quotas.get(queue, gpus) >= gpus and self.nodes.has_room(gpus)
 
-    def take(self, queue: str, gpus: int) -> list[int]:
+    def take_gpus(self, queue: str, gpus: int) -> list[int]:
         if queue in self.quotas:
             self.quotas[queue] -= gpus
-        return self.nodes.take(gpus)
+        return self.nodes.allocate(gpus)
 
-    def give(self, queue: str, gpus: int, nodes: list[int]) -> None:
+    def release_gpus(self, queue: str, gpus: int, nodes: list[int]) -> None:
         if queue in self.quotas:
             self.quotas[queue] += gpus
-        self.nodes.give(gpus, nodes)
+        self.nodes.release(gpus, nodes)
 
 
 def _kueue_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
@@ -179,7 +181,7 @@ def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]
 
     Each is a pool, a number of GPUs and a position among the job's options.
     """
-    options = columns.options_of_job(job)
+    options = columns.options_of(job)
     present = int(columns.present[job])
     is_own = present >= 0 and not columns.problem.jobs[job].is_advised
     own = present if is_own else min(options, key=lambda item: columns.seconds[item])

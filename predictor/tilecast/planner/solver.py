@@ -172,8 +172,8 @@ def _search_plan(first: Assignment, effort: int) -> Assignment:
         other = best.copy()
         count = draw.integers(1, min(len(other.option), _RESTART_MOVES) + 1)
         moved = draw.choice(len(other.option), size=count, replace=False)
-        moves = {int(job): int(draw.choice(other.columns.options_of_job(int(job)))) for job in moved}
-        other.apply(moves, other.try_moves(moves)[1])
+        moves = {int(job): int(draw.choice(other.columns.options_of(int(job)))) for job in moved}
+        other.apply_moves(moves, other.try_moves(moves)[1])
         _improve_plan(other, budget)
         if is_better_score(other.score, best.score):
             best = other
@@ -197,7 +197,7 @@ class _TrialBudget:
         self.left -= current.simulated - before + _TRIAL
         if not is_better_score(score, current.score):
             return False
-        current.apply(moves, changed)
+        current.apply_moves(moves, changed)
         return True
 
 
@@ -223,8 +223,8 @@ def _swap_pairs(current: Assignment, budget: _TrialBudget) -> bool:
             pools = columns.pool[current.option[one]], columns.pool[current.option[two]]
             if pools[0] == pools[1] or budget.is_spent:
                 continue
-            for there in columns.options_of_job(one):
-                for here in columns.options_of_job(two):
+            for there in columns.options_of(one):
+                for here in columns.options_of(two):
                     if (columns.pool[there], columns.pool[here]) == (pools[1], pools[0]) and not budget.is_spent:
                         is_better |= budget.try_moves(current, {one: there, two: here})
     return is_better
@@ -236,7 +236,7 @@ def _list_moves(current: Assignment) -> Sequence[tuple[int, Sequence[int]]]:
     promise = _estimate_gains(current)
     if len(current.option) <= _MAX_SWAP_JOBS:
         order = np.argsort(-np.maximum.reduceat(promise, columns.first[:-1]), kind="stable")
-        return [(int(job), sorted(columns.options_of_job(int(job)), key=lambda item: -promise[item])) for job in order]
+        return [(int(job), sorted(columns.options_of(int(job)), key=lambda item: -promise[item])) for job in order]
     places = np.argsort(-promise, kind="stable")
     listed = dict[int, list[int]]()
     for option in places[: min(int(np.searchsorted(-promise[places], 0.0)), _MOST_LISTED)].tolist():
@@ -283,7 +283,7 @@ def _undo_small_changes(current: Assignment, effort: int) -> None:
         is_none = score[: policy.deciding] <= current.score[: policy.deciding]
         is_none &= lost <= policy.stake(columns, job, here, ratio)
         if is_none and (columns.is_running[job] or _is_nearly_best(policy, score, best)):
-            current.apply({job: here}, changed)
+            current.apply_moves({job: here}, changed)
         budget.left -= sum(len(pool.jobs) for pool in changed.values()) + _TRIAL
         if budget.is_spent:
             return

@@ -53,11 +53,11 @@ class FreeNodes:
         """Return whether a job of `gpus` GPUs could start now."""
         return gpus <= self.room
 
-    def take(self, gpus: int) -> list[int]:
+    def allocate(self, gpus: int) -> list[int]:
         """Allocate `gpus` GPUs and return their nodes; the pool must have room."""
         if gpus < self.per_node:
             node = next(reversed(next(filter(None, self._by_free[gpus:]))))
-            self._set(node, self.free[node] - gpus)
+            self._set_free_gpus(node, self.free[node] - gpus)
             return [node]
         whole = self._by_free[self.per_node]
         taken = [whole.popitem()[0] for _ in range(gpus // self.per_node)]
@@ -66,11 +66,11 @@ class FreeNodes:
             self._by_free[0][node] = None
         return taken
 
-    def give(self, gpus: int, nodes: Sequence[int]) -> None:
+    def release(self, gpus: int, nodes: Sequence[int]) -> None:
         """Release the GPUs of a job on its nodes."""
         each = min(gpus, self.per_node)
         for node in nodes:
-            self._set(node, self.free[node] + each)
+            self._set_free_gpus(node, self.free[node] + each)
 
     def copy(self) -> FreeNodes:
         """Return a copy that can be changed independently."""
@@ -79,7 +79,7 @@ class FreeNodes:
         made._by_free = [nodes.copy() for nodes in self._by_free]
         return made
 
-    def _set(self, node: int, room: int) -> None:
+    def _set_free_gpus(self, node: int, room: int) -> None:
         del self._by_free[self.free[node]][node]
         self.free[node] = room
         self._by_free[room][node] = None
@@ -225,14 +225,14 @@ def _simulate_mixed(tasks: PoolTasks, state: QueueAdmission, made: PoolSimulatio
             made.begin[first] = state.at_s
             name = first if names is None else names[first]
             made.order.append(name)
-            heapq.heappush(running, (state.at_s + seconds[first], name, size, queue, nodes.take(size)))
+            heapq.heappush(running, (state.at_s + seconds[first], name, size, queue, nodes.allocate(size)))
         if not running and place == len(later):
             return
         coming = later[place][0] if place < len(later) else math.inf
         moment = state.at_s = min(running[0][0], coming) if running else coming
         while running and running[0][0] <= moment:
             _, _, size, queue, taken = heapq.heappop(running)
-            nodes.give(size, taken)
+            nodes.release(size, taken)
             if queue in left:
                 left[queue] += size
         while place < len(later) and later[place][0] <= moment:

@@ -94,9 +94,9 @@ def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
         for name in ("lower_s", "upper_s")
     ]
     lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
-    times = np.stack([start, solution.finish, lower, upper, gain]).T.tolist()
+    times = zip(start.tolist(), solution.finish.tolist(), lower.tolist(), upper.tolist(), gain.tolist(), strict=True)
     places = tuple(
-        QueuedPlace(job, *row, payers=_find_payers(solution, wish, gain, start, job) if has_payers else ())
+        QueuedPlace(job, *row, _find_payers(solution, wish, gain, start, job) if has_payers else ())
         for job, row in enumerate(times)
     )
     own = QueueOutcome(solution.option, solution.finish)
@@ -112,7 +112,7 @@ def _finish_with_seconds(solution: QueueSolution, seconds: Sequence[float]) -> F
 
 
 def _find_payers(solution: QueueSolution, wish: QueueOutcome, gain: Floats, start: Floats, job: int) -> tuple[str, ...]:
-    """Return the names of the jobs that use a job's place on its own best pool, if the plan delays the job."""
+    """Return the names of the jobs that use a job's place on its best pool, if the plan delays the job."""
     columns = solution.columns
     if gain[job] >= 0:
         return ()
