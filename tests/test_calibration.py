@@ -31,7 +31,7 @@ from tilecast.learning.calibration import (
 from tilecast.spec import Workload
 from tilecast.validate import calibration as curves
 from tilecast.validate.runs import read_table
-from tilecast_lab.validate.calibration import measure_rows
+from tilecast_lab.validate.calibration import measured
 from tilecast_lab.validate.runs import model_flops
 
 RUN = Run("p", "h100-sxm", "bf16", "decoder", "9-64", "w1", 1.3, 1.0)
@@ -230,7 +230,7 @@ def test_a_table_changes_only_when_a_forecast_would() -> None:
 def test_errors_of_the_measured_runs_fall_with_observations_and_ranges_hold() -> None:
     folder = Path(os.environ["TILECAST_DATA"]) / "e2e"
     rows = [row for path in sorted(folder.glob("*_dev.csv")) for row in read_table(path)]
-    runs = measure_rows(rows)
+    runs = measured(rows)
     assert len(runs.runs) > 900
     none, three = curves.curve(runs, (0, 3), least=8, draws=10)
     assert three.error < 0.87 * none.error

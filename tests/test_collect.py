@@ -117,7 +117,7 @@ def test_the_tables_are_read_back_as_the_kernels_that_were_measured(kind: Kernel
     tables = Tables(tmp_path / "new", ENVIRONMENT)
     for case in drawn:
         tables.write(case, TIMING)
-    table = tables_of_kernels.read(tmp_path / "new" / f"{kind.name}.csv")
+    table = tables_of_kernels.read_kernels(tmp_path / "new" / f"{kind.name}.csv")
     assert len(table) == len(drawn)
     assert set(table.gpu) == {ENVIRONMENT.gpu}
     assert table.precision == [case.words["dtype"] for case in drawn]
@@ -140,7 +140,7 @@ def test_its_traffic_and_work_are_those_of_the_house(name: str, tmp_path: Path) 
     tables = Tables(tmp_path / "new", ENVIRONMENT)
     for case in drawn:
         tables.write(case, TIMING)
-    table = tables_of_kernels.read(tmp_path / "new" / f"{name}.csv")
+    table = tables_of_kernels.read_kernels(tmp_path / "new" / f"{name}.csv")
     mine = [drawn[row] for row in table.owner]
     moved = np.array([case.moved_bytes for case in mine])
     eight = np.array([case.words["dtype"] == "fp8" for case in mine])
@@ -212,7 +212,7 @@ def test_a_device_that_fails_leaves_whole_rows_and_the_count(tmp_path: Path) -> 
     with pytest.raises(CollectError):
         collect.collect(cases(60), measure, Tables(tmp_path, ENVIRONMENT), tally, budget_s=1e9)
     assert tally.measured.total() == 7
-    assert sum(len(tables_of_kernels.read(file)) for file in tmp_path.iterdir()) == 7
+    assert sum(len(tables_of_kernels.read_kernels(file)) for file in tmp_path.iterdir()) == 7
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,10 @@ def test_reports_of_one_client_at_a_time_are_bounded() -> None:
 
 
 async def test_a_limited_client_is_asked_to_wait() -> None:
-    async with served(server.Address("127.0.0.1", 0), guard(0.1).admit) as running, aiohttp.ClientSession() as session:
+    async with (
+        served(server.Address("127.0.0.1", 0), guard(0.1).admit_report) as running,
+        aiohttp.ClientSession() as session,
+    ):
         url = f"http://127.0.0.1:{running.port}/observations/team/a"
         headers = {"Authorization": f"Bearer {token()}"}
         async with session.put(url, data=b"{}", headers=headers) as answer:
@@ -289,7 +292,7 @@ async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before() -> None:
     honest = token(signature=TRUE)
     async with (
         asyncio.timeout(120),
-        served(server.Address("127.0.0.1", 0), guarding.admit, take) as running,
+        served(server.Address("127.0.0.1", 0), guarding.admit_report, take) as running,
         aiohttp.ClientSession() as session,
     ):
         answers.append(await put(session, running.port, honest))

@@ -14,7 +14,7 @@ from tilecast.learning import calibration
 from tilecast.learning.calibration import LEVELS, Run
 from tilecast.validate.calibration import report
 from tilecast.validate.runs import read_table
-from tilecast_lab.validate.calibration import errors_from_unrelated_runs, measure_rows
+from tilecast_lab.validate.calibration import errors_from_unrelated_runs, measured
 
 
 def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
@@ -43,7 +43,7 @@ if __name__ == "__main__":
     parser.add_argument("--unrelated", action="store_true")
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args()
-    sample = measure_rows([row for path in options.files for row in read_table(path)])
+    sample = measured([row for path in options.files for row in read_table(path)])
     if options.fit:
         for name, (spread, groups) in deviations(list(sample.runs)).items():
             print(f"{name:<10}{spread:7.3f}  {groups} groups")

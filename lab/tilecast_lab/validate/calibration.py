@@ -16,7 +16,7 @@ from tilecast_lab.validate.runs import PublishedForecast
 from tilecast_lab.validate.table import read_published_row
 
 
-def measure_rows(rows: Sequence[Row], track: Track = untracked) -> curves.MeasuredRuns:
+def measured(rows: Sequence[Row], track: Track = untracked) -> curves.MeasuredRuns:
     """Forecast the graded rows of runs tables and return them as runs of pools.
 
     The constants of each forecast are fitted without the row's source.
@@ -29,7 +29,7 @@ def measure_rows(rows: Sequence[Row], track: Track = untracked) -> curves.Measur
 
 
 def published_forecasts(runs: curves.MeasuredRuns) -> list[PublishedForecast]:
-    """Return the forecasts of the runs that `measure_rows` returned."""
+    """Return the forecasts of the runs that `measured` returned."""
     return [item for item in runs.forecasts if isinstance(item, PublishedForecast)]
 
 

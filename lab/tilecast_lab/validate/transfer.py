@@ -36,7 +36,7 @@ def read_subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
     Raises:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
-    measured = curves.measure_rows(table_rows(paths), track)
+    measured = curves.measured(table_rows(paths), track)
     return transfer.subjects_of(measured, [residuals.source_of(row) for row in measured.rows])
 
 

@@ -45,7 +45,7 @@ class RecordPart(dict[Key, ValueT]):
             return self[key]
         return self.setdefault(key, self._make())
 
-    def setdefault(self, key: Key, default: ValueT) -> ValueT:  # type: ignore[override]
+    def setdefault(self, key: Key, default: ValueT) -> ValueT:
         """Return the value of a key, which becomes `default` if there is none."""
         if key not in self:
             self[key] = default
