@@ -61,7 +61,7 @@ class Sweep:
             self.asked.append(request.workload.global_batch)
             return await run(searches, request, *arguments)
 
-        monkeypatch.setattr(Searches, "run", seen)
+        monkeypatch.setattr(Searches, "run_search", seen)
 
     def search(self, request: Request, pools: Sequence[Pool]) -> Advice:
         batch = request.workload.global_batch

@@ -243,7 +243,7 @@ def test_a_config_map_s_key_is_one(key: str) -> None:
 def test_an_annotation_of_any_size_takes_no_room() -> None:
     body = job()
     body["metadata"]["annotations"]["tilecast.dev/started"] = "x" * 250_000
-    assert sum(len(value) for _, value in View.of(body).inputs) <= 64
+    assert sum(len(value) for _, value in View.from_object(body).inputs) <= 64
 
 
 @pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])

@@ -114,7 +114,7 @@ class Advisor:
         for name, one in {"": report, **of_namespace}.items():
             known = self._of_namespace.get(name, self._report)
             is_same = known is not None and known.pools == one.pools
-            numbers[name] = self.versions.of(name) if is_same else next(self._version)
+            numbers[name] = self.versions.get_version(name) if is_same else next(self._version)
         self.versions, self.facts = PoolVersions(numbers), facts(report.pools)
         self._report, self._of_namespace = report, of_namespace
 
@@ -140,7 +140,7 @@ class Advisor:
         if self.problem is None:
             return
         try:
-            await self._searches.run(*_make_small_job())
+            await self._searches.run_search(*_make_small_job())
         except SearchInterruptedError as error:
             self.problem = f"a search of one small job {error}"
             raise SpecError("TILECAST_SEARCH_PROCESSES", self.problem, "raise the limits of a search") from None
@@ -277,7 +277,7 @@ class Advisor:
 
     def _make_answer_key(self, question: Question) -> Hashable:
         """Return the key of the answer to a question: question, pools and runs."""
-        return question.key, self.versions.of(question.namespace), question.own.own
+        return question.key, self.versions.get_version(question.namespace), question.own.own
 
     async def _compute_once(
         self,
@@ -322,7 +322,7 @@ class Advisor:
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]
     ) -> Answer:
         try:
-            answer = await _catch_errors(self._searches.run(request, pools, self._counted, key))
+            answer = await _catch_errors(self._searches.run_search(request, pools, self._counted, key))
         except SearchInterruptedError as error:
             return self._interruptions.add_interruption(question_key, error)
         if isinstance(answer, Advice):

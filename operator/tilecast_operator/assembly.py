@@ -158,9 +158,9 @@ class Assembly:
         """Start the workers and the background tasks; a worker loads the model."""
         self.runtime.start(WORKERS)
         self.runtime.add_task(self.lists.compare(self.settings.watch_check_s), "watch-check")
-        self.runtime.add_task(self.quarantined.run(), "quarantine")
+        self.runtime.add_task(self.quarantined.run_checks(), "quarantine")
         if self.settings.jobs and self.settings.place and self.settings.read_kueue:
-            self.runtime.add_task(self.kueue.run(), "kueue-check")
+            self.runtime.add_task(self.kueue.run_checks(), "kueue-check")
         if self.election is not None:
             self.runtime.add_task(self.election.run(), "election")
         self.runtime.add(NODES, self.settings.settle_s)

@@ -152,7 +152,7 @@ class Capacity:
             return Fit(Aspect("False", "TooFewNodes", f"the plan needs {place.nodes} nodes and fewer exist now"), False)
         if there is None or free is None:
             return NOT_OBSERVED
-        if free.fits(place.nodes, place.gpus_per_node):
+        if free.fits_plan(place.nodes, place.gpus_per_node):
             return Fit(Aspect("True", "GpusFree", f"the GPUs are free now, as {free.source} shows"), True)
         text = f"others use the GPUs now, as {free.source} shows; the job would wait"
         return Fit(Aspect("False", "GpusInUse", text), False)

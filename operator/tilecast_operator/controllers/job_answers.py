@@ -134,7 +134,7 @@ class JobAnswers:
             usable: The pools that the job may use.
             namespace: Namespace of the job.
         """
-        version = self.advisor.versions.of(namespace)
+        version = self.advisor.versions.get_version(namespace)
         asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
         texts = (asks, repr((asks, version, repr(usable))))
         key, everything = (hashlib.sha256(text.encode()).digest() for text in texts)

@@ -80,7 +80,7 @@ class Jobs:
             table.listen(self._on_queue_change)
         advice.answers.pools.listen(self._on_pools_change)
         for kind in JOB_KINDS:
-            context.runtime.register(kind, self._reconcile, context.cache.jobs)
+            context.runtime.register(kind, self._reconcile_job, context.cache.jobs)
             context.answers.register_kind(kind)
 
     def _is_kept(self, key: Key, document: Document) -> bool:
@@ -129,7 +129,7 @@ class Jobs:
                 annotations = {} if seen is None else seen.value["metadata"].get("annotations") or {}
                 self._context.runtime.add(key, in_background=bool(own_annotations(annotations)))
 
-    async def _reconcile(self, key: Key) -> None:
+    async def _reconcile_job(self, key: Key) -> None:
         """Annotate a job that is not held."""
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:

@@ -78,7 +78,7 @@ class KueueCheck:
         self._posted = KueueFeatures()
         """Features that this replica reported last."""
 
-    async def run(self) -> None:
+    async def run_checks(self) -> None:
         """Check the features every `watch_check_s` seconds, without end."""
         await self._context.client.logged_in()
         while True:

@@ -196,7 +196,7 @@ class PoolLearnings:
         if self._context.cache.learnings.get(key) is None:
             await self._read_unseen(key)
         document, seen = self._store.document(key.name), self._context.cache.learnings.get(key)
-        if seen is None or seen.value.digest != LearningView.of(document).digest:
+        if seen is None or seen.value.digest != LearningView.from_object(document).digest:
             seen = await self._apply_learning(key, seen, document)
         if seen.value.forget is not None and _is_valid_forget(seen.value.forget):
             test = {"op": "test", "path": FORGET_PATH, "value": seen.value.forget}

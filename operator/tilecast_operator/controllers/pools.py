@@ -49,7 +49,7 @@ class PoolsChange:
 
     def concerns_namespace(self, namespace: str) -> bool:
         """Return whether the pools of a namespace have changed."""
-        return not self.is_learnt or self.before.of(namespace) != self.now.of(namespace)
+        return not self.is_learnt or self.before.get_version(namespace) != self.now.get_version(namespace)
 
 
 class Pools:
@@ -260,7 +260,7 @@ class Pools:
         if seen is not None:
             document["metadata"]["uid"] = seen.uid
         applied = await self._context.writer.apply(key, document, force=False)
-        answer = View.of(applied).document
+        answer = View.from_object(applied).document
         name, spec = gpu_pool.parse(answer)
         if seen is None and gpu_pool.discovery(answer, spec) is None:
             log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)

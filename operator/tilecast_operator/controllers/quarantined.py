@@ -29,7 +29,7 @@ class Quarantined:
         self._shown: set[str] = set()
         context.cache.quarantine.changed = self._show_counts
 
-    async def run(self) -> None:
+    async def run_checks(self) -> None:
         """Check the quarantined objects every `LOOK_S` seconds until cancelled."""
         while True:
             await self.check_objects()
