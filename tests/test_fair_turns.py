@@ -55,7 +55,7 @@ class Sweep:
         self.asked: list[int] = []
         """Batches of the searches that were requested, in order."""
         self.go_on = threading.Event()
-        run = Searches.run
+        run = Searches.run_search
 
         async def seen(searches: Searches, request: Request, *arguments: Any) -> Advice:
             self.asked.append(request.workload.global_batch)
