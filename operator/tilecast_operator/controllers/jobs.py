@@ -58,12 +58,7 @@ class Jobs:
     """Controller of jobs of other kinds that request advice. Belongs to one event loop."""
 
     def __init__(
-        self,
-        context: SharedContext,
-        requests: Requests,
-        advice: JobAdvice,
-        admission: Admission,
-        requeues: Requeues,
+        self, context: SharedContext, requests: Requests, advice: JobAdvice, admission: Admission, requeues: Requeues
     ) -> None:
         self._context = context
         self._requeues = requeues

@@ -56,12 +56,7 @@ class Pools:
     """Controller of the pools of the cluster. Belongs to one event loop."""
 
     def __init__(
-        self,
-        context: SharedContext,
-        advisor: Advisor,
-        capacity: Capacity,
-        lists: ListCheck,
-        learning: PoolLearnings,
+        self, context: SharedContext, advisor: Advisor, capacity: Capacity, lists: ListCheck, learning: PoolLearnings
     ) -> None:
         self._context = context
         self.report: nodes.NodesReport | None = None

@@ -22,14 +22,7 @@ from tilecast_operator.kube.documents import applied_fields
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, status_digest
-from tilecast_operator.queue_rows import (
-    Holdings,
-    PlannedQueue,
-    QueueRow,
-    QueueState,
-    count_held_gpus,
-    make_capacities,
-)
+from tilecast_operator.queue_rows import Holdings, PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
 from tilecast_operator.report import queue_advice as report
 
 QUEUE = Key("Queue")

@@ -282,9 +282,6 @@ def decide_queue_advice(facts: QueueAdviceFacts, now_s: float) -> DesiredQueueAd
     spec = api.QueueAdviceSpec.within(policy=policy, interval_seconds=facts.interval_s).document()
     if view is None:
         return DesiredQueueAdvice(spec, None)
-    is_same, before = (
-        encode_canonical(view.document["spec"]) == encode_canonical(spec),
-        parse_status(view.status),
-    )
+    is_same, before = (encode_canonical(view.document["spec"]) == encode_canonical(spec), parse_status(view.status))
     status = make_status(facts.plan, policy, view.generation, stamp(now_s), before)
     return DesiredQueueAdvice(None if is_same else spec, status)
