@@ -397,9 +397,9 @@ class Admission:
         else:
             was_told = outcome not in (patches.FAILED_TO_START, patches.CHANGED_SINCE)
             text = self._texts.get(key, "") if was_told else ""
-            text = text or OUTCOMES.get(outcome, outcome)
-            self._texts[key] = f"{text}: {more}" if more else text
-            note = Note("Warning", "NotPlaced", f"{outcome}: {self._texts[key]}")
+            text = (text or OUTCOMES.get(outcome, outcome)) + (f": {more}" if more else "")
+            self._texts[key] = text
+            note = Note("Warning", "NotPlaced", f"{outcome}: {text}")
         await self._context.try_post(key, job.uid, note)
 
     async def post_requeued(self, key: Key, job: Job, text: str) -> None:
