@@ -70,7 +70,9 @@ async def test_a_process_gives_the_answer_that_a_thread_gives() -> None:
     threads, processes = Searches(advising.advise, 1, 0), Searches(advising.advise, 1, 1)
     try:
         for batch in (8, 16):
-            assert await processes.run(request(batch), [POOL]) == await threads.run(request(batch), [POOL])
+            assert await processes.run_search(request(batch), [POOL]) == await threads.run_search(
+                request(batch), [POOL]
+            )
     finally:
         threads.stop()
         processes.stop()

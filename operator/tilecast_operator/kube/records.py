@@ -41,7 +41,7 @@ class RecordPart(dict[Key, ValueT]):
             return self[key]
         return self.setdefault(key, self._make())
 
-    def setdefault(self, key: Key, default: ValueT) -> ValueT:  # type: ignore[override]
+    def setdefault(self, key: Key, default: ValueT) -> ValueT:
         """Return the part of a key, which is `default` if the key had none yet."""
         if key not in self:
             self[key] = default
