@@ -49,6 +49,7 @@ from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import Searches
 
 ResultT = TypeVar("ResultT")
+FindRuns: TypeAlias = Callable[[Collection[str]], Sequence[ObservedRun]]
 ReadRequest: TypeAlias = Callable[[str, training_job.TrainingJobSpec, bytes | None], Request]
 
 log = logging.getLogger("tilecast")
@@ -185,24 +186,22 @@ class Advisor:
             request = await self._requests.get(key, lambda: self._read_request(key, spec, stored))
         return Question(key, request, reference is not None, namespace, is_held)
 
-    async def add_runs(
-        self, question: Question, known: Callable[[Collection[str]], Sequence[ObservedRun]], unless: str | None = None
-    ) -> Question:
+    async def add_runs(self, question: Question, find_runs: FindRuns, skip_digest: str | None = None) -> Question:
         """Return the question with earlier runs of its job.
 
         Args:
             question: The question as it was read.
-            known: Function that returns the runs of workloads, given by their digests, newest first.
-            unless: Digest of runs; runs with this digest are not priced.
+            find_runs: Function that returns the runs of workloads, given by their digests, newest first.
+            skip_digest: Digest of runs; runs with this digest are not priced.
         """
         pools, request = self.list_pools(question), question.request
         if isinstance(request, Declined) or not pools:
             return question
         gpus = tuple(pool.gpu.name for pool in pools)
         meant = await self._compute_once(question, self._workloads, (question.key, gpus), workloads, request, pools)
-        runs = known(meant.keys())
+        runs = find_runs(meant.keys())
         digest = identity(question.key, self.facts, runs)
-        if not runs or digest == unless:
+        if not runs or digest == skip_digest:
             return replace(question, runs_hash=digest if runs else "")
         key = (self._make_answer_key(question), tuple(runs))
         own = await self._compute_once(question, self._own, key, OwnRuns.of, request, pools, meant, runs)

@@ -383,21 +383,21 @@ class Admission:
         if decision.outcome != patches.QUEUED:
             await self.post_outcome(key, job, decision.outcome)
 
-    async def post_outcome(self, key: Key, job: Job, outcome: str, more: str = "") -> None:
+    async def post_outcome(self, key: Key, job: Job, outcome: str, kueue_message: str = "") -> None:
         """Write an Event that says where a job runs, or why it does not run as advised.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
             outcome: `PLACED`, or the reason why the job is not placed.
-            more: Message of Kueue about the outcome.
+            kueue_message: Message of Kueue about the outcome.
         """
         if outcome == patches.PLACED:
             note = Note("Normal", "Placed", self._texts.get(key) or OUTCOMES[outcome])
         else:
             was_told = outcome not in (patches.FAILED_TO_START, patches.CHANGED_SINCE)
             text = self._texts.get(key, "") if was_told else ""
-            text = (text or OUTCOMES.get(outcome, outcome)) + (f": {more}" if more else "")
+            text = (text or OUTCOMES.get(outcome, outcome)) + (f": {kueue_message}" if kueue_message else "")
             self._texts[key] = text
             note = Note("Warning", "NotPlaced", f"{outcome}: {text}")
         await self._context.try_post(key, job.uid, note)
