@@ -23,7 +23,7 @@ from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
 from tilecast_operator.controllers.placement import ChangedError, Placer
-from tilecast_operator.controllers.requests import Requests
+from tilecast_operator.controllers.requests import JobRequests
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
@@ -162,7 +162,7 @@ class WebhookOutage:
 class Admission:
     """Controller that places and releases every held job. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, placer: Placer, requests: Requests, advice: JobAdvice) -> None:
+    def __init__(self, context: SharedContext, placer: Placer, requests: JobRequests, advice: JobAdvice) -> None:
         self._context = context
         self._placer = placer
         self._requests = requests

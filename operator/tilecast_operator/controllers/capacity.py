@@ -49,7 +49,7 @@ def find_destination(answer: Answer) -> Destination | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _ShownFit:
     """Capacity condition that a job's status shows, for which recommendation, and since when."""
 
     place: Destination
@@ -67,7 +67,7 @@ class Capacity:
         """Number of nodes by pool."""
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, Free] = {}
-        self._shown: RecordPart[_Shown] = context.records.part()
+        self._shown: RecordPart[_ShownFit] = context.records.part()
         self._listeners: list[Callable[[], None]] = []
         context.runtime.register(CAPACITY.kind, self._update)
         context.cache.cluster_queues.listen(self._on_quota_change)
@@ -104,7 +104,7 @@ class Capacity:
             since_s = -math.inf
         else:
             since_s = before.since_s if before.fit == fit else time.monotonic()
-        self._shown[job] = _Shown(destination, fit, since_s)
+        self._shown[job] = _ShownFit(destination, fit, since_s)
         return fit
 
     def hide_fit(self, job: Key) -> None:

@@ -21,7 +21,7 @@ from tilecast_operator.controllers.desired import ALREADY_STARTED, decide_job
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, encode_relevant_fields
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
-from tilecast_operator.controllers.requests import Requests
+from tilecast_operator.controllers.requests import JobRequests
 from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
@@ -58,7 +58,7 @@ class Jobs:
     """Controller of jobs of other kinds that request advice. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, requests: Requests, advice: JobAdvice, admission: Admission, requeues: Requeues
+        self, context: SharedContext, requests: JobRequests, advice: JobAdvice, admission: Admission, requeues: Requeues
     ) -> None:
         self._context = context
         self._requeues = requeues

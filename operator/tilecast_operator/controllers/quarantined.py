@@ -20,7 +20,7 @@ LOOK_S = 5.0
 """Seconds between two looks."""
 
 
-class Quarantined:
+class QuarantineController:
     """Controller of objects that may have killed the operator. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:

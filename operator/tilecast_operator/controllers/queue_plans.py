@@ -15,7 +15,7 @@ from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.queue_jobs import QueueJobs
-from tilecast_operator.controllers.requests import Requests, read_target
+from tilecast_operator.controllers.requests import JobRequests, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.documents import applied_fields
@@ -41,7 +41,7 @@ class QueuePlans:
         self,
         context: SharedContext,
         capacity: Capacity,
-        requests: Requests,
+        requests: JobRequests,
         queue_jobs: QueueJobs,
         planned_jobs: PlannedJobs,
     ) -> None:
