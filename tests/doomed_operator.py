@@ -22,14 +22,14 @@ from tilecast.jobs import APPLIED
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.metrics import Metrics
 
-DEADLY = 666
+DEADLY, SLOW = 666, 8
+"""Batches of the jobs whose reading kills the operator, and of an honest one that is being read at the first deaths."""
 HONEST = 20
 
 
 def deadly(name: str, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request:
-    time.sleep(0.1)  # so that honest jobs are being read at every death
+    time.sleep(1.0 if spec.training.global_batch_size == SLOW else 0.2)
     if spec.training.global_batch_size == DEADLY:
-        time.sleep(0.1)
         signal.raise_signal(signal.SIGSEGV)
     return training_job.request(name, spec, stored)
 

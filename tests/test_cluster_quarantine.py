@@ -15,7 +15,8 @@ from operator_process import Operator, is_answered
 pytestmark = pytest.mark.cluster
 
 WAIT_S = 120
-DEADLY = 666
+DEADLY, SLOW = 666, 8
+"""Batches of the jobs whose reading kills the operator, and of an honest one that is being read at the first deaths."""
 HONEST = [f"honest-{number}" for number in range(8)]
 MOST_DEATHS = 8
 """Twice the expected deaths: at the first death each of two deadly jobs is read beside others, then alone."""
@@ -25,9 +26,8 @@ from tilecast.api import training_job
 from tilecast_operator import main
 
 def read(name, spec, stored):
-    time.sleep(0.1)  # so that honest jobs are being read at every death
+    time.sleep(1.0 if spec.training.global_batch_size == {SLOW} else 0.2)
     if spec.training.global_batch_size == {DEADLY}:
-        time.sleep(0.1)
         signal.raise_signal(signal.SIGSEGV)
     return training_job.request(name, spec, stored)
 

@@ -35,7 +35,7 @@ def facts(before: dict[str, Any] | None = None, **changes: Any) -> JobFacts:
     body = job()
     body["metadata"] |= {"uid": "u", "generation": 1, **changes.pop("metadata", {})}
     values = {"is_off": False, **changes}
-    return JobFacts(View.of(body), job_status.parse_status(json.dumps(before or {}).encode()), **values)
+    return JobFacts(View.from_object(body), job_status.parse_status(json.dumps(before or {}).encode()), **values)
 
 
 def answered() -> dict[str, Any]:
@@ -147,7 +147,7 @@ FOUND = nodes.pools([nodes.node(node("n1")), nodes.node(node("n2"))]).entries[0]
 def pool_view(document: dict[str, Any], status: Any = None) -> View:
     """Return the view of a GPUPool with this status."""
     metadata = document["metadata"] | {"uid": "u", "resourceVersion": "1", "generation": 1}
-    return View.of({**document, "metadata": metadata, "status": status or {}})
+    return View.from_object({**document, "metadata": metadata, "status": status or {}})
 
 
 def test_a_discovered_pool_is_written_and_then_gets_its_status() -> None:
@@ -201,9 +201,9 @@ def test_the_queue_advice_is_written_with_its_spec_and_then_its_status() -> None
     first = decide_queue_advice(facts, NOW_S)
     assert first.spec is not None and first.status is None
     body = {"kind": "QueueAdvice", "metadata": {"name": "cluster", "generation": 3}, "spec": first.spec}
-    second = decide_queue_advice(replace(facts, view=View.of(body)), NOW_S)
+    second = decide_queue_advice(replace(facts, view=View.from_object(body)), NOW_S)
     assert second.spec is None and second.status is not None and second.status.observed_generation == 3
     third = decide_queue_advice(
-        replace(facts, view=View.of({**body, "status": second.status.document()})), LATER_S
+        replace(facts, view=View.from_object({**body, "status": second.status.document()})), LATER_S
     )  # fmt: skip
     assert third.status == second.status, "no time is written anew"

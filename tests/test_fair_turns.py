@@ -55,13 +55,13 @@ class Sweep:
         self.asked: list[int] = []
         """Batches of the searches that were requested, in order."""
         self.go_on = threading.Event()
-        run = Searches.run
+        run = Searches.run_search
 
         async def seen(searches: Searches, request: Request, *arguments: Any) -> Advice:
             self.asked.append(request.workload.global_batch)
             return await run(searches, request, *arguments)
 
-        monkeypatch.setattr(Searches, "run", seen)
+        monkeypatch.setattr(Searches, "run_search", seen)
 
     def search(self, request: Request, pools: Sequence[Pool]) -> Advice:
         batch = request.workload.global_batch

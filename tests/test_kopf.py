@@ -254,4 +254,4 @@ def test_documents_as_deep_as_the_api_server_takes_them_are_read() -> None:
     body = job()
     body["spec"]["model"] = json.loads('{"huggingFace": {"config": ' + '{"a":' * depth + "1" + "}" * depth + "}}")
     untrusted.cut(body)
-    assert View.of(body).document
+    assert View.from_object(body).document

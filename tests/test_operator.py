@@ -514,7 +514,7 @@ def test_digest_ignores_times_and_spelling_of_numbers() -> None:
 def test_a_view_keeps_only_what_is_needed() -> None:
     body = {**job(), "status": {"alternatives": [{"pool": "p" * 50}] * 16, "summary": {"pool": "x"}}}
     body["metadata"] = {**body["metadata"], "managedFields": [{"f": "x" * 10_000}], "resourceVersion": "7"}
-    view = View.of(body)
+    view = View.from_object(body)
     assert sum(sys.getsizeof(getattr(view, name)) for name in View.__slots__) < 1000
     assert view.status["alternatives"] == body["status"]["alternatives"]
 

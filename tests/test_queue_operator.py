@@ -356,7 +356,9 @@ def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
     assert queue_advice.make_positions(plan, {}, frozenset(), shown, NOW_S + 50) == shown
     later = queue_advice.make_positions(plan, {}, frozenset(), shown, NOW_S + 200)
     assert later["a"].start != shown["a"].start and later["b"] == QueuePosition(reason="no; yes")
-    status = queue_advice.make_status(plan, "completion", 1, "2026-01-01T00:00:00Z", queue_advice.QueueAdviceStatus())
+    status = queue_advice.make_status(
+        plan, "completion", 1, "2026-01-01T00:00:00Z", queue_advice.api.QueueAdviceStatus()
+    )
     assert queue_advice.make_status(plan, "completion", 1, "2026-01-02T00:00:00Z", status) is status
     for gap, is_news in ((0.04, False), (0.2, True)):
         before = status.model_copy(update={"gap_ratio": gap})

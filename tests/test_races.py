@@ -119,14 +119,14 @@ async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(advisor, "inputs_hash", slow)
     searcher = Advisor(Store(), Searches(on_first_pool, 1, 0), Metrics().count_search, 1, 16)
-    searcher.use(nodes.pools([node()]))
-    question = await searcher.question("default", job())
-    late = asyncio.create_task(searcher.inputs_hash(question))
+    searcher.set_pools(nodes.pools([node()]))
+    question = await searcher.read_question("default", job())
+    late = asyncio.create_task(searcher.hash_inputs(question))
     await asyncio.to_thread(began.wait, 5)
-    searcher.use(nodes.pools([node(), node("a", "NVIDIA-A100-SXM4-40GB")]))
+    searcher.set_pools(nodes.pools([node(), node("a", "NVIDIA-A100-SXM4-40GB")]))
     go_on.set()
     before = await late
-    assert before is not None and await searcher.inputs_hash(question) != before
+    assert before is not None and await searcher.hash_inputs(question) != before
     searcher.stop()
 
 
@@ -140,16 +140,16 @@ async def test_what_runs_of_a_namespace_teach_is_searched_for_its_own_jobs_alone
     searcher = Advisor(Store(), Searches(counted, 1, 0), Metrics().count_search, 1, 16)
     bare = nodes.pools([node()])
     taught = bare.calibrated(Calibration((Correction(("h100-sxm",), ratio=1.2, runs=10, own=10),)))
-    asked = {name: await searcher.question(name, job()) for name in ("team", "other")}
+    asked = {name: await searcher.read_question(name, job()) for name in ("team", "other")}
     for of_namespace, most in (({}, 1), ({"team": bare}, 1), ({"team": taught}, 2), ({"team": taught}, 2), ({}, 2)):
         before = searcher.versions
-        searcher.use(bare, of_namespace)
+        searcher.set_pools(bare, of_namespace)
         change = PoolsChange(True, before, searcher.versions)
         for question in asked.values():
-            await searcher.answer(question)
+            await searcher.answer_question(question)
         assert len(searched) == most
         assert change.concerns_namespace("other") == (before.numbers == {})
-        assert PoolsChange(False, before, searcher.versions).concerns("other")
+        assert PoolsChange(False, before, searcher.versions).concerns_namespace("other")
     searcher.stop()
 
 
@@ -243,7 +243,7 @@ def test_a_config_map_s_key_is_one(key: str) -> None:
 def test_an_annotation_of_any_size_takes_no_room() -> None:
     body = job()
     body["metadata"]["annotations"]["tilecast.dev/started"] = "x" * 250_000
-    assert sum(len(value) for _, value in View.of(body).inputs) <= 64
+    assert sum(len(value) for _, value in View.from_object(body).inputs) <= 64
 
 
 @pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])

@@ -59,7 +59,7 @@ async def test_a_search_that_breaks_a_limit_is_ended_and_takes_no_other_along() 
     searches = Searches(greedy, 1, 2, LIMITS, causes.append)
     asked = (*BATCHES, DEADLY, *BATCHES)
     try:
-        tried = (searches.run(request(batch), [POOL]) for batch in asked)
+        tried = (searches.run_search(request(batch), [POOL]) for batch in asked)
         answers = await asyncio.gather(*tried, return_exceptions=True)
         assert searches.resident_bytes() > 0 and searches.longest_running_s() == 0.0
     finally:
@@ -95,7 +95,7 @@ def test_the_largest_searches_that_counts_allow_stay_within_the_limits(
     asked = training_job.read(training_job.document("large", spec))
     process = SearchProcess(advise, SearchLimits())
     try:
-        answer = process.call(asked, pools)
+        answer = process.call_function(asked, pools)
         assert 0.75 * MOST_PLANS < answer.plans_evaluated <= MOST_PLANS
     finally:
         process.stop()
@@ -112,7 +112,7 @@ async def test_the_search_that_runs_can_be_seen() -> None:
     searches = Searches(waiting, 1, 0)
     try:
         assert searches.longest_running_s() == 0.0
-        running = asyncio.create_task(searches.run(request(8), [POOL]))
+        running = asyncio.create_task(searches.run_search(request(8), [POOL]))
         await until(lambda: searches.longest_running_s() > 0.0, "the search to run")
         go_on.set()
         await running

@@ -70,7 +70,9 @@ async def test_a_process_gives_the_answer_that_a_thread_gives() -> None:
     threads, processes = Searches(advising.advise, 1, 0), Searches(advising.advise, 1, 1)
     try:
         for batch in (8, 16):
-            assert await processes.run(request(batch), [POOL]) == await threads.run(request(batch), [POOL])
+            assert await processes.run_search(request(batch), [POOL]) == await threads.run_search(
+                request(batch), [POOL]
+            )
     finally:
         threads.stop()
         processes.stop()
@@ -80,7 +82,7 @@ async def test_an_answer_of_a_process_shares_the_pools_of_the_operator_with_all_
     searches, asked = Searches(advising.advise, 1, 1), request()
     pool = replace(POOL, calibration=Calibration((Correction(("t4",), ratio=1.2, runs=10, own=10),)))
     try:
-        advice = await searches.run(asked, [pool])
+        advice = await searches.run_search(asked, [pool])
     finally:
         searches.stop()
     assert advice.request is asked and all(offer.pool is pool for offer in (*advice.offers, *advice.pareto))
@@ -149,7 +151,7 @@ async def test_a_process_says_why_nothing_can_be_advised() -> None:
     searches = Searches(refuse, 1, 1)
     try:
         with pytest.raises(SpecError, match=r"training\.precision: 'fp8' is too new; use fp16") as refused:
-            await searches.run(request(), [POOL])
+            await searches.run_search(request(), [POOL])
         assert (refused.value.field, refused.value.remedy) == ("training.precision", "use fp16")
     finally:
         searches.stop()
@@ -160,7 +162,7 @@ async def test_a_search_outlives_the_process_that_did_it(tmp_path: Path, monkeyp
     monkeypatch.setenv("DEAD", str(tmp_path / "dead"))
     searches = Searches(die, 1, 1)
     try:
-        advices = await asyncio.gather(*(searches.run(request(batch), [POOL]) for batch in (8, 16, 24)))
+        advices = await asyncio.gather(*(searches.run_search(request(batch), [POOL]) for batch in (8, 16, 24)))
         assert [advice.request.name for advice in advices] == ["job-8", "job-16", "job-24"]
     finally:
         searches.stop()
@@ -171,7 +173,7 @@ async def test_a_search_that_kills_every_process_fails_alone() -> None:
     searches = Searches(die_of, 1, 1)
     try:
         batches = [8 * (1 + number) for number in range(6)]
-        tried = (searches.run(request(batch), [POOL]) for batch in batches)
+        tried = (searches.run_search(request(batch), [POOL]) for batch in batches)
         answers = dict(zip(batches, await asyncio.gather(*tried, return_exceptions=True), strict=True))
     finally:
         searches.stop()
@@ -220,12 +222,14 @@ async def test_of_searches_that_wait_the_shortest_is_next(
     searches = Searches(search, 1, 0)
     try:
         for model in ("gpt2", "bert-base"):
-            await searches.run(asked(model, "known"), [POOL])
+            await searches.run_search(asked(model, "known"), [POOL])
         made.clear()
-        waiting = [asyncio.create_task(searches.run(asked("bert-base", name), [POOL])) for name in ("begun", "long")]
+        waiting = [
+            asyncio.create_task(searches.run_search(asked("bert-base", name), [POOL])) for name in ("begun", "long")
+        ]
         await asyncio.sleep(0)
         now_s[0] += later_s
-        waiting += [asyncio.create_task(searches.run(asked("gpt2", name), [POOL])) for name in ("gone", "short")]
+        waiting += [asyncio.create_task(searches.run_search(asked("gpt2", name), [POOL])) for name in ("gone", "short")]
         await asyncio.sleep(0)
         waiting[2].cancel()
         go_on.set()

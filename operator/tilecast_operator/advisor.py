@@ -49,6 +49,7 @@ from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import Searches
 
 ResultT = TypeVar("ResultT")
+FindRuns: TypeAlias = Callable[[Collection[str]], Sequence[ObservedRun]]
 ReadRequest: TypeAlias = Callable[[str, training_job.TrainingJobSpec, bytes | None], Request]
 
 log = logging.getLogger("tilecast")
@@ -114,7 +115,7 @@ class Advisor:
         for name, one in {"": report, **of_namespace}.items():
             known = self._of_namespace.get(name, self._report)
             is_same = known is not None and known.pools == one.pools
-            numbers[name] = self.versions.of(name) if is_same else next(self._version)
+            numbers[name] = self.versions.get_version(name) if is_same else next(self._version)
         self.versions, self.facts = PoolVersions(numbers), facts(report.pools)
         self._report, self._of_namespace = report, of_namespace
 
@@ -140,7 +141,7 @@ class Advisor:
         if self.problem is None:
             return
         try:
-            await self._searches.run(*_make_small_job())
+            await self._searches.run_search(*_make_small_job())
         except SearchInterruptedError as error:
             self.problem = f"a search of one small job {error}"
             raise SpecError("TILECAST_SEARCH_PROCESSES", self.problem, "raise the limits of a search") from None
@@ -185,24 +186,22 @@ class Advisor:
             request = await self._requests.get(key, lambda: self._read_request(key, spec, stored))
         return Question(key, request, reference is not None, namespace, is_held)
 
-    async def add_runs(
-        self, question: Question, known: Callable[[Collection[str]], Sequence[ObservedRun]], unless: str | None = None
-    ) -> Question:
+    async def add_runs(self, question: Question, find_runs: FindRuns, skip_digest: str | None = None) -> Question:
         """Return the question with earlier runs of its job.
 
         Args:
             question: The question as it was read.
-            known: Function that returns the runs of workloads, given by their digests, newest first.
-            unless: Digest of runs; runs with this digest are not priced.
+            find_runs: Function that returns the runs of workloads, given by their digests, newest first.
+            skip_digest: Digest of runs; runs with this digest are not priced.
         """
         pools, request = self.list_pools(question), question.request
         if isinstance(request, Declined) or not pools:
             return question
         gpus = tuple(pool.gpu.name for pool in pools)
         meant = await self._compute_once(question, self._workloads, (question.key, gpus), workloads, request, pools)
-        runs = known(meant.keys())
+        runs = find_runs(meant.keys())
         digest = identity(question.key, self.facts, runs)
-        if not runs or digest == unless:
+        if not runs or digest == skip_digest:
             return replace(question, runs_hash=digest if runs else "")
         key = (self._make_answer_key(question), tuple(runs))
         own = await self._compute_once(question, self._own, key, OwnRuns.of, request, pools, meant, runs)
@@ -277,7 +276,7 @@ class Advisor:
 
     def _make_answer_key(self, question: Question) -> Hashable:
         """Return the key of the answer to a question: question, pools and runs."""
-        return question.key, self.versions.of(question.namespace), question.own.own
+        return question.key, self.versions.get_version(question.namespace), question.own.own
 
     async def _compute_once(
         self,
@@ -322,7 +321,7 @@ class Advisor:
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]
     ) -> Answer:
         try:
-            answer = await _catch_errors(self._searches.run(request, pools, self._counted, key))
+            answer = await _catch_errors(self._searches.run_search(request, pools, self._counted, key))
         except SearchInterruptedError as error:
             return self._interruptions.add_interruption(question_key, error)
         if isinstance(answer, Advice):

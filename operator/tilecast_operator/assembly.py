@@ -24,10 +24,10 @@ from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.placement import Placer
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import NODES, Pools
-from tilecast_operator.controllers.quarantined import Quarantined
+from tilecast_operator.controllers.quarantined import QuarantineController
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.queue_plans import QueuePlans
-from tilecast_operator.controllers.requests import Requests
+from tilecast_operator.controllers.requests import JobRequests
 from tilecast_operator.controllers.requeues import Requeues
 from tilecast_operator.controllers.runtime import Runtime, SharedContext
 from tilecast_operator.controllers.scoring import Scores
@@ -133,7 +133,7 @@ class Assembly:
             settings.reports_per_client, clock, lambda outcome: metrics.observations.labels("put", outcome).inc()
         )
         self.relay = Relay(leadership, self.election, settings.tls_certificate)
-        self.requests = requests = Requests(cache, runtime.add)
+        self.requests = requests = JobRequests(cache, runtime.add)
         self.planned = planned = PlannedJobs(runtime.records, is_on=settings.queue)
         discovery, contention = ServedApis(client), Contention(context)
         job_answers = JobAnswers(context, advisor, pools, learning)
@@ -155,16 +155,16 @@ class Assembly:
         if settings.jobs:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
             Jobs(context, requests, advice, admission, requeues)
-        self.quarantined = Quarantined(context)
+        self.quarantined = QuarantineController(context)
         leadership.listen(self._on_leadership_change)
 
     def start(self) -> None:
         """Start the workers and the background tasks; a worker loads the model."""
         self.runtime.start(WORKERS)
         self.runtime.add_task(self.lists.compare(self.settings.watch_check_s), "watch-check")
-        self.runtime.add_task(self.quarantined.run(), "quarantine")
+        self.runtime.add_task(self.quarantined.run_checks(), "quarantine")
         if self.settings.jobs and self.settings.place and self.settings.read_kueue:
-            self.runtime.add_task(self.kueue.run(), "kueue-check")
+            self.runtime.add_task(self.kueue.run_checks(), "kueue-check")
         if self.election is not None:
             self.runtime.add_task(self.election.run(), "election")
         self.runtime.add(NODES, self.settings.settle_s)

@@ -27,7 +27,7 @@ class Free:
     nodes: Mapping[int, int] | None = None
     """Number of nodes by their number of free GPUs; None if only the sum is known."""
 
-    def fits(self, nodes: int, gpus_per_node: int) -> bool:
+    def fits_plan(self, nodes: int, gpus_per_node: int) -> bool:
         """Return whether a plan on a number of nodes could start now."""
         if nodes * gpus_per_node > self.gpus:
             return False

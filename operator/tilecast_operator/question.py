@@ -40,6 +40,6 @@ class PoolVersions:
     numbers: Mapping[str, int]
     """Numbers by namespace with runs of its own; the empty name has the number for all other namespaces."""
 
-    def of(self, namespace: str) -> int:
+    def get_version(self, namespace: str) -> int:
         """Return the version number of the pools for jobs of a namespace; 0 without pools."""
         return self.numbers.get(namespace, self.numbers.get("", 0))

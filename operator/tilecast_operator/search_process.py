@@ -94,7 +94,7 @@ class SearchProcess:
             return 0
         return pages * resource.getpagesize()
 
-    def call(self, *arguments: object) -> Any:
+    def call_function(self, *arguments: object) -> Any:
         """Call the function in the process and return its result, or raise its error.
 
         A call whose process died is tried again in a new process within the time limit. So is a call that ran out of

@@ -77,7 +77,7 @@ class Searches:
         self._expected_s: dict[Hashable, float] = {}
         """Expected duration of a search, by kind."""
 
-    async def run(
+    async def run_search(
         self,
         request: Request,
         pools: Sequence[Pool],
@@ -136,7 +136,7 @@ class Searches:
                 return self._journal.call(_time_advice, self._advise, request, pools)
             process = self._idle.get()
             try:
-                data = process.call(request, pools)
+                data = process.call_function(request, pools)
             finally:
                 self._idle.put(process)
             answer: tuple[Advice, float] = pickles.load(data, (request, *pools))

@@ -23,7 +23,7 @@ from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
 from tilecast_operator.controllers.placement import ChangedError, Placer
-from tilecast_operator.controllers.requests import Requests
+from tilecast_operator.controllers.requests import JobRequests
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
@@ -162,7 +162,7 @@ class WebhookOutage:
 class Admission:
     """Controller that places and releases every held job. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, placer: Placer, requests: Requests, advice: JobAdvice) -> None:
+    def __init__(self, context: SharedContext, placer: Placer, requests: JobRequests, advice: JobAdvice) -> None:
         self._context = context
         self._placer = placer
         self._requests = requests
@@ -383,23 +383,23 @@ class Admission:
         if decision.outcome != patches.QUEUED:
             await self.post_outcome(key, job, decision.outcome)
 
-    async def post_outcome(self, key: Key, job: Job, outcome: str, more: str = "") -> None:
+    async def post_outcome(self, key: Key, job: Job, outcome: str, kueue_message: str = "") -> None:
         """Write an Event that says where a job runs, or why it does not run as advised.
 
         Args:
             key: Key of the job.
             job: The job as it was seen.
             outcome: `PLACED`, or the reason why the job is not placed.
-            more: Message of Kueue about the outcome.
+            kueue_message: Message of Kueue about the outcome.
         """
         if outcome == patches.PLACED:
             note = Note("Normal", "Placed", self._texts.get(key) or OUTCOMES[outcome])
         else:
             was_told = outcome not in (patches.FAILED_TO_START, patches.CHANGED_SINCE)
             text = self._texts.get(key, "") if was_told else ""
-            text = text or OUTCOMES.get(outcome, outcome)
-            self._texts[key] = f"{text}: {more}" if more else text
-            note = Note("Warning", "NotPlaced", f"{outcome}: {self._texts[key]}")
+            text = (text or OUTCOMES.get(outcome, outcome)) + (f": {kueue_message}" if kueue_message else "")
+            self._texts[key] = text
+            note = Note("Warning", "NotPlaced", f"{outcome}: {text}")
         await self._context.try_post(key, job.uid, note)
 
     async def post_requeued(self, key: Key, job: Job, text: str) -> None:

@@ -72,7 +72,7 @@ class AnswerTimes:
         age_s = 0.0 if created_s is None else max(0.0, self._clock() - created_s - ROUNDING_S)
         if key not in self._since:
             self._since[key] = self._timer() - age_s
-            self._open[key.kind, key.namespace] += 1
+            self._open[key.kind, key.namespace] += key in self._since
 
     def record_answer(self, key: Key) -> None:
         """Close a job's question and observe its duration; do nothing if no question is open."""

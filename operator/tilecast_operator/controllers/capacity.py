@@ -49,7 +49,7 @@ def find_destination(answer: Answer) -> Destination | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _ShownFit:
     """Capacity condition that a job's status shows, for which recommendation, and since when."""
 
     place: Destination
@@ -67,7 +67,7 @@ class Capacity:
         """Number of nodes by pool."""
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, Free] = {}
-        self._shown: RecordPart[_Shown] = context.records.part()
+        self._shown: RecordPart[_ShownFit] = context.records.part()
         self._listeners: list[Callable[[], None]] = []
         context.runtime.register(CAPACITY.kind, self._update)
         context.cache.cluster_queues.listen(self._on_quota_change)
@@ -77,9 +77,9 @@ class Capacity:
         """Call `listener` whenever the free capacity changes."""
         self._listeners.append(listener)
 
-    def set_pod_usage(self, used: Mapping[str, int] | None) -> None:
+    def set_pod_usage(self, gpus_by_node: Mapping[str, int] | None) -> None:
         """Set the GPUs that pods hold, by node; None if unknown."""
-        self._used = used
+        self._used = gpus_by_node
         self._schedule_update()
 
     def set_pools(self, report: NodesReport) -> None:
@@ -91,20 +91,20 @@ class Capacity:
         """Return the free GPUs of a pool; None if unknown."""
         return self._free.get(pool)
 
-    def check_fit(self, job: Key, place: Destination | None) -> Fit:
+    def check_fit(self, job: Key, destination: Destination | None) -> Fit:
         """Return whether a job's recommendation could start now.
 
         The job is reconciled again when this changes.
         """
-        if place is None:
+        if destination is None:
             self.hide_fit(job)
             return NOTHING_TO_FIT
-        fit, before = self._find_fit(place), self._shown.get(job)
-        if before is None or before.place != place:
+        fit, before = self._find_fit(destination), self._shown.get(job)
+        if before is None or before.place != destination:
             since_s = -math.inf
         else:
             since_s = before.since_s if before.fit == fit else time.monotonic()
-        self._shown[job] = _Shown(place, fit, since_s)
+        self._shown[job] = _ShownFit(destination, fit, since_s)
         return fit
 
     def hide_fit(self, job: Key) -> None:
@@ -144,15 +144,16 @@ class Capacity:
                 hold_s = CAPACITY_HOLDS * self._context.settings.capacity_settle_s
                 self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
 
-    def _find_fit(self, place: Destination) -> Fit:
+    def _find_fit(self, destination: Destination) -> Fit:
         """Return whether a recommendation could start now."""
         # The message does not count free GPUs, because the number would change every minute.
-        there, free = self._nodes.get(place.pool), self._free.get(place.pool)
-        if there is not None and place.nodes > there:
-            return Fit(Aspect("False", "TooFewNodes", f"the plan needs {place.nodes} nodes and fewer exist now"), False)
+        there, free = self._nodes.get(destination.pool), self._free.get(destination.pool)
+        if there is not None and destination.nodes > there:
+            text = f"the plan needs {destination.nodes} nodes and fewer exist now"
+            return Fit(Aspect("False", "TooFewNodes", text), False)
         if there is None or free is None:
             return NOT_OBSERVED
-        if free.fits(place.nodes, place.gpus_per_node):
+        if free.fits_plan(destination.nodes, destination.gpus_per_node):
             return Fit(Aspect("True", "GpusFree", f"the GPUs are free now, as {free.source} shows"), True)
         text = f"others use the GPUs now, as {free.source} shows; the job would wait"
         return Fit(Aspect("False", "GpusInUse", text), False)

@@ -17,7 +17,7 @@ from tilecast_operator.answer import Answer, Declined, decline_without_pools
 from tilecast_operator.controllers.contention import UNSIGNED, Contention
 from tilecast_operator.controllers.job_answers import JobAnswers
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.requests import Requests, read_mode
+from tilecast_operator.controllers.requests import JobRequests, read_mode
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.documents import applied_fields
@@ -63,7 +63,7 @@ class JobAdvice:
         self,
         context: SharedContext,
         answers: JobAnswers,
-        requests: Requests,
+        requests: JobRequests,
         planned: PlannedJobs,
         contention: Contention,
     ) -> None:

@@ -108,19 +108,19 @@ class JobAnswers:
         return self.pools.find_report(namespace) is self.pools.report
 
     async def read_question(
-        self, keys: Sequence[Key], document: Document, unless: str | None = None, *, is_held: bool = False
+        self, keys: Sequence[Key], document: Document, skip_digest: str | None = None, *, is_held: bool = False
     ) -> Question:
         """Return the question of a job, with earlier runs of the job.
 
         Args:
             keys: Objects that ask, all of one namespace.
             document: TrainingJob document of the question.
-            unless: Digest of runs; runs with this digest are not priced.
+            skip_digest: Digest of runs; runs with this digest are not priced.
             is_held: Whether the job is held until the answer is known.
         """
         namespace = keys[0].namespace
         question = await self.advisor.read_question(namespace, document, is_held=is_held)
-        return await self.advisor.add_runs(question, partial(self._learning.find_runs, namespace, keys), unless)
+        return await self.advisor.add_runs(question, partial(self._learning.find_runs, namespace, keys), skip_digest)
 
     async def search(
         self, question: Question, request: Request, pools: Sequence[Pool], usable: Sequence[Pool], namespace: str
@@ -134,7 +134,7 @@ class JobAnswers:
             usable: The pools that the job may use.
             namespace: Namespace of the job.
         """
-        version = self.advisor.versions.of(namespace)
+        version = self.advisor.versions.get_version(namespace)
         asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
         texts = (asks, repr((asks, version, repr(usable))))
         key, everything = (hashlib.sha256(text.encode()).digest() for text in texts)

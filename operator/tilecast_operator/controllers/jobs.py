@@ -21,7 +21,7 @@ from tilecast_operator.controllers.desired import ALREADY_STARTED, decide_job
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice, about, encode_relevant_fields
 from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
-from tilecast_operator.controllers.requests import Requests
+from tilecast_operator.controllers.requests import JobRequests
 from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
@@ -58,12 +58,7 @@ class Jobs:
     """Controller of jobs of other kinds that request advice. Belongs to one event loop."""
 
     def __init__(
-        self,
-        context: SharedContext,
-        requests: Requests,
-        advice: JobAdvice,
-        admission: Admission,
-        requeues: Requeues,
+        self, context: SharedContext, requests: JobRequests, advice: JobAdvice, admission: Admission, requeues: Requeues
     ) -> None:
         self._context = context
         self._requeues = requeues
@@ -80,7 +75,7 @@ class Jobs:
             table.listen(self._on_queue_change)
         advice.answers.pools.listen(self._on_pools_change)
         for kind in JOB_KINDS:
-            context.runtime.register(kind, self._reconcile, context.cache.jobs)
+            context.runtime.register(kind, self._reconcile_job, context.cache.jobs)
             context.answers.register_kind(kind)
 
     def _is_kept(self, key: Key, document: Document) -> bool:
@@ -129,7 +124,7 @@ class Jobs:
                 annotations = {} if seen is None else seen.value["metadata"].get("annotations") or {}
                 self._context.runtime.add(key, in_background=bool(own_annotations(annotations)))
 
-    async def _reconcile(self, key: Key) -> None:
+    async def _reconcile_job(self, key: Key) -> None:
         """Annotate a job that is not held."""
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:

@@ -78,7 +78,7 @@ class KueueCheck:
         self._posted = KueueFeatures()
         """Features that this replica reported last."""
 
-    async def run(self) -> None:
+    async def run_checks(self) -> None:
         """Check the features every `watch_check_s` seconds, without end."""
         await self._context.client.logged_in()
         while True:
@@ -102,7 +102,7 @@ class KueueCheck:
         self._uid = str(value_at(workload, ("metadata", "uid")) or "")
         before = self.features.gate if self.features.served else "unknown"
         features = KueueFeatures(version, _read_release(workload), _has_stop_policy(queue, version), before)
-        for some in await self._list_one_workload(version):
+        for some in await self._list_items(version, "workloads", limit="1"):
             gate = await self._probe_gate(await self.find_workload_path(some))
             features = replace(features, gate=before if gate == "unknown" else gate)
         await self._record_features(features)
@@ -126,7 +126,7 @@ class KueueCheck:
         is_fresh = time.monotonic() - self._present_s < TRUST_S
         if not is_fresh and not workloads and self.features.gate == "unknown":
             # Kueue may be restarting and have yet to create the job's own Workload.
-            workloads = await self._list_one_workload(await self._discovery.version(KUEUE) or "")
+            workloads = await self._list_items(await self._discovery.version(KUEUE) or "", "workloads", limit="1")
         if is_fresh or not workloads:
             return self._apply_gate_setting("present" if is_fresh else self.features.gate)
         gate = await self._probe_gate(await self.find_workload_path(workloads[0]))
@@ -183,10 +183,6 @@ class KueueCheck:
         except (ApiError, *UNREACHABLE) as error:
             # A job may wait for what was found. A failed Event is no reason to release the job without advice.
             log.warning("%s: Event not written: %s", _CRD, error or type(error).__name__)
-
-    async def _list_one_workload(self, version: str) -> list[Document]:
-        """Return a list of one Workload of the cluster; empty if there is none."""
-        return await self._list_items(version, "workloads", limit="1")
 
     async def _get_crd(self, plural: str) -> Document:
         path = KINDS["CustomResourceDefinition"].path()

@@ -196,7 +196,7 @@ class PoolLearnings:
         if self._context.cache.learnings.get(key) is None:
             await self._read_unseen(key)
         document, seen = self._store.document(key.name), self._context.cache.learnings.get(key)
-        if seen is None or seen.value.digest != LearningView.of(document).digest:
+        if seen is None or seen.value.digest != LearningView.from_object(document).digest:
             seen = await self._apply_learning(key, seen, document)
         if seen.value.forget is not None and _is_valid_forget(seen.value.forget):
             test = {"op": "test", "path": FORGET_PATH, "value": seen.value.forget}
@@ -261,13 +261,13 @@ class PoolLearnings:
             except SpecError as error:
                 log.warning("%s: %s", key, error)
 
-    def _forget_runs(self, pool: str, what: Forget) -> None:
+    def _forget_runs(self, pool: str, forget_request: Forget) -> None:
         """Forget the matching runs of a pool, and reconcile their jobs."""
-        count = self._store.forget(what, self._context.timestamp(), pool)
+        count = self._store.forget(forget_request, self._context.timestamp(), pool)
         for key, item in self._own.items():
-            if item.run.pool == pool and what.matches(item):
+            if item.run.pool == pool and forget_request.matches(item):
                 self._context.runtime.add(key, self._context.settings.observe_settle_s)
-        log.info("forgot %d runs of pool %s (%s)", count, pool, what)
+        log.info("forgot %d runs of pool %s (%s)", count, pool, forget_request)
         self._context.runtime.add(CALIBRATION)
 
     def _on_namespace_change(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:

@@ -42,7 +42,7 @@ def make_placing_patch(
     """
     if not changes:
         return []
-    marks = [_annotate(jobs.CHOSEN_LABELS, ",".join(chosen))] if chosen else []
+    marks = [_annotation_operation(jobs.CHOSEN_LABELS, ",".join(chosen))] if chosen else []
     return [_require_version(document), *(_set_operation(change.path, change.value) for change in changes), *marks]
 
 
@@ -51,9 +51,11 @@ def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> 
 
     `changes` are the changes of fields that remove the choice.
     """
-    operations = [_set_operation(change.path, change.value) for change in changes] + [_annotate(jobs.APPLIED, REQUEUED)]
+    operations = [_set_operation(change.path, change.value) for change in changes] + [
+        _annotation_operation(jobs.APPLIED, REQUEUED)
+    ]
     if value_at(document, ("metadata", "annotations", jobs.CHOSEN_LABELS)) is not None:
-        operations.append(_annotate(jobs.CHOSEN_LABELS, None))
+        operations.append(_annotation_operation(jobs.CHOSEN_LABELS, None))
     return [_require_version(document), *operations]
 
 
@@ -106,13 +108,13 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
     """
     if not job.is_held:
         return []
-    operations = [_require_version(document), _annotate(jobs.APPLIED, outcome)]
+    operations = [_require_version(document), _annotation_operation(jobs.APPLIED, outcome)]
     if job.is_gated:
         left = ",".join(name for name in job.gates if name != jobs.ADVISOR)
-        operations.append(_annotate(jobs.ADMISSION_GATES, left or None))
+        operations.append(_annotation_operation(jobs.ADMISSION_GATES, left or None))
     if job.is_parked:
         queue = _set_operation(("metadata", "labels", jobs.QUEUE), job.next_queue)
-        operations += [queue, _annotate(jobs.NEXT_QUEUE, None)]
+        operations += [queue, _annotation_operation(jobs.NEXT_QUEUE, None)]
     if job.is_suspended_for_us:
         operations.append(_set_operation(job.kind.suspend, False))
     return operations
@@ -191,7 +193,7 @@ def _set_operation(path: Path, value: Any) -> Operation:
     return {"op": "add", "path": _json_pointer(path), "value": value}
 
 
-def _annotate(name: str, text: str | None) -> Operation:
+def _annotation_operation(name: str, text: str | None) -> Operation:
     """Return the operation that sets an annotation; None removes the annotation."""
     path = ("metadata", "annotations", name)
     return {"op": "remove", "path": _json_pointer(path)} if text is None else _set_operation(path, text)

@@ -49,19 +49,14 @@ class PoolsChange:
 
     def concerns_namespace(self, namespace: str) -> bool:
         """Return whether the pools of a namespace have changed."""
-        return not self.is_learnt or self.before.of(namespace) != self.now.of(namespace)
+        return not self.is_learnt or self.before.get_version(namespace) != self.now.get_version(namespace)
 
 
 class Pools:
     """Controller of the pools of the cluster. Belongs to one event loop."""
 
     def __init__(
-        self,
-        context: SharedContext,
-        advisor: Advisor,
-        capacity: Capacity,
-        lists: ListCheck,
-        learning: PoolLearnings,
+        self, context: SharedContext, advisor: Advisor, capacity: Capacity, lists: ListCheck, learning: PoolLearnings
     ) -> None:
         self._context = context
         self.report: nodes.NodesReport | None = None
@@ -260,7 +255,7 @@ class Pools:
         if seen is not None:
             document["metadata"]["uid"] = seen.uid
         applied = await self._context.writer.apply(key, document, force=False)
-        answer = View.of(applied).document
+        answer = View.from_object(applied).document
         name, spec = gpu_pool.parse(answer)
         if seen is None and gpu_pool.discovery(answer, spec) is None:
             log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)

@@ -20,7 +20,7 @@ LOOK_S = 5.0
 """Seconds between two looks."""
 
 
-class Quarantined:
+class QuarantineController:
     """Controller of objects that may have killed the operator. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
@@ -29,7 +29,7 @@ class Quarantined:
         self._shown: set[str] = set()
         context.cache.quarantine.changed = self._show_counts
 
-    async def run(self) -> None:
+    async def run_checks(self) -> None:
         """Check the quarantined objects every `LOOK_S` seconds until cancelled."""
         while True:
             await self.check_objects()

@@ -15,21 +15,14 @@ from tilecast.jobs import kueue
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.queue_jobs import QueueJobs
-from tilecast_operator.controllers.requests import Requests, read_target
+from tilecast_operator.controllers.requests import JobRequests, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.documents import applied_fields
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.kinds import KINDS
 from tilecast_operator.objects.view import View, status_digest
-from tilecast_operator.queue_rows import (
-    Holdings,
-    PlannedQueue,
-    QueueRow,
-    QueueState,
-    count_held_gpus,
-    make_capacities,
-)
+from tilecast_operator.queue_rows import Holdings, PlannedQueue, QueueRow, QueueState, count_held_gpus, make_capacities
 from tilecast_operator.report import queue_advice as report
 
 QUEUE = Key("Queue")
@@ -48,7 +41,7 @@ class QueuePlans:
         self,
         context: SharedContext,
         capacity: Capacity,
-        requests: Requests,
+        requests: JobRequests,
         queue_jobs: QueueJobs,
         planned_jobs: PlannedJobs,
     ) -> None:

@@ -21,7 +21,7 @@ class JobRequest(NamedTuple):
     document: Document
 
 
-class Requests:
+class JobRequests:
     """Index of TrainingJobs by their targets. Belongs to one event loop.
 
     Args:

@@ -61,12 +61,7 @@ class Requeues:
     """Requeueing of placed jobs that wait for quota. Belongs to one event loop."""
 
     def __init__(
-        self,
-        context: SharedContext,
-        placer: Placer,
-        advice: JobAdvice,
-        admission: Admission,
-        kueue_check: KueueCheck,
+        self, context: SharedContext, placer: Placer, advice: JobAdvice, admission: Admission, kueue_check: KueueCheck
     ) -> None:
         self._context = context
         self._placer = placer

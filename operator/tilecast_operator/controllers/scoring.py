@@ -30,7 +30,7 @@ Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 
 
 @dataclass(slots=True)
-class _Measured:
+class _MeasuredJob:
     """Score of a job, the origin of its last report, and a refused annotation."""
 
     score: Score | None = None
@@ -47,11 +47,11 @@ class Scores:
         self._context = context
         self._advisor = advisor
         self._learning = learning
-        self._measured = context.records.part(_Measured)
+        self._measured = context.records.part(_MeasuredJob)
 
     def get_score(self, key: Key) -> Score | None:
         """Return the score of a job; None without a measured step."""
-        return (self._measured.get(key) or _Measured()).score
+        return (self._measured.get(key) or _MeasuredJob()).score
 
     def recall_score(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
         """Take over the score in a job's status; return whether it is new.
@@ -76,12 +76,12 @@ class Scores:
 
     def find_refusal(self, key: Key) -> str | None:
         """Return why the annotation of a job was refused; None if none was refused."""
-        refused = (self._measured.get(key) or _Measured()).refused
+        refused = (self._measured.get(key) or _MeasuredJob()).refused
         return None if refused is None else refused[1]
 
     async def take_annotation(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
         """Score the step in the annotation of a job, unless it was scored before; return whether it was scored now."""
-        part = self._measured.get(key) or _Measured()
+        part = self._measured.get(key) or _MeasuredJob()
         is_taken = part.score is not None and part.score.window.latest.annotation == text[:32]
         if is_taken or (part.refused is not None and part.refused[0] == text):
             return False
@@ -145,7 +145,7 @@ class Scores:
         """
         known = ScoredForecast.of(frozen)
         origin = (_find_pool(report, pools, best), report.gpus, report.plan)
-        before = (self._measured.get(key) or _Measured()).origin
+        before = (self._measured.get(key) or _MeasuredJob()).origin
         if known is not None and origin in ((None, None, None), before):
             return known, before
         standing = best.incumbent()

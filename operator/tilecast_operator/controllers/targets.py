@@ -10,7 +10,7 @@ from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.job_advice import AdviceRequest, JobAdvice
-from tilecast_operator.controllers.requests import Requests, read_mode, read_target
+from tilecast_operator.controllers.requests import JobRequests, read_mode, read_target
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.discovery import ServedApis
@@ -44,10 +44,10 @@ class Targets:
     """Reader of the targets of TrainingJobs."""
 
     def __init__(
-        self, context: SharedContext, discovery: ServedApis, requests: Requests, advice: JobAdvice, admission: Admission
+        self, context: SharedContext, apis: ServedApis, requests: JobRequests, advice: JobAdvice, admission: Admission
     ) -> None:
         self._context = context
-        self._discovery = discovery
+        self._apis = apis
         self._requests = requests
         self._advice = advice
         self._admission = admission
@@ -101,7 +101,7 @@ class Targets:
                 return Declined("TargetNotReadable", f"{text}; install the chart with jobs.enabled=true")
             if error.status != 404:
                 raise
-        if not await self._discovery.serves(KINDS[key.kind]):
+        if not await self._apis.serves(KINDS[key.kind]):
             text = f"this cluster has no {key.kind} of {JOB_KINDS[key.kind].api_version}"
             return Declined("TargetKindNotInstalled", f"{text}; install its controller, or correct spec.targetRef")
         text = f"there is no {key.kind} {key.name} in namespace {key.namespace}"

@@ -129,7 +129,7 @@ class TrainingJobs:
         """Jobs whose status somebody else wrote; they are compared in full."""
         context.cache.training_jobs.listen(self._on_job_change)
         answers.pools.listen(self._on_pools_change)
-        context.runtime.register(training_job.KIND, self._reconcile, context.cache.training_jobs)
+        context.runtime.register(training_job.KIND, self._reconcile_job, context.cache.training_jobs)
         context.answers.register_kind(training_job.KIND)
 
     def _on_job_change(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
@@ -154,7 +154,7 @@ class TrainingJobs:
             if change.concerns_namespace(key.namespace) and not is_frozen:
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
 
-    async def _reconcile(self, key: Key) -> None:
+    async def _reconcile_job(self, key: Key) -> None:
         """Write Events, annotations and status of a job where they differ; the status last.
 
         Raises:

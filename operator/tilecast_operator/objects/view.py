@@ -39,7 +39,7 @@ class View:
     packed_status: bytes
 
     @classmethod
-    def of(cls, body: Document) -> View:
+    def from_object(cls, body: Document) -> View:
         """Return the view of an object as the API server sent it."""
         metadata, status = body["metadata"], _make_plain(body.get("status") or {})
         annotations = metadata.get("annotations") or {}
@@ -90,7 +90,7 @@ class LearningView:
     """Text of the annotation that asks to forget runs."""
 
     @classmethod
-    def of(cls, body: Document) -> LearningView:
+    def from_object(cls, body: Document) -> LearningView:
         """Return the view of an object as the API server sent it."""
         annotations = mapping(body["metadata"].get("annotations"))
         text, forget = encode_canonical(mapping(body.get("spec"))), annotations.get(pool_learning.FORGET)
@@ -165,7 +165,7 @@ class NamespaceView:
     """The weight of the namespace, if it has one."""
 
     @classmethod
-    def of(cls, body: Document) -> NamespaceView:
+    def from_object(cls, body: Document) -> NamespaceView:
         """Return the view of a Namespace as the API server sent it."""
         labels, annotations = (mapping(body["metadata"].get(part)) for part in ("labels", "annotations"))
         weight = {WEIGHT: str(annotations[WEIGHT])[:MAX_INPUT]} if WEIGHT in annotations else {}

@@ -66,7 +66,7 @@ class MoveCost:
         """
         return self.restart_s + (self.checkpoint_s or 0.0) / 2 / measured_s * step_s
 
-    def describe(self, moving_s: float, steps: int) -> str:
+    def describe_cost(self, moving_s: float, steps: int) -> str:
         """Return a text about the cost of moving."""
         lost = "the steps since the last checkpoint, which training.checkpointSeconds would tell"
         if self.checkpoint_s is not None:
@@ -147,7 +147,7 @@ def find_better_places(
             lost = moving_s * (spent * share / own_s if goal.is_price else 1.0)
             pays_after = math.ceil(lost / (gain * ((price or 0.0) if goal.is_price else measured_s)))
             better_text = _describe_alternative(item, step_s, score, faster, cheaper)
-            text = f"{better_text}; {moving.describe(moving_s, pays_after)}"
+            text = f"{better_text}; {moving.describe_cost(moving_s, pays_after)}"
             is_worth_it = moving.left is None or pays_after < moving.left
             better.append(BetterPlace(item, gain, text, pays_after, is_worth_it))
     return sorted(better, key=lambda place: (not place.is_worth_it, -place.gain))

@@ -200,16 +200,16 @@ def _make_summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -
 _TIMES = ("plannedAt", "summary", "lastTransitionTime")
 
 
-def _is_nearly_equal(one: Any, other: Any) -> bool:
+def _is_nearly_equal(left: Any, right: Any) -> bool:
     """Return whether two JSON documents are equal except for times and small differences of numbers."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        keys = (one.keys() | other.keys()).difference(_TIMES)
-        return all(_is_nearly_equal(one.get(key), other.get(key)) for key in keys)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_nearly_equal, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= SAME * max(abs(one), abs(other), 1.0)
-    return bool(one == other)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        keys = (left.keys() | right.keys()).difference(_TIMES)
+        return all(_is_nearly_equal(left.get(key), right.get(key)) for key in keys)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_is_nearly_equal, left, right))
+    if isinstance(left, float) and isinstance(right, float):
+        return abs(left - right) <= SAME * max(abs(left), abs(right), 1.0)
+    return bool(left == right)
 
 
 def parse_position(document: Mapping[str, Any]) -> QueuePosition | None:
@@ -282,9 +282,6 @@ def decide_queue_advice(facts: QueueAdviceFacts, now_s: float) -> DesiredQueueAd
     spec = api.QueueAdviceSpec.within(policy=policy, interval_seconds=facts.interval_s).document()
     if view is None:
         return DesiredQueueAdvice(spec, None)
-    is_same, before = (
-        encode_canonical(view.document["spec"]) == encode_canonical(spec),
-        parse_status(view.status),
-    )
+    is_same, before = (encode_canonical(view.document["spec"]) == encode_canonical(spec), parse_status(view.status))
     status = make_status(facts.plan, policy, view.generation, stamp(now_s), before)
     return DesiredQueueAdvice(None if is_same else spec, status)
