@@ -16,7 +16,7 @@ IMAGE ?= registry.example/tilecast
 # Bytecode is written once, not by every process that a test starts, also where a container's image switches that off.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check unit lint types crds dashboards chart docs e2e bundle cluster-demo setup lock clean
+.PHONY: demo test check unit lint types crds dashboards chart docs e2e accuracy bundle cluster-demo setup lock clean
 
 demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
@@ -61,6 +61,11 @@ docs: $(SETUP)
 # an engine for the time being, and whoever is not root is told that they are skipped.
 e2e: $(SETUP)
 	$(BIN)/python tools/kind_node.py -- $(BIN)/pytest -m kind tests/test_cluster_observe.py $(wildcard tests/test_kind_*.py)
+
+# Forecasts every measured training step below TILECAST_DATA and fails if one differs from the committed forecast; ARGS=--write
+# accepts the new ones.
+accuracy: $(SETUP)
+	$(BIN)/python -m tilecast_lab reprice $(ARGS)
 
 # What a cluster without a way out needs, as one archive; see docs/releasing.md.
 bundle: $(SETUP)

@@ -1,4 +1,4 @@
-"""`python -m tilecast_lab fit`, `… card`, `… links`, `… collect` and `… graphs`."""
+"""`python -m tilecast_lab fit`, `… card`, `… links`, `… networks`, `… collect`, `… graphs` and `… reprice`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def _arguments() -> argparse.ArgumentParser:
     links = commands.add_parser("links", help="fit the constants of NVLink and print its errors")
     links.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help="folder with collectives/")
     links.add_argument("--leave-out", type=int, default=0, metavar="GPUS", help="judge by rows of so many, not fitted")
+    networks = commands.add_parser("networks", help="fit the constants of networks between nodes and print its errors")
+    networks.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help="folder of the tables")
+    moved = commands.add_parser("reprice", help="compare today's forecasts of measured steps with the committed ones")
+    moved.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help="folder of the tables")
+    moved.add_argument("--graphs", type=Path, help="folder of traced graphs, for the rows that name one")
+    moved.add_argument("--write", action="store_true", help="accept today's forecasts")
     graphs.arguments(commands.add_parser("graphs", help="trace the models of a runs table by their names in timm"))
     commands.add_parser("collect", parents=[collect.arguments()], add_help=False, help="measure kernels on one GPU")
     return parser
@@ -60,6 +66,19 @@ def main() -> int:
             from tilecast_lab.fit import card
 
             card.write(Path(given.data), given.output, given.work, given.effort, given.seed)
+        elif given.command == "networks":
+            from tilecast_lab.fit.networks import report_networks
+
+            report_networks(Path(given.data))
+        elif given.command == "reprice":
+            from tilecast_lab import reprice
+            from tilecast_lab.validate.graphs import Graphs
+
+            text, is_moved = reprice.run(
+                Path(given.data), write=given.write, graphs=Graphs(given.graphs) if given.graphs else None
+            )
+            print(text)
+            return int(is_moved and not given.write)
         elif given.command == "links":
             from tilecast_lab.fit import links
 

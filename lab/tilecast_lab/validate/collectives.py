@@ -7,8 +7,9 @@ either the names of links in `link` and `network`, or a `gpu` and the source's o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -79,11 +80,12 @@ def read_collectives(path: Path) -> CollectivesTable:
     if not cells:
         raise SpecError(str(path), "holds no row", "give a row per measurement")
     columns = {name: [line[i] for line in cells] for i, name in enumerate(header)}
-    measured = _measured(path, columns)
-    return _forecast(path, header, cells, columns, measured)
+    measured, joined = read_measurements(path, columns)
+    return _forecast(path, header, cells, columns, measured, joined)
 
 
-def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measurements:
+def read_measurements(path: Path, columns: Mapping[str, list[str]]) -> tuple[Measurements, Floats]:
+    """Return the measurements of a table, and the number of nodes that each row's NVLink domain joins, (R,)."""
     operations = [text.strip().lower() for text in columns["op"]]
     for row, name in enumerate(operations):
         if name not in collectives.SPELLINGS and name not in UNPRICED:
@@ -99,10 +101,17 @@ def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measurements:
     for row in np.flatnonzero((local != np.floor(local)) | (local * nodes != ranks))[:1]:
         problem = f"{ranks[row]:g} GPUs do not fill {nodes[row]:g} nodes evenly"
         raise SpecError(_cell(path, int(row), "n_nodes"), problem, "give GPUs that are a multiple of the nodes")
+    domain = np.maximum(_domains(columns, len(ranks)), local)
+    joint = np.where(ranks <= domain, ranks, np.where(ranks % domain == 0, domain, local))
     seconds = _numbers(path, columns, "latency_us", least=1e-3, default=np.nan) * 1e-6
-    return Measurements(
-        np.array([collectives.SPELLINGS.get(name, "") for name in operations]), size, ranks, local, local, seconds
-    )
+    names = np.array([collectives.SPELLINGS.get(name, "") for name in operations])
+    return Measurements(names, size, ranks, joint, joint, seconds), joint / local
+
+
+def _domains(columns: Mapping[str, list[str]], count: int) -> Floats:
+    """Return the GPUs of the NVLink domain that spans nodes by the words of each row (NVL72), else 1, (R,)."""
+    found = [re.search(r"\bnvl(\d+)\b", words.lower()) for words in columns.get("interconnect", [""] * count)]
+    return np.array([float(match[1]) if match else 1.0 for match in found])
 
 
 def _cell(path: Path, row: int, column: str) -> str:
@@ -137,10 +146,9 @@ def _forecast(
     cells: list[list[str]],
     columns: Mapping[str, list[str]],
     measured: Measurements,
+    nodes_joined: Floats,
 ) -> CollectivesTable:
     count = len(cells)
-    text = [columns.get(name, [""] * count) for name in ("gpu", "interconnect", "link", "network")]
-    keys = list(zip(*text, (measured.local > 1).tolist(), (measured.ranks > measured.local).tolist(), strict=True))
     custom = np.array([name.startswith("custom") for name in columns.get("impl", [""] * count)])
     reasons = {
         "unpriced-collective": measured.collective == "",
@@ -151,16 +159,9 @@ def _forecast(
     reason = np.select(list(reasons.values()), list(reasons), "").tolist()
     link = [""] * count
     seconds, bound, spread = np.full((3, count), np.nan)
-    alike: dict[tuple[str, str, str, str, bool, bool], list[int]] = {}
-    for row, key in enumerate(keys):
-        alike.setdefault(key, []).append(row)
-    for key, members in alike.items():
-        try:
-            intra, inter = _links(*key)
-        except SpecError as error:
-            where = _cell(path, members[0], error.field)
-            raise SpecError(where, error.problem, error.remedy) from None
-        joined = inter if key[-1] else intra
+    for members, intra, inter in find_links(path, columns, measured, nodes_joined):
+        spans_nodes = measured.ranks[members[0]] > measured.local[members[0]]
+        joined = inter if spans_nodes else intra
         refusal = "unknown-gpu" if intra is None else "" if joined else "network-not-stated"
         for row in members:
             reason[row] = reason[row] or refusal
@@ -175,9 +176,38 @@ def _forecast(
             one = measured.take(of)
             bound[of] = collectives.bandwidth_bound_s(str(name), one.size_bytes, one.group(), intra, network)
         inside = np.where(part.local > intra.domain, (intra.beyond or intra).spread, intra.spread)
-        spread[rows] = network.spread if key[-1] else inside
+        spread[rows] = network.spread if spans_nodes else inside
     lower, upper = seconds * np.exp(-spread), seconds * np.exp(spread)
     return CollectivesTable(header, cells, measured, link, seconds, lower, upper, bound, reason)
+
+
+def find_links(
+    path: Path, columns: Mapping[str, list[str]], measured: Measurements, nodes_joined: Floats
+) -> Iterator[tuple[list[int], Link | None, Link | None]]:
+    """Yield the indices of rows on the same links, with the link inside a node and the network between nodes.
+
+    The first link is None if the GPU is unknown; the second is None if the ranks share a node or the network is not
+    stated. The network of an NVLink domain is that of all its nodes.
+
+    Raises:
+        SpecError: the name of a link is unknown, or a cell lacks it; the message names row and column.
+    """
+    text = [columns.get(name, [""] * len(measured)) for name in ("gpu", "interconnect", "link", "network")]
+    near, far = measured.local > 1, measured.ranks > measured.local
+    alike: dict[tuple[str, str, str, str, bool, bool, float], list[int]] = {}
+    for row, key in enumerate(zip(*text, near.tolist(), far.tolist(), nodes_joined.tolist(), strict=True)):
+        alike.setdefault(key, []).append(row)
+    for key, members in alike.items():
+        try:
+            intra, inter = _links(*key[:-1])
+        except SpecError as error:
+            where = _cell(path, members[0], error.field)
+            raise SpecError(where, error.problem, error.remedy) from None
+        nodes = key[-1]
+        if inter is not None and nodes > 1:
+            rate, nics = inter.bandwidth_bytes_per_s * nodes, round(inter.nics * nodes)
+            inter = replace(inter, bandwidth_bytes_per_s=rate, nics=nics)
+        yield members, intra, inter
 
 
 def _links(
