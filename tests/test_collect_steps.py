@@ -1,5 +1,7 @@
 """Training steps measured on one GPU: the plan, the rows, and the table in `lab/measured`, without PyTorch."""
 
+import csv
+import gzip
 import json
 import subprocess
 import sys
@@ -41,6 +43,16 @@ def test_every_measured_row_is_scored_or_says_why_not() -> None:
     assert not peaks.warnings
     assert set(peaks.figures) == {"allocated"}
     assert len(peaks.rows) == 94
+
+
+def test_kernels_belong_to_measured_rows() -> None:
+    measured = {row["id"]: row for row in read_table(TABLE) if row["busy_s"]}
+    with gzip.open(TABLE.with_name(f"{TABLE.stem}-kernels.csv.gz"), "rt", encoding="utf-8", newline="") as file:
+        kernels = list(csv.DictReader(file))
+    assert {kernel["id"] for kernel in kernels} == measured.keys()
+    for name, row in measured.items():
+        listed = sum(float(kernel["seconds"]) for kernel in kernels if kernel["id"] == name)
+        assert 0.7 * float(row["busy_s"]) < listed < 1.02 * float(row["busy_s"])
 
 
 def test_measured_rows_are_consistent() -> None:
