@@ -30,6 +30,8 @@ from tilecast_lab.validate.runs import forecast
 COMMITTED = Path(__file__).with_name("forecasts.csv")
 TABLES = "**/e2e/*.csv"
 """Pattern of the tables of training steps below the data folder."""
+MEASURED = Path(__file__).parents[1] / "measured"
+"""Folder of the tables that were measured for this project, which are always compared."""
 TOLERANCE = 1e-3
 """Relative change from which a forecast counts as moved; the file has five digits."""
 
@@ -56,16 +58,16 @@ def digest(row: Row) -> str:
     return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_rows(data: Path) -> list[Row]:
-    """Return the rows of all tables of training steps below a folder.
+def read_rows(data: Path | None = None) -> list[Row]:
+    """Return the rows of the project's own tables, and of all tables of training steps below a folder.
 
     Raises:
-        SpecError: there is no table, or one cannot be read.
+        SpecError: the folder has no table, or a table cannot be read.
     """
-    paths = sorted(data.glob(TABLES))
-    if not paths:
+    found = [] if data is None else sorted(data.glob(TABLES))
+    if data is not None and not found:
         raise SpecError(str(data), f"has no {TABLES}", "give the folder of the measured tables")
-    return [row for path in paths for row in read_table(path)]
+    return [row for path in (*sorted(MEASURED.glob("*.csv")), *found) for row in read_table(path)]
 
 
 def read_committed(path: Path) -> dict[str, float | None]:
