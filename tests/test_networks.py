@@ -13,9 +13,9 @@ from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits, expert_degrees
 from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
-from tilecast.zoo.cnn import identities
+from tilecast.zoo.cnn import resnet, sequence
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.recurrent import GATES, recurrent
 from tilecast_lab.validate import table
 
 ONE = np.ones(1, dtype=np.int64)
@@ -27,7 +27,8 @@ def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> 
     """A rank sees the samples of all ranks and its share of the identities: the same FLOPs, a share of the weights."""
     workload = Workload(zoo.preset("insightface-r50"), 1, batch, "fp16")
     whole, share = (
-        identities.classifier(workload, Shards(ONE * batch, ONE, ONE, ONE * expert, ONE * 0)) for expert in (1, ranks)
+        resnet.build_identity_classifier(workload, Shards(ONE * batch, ONE, ONE, ONE * expert, ONE * 0))
+        for expert in (1, ranks)
     )
     work = [sum(float(op.table.flops()[0]) for op in one.ops if op.table.kind[0] == 0) for one in (whole, share)]
     assert work[0] == pytest.approx(work[1])
@@ -108,21 +109,20 @@ def test_a_model_is_cut_to_its_first_layers() -> None:
     steps=st.integers(1, 64),
     batch=st.integers(1, 64),
     cells=st.sampled_from([128, 1024]),
-    cell=st.sampled_from(list(GATES)),
+    cell=st.sampled_from(list(sequence.GATES)),
 )
 def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
     steps: int, batch: int, cells: int, cell: str
 ) -> None:
     """There are 2 b s g h (i + h) FLOPs forward and twice that backward; products with the state run one by one."""
     numerics = Numerics.of(Workload(zoo.preset("lstm-ptb"), 1, 1, "fp16"))
-    ops, parameters, _ = recurrent(
-        "layer", numerics, batch=np.array([float(batch)]), steps=steps, inputs=256, hidden=cells, cell=cell
-    )
-    products = [op for op in ops if op.table.kind[0] == 0]
+    net = NetworkBuilder(numerics, np.array([float(batch)]), 256, (1, 1, steps))
+    sequence.add_recurrent(net, "layer", steps, 256, cells, cell=cell)
+    products = [op for op in net.ops if op.table.kind[0] == 0]
     work = sum(op.count * float(op.table.flops()[0]) for op in products)
-    gates = GATES[cell] * cells
+    gates = sequence.GATES[cell] * cells
     assert work == pytest.approx(3 * 2 * batch * steps * gates * (256 + cells))
-    assert parameters == gates * (256 + cells + 2)
+    assert net.parameters == gates * (256 + cells + 2)
     chained = [op for op in products if op.count > 1]
     assert {op.count for op in chained} <= {steps} and len(chained) == (2 if steps > 1 else 0)
 
