@@ -1,4 +1,4 @@
-"""Tracing of a `torch.nn.Module` through `torch.export` on fake list_tensors, without a GPU or memory for the weights.
+"""Tracing of a `torch.nn.Module` through `torch.export` on fake tensors, without a GPU or memory for the weights.
 
 Of layers that repeat two are traced and the others are copied, where that is safe: the layers are built alike, nothing
 in them tells one from another, and the two traces are adjacent and equal. Otherwise all layers are traced.
@@ -53,7 +53,7 @@ def trace_of(build: Callable[[], Any], target: str) -> Trace:
     names the model in messages.
 
     Raises:
-        SpecError: the model cannot be call_build, `torch.export` refuses it, or it has operators that Tilecast does not
+        SpecError: the model cannot be built, `torch.export` refuses it, or it has operators that Tilecast does not
             know.
     """
     import torch
