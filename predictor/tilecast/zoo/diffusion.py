@@ -9,7 +9,7 @@ are not part of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilecast.graph import Graph, Shards
@@ -140,7 +140,7 @@ def _add_scalar_embedding(net: NetworkBuilder, inputs: int, width: int, numbers:
     attention.add_dense(net, numbers, width, width)
 
 
-def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, read: tuple[float, ...]) -> None:
+def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, read: Sequence[float]) -> None:
     """Add one block: attention among `tokens` tokens, attention to states, and an MLP.
 
     `read` is the number of states of each kind.
@@ -169,9 +169,7 @@ def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, r
     modulated.add_mlp(net, tokens, width, dims.inner, weights=dims.norm_weights)
 
 
-def _add_cross_attention(
-    net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, read: tuple[float, ...]
-) -> None:
+def _add_cross_attention(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, read: Sequence[float]) -> None:
     """Add attention to states that all blocks read; each kind of state has its own keys and values.
 
     `read` is the number of states of each kind. The results of the kinds are summed.

@@ -197,17 +197,12 @@ def convolution(
     """
     ops = drop_when_fused("layout", _layout_copies(name, numerics, dims, input_gradient + trainable))
     kind = "direct_conv" if _lacks_tensor_kernel(numerics, dims) else "conv"
-
-    def add(label: str, direction: float, phase: Phase) -> None:
+    passes: list[tuple[str, float, Phase]] = [("", float(transposed), "forward")]
+    passes += [(".input-gradient", float(not transposed), "backward")] * (numerics.training and input_gradient)
+    passes += [(".weight-gradient", 2.0, "backward")] * (numerics.training and trainable)
+    for label, direction, phase in passes:
         table = KernelTable.of(kind, numerics.matrix, **dims, direction=direction)
         ops.append(Op(f"{name}{label}", table, phase))
-
-    add("", 1.0 if transposed else 0.0, "forward")
-    if numerics.training:
-        if input_gradient:
-            add(".input-gradient", 0.0 if transposed else 1.0, "backward")
-        if trainable:
-            add(".weight-gradient", 2.0, "backward")
     return ops
 
 
@@ -451,9 +446,7 @@ def _unfused_attention(
     return [scores, *weights, *read, *([gradient, *score_gradients] if numerics.training else ())]
 
 
-def _fused_attention(
-    name: str, numerics: Numerics, dims: Mapping[str, Dim], head_dim: float, values: float
-) -> list[Op]:
+def _fused_attention(name: str, numerics: Numerics, dims: dict[str, Dim], head_dim: float, values: float) -> list[Op]:
     """Return attention in one fused kernel.
 
     The kernel has a single width, chosen for the same FLOPs: of two products forward one is as wide as the values, of

@@ -195,9 +195,7 @@ def _add_linear_attention(mixer: Mixer) -> None:
     width = heads * model.head_dim
     mixer.add_linear("qkv", h, 3 * width)
     mixer.keep_tensor(3 * width)
-    mixer.add_chunked_recurrence(
-        mixer.dims.chunk or 256, heads, heads, float(model.head_dim), float(model.head_dim), False
-    )
+    mixer.add_chunked_recurrence(mixer.dims.chunk or 256, heads, heads, model.head_dim, model.head_dim, False)
     mixer.add_norm(width)
     mixer.add_linear("gate", h, width)
     mixer.keep_tensor(2 * width)

@@ -122,9 +122,8 @@ def residual_sum(name: str, numerics: Numerics, elements: Floats, dropout: bool)
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
     if not dropout:
         return sum_
-    masked = layers.pointwise(
-        f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout"
-    )
+    drop = f"{name}.dropout"
+    masked = layers.pointwise(drop, numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
     both = layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
     return layers.replace_when_fused("elementwise", masked + sum_, both)
 

@@ -45,9 +45,8 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     blocks = transformer.build_encoder_decoder_layers(workload, encoder, decoder)
     graph = transformer.build_graph(workload, encoder, decoder, blocks)
     first = (_build_stem(workload, shards), transformer.build_embedding(workload, decoder))
-    return replace(
-        graph, first=first, host_bytes_per_sample=graph.host_bytes_per_sample + 4.0 * _count_inputs(workload)
-    )
+    host_bytes = graph.host_bytes_per_sample + 4.0 * _count_inputs(workload)
+    return replace(graph, first=first, host_bytes_per_sample=host_bytes)
 
 
 def _count_inputs(workload: Workload) -> float:
@@ -70,12 +69,10 @@ def _build_stem(workload: Workload, shards: Shards) -> Block:
     for number, stride in enumerate(_STRIDES):
         after = columns / stride
         dims = layers.conv_dims(batch, (channels, 1, 1, columns), (1, 1, _KERNEL), (width, 1, 1, after))
-        directions: list[tuple[str, float, Phase]] = [("", 0.0, "forward")]
-        if numerics.training and not numerics.frozen:
-            directions += [(".weight-gradient", 2.0, "backward")]
-        if numerics.training and number:
-            directions += [(".input-gradient", 1.0, "backward")]
-        for label, direction, phase in directions:
+        passes: list[tuple[str, float, Phase]] = [("", 0.0, "forward")]
+        passes += [(".weight-gradient", 2.0, "backward")] * (numerics.training and not numerics.frozen)
+        passes += [(".input-gradient", 1.0, "backward")] * (numerics.training and number > 0)
+        for label, direction, phase in passes:
             table = KernelTable.of("conv", numerics.matrix, **dims, direction=direction)
             ops.append(Op(f"convolution{number + 1}{label}", table, phase))
         ops += layers.pointwise("gelu", numerics, batch * after * width)

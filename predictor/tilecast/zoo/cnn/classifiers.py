@@ -149,9 +149,8 @@ def build_inception_v3(net: NetworkBuilder, dims: Classifier) -> None:
     row, column = (1, 7), (7, 1)
     for width in (128, 160, 160, 192):
         double: Branch = [(width, 1, 1), (width, column, 1), (width, row, 1), (width, column, 1), (192, row, 1)]
-        _add_module(
-            net, [[(192, 1, 1)], [(width, 1, 1), (width, row, 1), (192, column, 1)], double], pooled=192, average=True
-        )
+        single: Branch = [(width, 1, 1), (width, row, 1), (192, column, 1)]
+        _add_module(net, [[(192, 1, 1)], single, double], pooled=192, average=True)
     if net.numerics.training:
         _add_auxiliary_classifier(net, classes)
     _add_module(net, [[(192, 1, 1), (320, 3, 2)], [(192, 1, 1), (192, row, 1), (192, column, 1), (192, 3, 2)]])

@@ -187,9 +187,8 @@ def _add_inverted_residual(net: NetworkBuilder, stage: _Stage, stride: int, wide
     entry = net.shape
     inner = int(entry[0] * stage.expansion)
     if stage.fused:
-        net.conv_norm_act(
-            inner if stage.expansion > 1 else stage.out, stage.kernel, stride, activation=stage.activation
-        )
+        out = inner if stage.expansion > 1 else stage.out
+        net.conv_norm_act(out, stage.kernel, stride, activation=stage.activation)
     else:
         if inner != entry[0]:
             net.conv_norm_act(inner, 1, activation=stage.activation)

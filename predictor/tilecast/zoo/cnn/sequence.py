@@ -74,10 +74,8 @@ def _build_steps(name: str, numerics: Numerics, batch: Floats, steps: float, hid
         return layers.elementwise(f"{name}.{label}", numerics, elements, reads, writes, phase=phase, count=steps)
 
     share = width / hidden
-    ops = [
-        layers.gemm(f"{name}.state", numerics, batch, width, hidden, count=steps),
-        *gates("gates", 2 * share + 1, share + 2),
-    ]
+    ops = [layers.gemm(f"{name}.state", numerics, batch, width, hidden, count=steps)]
+    ops += gates("gates", 2 * share + 1, share + 2)
     if numerics.training:
         ops += [
             *gates("gates.gradient", share + 4, share + 1, "backward"),

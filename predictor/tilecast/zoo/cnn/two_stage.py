@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tilecast import constants
-from tilecast.zoo import layers
 from tilecast.zoo.cnn import resnet
 from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.detection import PYRAMID, Detector, add_backbone, add_feature_pyramid, add_shared_head
@@ -211,6 +210,4 @@ def _add_roi_align(net: NetworkBuilder, channels: int, side: int) -> None:
     added = _NEIGHBOURS * max(_REGION / side, 1.0) ** 2
     sector_bytes = constants.shipped().kernels.sector_bytes
     written = added if numerics.channels_last else added * sector_bytes / numerics.element
-    net.ops += layers.pointwise(
-        "align", numerics, net.elements, reads=float(_NEIGHBOURS), absorbed=False, backward=(1.0, written)
-    )
+    net.pointwise("align", reads=float(_NEIGHBOURS), absorbed=False, backward=(1.0, written))

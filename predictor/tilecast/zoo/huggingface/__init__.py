@@ -89,11 +89,8 @@ def _read_timm(config: Mapping[str, Any], field: str) -> Model:
     name = str(config["architecture"])
     if zoo.is_preset(name):
         return zoo.preset(name)
-    raise SpecError(
-        f"{field}.architecture",
-        f"no preset is called {name[:60]!r}",
-        "trace it: `tilecast trace timm/NAME -o graph.json`",
-    )
+    problem = f"no preset is called {name[:60]!r}"
+    raise SpecError(f"{field}.architecture", problem, "trace it: `tilecast trace timm/NAME -o graph.json`")
 
 
 def _find_table(config: Mapping[str, Any], field: str) -> str:
@@ -128,9 +125,8 @@ def _refusal_reasons() -> Mapping[str, str]:
 def _match_class(name: str) -> str:
     """Return the longest type whose name a class of transformers begins with, or an empty string."""
     spelled = _keep_letters(name)
-    return max(
-        (kind for letters, kind in _types_by_letters().items() if spelled.startswith(letters)), key=len, default=""
-    )
+    begun = (kind for letters, kind in _types_by_letters().items() if spelled.startswith(letters))
+    return max(begun, key=len, default="")
 
 
 @cache
@@ -173,9 +169,8 @@ def _read_model(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[
     if text := table.get("assumed"):
         notes.append(f"{text[0].upper()}{text[1:]}.")
     if kind in _GENERAL:
-        notes.append(
-            f"The model_type {config.get('model_type')!s:.40} is not known: it is read by its keys as a decoder."
-        )
+        stated = config.get("model_type")
+        notes.append(f"The model_type {stated!s:.40} is not known: it is read by its keys as a decoder.")
     further = config.get("num_nextn_predict_layers")
     if isinstance(further, int) and not isinstance(further, bool) and further > 0:
         notes.append(f"The {further} layers that predict further tokens (num_nextn_predict_layers) are not priced.")
@@ -254,9 +249,8 @@ def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
     for key, known in table.get("accepts", {}).items():
         if (stated := whole.get(key)) not in known:
             problem = "is missing" if stated is None else f"{str(stated)[:40]!r} is not supported"
-            raise SpecError(
-                f"{path}.{key}", problem, f"{' and '.join(known)} are read; trace others with `tilecast trace`"
-            )
+            remedy = f"{' and '.join(known)} are read; trace others with `tilecast trace`"
+            raise SpecError(f"{path}.{key}", problem, remedy)
     reading.fill_dimensions(table, read, config, usual, path)
     if "pattern" in table:
         try:
@@ -269,17 +263,15 @@ def _read_dimensions(kind: str, config: Mapping[str, Any], path: str) -> Model:
             raise SpecError(f"{path}.{key}", "is missing", f"a config of {kind} states it")
     described = {key: value for key, value in table.items() if key not in _NOT_DIMENSIONS}
     try:
-        head = {
-            name: size for name, size in heads.read_head(config, table).items() if dimension_type(table["family"], name)
-        }
+        sizes = heads.read_head(config, table).items()
+        head = {name: size for name, size in sizes if dimension_type(table["family"], name)}
         return zoo.model_from({"name": kind, **described, **head})
     except SpecError as error:
         dimension = error.field.removeprefix("model.")
         names = {"kvHeads": "kv_heads", "headDim": "head_dim"}
         expression = read.get(names.get(dimension, dimension))
-        raise SpecError(
-            f"{path}.{first_key(expression)}" if expression else path, error.problem, error.remedy
-        ) from None
+        place = f"{path}.{first_key(expression)}" if expression else path
+        raise SpecError(place, error.problem, error.remedy) from None
 
 
 _NOT_DIMENSIONS = (

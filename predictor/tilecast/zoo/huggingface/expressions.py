@@ -91,7 +91,7 @@ def _evaluate_node(node: ast.expr, config: Mapping[str, Any]) -> Value:
         case ast.BinOp(left=left, op=op, right=right):
             return _compute(_ARITHMETIC[type(op)], _evaluate_node(left, config), _evaluate_node(right, config))
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            return _compare(op, _evaluate_node(left, config), _evaluate_node(right, config))
+            return bool(_COMPARISONS[type(op)](_evaluate_node(left, config), _evaluate_node(right, config)))
         case ast.Call(func=ast.Name(id=name), args=arguments):
             return _FUNCTIONS[name](*(_evaluate_node(argument, config) for argument in arguments))
     raise SyntaxError(ast.unparse(node))
@@ -122,17 +122,12 @@ def _compute(function: Callable[[Any, Any], Any], *operands: Value) -> Value:
         return None
 
 
-def _compare(op: ast.cmpop, left: Value, right: Value) -> bool:
-    match op:
-        case ast.Eq():
-            return bool(left == right)
-        case ast.NotEq():
-            return bool(left != right)
-        case ast.Gt():
-            return _is_number(left) and _is_number(right) and bool(left > right)
-        case ast.In():
-            return isinstance(right, str | Sequence | Mapping) and left in right
-    raise SyntaxError(type(op).__name__)
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Gt: lambda left, right: _is_number(left) and _is_number(right) and left > right,
+    ast.In: lambda left, right: isinstance(right, str | Sequence | Mapping) and left in right,
+}
 
 
 def _round_up(value: Value, multiple: Value) -> Value:

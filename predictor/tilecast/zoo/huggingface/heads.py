@@ -75,8 +75,7 @@ def choose_auto_class(config: Mapping[str, Any], model: Model, usual: str | None
     """
     if not (FAMILIES[model.family].auto if usual is None else usual):
         return usual
-    if first_architecture(config).endswith("WithTeacher"):
+    named = first_architecture(config)
+    if named.endswith("WithTeacher"):
         return ""
-    return next(
-        (head for head in _TASKS.get(model.family, _OF_TEXT) if first_architecture(config).endswith(head)), usual
-    )
+    return next((head for head in _TASKS.get(model.family, _OF_TEXT) if named.endswith(head)), usual)

@@ -102,9 +102,8 @@ def _build_loss(output: Operand, emission: Emission) -> Block:
     numerics, count, cols = emission.numerics, emission.count_elements(output), float(output.shape[-1])
     ops = layers.cross_entropy("loss", numerics, count / cols, np.full(1, cols))
     activation_bytes, working = layers.logit_bytes(numerics)
-    return Block(
-        "loss", 1, tuple(ops), np.zeros(1), np.stack([activation_bytes * count] * 3), working_bytes=working * count
-    )
+    kept = np.stack([activation_bytes * count] * 3)
+    return Block("loss", 1, tuple(ops), np.zeros(1), kept, working_bytes=working * count)
 
 
 def _emit_unit(unit: Unit, emission: Emission) -> list[Op]:

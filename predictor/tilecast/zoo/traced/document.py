@@ -50,9 +50,8 @@ def write(trace: Trace) -> str:
     }
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     shapes = ",\n".join(f"{json.dumps(name)}: {json.dumps(shape)}" for name, shape in trace.shapes.items())
-    operators = ",\n".join(
-        json.dumps([one.kind, one.inputs, one.outputs, dict(one.attributes)]) for one in trace.operators
-    )
+    rows = ([one.kind, one.inputs, one.outputs, dict(one.attributes)] for one in trace.operators)
+    operators = ",\n".join(map(json.dumps, rows))
     return "{" + ",\n".join([*lines, f'"shapes": {{\n{shapes}\n}}', f'"operators": [\n{operators}\n]']) + "}\n"
 
 

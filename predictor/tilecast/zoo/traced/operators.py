@@ -147,9 +147,8 @@ def _cast_inputs(call: CalledOperator, emission: Emission) -> list[Op]:
 
 def _emit_matmul(call: CalledOperator, emission: Emission) -> list[Op]:
     (left, right), ratio = call.inputs[:2], emission.ratio
-    batch, rows, columns, depth = (
-        call.attribute(name) * np.ones_like(ratio) for name in ("batch", "rows", "columns", "depth")
-    )
+    names = ("batch", "rows", "columns", "depth")
+    batch, rows, columns, depth = (call.attribute(name) * np.ones_like(ratio) for name in names)
     if call.output.batched:
         if batch[0] > 1:
             batch = batch * ratio
@@ -214,9 +213,8 @@ def _emit_attention(call: CalledOperator, emission: Emission) -> list[Op]:
     """
     numerics = emission.numerics
     is_biased = any(operand.trained for operand in call.inputs[3:])
-    heads, kv_heads, queries, keys = (
-        np.full(1, call.attribute(name)) for name in ("heads", "kv_heads", "seq_q", "seq_kv")
-    )
+    names = ("heads", "kv_heads", "seq_q", "seq_kv")
+    heads, kv_heads, queries, keys = (np.full(1, call.attribute(name)) for name in names)
     ops = layers.attention(
         call.kind,
         emission.numerics_for(call.output),
@@ -347,13 +345,10 @@ def _emit_pointwise(reads_backward: float | None, *, mask: bool = False) -> Emit
             return ops
         trained = [operand for operand in call.inputs if operand.trained]
         if reads_backward:
-            moved = (
-                made * reads_backward if len(trained) < 2 else made * (1.0 + len(trained)),
-                sum(emission.width(one) for one in trained),
-            )
-            ops += layers.elementwise(
-                f"{call.kind}.gradient", numerics, count, *moved, mask_bytes=mask_bytes, phase="backward"
-            )
+            read = made * reads_backward if len(trained) < 2 else made * (1.0 + len(trained))
+            moved = read, sum(emission.width(one) for one in trained)
+            name = f"{call.kind}.gradient"
+            ops += layers.elementwise(name, numerics, count, *moved, mask_bytes=mask_bytes, phase="backward")
         for operand in trained:
             if prod(operand.shape) < prod(call.output.shape):
                 ops += layers.elementwise(f"{call.kind}.sum-gradient", numerics, count, made, 0, phase="backward")

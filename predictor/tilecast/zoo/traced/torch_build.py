@@ -34,9 +34,8 @@ def call_build(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, .
     try:
         module, inputs = build()
     except Exception as error:
-        raise BuildError(
-            target, f"build() failed: {summarize_error(error)}", "let it return (module, inputs)"
-        ) from None
+        problem = f"build() failed: {summarize_error(error)}"
+        raise BuildError(target, problem, "let it return (module, inputs)") from None
     inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
     if not isinstance(module, torch.nn.Module) or not any(isinstance(one, torch.Tensor) for one in inputs):
         raise SpecError(target, "build() did not return (module, inputs)", "return a Module and a tuple of tensors")
@@ -85,9 +84,8 @@ def import_builder(target: str) -> Callable[[], Any]:
     try:
         builder = getattr(importlib.import_module(name), function)
     except Exception as error:
-        raise SpecError(
-            target, f"cannot be imported: {summarize_error(error)}", "run it where Python finds it"
-        ) from None
+        problem = f"cannot be imported: {summarize_error(error)}"
+        raise SpecError(target, problem, "run it where Python finds it") from None
     finally:
         sys.path.pop(0)
     if not callable(builder):
