@@ -140,10 +140,10 @@ def _add_scalar_embedding(net: NetworkBuilder, inputs: int, width: int, numbers:
     attention.add_dense(net, numbers, width, width)
 
 
-def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, read: Sequence[float]) -> None:
+def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, counts: Sequence[float]) -> None:
     """Add one block: attention among `tokens` tokens, attention to states, and an MLP.
 
-    `read` is the number of states of each kind.
+    `counts` has the number of states of each kind.
     """
     width, heads = dims.width, dims.attention_heads
     if dims.labels:
@@ -164,27 +164,29 @@ def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, r
     attention.add_dot_product_attention(net, tokens, tokens, width, heads)
     attention.add_dense(net, tokens, width, width)
     modulated.add_gated_residual(net, tokens, width)
-    if read:
-        _add_cross_attention(net, dims, tokens, read)
+    if counts:
+        _add_cross_attention(net, dims, tokens, counts)
     modulated.add_mlp(net, tokens, width, dims.inner, weights=dims.norm_weights)
 
 
-def _add_cross_attention(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, read: Sequence[float]) -> None:
+def _add_cross_attention(
+    net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, counts: Sequence[float]
+) -> None:
     """Add attention to states that all blocks read; each kind of state has its own keys and values.
 
-    `read` is the number of states of each kind. The results of the kinds are summed.
+    `counts` has the number of states of each kind. The results of the kinds are summed.
     """
     width, heads = dims.width, dims.attention_heads
     if dims.read_norm:
         attention.add_layer_norm(net, tokens, width)
     attention.add_dense(net, tokens, width, width)
     _add_query_key_norm(net, dims, tokens)
-    for states in read:
+    for states in counts:
         for _ in ("key", "value"):
             attention.add_dense_on_kept(net, states, width, width)
         _add_query_key_norm(net, dims, states)
         attention.add_dot_product_attention(net, tokens, states, width, heads)
-    for _ in read[1:]:
+    for _ in counts[1:]:
         attention.add_residual(net, tokens, width)
     attention.add_dense(net, tokens, width, width)
     attention.add_residual(net, tokens, width)

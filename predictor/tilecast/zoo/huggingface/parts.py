@@ -50,11 +50,12 @@ def add_towers(
     tables: Sequence[Mapping[str, Any]],
     config: Mapping[str, Any],
     path: str,
-    read: Callable[[str, Mapping[str, Any], str, object], Model | None],
+    read_tower: Callable[[str, Mapping[str, Any], str, object], Model | None],
 ) -> Model:
     """Return the model with the towers that `tables` describe, and notes on those that cannot be read.
 
-    `read` returns the tower of a type from a part of the config, or None; `path` is the place of the config in errors.
+    `read_tower` returns the tower of a type from a part of the config, or None. `path` is the place of the config in
+    errors.
     """
     parts, notes = list(model.towers), list(model.notes)
     for table in tables:
@@ -67,7 +68,7 @@ def add_towers(
             notes.append(f"The config does not describe {name:.80}, which is not priced.")
             continue
         where = f"{path}.{key}" if key else path
-        tower = read(table["type"], part, where, config.get("model_type"))
+        tower = read_tower(table["type"], part, where, config.get("model_type"))
         if tower is None:
             notes.append(f"What {key} describes, of model_type {part.get('model_type')!s:.40}, is not priced.")
             continue

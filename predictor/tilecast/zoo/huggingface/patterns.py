@@ -37,9 +37,9 @@ def _translate_kinds(
     return tuple(words[str(kinds[place % len(kinds)])] for place in range(layers)) if kinds else ()
 
 
-def _fill_pattern(layers: int, places: Container[int], word: str, other: str) -> Pattern:
-    """Return `word` for the layers at `places`, counted from 0, and `other` for the rest."""
-    return tuple(word if place in places else other for place in range(layers))
+def _fill_pattern(layers: int, places: Container[int], word: str, rest: str) -> Pattern:
+    """Return `word` for the layers at `places`, counted from 0, and `rest` for all others."""
+    return tuple(word if place in places else rest for place in range(layers))
 
 
 def _read_count(config: Config, key: str, usual: int) -> int:

@@ -24,9 +24,13 @@ def evaluate_or_none(expression: str, config: Mapping[str, Any]) -> Any:
 
 
 def fill_dimensions(
-    table: dict[str, Any], read: Mapping[str, str], config: Mapping[str, Any], defaults: Mapping[str, Any], path: str
+    table: dict[str, Any],
+    expressions: Mapping[str, str],
+    config: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    path: str,
 ) -> None:
-    """Read dimensions from a config into a table, in the order of the expressions `read`.
+    """Read dimensions from a config into a table, by the `expressions` of its type, in their order.
 
     An expression can use dimensions that are already in the table, as `model`. The `defaults` are the values of keys
     that the config lacks. `path` is the place of the config in errors.
@@ -35,7 +39,7 @@ def fill_dimensions(
         SpecError: a value is no size, or too large.
     """
     whole = {**defaults, **config, "model": table}
-    for name, expression in read.items():
+    for name, expression in expressions.items():
         try:
             key, value = _find_stated(expression, config)
             if value is None:

@@ -179,14 +179,14 @@ def _check_inputs_and_outputs(trace: Trace, name: str) -> None:
         raise SpecError(f"{name}: outputs", "none is computed from the inputs", "name what the model answers")
 
 
-def _has_convolution_shapes(trace: Trace, one: TraceOperator) -> bool:
-    ranks = {len(trace.shapes[each]) for each in (*one.inputs[:2], one.outputs[0])}
+def _has_convolution_shapes(trace: Trace, operator: TraceOperator) -> bool:
+    ranks = {len(trace.shapes[each]) for each in (*operator.inputs[:2], operator.outputs[0])}
     return len(ranks) == 1 and ranks <= {3, 4, 5}
 
 
-def _divides_channels(trace: Trace, one: TraceOperator) -> bool:
-    groups = one.attributes.get("groups", 1)
-    channels = (trace.shapes[one.inputs[0]][1], trace.shapes[one.outputs[0]][1])
+def _divides_channels(trace: Trace, operator: TraceOperator) -> bool:
+    groups = operator.attributes.get("groups", 1)
+    channels = (trace.shapes[operator.inputs[0]][1], trace.shapes[operator.outputs[0]][1])
     return groups >= 1 and groups % 1 == 0 and all(count % groups == 0 for count in channels)
 
 

@@ -91,9 +91,9 @@ class TraceIndex:
         )
 
 
-def _match_bias(index: TraceIndex, at: int) -> LayerMatch | None:
-    """Match a matrix product and the sum with a vector of parameters, at the product `at`."""
-    product = index.operators[at]
+def _match_bias(index: TraceIndex, position: int) -> LayerMatch | None:
+    """Match a matrix product and the sum with a vector of parameters, at the product `position`."""
+    product = index.operators[position]
     if product.kind != "matmul" or len(product.inputs) != 2:
         return None
     output = product.outputs[0]
@@ -104,15 +104,15 @@ def _match_bias(index: TraceIndex, at: int) -> LayerMatch | None:
     if vector not in index.parameters:
         return None
     outputs = index.operators[sum_].outputs
-    return LayerMatch(frozenset({at, sum_}), replace(product, inputs=(*product.inputs, vector), outputs=outputs))
+    return LayerMatch(frozenset({position, sum_}), replace(product, inputs=(*product.inputs, vector), outputs=outputs))
 
 
-def _match_norm(index: TraceIndex, at: int) -> LayerMatch | None:
+def _match_norm(index: TraceIndex, position: int) -> LayerMatch | None:
     """Match x / sqrt(mean(x^2) + epsilon), where x may be less its mean, with an optional weight and bias."""
-    root = index.operators[at]
+    root = index.operators[position]
     if root.kind not in ("root", "reciprocal-root"):
         return None
-    steps = [at]
+    steps = [position]
     name = root.inputs[0]
     for kinds in (("add",), ("reduction",), ("power", "multiply")):
         maker = index.find_maker(name, *kinds)
@@ -156,13 +156,13 @@ def _match_norm(index: TraceIndex, at: int) -> LayerMatch | None:
     return LayerMatch(frozenset(steps), TraceOperator(kind, (source, *learned), (output,), {"cols": cols}))
 
 
-def _match_activation(index: TraceIndex, at: int) -> LayerMatch | None:
+def _match_activation(index: TraceIndex, position: int) -> LayerMatch | None:
     """Match the operators of an activation that is written out around erf, tanh or a sigmoid.
 
-    They are the smallest set of element-wise operators that contains operator `at`, reads one tensor in two places, and
-    writes one tensor.
+    They are the smallest set of element-wise operators that contains the one at `position`, reads one tensor in two
+    places, and writes one tensor.
     """
-    anchor = index.operators[at]
+    anchor = index.operators[position]
     if anchor.kind not in _ACTIVATIONS:
         return None
     front, candidates = [anchor.inputs[0]], list[str]()
@@ -173,7 +173,7 @@ def _match_activation(index: TraceIndex, at: int) -> LayerMatch | None:
         if maker is not None and OPERATORS[index.operators[maker].kind].chained:
             front += [one for one in index.operators[maker].inputs if one in index.varying and one not in candidates]
     for source in candidates:
-        region = _find_closure(index, source, at)
+        region = _find_closure(index, source, position)
         if region is not None:
             output = index.operators[max(region)].outputs[0]
             return LayerMatch(frozenset(region), TraceOperator(_ACTIVATIONS[anchor.kind], (source,), (output,)))
@@ -214,12 +214,12 @@ def _find_constant_factor(index: TraceIndex, name: str) -> int | None:
     return follows if constant else None
 
 
-def _match_attention(index: TraceIndex, at: int) -> LayerMatch | None:
-    """Match two matrix products around the softmax `at`, with scales, masks and dropout between them."""
-    softmax, shapes = index.operators[at], index.trace.shapes
+def _match_attention(index: TraceIndex, position: int) -> LayerMatch | None:
+    """Match two matrix products around the softmax `position`, with scales, masks and dropout between them."""
+    softmax, shapes = index.operators[position], index.trace.shapes
     if softmax.kind != "softmax":
         return None
-    steps, causal, biases = [at], False, list[str]()
+    steps, causal, biases = [position], False, list[str]()
     name = index.skip_casts(softmax.inputs[0])
     while (maker := index.maker.get(name)) is not None and index.operators[maker].kind != "matmul":
         one = index.operators[maker]

@@ -114,18 +114,18 @@ class Rule:
     """Type of the output under mixed precision: 16 bits for products, FP32 for norms and softmax, else the inputs'."""
 
 
-def matmul_sizes(a: Shape, b: Shape, y: Shape, *, transposed: bool = False) -> dict[str, float]:
-    """Return the attributes of `matmul` for the product y = a b, where a is transposed first if `transposed`.
+def matmul_sizes(left: Shape, right: Shape, output: Shape, *, transposed: bool = False) -> dict[str, float]:
+    """Return the attributes of `matmul` for a product of these shapes; `left` is transposed first if `transposed`.
 
-    If b is a matrix or a vector, it is multiplied with all rows of a at once. Otherwise the leading dimensions are a
-    batch.
+    If `right` is a matrix or a vector, it is multiplied with all rows of `left` at once. Otherwise the leading
+    dimensions are a batch.
     """
-    depth = a[0 if transposed and len(a) > 1 else -1]
-    columns = 1 if len(b) == 1 else y[-1]
-    if len(b) <= 2:
-        return {"batch": 1, "rows": prod(y) // columns, "columns": columns, "depth": depth}
-    rows = 1 if len(a) == 1 else y[-2]
-    return {"batch": prod(y) // (rows * columns), "rows": rows, "columns": columns, "depth": depth}
+    depth = left[0 if transposed and len(left) > 1 else -1]
+    columns = 1 if len(right) == 1 else output[-1]
+    if len(right) <= 2:
+        return {"batch": 1, "rows": prod(output) // columns, "columns": columns, "depth": depth}
+    rows = 1 if len(left) == 1 else output[-2]
+    return {"batch": prod(output) // (rows * columns), "rows": rows, "columns": columns, "depth": depth}
 
 
 def _cast_inputs(call: CalledOperator, emission: Emission) -> list[Op]:

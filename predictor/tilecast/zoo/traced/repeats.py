@@ -138,8 +138,8 @@ def _repeat_second_layer(short: ExportedTrace, path: str, more: int) -> Trace | 
     return replace(trace_, shapes=shapes, operators=tuple(operators), parameters=tuple(weights), outputs=outputs)
 
 
-def _find_counterpart(name: str, same: Mapping[str, str], made: set[str]) -> str | None:
+def _find_counterpart(name: str, same: Mapping[str, str], first_outputs: set[str]) -> str | None:
     """Return the tensor of the second layer that corresponds to `name`, or None if the first layer did not make it."""
-    if name not in made:
+    if name not in first_outputs:
         return None
     return next((right for right, left in same.items() if left == name), None)
