@@ -46,7 +46,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
         "fuse.py", '    "zeta": FusionPass("look-ups vanish", ("compiled",)),\n', '    "attention": FusionPass('
     )
     look_up = 'rowwise(name, numerics, "embedding", rows, cols, launches=4.0)'
-    house.change("zoo/layers.py", f"return {look_up}", f'return fused_away("zeta", {look_up})')
+    house.change("zoo/layers.py", f"return {look_up}", f'return drop_when_fused("zeta", {look_up})')
     house.add_file("jobs/kinds/zeta_job.py", "zeta_job.py")
     for folder in ("examples", "tests"):
         shutil.copy(FIXTURES / folder / "zetajob.yaml", house.folder / folder / "existing")

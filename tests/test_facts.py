@@ -153,7 +153,7 @@ DEFINED: Mapping[str, set[str | float]] = {
     "zoo/cnn/detection.py": {0.25, 1.5},
     "zoo/cnn/efficientdet.py": {0.25},
     "zoo/cnn/mobile.py": {0.9},
-    "zoo/cnn/walk.py": {0.25},
+    "zoo/cnn/builder.py": {0.25},
     "zoo/transformer_xl.py": {0.5772},
     # Inputs of the utilization network: others need another network.
     "kernels/features.py": {0.0003, 0.003, 0.03, 1.5, 2.5, "ALIGNMENTS", "ATTENTION_TILES", "HEATED_S", "SPILL_SHARES"},

@@ -642,10 +642,10 @@ def test_gpt_oss_clamps_its_activations_by_default() -> None:
 def test_every_table_names_dimensions_of_its_family() -> None:
     """A misspelt dimension in a table of types is no dimension of the family that the table reads."""
     apart = {"family", "read", "pattern", *huggingface._NOT_DIMENSIONS}
-    for kind, table in huggingface._tables().items():
+    for kind, table in huggingface._type_tables().items():
         if "family" in table:
             names = {*table, *table["read"]} - apart
-            assert not [name for name in names if not reading.type_of(table["family"], name)], kind
+            assert not [name for name in names if not reading.dimension_type(table["family"], name)], kind
 
 
 def test_a_classifier_of_sound_is_priced_as_its_encoder() -> None:

@@ -14,7 +14,7 @@ from tilecast.graph import Shards
 from tilecast.model import Model
 from tilecast.spec import Attention, Checkpointing, Framework, Plan, Plans, SpecError, Workload
 from tilecast.zoo.deepseek import Deepseek
-from tilecast.zoo.electra import Electra
+from tilecast.zoo.encoders import Electra
 
 ONE = np.ones(1, dtype=np.int64)
 WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)

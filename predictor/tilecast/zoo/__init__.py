@@ -29,10 +29,10 @@ from tilecast.zoo import towers, traced
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
-from tilecast.zoo.reading import model_from, needs
+from tilecast.zoo.reading import model_from
 from tilecast.zoo.recommender import Tables
 
-__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "model_from", "needs"]
+__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "model_from"]
 
 
 def recomputes(model: Model) -> tuple[Checkpointing, ...]:
@@ -63,25 +63,25 @@ def build(workload: Workload, shards: Shards) -> Graph:
         SearchTooLargeError: the model has more operators than a search prices.
         SpecError: the family is unknown, or has no layers for adapters.
     """
-    graph = _whole(builder(workload), workload, shards)
+    graph = builder(workload)(workload, shards)
+    if workload.model.towers:
+        graph = towers.prepend_towers(graph, workload, shards, _find_builder)
     check_operators(sum(len(block.ops) for block in graph.blocks))
     return fuse.apply(graph, fuse.passes(workload))
 
 
 def operators(workload: Workload) -> int:
-    """Return how many distinct operators the model has.
+    """Return the number of distinct operators of the model.
 
     Raises:
         SearchTooLargeError: it has more than a search prices.
         SpecError: its graph cannot be built.
     """
-    return _OPERATORS.get(of_any_batch(workload), lambda: _operators(workload))
-
-
-def _operators(workload: Workload) -> int:
     one = np.ones(1, np.int64)
-    graph = build(workload, Shards(one, one, one, one, sequence_parallel=np.zeros(1, np.int64)))
-    return sum(len(block.ops) for block in graph.blocks)
+    shards = Shards(one, one, one, one, sequence_parallel=0 * one)
+    return _OPERATORS.get(
+        of_any_batch(workload), lambda: sum(len(block.ops) for block in build(workload, shards).blocks)
+    )
 
 
 _OPERATORS: Memo[int] = Memo(32)
@@ -93,25 +93,16 @@ def builder(workload: Workload) -> Builder:
     Raises:
         SpecError: the family is unknown, or has no layers for adapters.
     """
-    own = _builder(workload.model)
     if workload.lora_rank and workload.model.family not in ADAPTED:
         raise SpecError(
             "training.loraRank",
             f"{workload.model.name} is of family {workload.model.family}, which has no adapters",
             f"leave it out, or choose a model of family {', '.join(ADAPTED)}",
         )
-    return own
+    return _find_builder(workload.model)
 
 
-def _whole(builder: Builder, workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the model, with the graphs of its towers before it."""
-    graph = builder(workload, shards)
-    if not workload.model.towers:
-        return graph
-    return towers.with_towers(graph, workload, shards, lambda own, shares: _builder(own.model)(own, shares))
-
-
-def _builder(model: Model) -> Builder:
+def _find_builder(model: Model) -> Builder:
     if model.trace is not None:
         return traced.build
     if model.family not in FAMILIES:
@@ -121,7 +112,7 @@ def _builder(model: Model) -> Builder:
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """A graph over distinct shards, and which shard each plan of a table uses.
+    """A graph over distinct shards, and the shard of each plan of a table.
 
     `index[i]` is the shard of plan i, shape (n,).
     """
@@ -130,7 +121,7 @@ class Sharded:
     index: Rows
 
     def take(self, rows: Rows | slice) -> Sharded:
-        """Return the chosen rows, in the order given."""
+        """Return the graph for the plans of these rows, in their order."""
         return Sharded(self.graph, self.index[rows])
 
     def gather(self, column: Floats) -> Floats:
@@ -138,14 +129,14 @@ class Sharded:
         return np.full(len(self.index), column[0]) if len(column) == 1 else column[self.index]
 
     def sum(self, blocks: Sequence[Block], column: str) -> Floats:
-        """Return a column of some blocks, added over all their repetitions, for each plan, (n,)."""
-        return self.gather(_total(blocks, column))
+        """Return the sum of a column of `Block` over blocks and their repetitions, for each plan, (n,)."""
+        return self.gather(_sum_column(blocks, column))
 
     def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
         """Return the largest share of the layers that one pipeline stage holds, for each plan, (n,).
 
-        The share is 1 without a pipeline. `of` says what is summed over a stage's layers: their cost, parameters or
-        activations. It changes the result only where stages are cut by cost.
+        The share is 1 without a pipeline. `of` is the quantity that is shared: cost, parameters or activations of
+        layers. It changes the result only where stages are cut by cost.
         """
         if self.graph.stages is not None:
             shares: Floats = getattr(self.graph.stages, of)
@@ -154,20 +145,20 @@ class Sharded:
         return np.asarray(np.ceil(depth / plans.pipeline) / depth)
 
     def stage(self, column: str, plans: Plans) -> Floats:
-        """Return a column of parameters for the fullest pipeline stage, (n,).
+        """Return the sum of a column of parameters over the blocks of the fullest pipeline stage, (n,).
 
-        That is its share of the layers, plus the larger of the first and the last blocks; without a pipeline, plus
+        The stage has its share of the layers and the larger of the first and the last blocks; without a pipeline it has
         both.
         """
-        first, last = _total(self.graph.first, column), _total(self.graph.last, column)
+        first, last = _sum_column(self.graph.first, column), _sum_column(self.graph.last, column)
         ends = np.where(plans.pipeline > 1, self.gather(np.maximum(first, last)), self.gather(first + last))
         return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
         """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
 
-        The first are those of its whole stage. The second are its share of them once ZeRO has spread them over their
-        replicas (arXiv 1910.02054).
+        Before, these are the parameters of its whole stage. After, these are its share once ZeRO has spread them over
+        their replicas (arXiv 1910.02054).
         """
         everything = self.stage("parameters", plans)
         experts = np.minimum(self.stage("expert_parameters", plans), everything)
@@ -200,8 +191,8 @@ class Sharded:
         return trainable * workload.weight_bytes + (1.0 - trainable) * self.frozen_bytes(workload, plans)
 
 
-def _total(blocks: Sequence[Block], column: str) -> Floats:
-    """Return a column of some blocks, added over all their repetitions, for each shard, (S,) or (1,)."""
+def _sum_column(blocks: Sequence[Block], column: str) -> Floats:
+    """Return the sum of a column of `Block` over blocks and their repetitions, for each shard, (S,) or (1,)."""
     return sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1))
 
 
@@ -210,7 +201,7 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
 
     A stored graph is used if it holds these shards, alone or among others.
     """
-    expert = np.minimum(plans.expert, pieces(workload.model))
+    expert = np.minimum(plans.expert, most_expert_ranks(workload.model))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
     rows = distinct(*columns)
     shares = [column[rows.first] for column in columns]
@@ -246,17 +237,17 @@ def parameters(workload: Workload) -> float:
     return float((whole.sum(blocks, "parameters") + whole.sum(blocks, "table_parameters"))[0])
 
 
-MOST_PIECES = 2**30
+_MOST_RANKS = 2**30
 """More ranks than any job has."""
 
 
-def pieces(model: Model) -> int:
-    """Return the most ranks that expert parallelism can spread a part of the model over."""
-    return MOST_PIECES if spreads_rows(model) else max(1, experts(model))
+def most_expert_ranks(model: Model) -> int:
+    """Return the largest number of ranks over which expert parallelism can spread a part of the model."""
+    return _MOST_RANKS if spreads_rows(model) else max(1, experts(model))
 
 
 def experts(model: Model) -> int:
-    """Return how many experts a layer of the model has, or 0."""
+    """Return the number of experts of a layer, or 0."""
     return model.dimensions.experts if isinstance(model.dimensions, Transformer) else 0
 
 
@@ -281,7 +272,7 @@ def is_transformer(model: Model) -> bool:
 def reads_images(model: Model) -> bool:
     """Return whether a sample is decoded from images or volumes.
 
-    For a traced model: whether an input has the shape (batch, 3, height, width).
+    A traced model reads images if one of its inputs has the shape (batch, 3, height, width).
     """
     if model.trace is not None:
         shapes = [model.trace.shapes[name] for name in model.trace.inputs]
@@ -319,32 +310,32 @@ def preset(name: str) -> Model:
         SpecError: no preset has the name; the message offers the nearest.
     """
     if cut := _CUT.fullmatch(name):
-        return _with_layers(preset(cut[1]), int(cut[2]))
-    table, keys = _spellings(), _keys(name)
+        return _cut_layers(preset(cut[1]), int(cut[2]))
+    table, keys = _spellings(), _spell_keys(name)
     for key in keys:
         if key in table:
-            return _preset(table[key])
+            return _read_preset(table[key])
     begun = family(name)
-    near = None if begun else _nearest(keys[-1])
-    meant = _listed(begun) if begun else table[near] if near else ""
+    near = None if begun else _find_nearest(keys[-1])
+    meant = _format_choice(begun) if begun else table[near] if near else ""
     hint = f"did you mean {meant}?" if meant else "`tilecast show models` lists them"
     raise SpecError("model.preset", f"unknown model {name!r}", hint)
 
 
 def family(name: str) -> list[str]:
-    """Return the names of the presets that begin with a name, in the order of `presets`.
+    """Return the names of the presets that begin with this name, in the order of `presets`.
 
     If the name ends in a digit, the number must end there too. A single letter matches no preset.
     """
-    key = _keys(name)[-1]
+    key = _spell_keys(name)[-1]
     if len(key) < _LEADING:
         return []
     begins = re.compile(r"[^a-z\d.]*".join(map(re.escape, key)) + (r"(?!\d)" if key[-1].isdigit() else ""))
     return list(dict.fromkeys(known for known in _spellings().values() if begins.match(known)))
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Return names as a choice: `a`, `a or b`, `a, b or c`; of a long list the first `_LISTED` names."""
+def _format_choice(names: Sequence[str]) -> str:
+    """Return names as a choice: `a`, `a or b`, `a, b or c`. Of a long list only the first `_LISTED` names are there."""
     if len(names) > _LISTED:
         return f"one of {', '.join(names[:_LISTED])} (`tilecast show models` lists {len(names) - _LISTED} more)"
     *others, last = names
@@ -352,8 +343,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _nearest(key: str) -> str | None:
-    """Return the key of a preset that is probably meant, or None.
+def _find_nearest(key: str) -> str | None:
+    """Return the key of the preset that a typed key probably means, or None.
 
     It is the longest key that the typed key begins with, or else one that is spelled much like it.
     """
@@ -378,13 +369,13 @@ _LISTED = 12
 def is_preset(name: str) -> bool:
     """Return whether `preset` knows the name."""
     cut = _CUT.fullmatch(name)
-    return any(key in _spellings() for key in _keys(cut[1] if cut else name))
+    return any(key in _spellings() for key in _spell_keys(cut[1] if cut else name))
 
 
 _CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECASE)
 
 
-def _with_layers(model: Model, layers: int) -> Model:
+def _cut_layers(model: Model, layers: int) -> Model:
     """Return the model with only its first layers.
 
     Raises:
@@ -392,26 +383,25 @@ def _with_layers(model: Model, layers: int) -> Model:
     """
     if layers > model.layers:
         problem = f"{model.name} has {model.layers or 'no'} layers, not {layers}"
-        raise SpecError(
-            "model.preset", problem, f"cut it to at most {model.layers}" if model.layers else "name it whole"
-        )
+        remedy = f"cut it to at most {model.layers}" if model.layers else "name it whole"
+        raise SpecError("model.preset", problem, remedy)
     return replace(model, layers=layers)
 
 
 @cache
 def presets() -> Mapping[str, Model]:
     """Return every preset by the key of its name and of each of its aliases."""
-    return {key: _preset(name) for key, name in _spellings().items()}
+    return {key: _read_preset(name) for key, name in _spellings().items()}
 
 
 @cache
-def _preset(name: str) -> Model:
-    table = {key: value for key, value in _tables()[name].items() if key != "aliases"}
+def _read_preset(name: str) -> Model:
+    table = {key: value for key, value in _preset_tables()[name].items() if key != "aliases"}
     return model_from({"name": name, **table})
 
 
 @cache
-def _tables() -> Mapping[str, Mapping[str, Any]]:
+def _preset_tables() -> Mapping[str, Mapping[str, Any]]:
     """Return the table of every preset by its name."""
     files = shipped.read_tables("tilecast.zoo", "presets").values()
     return {name: table for tables in files for name, table in tables.items()}
@@ -421,8 +411,8 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 def _spellings() -> Mapping[str, str]:
     """Return the name of every preset by the key of its name and of each of its aliases."""
     names: dict[str, str] = {}
-    for name, table in _tables().items():
-        keys = dict.fromkeys((_key(spelling) for spelling in (name, *table.get("aliases", ()))), name)
+    for name, table in _preset_tables().items():
+        keys = dict.fromkeys((_spell_key(spelling) for spelling in (name, *table.get("aliases", ()))), name)
         if taken := keys.keys() & names.keys():
             raise SpecError(f"preset {name}", f"{names[min(taken)]} also answers to {min(taken)!r}", "rename one")
         names |= keys
@@ -446,15 +436,15 @@ _SYNONYMS = ((r"(?<=\d)-?v1(?:\.5|b)\b", ""), (r"squad-?v?[12]\.[01]", "squad"),
 classes is negligible beside the rest of a model."""
 
 
-def _keys(name: str) -> tuple[str, str]:
-    """Return the keys of a name with the text in brackets, and without it."""
-    return _key(name), _key(re.sub(r"\(.*?\)", "", name))
+def _spell_keys(name: str) -> tuple[str, str]:
+    """Return the keys of a name: one with the text in its brackets, one without."""
+    return _spell_key(name), _spell_key(re.sub(r"\(.*?\)", "", name))
 
 
-def _key(name: str) -> str:
-    """Return a name as the table of presets spells it.
+def _spell_key(name: str) -> str:
+    """Return the key of a name in the table of presets.
 
-    Owner, qualifying words, and everything but letters, digits and dots are removed.
+    It lacks the owner, qualifying words, and all characters but letters, digits and dots.
     """
     key = re.sub(r"[\s_]+", "-", re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()))
     for pattern, word in _SYNONYMS:

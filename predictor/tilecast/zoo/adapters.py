@@ -1,4 +1,4 @@
-"""LoRA's adapters on one rank, and the base weights under them that are quantized to four bits."""
+"""Adapters of LoRA on one rank, and the dequantization of base weights that are quantized to four bits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import reduce
 import numpy as np
 
 from tilecast import frameworks
-from tilecast.graph import KernelTable, Op
+from tilecast.graph import Op
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import PHASES, Linear, Part
+from tilecast.zoo.parts import Linear, Sublayer
 
 
-def dequantized(workload: Workload, parts: Sequence[Part], calls: Floats) -> list[Op]:
+def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Floats) -> list[Op]:
     """Return the operators that dequantize weights before the products that read them.
 
     A quantized weight is written in 16 bits before the forward product and again before the product for the gradient of
@@ -23,22 +23,18 @@ def dequantized(workload: Workload, parts: Sequence[Part], calls: Floats) -> lis
     all experts that it holds; their two products take `calls` kernels each.
     """
     numerics, bits = Numerics.of(workload), frameworks.of(workload).quantized_bits
-    moved = {"read_bytes": bits / 8, "written_bytes": numerics.element}
     weights = [(item.name, item.inputs * item.outputs, np.ones(1)) for part in parts for item in part.linears]
     weights += [("experts", part.expert_parameters, 2 * calls) for part in parts if part.expert_parameters.any()]
     return [
-        Op(
-            f"{name}.dequantize",
-            KernelTable.of("elementwise", numerics.vector, elements=elements, **moved),
-            phase,
-            launches=launches,
+        layers.memory_pass(
+            f"{name}.dequantize", numerics.vector, elements, bits / 8, numerics.element, phase, launches=launches
         )
         for name, elements, launches in weights
-        for phase in (PHASES if workload.training else PHASES[:1])
+        for phase in numerics.phases
     ]
 
 
-def largest_quantized(parts: Sequence[Part], calls: Floats) -> Floats:
+def largest_quantized_weight(parts: Sequence[Sublayer], calls: Floats) -> Floats:
     """Return the elements of the largest weight that is written in 16 bits at once, (S,).
 
     MatMul4Bit calls dequantize_4bit on the weight of its one product, forward and backward, and keeps nothing of it;
@@ -49,7 +45,7 @@ def largest_quantized(parts: Sequence[Part], calls: Floats) -> Floats:
     return np.asarray(reduce(np.maximum, [*sizes, *experts], np.zeros(1)))
 
 
-def adapter_products(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
+def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
     """Return the operators of the LoRA adapters, and their parameters, (S,).
 
     Each dense layer of attention and MLP gets a down- and an up-projection of small rank (arXiv 2106.09685, section

@@ -17,8 +17,16 @@ from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Linear, Part, Rank, key_collectives, norm_parameters, residual, tensor_collectives
-from tilecast.zoo.self_attention import Span
+from tilecast.zoo.parts import (
+    Linear,
+    Rank,
+    Sublayer,
+    count_norm_parameters,
+    key_value_collectives,
+    residual_sum,
+    tensor_parallel_collectives,
+)
+from tilecast.zoo.self_attention import count_sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -30,22 +38,16 @@ class Deepseek(Transformer):
     rotary_dim: int
     """Numbers of a query that are rotated."""
     value_dim: int
-    """Width of a value."""
     query_latent: int = 0
     """Width of the vector that queries are projected up from; 0: straight from the hidden state."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the decoder.
-
-    `Model.head_dim` is the width of a query. Keys and values are projected up from a latent vector.
-    """
-    rank = Rank.of(shards, workload.sequence_length)
-    blocks = transformer.stack("layer", workload, rank, workload.model.layers, causal=True, attend=_latent_attention)
-    return transformer.graph(workload, rank, rank, blocks)
+    """Build the graph of a decoder with latent attention; `Model.head_dim` is the width of a query."""
+    return transformer.build(workload, shards, _build_latent_attention)
 
 
-def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
     """Build latent attention on one rank.
 
     Down-projections, their norms and the one rotated key that all heads share are whole on every tensor-parallel rank;
@@ -60,7 +62,7 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     down, up = latent + rotated, heads * (query - rotated + value)
 
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
-    parameters = norm_parameters(model) * np.ones_like(t)
+    parameters = count_norm_parameters(model) * np.ones_like(t)
     linears = [
         Linear(f"{name}.key-value-down", outer, float(h), down),
         Linear(f"{name}.key-value-up", tokens, latent, up),
@@ -81,12 +83,9 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     ops += layers.pointwise(
         f"{name}.concatenate", numerics, tokens * heads * query, kernels=2, absorbed=False, backward=(1.0, 1.0)
     )
-    seen = Span.of(workload, rank, key_rank, causal)
-    ops += layers.attention(
-        name, numerics, batch=seen.batch, heads=heads, kv_heads=heads, seq_q=seen.queries, seq_kv=seen.keys,
-        head_dim=query, value_dim=value, causal=causal, dropout=False,
-    )  # fmt: skip
-    ops += residual(f"{name}.residual", numerics, outer * h, dropout=False)
+    sequences = count_sequences(workload, rank, key_rank, causal)
+    ops += layers.attention(name, numerics, sequences, heads, heads, query, value_dim=value, causal=causal)
+    ops += residual_sum(f"{name}.residual", numerics, outer * h, dropout=False)
 
     score = np.zeros(1) if numerics.flash else e * heads * tokens * key_rank.sequence
     activation_bytes = (
@@ -96,6 +95,6 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
         + (4.0 * heads * tokens if numerics.flash else score)
     )
     keys = e * tokens * heads * (query + value) * rank.context
-    collectives = [*tensor_collectives(name, workload, rank), *key_collectives(name, keys)]
+    collectives = [*tensor_parallel_collectives(name, workload, rank), *key_value_collectives(name, keys)]
     selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and the output of attention
-    return Part(ops, collectives, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears))
+    return Sublayer(ops, collectives, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears))

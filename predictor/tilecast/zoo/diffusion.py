@@ -9,17 +9,15 @@ are not part of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from tilecast.graph import Graph, Shards
 from tilecast.model import Model, Problem
 from tilecast.spec import Workload
-from tilecast.zoo import layers, modulated
+from tilecast.zoo import modulated
 from tilecast.zoo.cnn import attention
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.modulated import TIME_WIDTH, Modulated
 
 
@@ -56,7 +54,6 @@ class DiffusionTransformer(Modulated):
     labels: int = 0
     """Classes that each block embeds itself, with the time; 0: there are none."""
     query_key_norm: bool = False
-    """Whether queries and keys are normed."""
     norm_across_heads: bool = False
     """Whether such a norm is over all heads, not by head."""
     rotates: bool = False
@@ -77,7 +74,7 @@ class DiffusionTransformer(Modulated):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph, data parallel only."""
+    """Build the graph of a diffusion transformer, data parallel only."""
     dims = workload.model.own(DiffusionTransformer)
     width, image, text = dims.width, dims.image_tokens, dims.text_tokens
     frame = dims.frame_tokens
@@ -85,130 +82,119 @@ def build(workload: Workload, shards: Shards) -> Graph:
     tokens = image + text if is_joined else image
     read = () if is_joined else tuple(states for states in (text, frame) if states)
 
-    def embed(walk: Walk) -> None:
-        _embed(walk, dims)
-
-    def write(walk: Walk) -> None:
-        _block(walk, dims, tokens, read)
-
-    def finish(walk: Walk) -> None:
+    def add_head(net: NetworkBuilder) -> None:
         if is_joined:
-            attention.norm(walk, tokens, width)
+            attention.add_layer_norm(net, tokens, width)
         if dims.own_modulations:
-            modulated.vector(walk, dims.vector, 2 * width)
+            modulated.add_vector_dense(net, dims.vector, 2 * width)
         else:
-            modulated.table(walk, 2, width)
-        modulated.modulated(walk, image, width, weights=dims.norm_weights)
-        attention.linear(walk, image, width, dims.output_values)
-        modulated.loss(walk, image * dims.output_values)
+            modulated.add_scale_table(net, 2, width)
+        modulated.add_modulated_norm(net, image, width, weights=dims.norm_weights)
+        attention.add_dense(net, image, width, dims.output_values)
+        modulated.add_squared_error(net, image * dims.output_values)
 
+    blocks: list[modulated.BlockPlan] = [
+        ("embedding", 1, lambda net: _add_embeddings(net, dims)),
+        ("block", dims.blocks, lambda net: _add_block(net, dims, tokens, read)),
+        ("head", 1, add_head),
+    ]
     inputs = image * dims.patch_values + text * dims.text_width + frame * dims.frame_width
-    return Graph(
-        (modulated.block("embedding", 1, tokens, embed, workload, shards),),
-        (modulated.block("block", dims.blocks, tokens, write, workload, shards),),
-        (modulated.block("head", 1, tokens, finish, workload, shards),),
-        np.zeros(len(shards)),
-        len(shards),
-        host_bytes_per_sample=2.0 * inputs,
-    )
+    return modulated.build_graph(blocks, tokens, inputs, workload, shards)
 
 
-def _embed(walk: Walk, dims: DiffusionTransformer) -> None:
-    """Write the embeddings of patches, time and states that the blocks read.
+def _add_embeddings(net: NetworkBuilder, dims: DiffusionTransformer) -> None:
+    """Add the embeddings of patches, time, and the states of a text or of a frame.
 
     States that blocks attend to are kept once for all blocks.
     """
     width, image, text = dims.width, dims.image_tokens, dims.text_tokens
     vector = dims.vector
-    attention.linear(walk, image, dims.patch_values, width)
+    attention.add_dense(net, image, dims.patch_values, width)
     if not dims.labels:
-        _time(walk, dims.time_width, vector)
+        _add_scalar_embedding(net, dims.time_width, vector)
     if dims.size_conditions:
         for numbers in (2.0, 1.0):  # height and width, and their ratio (PixArtAlphaCombinedTimestepSizeEmbeddings)
-            _time(walk, modulated.TIME_WIDTH, width // 3, numbers)
+            _add_scalar_embedding(net, modulated.TIME_WIDTH, width // 3, numbers)
     if text:
-        attention.linear(walk, text, dims.text_width, width)
+        attention.add_dense(net, text, dims.text_width, width)
         for _ in range(dims.text_layers - 1):
-            modulated.gelu(walk, text, width)
-            attention.linear(walk, text, width, width)
+            modulated.add_gelu(net, text, width)
+            attention.add_dense(net, text, width, width)
     if frame := dims.frame_tokens:
         seen = dims.frame_width
-        attention.norm(walk, frame, seen)
-        attention.linear(walk, frame, seen, seen)
-        modulated.gelu(walk, frame, seen)
-        attention.linear(walk, frame, seen, width)
-        attention.norm(walk, frame, width)
+        attention.add_layer_norm(net, frame, seen)
+        attention.add_dense(net, frame, seen, seen)
+        modulated.add_gelu(net, frame, seen)
+        attention.add_dense(net, frame, seen, width)
+        attention.add_layer_norm(net, frame, width)
     if not dims.joined:
-        walk.keep(walk.batch * (text + frame) * width)
+        net.keep_elements(net.batch * (text + frame) * width)
     if not dims.own_modulations:
-        modulated.vector(walk, vector, 6 * width)
+        modulated.add_vector_dense(net, vector, 6 * width)
 
 
-def _time(walk: Walk, inputs: int, width: int, numbers: float = 1.0) -> None:
-    """Write the embedding of a time step, or of `numbers` such scalars."""
-    attention.linear(walk, numbers, inputs, width)
-    walk.ops += layers.pointwise("silu", walk.numerics, walk.batch * numbers * width)
-    attention.linear(walk, numbers, width, width)
+def _add_scalar_embedding(net: NetworkBuilder, inputs: int, width: int, numbers: float = 1.0) -> None:
+    """Add the embedding of the time step, or of `numbers` other scalars."""
+    attention.add_dense(net, numbers, inputs, width)
+    net.pointwise("silu", net.batch * numbers * width)
+    attention.add_dense(net, numbers, width, width)
 
 
-def _block(walk: Walk, dims: DiffusionTransformer, tokens: float, read: tuple[float, ...]) -> None:
-    """Write one block: attention among `tokens` tokens, attention to the states `read`, and an MLP."""
-    width, heads, inner = dims.width, dims.attention_heads, dims.inner
-    has_weights = dims.norm_weights
+def _add_block(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, counts: Sequence[float]) -> None:
+    """Add one block: attention among `tokens` tokens, attention to states, and an MLP.
+
+    `counts` has the number of states of each kind.
+    """
+    width, heads = dims.width, dims.attention_heads
     if dims.labels:
-        _time(walk, modulated.TIME_WIDTH, width)
-        walk.parameters += dims.labels * width
+        _add_scalar_embedding(net, modulated.TIME_WIDTH, width)
+        net.parameters += dims.labels * width
     for _ in range(dims.own_modulations):
-        modulated.vector(walk, dims.vector, 6 * width)
+        modulated.add_vector_dense(net, dims.vector, 6 * width)
     if not dims.own_modulations:
-        modulated.table(walk, 6, width)
-    modulated.modulated(walk, tokens, width, weights=has_weights)
-    attention.linear(walk, tokens, width, width)
+        modulated.add_scale_table(net, 6, width)
+    modulated.add_modulated_norm(net, tokens, width, weights=dims.norm_weights)
+    attention.add_dense(net, tokens, width, width)
     for _ in ("key", "value"):
-        attention.beside(walk, tokens, width, width)
+        attention.add_dense_on_kept(net, tokens, width, width)
     for _ in ("query", "key"):
-        _normed(walk, dims, tokens)
+        _add_query_key_norm(net, dims, tokens)
     if dims.rotates:
-        modulated.rotary(walk, 2 * tokens, width)
-    attention.core(walk, tokens, tokens, width, heads)
-    attention.linear(walk, tokens, width, width)
-    modulated.gated_sum(walk, tokens, width)
-    if read:
-        _look(walk, dims, tokens, read)
-    modulated.modulated(walk, tokens, width, weights=has_weights)
-    attention.linear(walk, tokens, width, inner)
-    modulated.gelu(walk, tokens, inner)
-    attention.linear(walk, tokens, inner, width)
-    modulated.gated_sum(walk, tokens, width)
+        modulated.add_rotary(net, 2 * tokens, width)
+    attention.add_dot_product_attention(net, tokens, tokens, width, heads)
+    attention.add_dense(net, tokens, width, width)
+    modulated.add_gated_residual(net, tokens, width)
+    if counts:
+        _add_cross_attention(net, dims, tokens, counts)
+    modulated.add_mlp(net, tokens, width, dims.inner, weights=dims.norm_weights)
 
 
-def _look(walk: Walk, dims: DiffusionTransformer, tokens: float, read: tuple[float, ...]) -> None:
-    """Write attention to states that do not change from block to block.
+def _add_cross_attention(
+    net: NetworkBuilder, dims: DiffusionTransformer, tokens: float, counts: Sequence[float]
+) -> None:
+    """Add attention to states that all blocks read; each kind of state has its own keys and values.
 
-    Each kind of state has its own keys and values, and the results are added.
+    `counts` has the number of states of each kind. The results of the kinds are summed.
     """
     width, heads = dims.width, dims.attention_heads
     if dims.read_norm:
-        attention.norm(walk, tokens, width)
-    attention.linear(walk, tokens, width, width)
-    _normed(walk, dims, tokens)
-    for states in read:
+        attention.add_layer_norm(net, tokens, width)
+    attention.add_dense(net, tokens, width, width)
+    _add_query_key_norm(net, dims, tokens)
+    for states in counts:
         for _ in ("key", "value"):
-            attention.beside(walk, states, width, width)
-        _normed(walk, dims, states)
-        attention.core(walk, tokens, states, width, heads)
-    for _ in read[1:]:
-        attention.residual(walk, tokens, width)
-    attention.linear(walk, tokens, width, width)
-    attention.residual(walk, tokens, width)
+            attention.add_dense_on_kept(net, states, width, width)
+        _add_query_key_norm(net, dims, states)
+        attention.add_dot_product_attention(net, tokens, states, width, heads)
+    for _ in counts[1:]:
+        attention.add_residual(net, tokens, width)
+    attention.add_dense(net, tokens, width, width)
+    attention.add_residual(net, tokens, width)
 
 
-def _normed(walk: Walk, dims: DiffusionTransformer, tokens: float) -> None:
-    """Write the norm of queries or of keys, if the model has one."""
-    width = dims.width
-    if not dims.query_key_norm:
-        return
-    if dims.norm_across_heads:
-        modulated.query_key_norm(walk, tokens, width, groups=1, rms=True)
-    else:
-        modulated.query_key_norm(walk, tokens, width, groups=dims.attention_heads, rms=False)
+def _add_query_key_norm(net: NetworkBuilder, dims: DiffusionTransformer, tokens: float) -> None:
+    """Add the norm of queries or of keys, if the model has one."""
+    if dims.query_key_norm:
+        across = dims.norm_across_heads
+        groups = 1 if across else dims.attention_heads
+        modulated.add_query_key_norm(net, tokens, dims.width, groups=groups, rms=across)

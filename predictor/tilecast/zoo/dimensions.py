@@ -1,4 +1,4 @@
-"""Dimensions of transformers, which several families of `tilecast.zoo` share."""
+"""Dimensions of transformers, which several families share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class Transformer(Dimensions):
     activation_clamp: float = 0.0
     """Limit of an activation's inputs; 0: none."""
     tanh_gelu: bool = False
-    """Whether GELU has its tanh form."""
     embedding_norm: bool = False
     """Whether a norm follows the embedding."""
     embedding_hidden: int | None = None
@@ -73,22 +72,15 @@ class Transformer(Dimensions):
     """Tokens to which every text is padded; 0: the model pads none."""
 
     def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model."""
-        for name in ("moe_every", "global_every"):
-            distance = getattr(self, name)
-            if distance is not None and distance < 1:
-                yield name, f"must be positive, got {distance}", "state one or more, or leave it out"
+        """Yield the dimensions that contradict others of the model, with remedies."""
         if self.experts and not 1 <= self.top_k <= self.experts:
             yield "top_k", f"{self.top_k} is not from 1 to the {self.experts} experts", "choose a number in between"
         if self.first_dense > model.layers:
-            yield (
-                "first_dense",
-                f"{self.first_dense} is more than the {model.layers} layers",
-                "choose at most the layers",
-            )
+            problem = f"{self.first_dense} is more than the {model.layers} layers"
+            yield "first_dense", problem, "choose at most the layers"
 
     def decoding(self, model: Model) -> int:
-        """Return how many layers of an encoder-decoder decode."""
+        """Return the number of decoder layers of an encoder-decoder."""
         return model.layers // 2 if self.decoder_layers is None else self.decoder_layers
 
 
@@ -97,4 +89,3 @@ class Experts(Transformer):
     """Dimensions of a mixture of experts."""
 
     experts: int
-    """Experts of a layer that has some."""

@@ -1,4 +1,4 @@
-"""Every family of models: the function that builds its graph, and the facts that other modules need about it."""
+"""The table of all families of models, with the function that builds the graph of each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from tilecast.graph import Graph, Shards
 from tilecast.model import Dimensions
 from tilecast.spec import CHECKPOINTING, Checkpointing, Workload
 from tilecast.zoo import (
-    albert,
     cnn,
     deepseek,
     diffusion,
-    electra,
+    encoders,
     flux,
     hybrid,
-    ncf,
     recommender,
-    relative,
     sam,
     speech,
     towers,
@@ -37,7 +34,7 @@ _LANGUAGE = (*_TRANSFORMER, "vocab")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Facts about all models of a family."""
+    """Facts about all models of a family, which other modules ask for."""
 
     build: Builder
     dimensions: type[Dimensions] = Transformer
@@ -64,7 +61,7 @@ class Family:
 
 
 _IMAGES = "ForImageClassification"
-_NETWORKS = {
+_AUTO_SUFFIXES = {
     **dict.fromkeys(("resnet", "convnext", "efficientnet", "mobilenet-v2"), _IMAGES),
     "segformer": "ForSemanticSegmentation",
     "detr": "ForObjectDetection",
@@ -78,25 +75,21 @@ _DIFFUSION = Family(
 )  # fmt: skip
 """The names in `blocks` are those of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py,
 cogvideox_transformer_3d.py, transformer_flux.py, transformer_sd3.py, transformer_wan.py."""
-_NETWORK = Family(cnn.build, needs=(), recomputes=("none",), auto=None)
+_CNN = Family(cnn.build, needs=(), recomputes=("none",), auto=None)
 
 FAMILIES: Mapping[str, Family] = {
     "decoder": _DECODER,
     "encoder": replace(_DECODER, packs=False, auto="ForMaskedLM"),
     "moe": replace(_DECODER, dimensions=Experts),
     "encdec": replace(
-        _DECODER,
-        build=transformer.build_encoder_decoder,
-        splits_sequence=False,
-        has_stages=False,
-        auto="ForSeq2SeqLM",
+        _DECODER, build=transformer.build_encoder_decoder, splits_sequence=False, has_stages=False, auto="ForSeq2SeqLM"
     ),
     "deepseek": replace(_DECODER, build=deepseek.build, dimensions=deepseek.Deepseek),
     "hybrid": Family(hybrid.build, Hybrid, adapts=True, packs=True, auto="ForCausalLM"),
     "transformer-xl": Family(transformer_xl.build, transformer_xl.TransformerXl, packs=True),
-    "albert": Family(albert.build, auto="ForMaskedLM"),
-    "electra": Family(electra.build, electra.Electra),
-    "relative-encoder": Family(relative.build, relative.RelativeEncoder),
+    "albert": Family(encoders.build_albert, auto="ForMaskedLM"),
+    "electra": Family(encoders.build_electra, encoders.Electra),
+    "relative-encoder": Family(encoders.build_relative, encoders.RelativeEncoder),
     "vit": Family(vision.build, vision.Vision, _TRANSFORMER, reads_images=True, auto=_IMAGES),
     "swin": Family(vision.build_swin, vision.Swin, _TRANSFORMER, reads_images=True, auto=_IMAGES),
     "sam": Family(sam.build, sam.SegmentAnything, _TRANSFORMER, reads_images=True),
@@ -109,14 +102,14 @@ FAMILIES: Mapping[str, Family] = {
     "sd3": replace(_DIFFUSION, build=flux.build, dimensions=flux.Flux),
     "diffusion-transformer": _DIFFUSION,
     "wan": replace(_DIFFUSION, blocks=("blocks",)),
-    "ncf": replace(_NETWORK, build=ncf.build, dimensions=ncf.Ncf),
+    "ncf": replace(_CNN, build=recommender.build_ncf, dimensions=recommender.Ncf),
     **{
-        name: replace(_NETWORK, build=recommender.build, dimensions=network.dimensions)
-        for name, network in recommender.NETWORKS.items()
+        name: replace(_CNN, build=recommender.build, dimensions=kind.dimensions)
+        for name, kind in recommender.ARCHITECTURES.items()
     },
     **{
-        name: replace(_NETWORK, dimensions=network.dimensions, reads_images=network.images, auto=_NETWORKS.get(name))
-        for name, network in cnn.NETWORKS.items()
+        name: replace(_CNN, dimensions=kind.dimensions, reads_images=kind.reads_images, auto=_AUTO_SUFFIXES.get(name))
+        for name, kind in cnn.ARCHITECTURES.items()
     },
 }
 """Every family by name."""

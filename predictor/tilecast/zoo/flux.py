@@ -10,16 +10,13 @@ of the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from tilecast.graph import Graph, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import modulated
 from tilecast.zoo.cnn import attention
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.modulated import Modulated
 
 
@@ -40,7 +37,6 @@ class Flux(Modulated):
     pooled_width: int
     """Width of the state of the whole text."""
     query_key_norm: bool = True
-    """Whether queries and keys are normed."""
     rotates: bool = True
     """Whether queries and keys are rotated."""
     text_ends: bool = False
@@ -50,111 +46,88 @@ class Flux(Modulated):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph, data parallel only."""
+    """Build the graph of a rectified-flow transformer, data parallel only."""
     dims = workload.model.own(Flux)
     width, text, image = dims.width, dims.text_tokens, dims.image_tokens
 
-    def embed(walk: Walk) -> None:
+    def add_embeddings(net: NetworkBuilder) -> None:
         guidance = [modulated.TIME_WIDTH] * dims.guided
         for inputs in (modulated.TIME_WIDTH, *guidance, dims.pooled_width):
-            modulated.vector(walk, inputs, width)
-            modulated.vector(walk, width, width)
-        attention.linear(walk, text, dims.text_width, width)
-        attention.linear(walk, image, dims.patch_values, width)
+            modulated.add_vector_dense(net, inputs, width)
+            modulated.add_vector_dense(net, width, width)
+        attention.add_dense(net, text, dims.text_width, width)
+        attention.add_dense(net, image, dims.patch_values, width)
 
-    def finish(walk: Walk) -> None:
-        modulated.vector(walk, width, 2 * width)
-        modulated.modulated(walk, image, width)
-        attention.linear(walk, image, width, dims.patch_values)
-        modulated.loss(walk, image * dims.patch_values)
+    def add_head(net: NetworkBuilder) -> None:
+        modulated.add_vector_dense(net, width, 2 * width)
+        modulated.add_modulated_norm(net, image, width)
+        attention.add_dense(net, image, width, dims.patch_values)
+        modulated.add_squared_error(net, image * dims.patch_values)
 
     tokens = text + image
     ends, twice, pairs = int(dims.text_ends), dims.dual_layers, dims.double_layers
     last_twice = ends * (twice == pairs)
-    kinds: list[tuple[str, int, Callable[[Walk], None]]] = [
-        ("dual", twice - last_twice, lambda walk: _double(walk, dims, text, image, attends_twice=True)),
-        ("double", pairs - twice - ends + last_twice, lambda walk: _double(walk, dims, text, image)),
+    kinds: list[modulated.BlockPlan] = [
+        ("dual-layer", twice - last_twice, lambda net: _add_double_layer(net, dims, text, image, attends_twice=True)),
+        ("double-layer", pairs - twice - ends + last_twice, lambda net: _add_double_layer(net, dims, text, image)),
         (
-            "last",
+            "last-layer",
             ends,
-            lambda walk: _double(walk, dims, text, image, attends_twice=bool(last_twice), text_ends=True),
+            lambda net: _add_double_layer(net, dims, text, image, attends_twice=bool(last_twice), text_ends=True),
         ),
-        ("single", dims.single_layers, lambda walk: _single(walk, dims, tokens)),
+        ("single-layer", dims.single_layers, lambda net: _add_single_layer(net, dims, tokens)),
     ]
-    return Graph(
-        (modulated.block("embedding", 1, tokens, embed, workload, shards),),
-        tuple(
-            modulated.block(f"{name}-layer", depth, tokens, write, workload, shards)
-            for name, depth, write in kinds
-            if depth > 0
-        ),
-        (modulated.block("head", 1, tokens, finish, workload, shards),),
-        np.zeros(len(shards)),
-        len(shards),
-        host_bytes_per_sample=2.0 * (image * dims.patch_values + text * dims.text_width),
-    )  # fmt: skip
+    blocks = [("embedding", 1, add_embeddings), *kinds, ("head", 1, add_head)]
+    inputs = image * dims.patch_values + text * dims.text_width
+    return modulated.build_graph(blocks, tokens, inputs, workload, shards)
 
 
-def _double(
-    walk: Walk,
-    dims: Flux,
-    text: float,
-    image: float,
-    *,
-    attends_twice: bool = False,
-    text_ends: bool = False,
+def _add_double_layer(
+    net: NetworkBuilder, dims: Flux, text: float, image: float, *, attends_twice: bool = False, text_ends: bool = False
 ) -> None:
-    """Write a layer of two streams.
+    """Add a layer of two streams.
 
-    If it `attends_twice`, the image also attends to itself alone, with its own scales (diffusers,
-    models/normalization.py: SD35AdaLayerNormZeroX). If `text_ends`, the text is not computed beyond queries, keys and
-    values (models/attention.py: JointTransformerBlock, `context_pre_only`).
+    If it `attends_twice`, the image also attends to itself alone, with further scales (diffusers,
+    models/normalization.py: SD35AdaLayerNormZeroX). If `text_ends`, no operator reads the text after attention
+    (models/attention.py: JointTransformerBlock, `context_pre_only`).
     """
     width, heads = dims.width, dims.attention_heads
     if attends_twice:
-        modulated.vector(walk, width, 3 * width)
-        modulated.modulated(walk, image, width)
-        attention.linear(walk, image, width, 3 * width)
-        _positions(walk, dims, image)
-        attention.core(walk, image, image, width, heads)
-        attention.linear(walk, image, width, width)
-        modulated.gated_sum(walk, image, width)
+        _add_projections(net, dims, image, scales=3, outputs=3)
+        attention.add_dot_product_attention(net, image, image, width, heads)
+        attention.add_dense(net, image, width, width)
+        modulated.add_gated_residual(net, image, width)
     for tokens, scales in ((image, 6), (text, 2 if text_ends else 6)):
-        modulated.vector(walk, width, scales * width)
-        modulated.modulated(walk, tokens, width)
-        attention.linear(walk, tokens, width, 3 * width)
-        _positions(walk, dims, tokens)
-    attention.core(walk, image + text, image + text, width, heads)
+        _add_projections(net, dims, tokens, scales, outputs=3)
+    attention.add_dot_product_attention(net, image + text, image + text, width, heads)
     for tokens in (image,) if text_ends else (image, text):
-        attention.linear(walk, tokens, width, width)
-        modulated.gated_sum(walk, tokens, width)
-        modulated.modulated(walk, tokens, width)
-        attention.linear(walk, tokens, width, 4 * width)
-        modulated.gelu(walk, tokens, 4 * width)
-        attention.linear(walk, tokens, 4 * width, width)
-        modulated.gated_sum(walk, tokens, width)
+        attention.add_dense(net, tokens, width, width)
+        modulated.add_gated_residual(net, tokens, width)
+        modulated.add_mlp(net, tokens, width, 4 * width)
 
 
-def _single(walk: Walk, dims: Flux, tokens: float) -> None:
+def _add_single_layer(net: NetworkBuilder, dims: Flux, tokens: float) -> None:
     width, heads = dims.width, dims.attention_heads
-    modulated.vector(walk, width, 3 * width)
-    modulated.modulated(walk, tokens, width)
-    attention.linear(walk, tokens, width, 7 * width)
-    _positions(walk, dims, tokens)
-    attention.core(walk, tokens, tokens, width, heads)
-    modulated.gelu(walk, tokens, 4 * width)
-    attention.linear(walk, tokens, 5 * width, width)
-    modulated.gated_sum(walk, tokens, width)
+    _add_projections(net, dims, tokens, scales=3, outputs=7)
+    attention.add_dot_product_attention(net, tokens, tokens, width, heads)
+    modulated.add_gelu(net, tokens, 4 * width)
+    attention.add_dense(net, tokens, 5 * width, width)
+    modulated.add_gated_residual(net, tokens, width)
 
 
-def _positions(walk: Walk, dims: Flux, tokens: float) -> None:
-    """Write the norms by head and the rotation of queries and keys, where the model has them.
+def _add_projections(net: NetworkBuilder, dims: Flux, tokens: float, scales: int, outputs: int) -> None:
+    """Add a modulated norm and the dense layer that makes queries, keys and values.
 
-    FLUX has both, SD3 neither, and SD3.5 the norms (diffusers, models/transformers/transformer_sd3.py: `qk_norm`).
+    `scales` counts the scales and offsets that the vector gives, `outputs` the outputs of the dense layer, both in
+    units of the width. FLUX also norms and rotates queries and keys, SD3 does neither, and SD3.5 norms them (diffusers,
+    models/transformers/transformer_sd3.py: `qk_norm`).
     """
     width, heads = dims.width, dims.attention_heads
+    modulated.add_vector_dense(net, width, scales * width)
+    modulated.add_modulated_norm(net, tokens, width)
+    attention.add_dense(net, tokens, width, outputs * width)
     if dims.query_key_norm:
         for _ in ("query", "key"):
-            modulated.query_key_norm(walk, tokens, width, groups=heads, rms=True)
+            modulated.add_query_key_norm(net, tokens, width, groups=heads, rms=True)
     if dims.rotates:
-        modulated.rotary(walk, 2 * tokens, width)
+        modulated.add_rotary(net, 2 * tokens, width)

@@ -17,92 +17,90 @@ from tilecast.graph import Block, Graph, Shards
 from tilecast.spec import Workload
 from tilecast.zoo import layers, mixers, self_attention, transformer
 from tilecast.zoo.mixers import Hybrid
-from tilecast.zoo.parts import Part, Rank, zeros
-from tilecast.zoo.self_attention import Span
-from tilecast.zoo.transformer import Attend
+from tilecast.zoo.parts import Rank, Sublayer, zeros
+from tilecast.zoo.self_attention import count_sequences
+from tilecast.zoo.transformer import AttentionBuilder
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """Build the graph: a block for each kind of layer in the pattern, and the usual embedding and head."""
-    rank = Rank.of(shards, workload.sequence_length)
+    rank = Rank.from_shards(shards, workload.sequence_length)
     pattern = workload.model.own(Hybrid).pattern
     blocks = []
     for kind in dict.fromkeys(pattern):
         positions = tuple(place for place, other in enumerate(pattern) if other == kind)
-        blocks.append(replace(_layer(kind, workload, rank, len(positions)), positions=positions))
-    return transformer.graph(workload, rank, rank, tuple(blocks))
+        blocks.append(replace(_build_layer(kind, workload, rank, len(positions)), positions=positions))
+    return transformer.build_graph(workload, rank, rank, tuple(blocks))
 
 
-def _layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Block:
+def _build_layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Block:
     mixer, _, follower = kind.partition("+")
     dims = workload.model.own(Hybrid)
-    seen = replace(workload, model=workload.model.having(sliding_window=dims.window))
-    return transformer.layer(
+    if mixer == "local":
+        workload = replace(workload, model=workload.model.having(sliding_window=dims.window))
+    return transformer.build_layer(
         f"{kind}-layer",
-        seen if mixer == "local" else workload,
+        workload,
         rank,
         repeat=repeat,
         causal=True,
         experts=dims.experts if follower == "moe" else 0,
-        attend=_attend(mixer, repeat),
-        feeds=bool(follower),
+        attend=_choose_mixer(mixer, repeat),
+        has_mlp=bool(follower),
     )
 
 
-def _attend(mixer: str, places: int) -> Attend | None:
-    """Return the function that builds the first half of a layer; None for the usual attention."""
+def _choose_mixer(mixer: str, places: int) -> AttentionBuilder | None:
+    """Return the function that builds a kind of token mixer; None for the usual attention."""
 
-    def build(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+    def build(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
         if not mixer:
-            return Part.keeping(zeros())
+            return Sublayer.from_kept_bytes(zeros())
         if mixer == "parallel":
-            attention = self_attention.attention(name, workload, rank, key_rank=key_rank, causal=causal)
-            return Part.joined([attention, mixers.mix("mamba2", "mamba2", workload, rank)])
+            attention = self_attention.build_attention(name, workload, rank, key_rank=key_rank, causal=causal)
+            return Sublayer.join([attention, mixers.build_mixer("mamba2", "mamba2", workload, rank)])
         if mixer == "shared":
-            return _shared(workload, rank, places)
-        return mixers.mix(mixer, mixer, workload, rank)
+            return _build_shared_layer(workload, rank, places)
+        return mixers.build_mixer(mixer, mixer, workload, rank)
 
     return None if mixer in ("attention", "local") else build
 
 
-def _shared(workload: Workload, rank: Rank, places: int) -> Part:
-    """Build Zamba's shared layer at one of its `places`, and the Mamba layer after it.
+def _build_shared_layer(workload: Workload, rank: Rank, places: int) -> Sublayer:
+    """Build the shared layer of Zamba at one of its `places`, and the Mamba layer after it.
 
-    The part holds its share of the shared weights. Each place has its own adapters.
+    It is counted with its share of the shared weights. Each place has its own adapters.
     """
     model, dims = workload.model, workload.model.own(Hybrid)
     t, h, f = rank.tensor, float(model.hidden), model.ffn_hidden / rank.tensor
     heads, width = model.heads / t, model.heads / t * model.head_dim
-    mix = mixers.Mixer("shared", workload, rank)
-    mix.written(2 * h)
-    mix.linear("qkv", 2 * h, 3 * width)
-    mix.written(4 * width)
-    seen = Span.of(workload, rank, rank, True)
-    mix.ops += layers.attention(
-        "shared", mix.numerics, batch=seen.batch, heads=heads, kv_heads=heads, seq_q=seen.queries, seq_kv=seen.keys,
-        head_dim=model.head_dim, causal=True, dropout=False,
-    )  # fmt: skip
-    mix.linear("output", width, h)
-    mix.linear("up", h, 2 * f)
-    mix.written(h + 4 * f)
-    mix.pass_over("activation", f, reads=2.0)
-    mix.linear("down", f, h)
-    mix.parameters = mix.parameters * dims.shared_blocks / places
+    mixer = mixers.Mixer("shared", workload, rank)
+    mixer.keep_tensor(2 * h)
+    mixer.add_linear("qkv", 2 * h, 3 * width)
+    mixer.keep_tensor(4 * width)
+    sequences = count_sequences(workload, rank, rank, causal=True)
+    mixer.ops += layers.attention("shared", mixer.numerics, sequences, heads, heads, model.head_dim, causal=True)
+    mixer.add_linear("output", width, h)
+    mixer.add_linear("up", h, 2 * f)
+    mixer.keep_tensor(h + 4 * f)
+    mixer.add_pointwise("activation", f, reads=2.0)
+    mixer.add_linear("down", f, h)
+    mixer.parameters = mixer.parameters * dims.shared_blocks / places
     for adapter, inner, copies, inputs, outputs in (
         ("mlp_adapter", dims.mlp_adapter, 1, h, 2 * f),
         ("attention_adapter", dims.attention_adapter, 3, 2 * h, 3 * width),
     ):
         if inner:
-            mix.linear(f"{adapter}-down", inputs, inner * copies)
-            mix.linear(f"{adapter}-up", inner, outputs)
-            mix.written(inner)
-    mix.linear("place", h, h)
+            mixer.add_linear(f"{adapter}-down", inputs, inner * copies)
+            mixer.add_linear(f"{adapter}-up", inner, outputs)
+            mixer.keep_tensor(inner)
+    mixer.add_linear("place", h, h)
     kind = "mamba2" if dims.inner_head else "mamba"
-    return Part.joined([mix.part(), mixers.mix(kind, "mamba", workload, rank)])
+    return Sublayer.join([mixer.build_sublayer(), mixers.build_mixer(kind, "mamba", workload, rank)])
 
 
-def needs(pattern: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the dimensions that the layers of a pattern need."""
+def required_dimensions(pattern: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the dimensions that a model must state for the layers of its pattern."""
     names: list[str] = []
     for kind in dict.fromkeys(pattern):
         mixer, _, follower = kind.partition("+")

@@ -1,13 +1,15 @@
 """Building blocks of all model families: functions that return the operators of one part of a layer.
 
-The operators are those of the forward and the backward pass. Shapes follow the legend of `tilecast.spec`; every
+They return the operators of the forward and the backward pass. Shapes follow the legend of `tilecast.spec`; every
 dimension may be a column over shards, (S,).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,18 +19,21 @@ from tilecast.graph import KernelTable, Op, Phase
 from tilecast.spec import Floats, PassName
 from tilecast.zoo.numerics import Numerics
 
+Dim: TypeAlias = Floats | float
+"""A dimension: a column over shards, (S,), or one number for all of them."""
+
 
 def linear(
     name: str,
     numerics: Numerics,
     tokens: Floats,
-    inputs: Floats | float,
-    outputs: Floats | float,
+    inputs: Dim,
+    outputs: Dim,
     *,
     bias: bool = False,
     trainable: bool | None = None,
     input_gradient: bool = True,
-    cast: tuple[Floats | float, Floats | float] = (1.0, 1.0),
+    cast: tuple[Dim, Dim] = (1.0, 1.0),
 ) -> list[Op]:
     """Return the operators of a dense layer: Y[tokens, outputs] = X[tokens, inputs] W.
 
@@ -46,53 +51,57 @@ def linear(
         cast: shares of the input and of the output's gradient that are quantized here in FP8. They are below 1 where a
             norm writes its output in FP8, or where tensor-parallel ranks gather what each has cast.
     """
-
-    def gemm(
-        label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase, *, adds: bool = False
-    ) -> Op:
-        sizes = {"batch": 1.0, "m": m, "n": n, "k": k, "accumulated": float(adds)}
-        return Op(f"{name}{label}", KernelTable.of("gemm", numerics.matrix, **sizes), phase)
-
-    ops = quantized(name, numerics, tokens * inputs * cast[0], "forward")
-    ops.append(gemm("", tokens, outputs, inputs, "forward"))
+    ops = cast_to_fp8(name, numerics, tokens * inputs * cast[0], "forward")
+    ops.append(gemm(name, numerics, tokens, outputs, inputs))
     if not numerics.training:
         return ops
-    ops += quantized(f"{name}.gradient", numerics, tokens * outputs * cast[1], "backward")
+    ops += cast_to_fp8(f"{name}.gradient", numerics, tokens * outputs * cast[1], "backward")
     if input_gradient:
-        ops.append(gemm(".input-gradient", tokens, inputs, outputs, "backward"))
+        ops.append(gemm(f"{name}.input-gradient", numerics, tokens, inputs, outputs, "backward"))
     if not numerics.frozen if trainable is None else trainable:
-        ops.append(gemm(".weight-gradient", outputs, inputs, tokens, "backward", adds=numerics.accumulates))
+        sizes = (outputs, inputs, tokens)
+        ops.append(gemm(f"{name}.weight-gradient", numerics, *sizes, "backward", accumulated=numerics.accumulates))
         if bias:
             ops += elementwise(f"{name}.bias-gradient", numerics, tokens * outputs, 1, 0, phase="backward")
     return ops
 
 
-def products(
+def gemm(
     name: str,
     numerics: Numerics,
-    batch: Floats | float,
-    *shapes: tuple[str, Floats | float, Floats | float, Floats | float],
-    selective: bool = True,
+    m: Dim,
+    n: Dim,
+    k: Dim,
+    phase: Phase = "forward",
+    *,
+    batch: Dim = 1.0,
+    accumulated: bool = False,
+    **options: Any,
+) -> Op:
+    """Return a product of matrices [m, k] and [k, n], or a batch of products.
+
+    Where it is `accumulated`, it is added to an FP32 buffer. The `options` are further fields of `Op`.
+    """
+    sizes = {"batch": batch, "m": m, "n": n, "k": k, "accumulated": float(accumulated)}
+    return Op(name, KernelTable.of("gemm", numerics.matrix, **sizes), phase, **options)
+
+
+def products(
+    name: str, numerics: Numerics, batch: Dim, *shapes: tuple[str, Dim, Dim, Dim], selective: bool = True
 ) -> list[Op]:
     """Return the operators of `batch` products of matrices [m, k] and [k, n] for each of `shapes`.
 
     A shape is (label, m, n, k). The first one is the forward pass, which selective recomputation runs again if
     `selective`; the others are its gradients.
     """
-    return [
-        Op(
-            f"{name}{label}",
-            KernelTable.of("gemm", numerics.matrix, batch=batch, m=m, n=n, k=k),
-            "backward" if place else "forward",
-            selective=selective and not place,
-        )
-        for place, (label, m, n, k) in enumerate(shapes if numerics.training else shapes[:1])
+    first, *gradients = [
+        gemm(f"{name}{label}", numerics, m, n, k, "backward", batch=batch)
+        for label, m, n, k in (shapes if numerics.training else shapes[:1])
     ]
+    return [replace(first, phase="forward", selective=selective), *gradients]
 
 
-def rowwise(
-    name: str, numerics: Numerics, kind: str, rows: Floats, cols: Floats | float, *, launches: float = 1.0
-) -> list[Op]:
+def rowwise(name: str, numerics: Numerics, kind: str, rows: Floats, cols: Dim, *, launches: float = 1.0) -> list[Op]:
     """Return a kernel over rows of `cols` elements, and its gradient, which is launched as `launches` kernels."""
     ops = [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
     if numerics.training:
@@ -101,8 +110,8 @@ def rowwise(
     return ops
 
 
-def quantized(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
-    """Return the cast of an operand to FP8, if products run in FP8.
+def cast_to_fp8(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
+    """Return the cast of an operand of `elements` to FP8, or an empty list if products do not run in FP8.
 
     Per element 16 bits are read. Training writes two copies, by rows for this product and by columns for the gradient
     (Transformer Engine, pytorch/tensor/float8_tensor.py and mxfp8_tensor.py: rowwise and columnwise usage; torchao,
@@ -114,38 +123,68 @@ def quantized(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> 
     return elementwise(f"{name}.quantize", numerics, elements, 1.0, copies, phase=phase)
 
 
+def memory_pass(
+    name: str,
+    precision: str,
+    elements: Dim,
+    read_bytes: Dim,
+    written_bytes: Dim,
+    phase: Phase = "forward",
+    *,
+    drawn: bool = False,
+    **options: Any,
+) -> Op:
+    """Return an element-wise kernel that reads and writes so many bytes for each of `elements`.
+
+    Where a random number is `drawn` for each element, that takes time too. The `options` are further fields of `Op`.
+    """
+    sizes = {"elements": elements, "read_bytes": read_bytes, "written_bytes": written_bytes, "drawn": float(drawn)}
+    return Op(name, KernelTable.of("elementwise", precision, **sizes), phase, **options)
+
+
 def elementwise(
     name: str,
     numerics: Numerics,
     elements: Floats,
-    reads: Floats | float,
-    writes: Floats | float,
+    reads: Dim,
+    writes: Dim,
     *,
-    mask_bytes: float = 0.0,
     phase: Phase = "forward",
-    launches: Floats | float = 1.0,
-    count: float = 1.0,
+    mask_bytes: float = 0.0,
+    **options: Any,
 ) -> list[Op]:
     """Return a kernel over `elements` that reads `reads` tensors and writes `writes` tensors.
 
     The tensors have the type of activations. A dropout mask adds `mask_bytes` per element, which the forward pass draws
-    and writes, and the backward pass reads.
+    and writes, and the backward pass reads. The `options` are further fields of `Op`.
     """
-    table = KernelTable.of(
-        "elementwise",
-        numerics.vector,
-        elements=elements,
-        read_bytes=reads * numerics.element + (mask_bytes if phase == "backward" else 0.0),
-        written_bytes=writes * numerics.element + (mask_bytes if phase == "forward" else 0.0),
-        drawn=float(mask_bytes > 0 and phase == "forward"),
-    )
-    return [Op(name, table, phase, count=count, launches=launches)]
+    is_forward = phase == "forward"
+    read = reads * numerics.element + (0.0 if is_forward else mask_bytes)
+    written = writes * numerics.element + (mask_bytes if is_forward else 0.0)
+    drawn = mask_bytes > 0 and is_forward
+    return [memory_pass(name, numerics.vector, elements, read, written, phase, drawn=drawn, **options)]
+
+
+def conv_dims(
+    batch: Floats, image: Sequence[float], window: Sequence[float], output: Sequence[float], groups: Dim = 1.0
+) -> dict[str, Dim]:
+    """Return the dimensions of a convolution except its direction, by their names in `graph.KINDS`.
+
+    Args:
+        batch: images.
+        image: channels, depth, height and width of the input.
+        window: depth, height and width of the kernel.
+        output: channels, depth, height and width of the output.
+        groups: groups of channels.
+    """
+    names = ("c_in", "in_d", "in_h", "in_w", "k_d", "k_h", "k_w", "c_out", "out_d", "out_h", "out_w")
+    return {"batch": batch, "groups": groups, **dict(zip(names, (*image, *window, *output), strict=True))}
 
 
 def convolution(
     name: str,
     numerics: Numerics,
-    dims: Mapping[str, Floats | float],
+    dims: Mapping[str, Dim],
     *,
     transposed: bool = False,
     trainable: bool = True,
@@ -156,23 +195,18 @@ def convolution(
     `dims` are the dimensions of kind `conv` except its direction. The forward pass of a transposed convolution is the
     input gradient of the plain one, and the reverse.
     """
-    ops = fused_away("layout", _layout_copies(name, numerics, dims, input_gradient + trainable))
+    ops = drop_when_fused("layout", _layout_copies(name, numerics, dims, input_gradient + trainable))
     kind = "direct_conv" if _lacks_tensor_kernel(numerics, dims) else "conv"
-
-    def add(label: str, direction: float, phase: Phase) -> None:
+    passes: list[tuple[str, float, Phase]] = [("", float(transposed), "forward")]
+    passes += [(".input-gradient", float(not transposed), "backward")] * (numerics.training and input_gradient)
+    passes += [(".weight-gradient", 2.0, "backward")] * (numerics.training and trainable)
+    for label, direction, phase in passes:
         table = KernelTable.of(kind, numerics.matrix, **dims, direction=direction)
         ops.append(Op(f"{name}{label}", table, phase))
-
-    add("", 1.0 if transposed else 0.0, "forward")
-    if numerics.training:
-        if input_gradient:
-            add(".input-gradient", 0.0 if transposed else 1.0, "backward")
-        if trainable:
-            add(".weight-gradient", 2.0, "backward")
     return ops
 
 
-def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Floats | float], gradients: int) -> list[Op]:
+def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Dim], gradients: int) -> list[Op]:
     """Return the copies around a convolution on tensor cores.
 
     Its kernels read and write channels last and whole words. Each of them is one call of the library, which copies what
@@ -180,34 +214,32 @@ def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Floats | fl
     """
     if numerics.matrix == "fp32" or _is_depthwise(dims):
         return []
-    inputs = dims["batch"] * dims["c_in"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
-    outputs = dims["batch"] * dims["c_out"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
     known = constants.shipped().kernels
-    padded = [np.all(np.asarray(dims[side]) % known.word_elements > 0) for side in ("c_in", "c_out")]
-    if np.all(np.asarray(dims["c_in"]) <= known.unpadded_channels):
-        padded[0] = np.False_
-    if not numerics.channels_last:
-        padded = [np.True_, np.True_]
-    if not any(padded):
+    moved: Floats = np.zeros(1)
+    for side, prefix in (("c_in", "in"), ("c_out", "out")):
+        channels = np.asarray(dims[side])
+        is_whole_words = bool(np.any(channels % known.word_elements == 0))
+        is_unpadded = side == "c_in" and bool(np.all(channels <= known.unpadded_channels))
+        if not numerics.channels_last or not (is_whole_words or is_unpadded):
+            sizes = (dims[f"{prefix}_{axis}"] for axis in ("d", "h", "w"))
+            moved = moved + dims["batch"] * channels * prod(sizes)
+    if not moved.any():
         return []
-    moved = np.asarray(inputs * float(padded[0]) + outputs * float(padded[1]))
     copies = elementwise(f"{name}.layout", numerics, moved, 1.0, 1.0, launches=0.0)
     if numerics.training and gradients:
-        gradient = f"{name}.layout.gradient"
-        copies += elementwise(
-            gradient, numerics, moved, 1.0, 1.0, phase="backward", launches=0.0, count=float(gradients)
-        )
+        gradient = replace(copies[0], name=f"{name}.layout.gradient", phase="backward", count=float(gradients))
+        copies.append(gradient)
     return copies
 
 
-def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Floats | float]) -> bool:
+def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Dim]) -> bool:
     groups = np.asarray(dims["groups"])
     is_grouped = bool(np.all(groups > 1)) and not _is_depthwise(dims)
     is_untuned = is_grouped and bool(np.all(groups % constants.shipped().kernels.tuned_groups))
     return numerics.matrix != "fp32" and numerics.channels_last and is_untuned
 
 
-def _is_depthwise(dims: Mapping[str, Floats | float]) -> bool:
+def _is_depthwise(dims: Mapping[str, Dim]) -> bool:
     groups = np.asarray(dims["groups"])
     return bool(np.all(groups > 1)) and bool(np.all(groups == np.asarray(dims["c_in"])))
 
@@ -218,10 +250,10 @@ def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool 
     One pass computes the statistics and one normalises; backward likewise.
     """
     ops = pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
-    return ops if flat else _as_chain(name, numerics, elements, "channelnorm", "norm", ops)
+    return ops if flat else _compose_as_chain(name, numerics, elements, "channelnorm", "norm", ops)
 
 
-def pool(name: str, numerics: Numerics, before: Floats, ratio: Floats | float) -> list[Op]:
+def pool(name: str, numerics: Numerics, before: Floats, ratio: Dim) -> list[Op]:
     """Return maximum or mean pooling over `before` elements, of which the share `ratio` remains."""
     ops = elementwise(name, numerics, before, 1.0, ratio)
     if numerics.training:
@@ -238,14 +270,14 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
     ops = []
     if numerics.autocast:
         casts = pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
-        ops += fused_away("norm", casts)
+        ops += drop_when_fused("norm", casts)
     ops += rowwise(name, numerics, kind, rows, cols, launches=2.0)
-    return _as_chain(name, numerics, rows * cols, kind, "norm", ops)
+    return _compose_as_chain(name, numerics, rows * cols, kind, "norm", ops)
 
 
 @dataclass(frozen=True, slots=True)
-class Composition:
-    """An operator written as element-wise kernels: tensors read, tensors written, and kernels of each pass."""
+class KernelChain:
+    """An operator written as element-wise kernels: tensors read, tensors written and number of kernels, by pass."""
 
     forward: tuple[float, float, int]
     backward: tuple[float, float, int]
@@ -253,14 +285,14 @@ class Composition:
     """Whether mixed precision runs it in FP32, as it does powers and sums."""
 
 
-_GELU = Composition((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
-CHAINS: Mapping[Composed, Composition] = {
-    "rmsnorm": Composition((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
-    "layernorm": Composition((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
-    "channelnorm": Composition((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+_GELU = KernelChain((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
+CHAINS: Mapping[Composed, KernelChain] = {
+    "rmsnorm": KernelChain((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
+    "layernorm": KernelChain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "channelnorm": KernelChain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
     "gelu": _GELU,
     "tanh-gelu": _GELU,
-    "dropout": Composition((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
+    "dropout": KernelChain((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
 }
 """Operators that a framework may compose of element-wise kernels, counted from the formulas and their derivatives.
 
@@ -271,7 +303,7 @@ compare, convert, scale, multiply.
 """
 
 
-def _as_chain(
+def _compose_as_chain(
     name: str, numerics: Numerics, elements: Floats, kind: Composed, fusing: PassName, whole: list[Op]
 ) -> list[Op]:
     """Return an operator as the chain of kernels that its framework composes.
@@ -282,18 +314,14 @@ def _as_chain(
     if kind not in numerics.composed:
         return whole
     chain = CHAINS[kind]
-    inside = replace(numerics, vector="fp32", element=4.0) if chain.wide else numerics
+    inside = numerics.in_fp32 if chain.wide else numerics
     ops = []
-    passes: tuple[tuple[Phase, tuple[float, float, int]], ...] = (
-        ("forward", chain.forward),
-        ("backward", chain.backward),
-    )
-    for phase, (reads, writes, kernels) in passes:
-        if phase == "forward" or numerics.training:
-            label = name if phase == "forward" else f"{name}.gradient"
-            each = reads / kernels, writes / kernels
-            ops += elementwise(label, inside, elements, *each, phase=phase, count=float(kernels))
-    return fused_into(fusing, ops, whole)
+    for phase in numerics.phases:
+        reads, writes, kernels = chain.forward if phase == "forward" else chain.backward
+        label = name if phase == "forward" else f"{name}.gradient"
+        each = reads / kernels, writes / kernels
+        ops += elementwise(label, inside, elements, *each, phase=phase, count=float(kernels))
+    return replace_when_fused(fusing, ops, whole)
 
 
 def pointwise(
@@ -301,12 +329,12 @@ def pointwise(
     numerics: Numerics,
     elements: Floats,
     *,
-    reads: Floats | float = 1.0,
-    writes: Floats | float = 1.0,
+    reads: Dim = 1.0,
+    writes: Dim = 1.0,
     mask_bytes: float = 0.0,
     kernels: int = 1,
     absorbed: bool = True,
-    backward: tuple[Floats | float, Floats | float] = (2.0, 1.0),
+    backward: tuple[Dim, Dim] = (2.0, 1.0),
     kind: Composed | None = None,
 ) -> list[Op]:
     """Return an activation, dropout, residual sum or the like, forward and backward.
@@ -319,39 +347,41 @@ def pointwise(
         ops += elementwise(f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward")
     eager = [replace(op, count=float(kernels)) for op in ops]
     if kind is not None and kind in numerics.composed:
-        return _as_chain(name, numerics, elements, kind, "elementwise", ops)
-    return fused_into("elementwise", eager, ops) if absorbed and kernels > 1 else eager
+        return _compose_as_chain(name, numerics, elements, kind, "elementwise", ops)
+    return replace_when_fused("elementwise", eager, ops) if absorbed and kernels > 1 else eager
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Sequences of a rank as its attention kernel sees them: their number, and the queries and keys of each, (S,)."""
+
+    batch: Floats
+    queries: Floats
+    keys: Floats
 
 
 def attention(
     name: str,
     numerics: Numerics,
-    *,
-    batch: Floats,
+    sequences: Sequences,
     heads: Floats,
     kv_heads: Floats,
-    seq_q: Floats,
-    seq_kv: Floats,
     head_dim: float,
-    causal: bool,
-    dropout: bool,
+    *,
+    causal: bool = False,
+    dropout: bool = False,
     value_dim: float | None = None,
     biased: bool = False,
     wide_softmax: bool = False,
 ) -> list[Op]:
     """Return scaled dot-product attention as one fused kernel, or unfused.
 
-    Unfused attention is two batched GEMMs around scale, mask, softmax and dropout over the score matrix of batch x
-    heads x seq_q x seq_kv elements.
-
     Args:
         name: beginning of the operators' names.
         numerics: how tensors are stored, and whether attention is fused (`flash`).
-        batch: sequences.
+        sequences: number of sequences, and queries and keys of each.
         heads: heads of the queries.
         kv_heads: heads of the keys and values.
-        seq_q: queries of a sequence.
-        seq_kv: keys of a sequence.
         head_dim: width of a query and a key.
         causal: whether a causal mask applies.
         dropout: whether scores are dropped out in training.
@@ -361,42 +391,62 @@ def attention(
     """
     values = head_dim if value_dim is None else value_dim
     if numerics.flash:
-        dims: dict[str, Floats | float] = {
-            "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_kv": seq_kv,
-            "causal": float(causal),
+        dims: dict[str, Dim] = {
+            "batch": sequences.batch, "heads": heads, "kv_heads": kv_heads, "seq_q": sequences.queries,
+            "seq_kv": sequences.keys, "causal": float(causal),
         }  # fmt: skip
         return _fused_attention(name, numerics, dims, head_dim, values)
-    matrices = batch * heads
-    made = products(
+    matrices, queries, keys = sequences.batch * heads, sequences.queries, sequences.keys
+    masks = 2 if causal else 1
+    weights, gradient = _softmax(name, numerics, matrices * queries, keys, masks, biased=biased, wide=wide_softmax)
+    if dropout and numerics.training:
+        scores = matrices * queries * keys
+        drawn = pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
+        weights += _mark_selective(drawn)
+    return _unfused_attention(name, numerics, sequences, matrices, (head_dim, values), weights, gradient)
+
+
+def _unfused_attention(
+    name: str,
+    numerics: Numerics,
+    sequences: Sequences,
+    matrices: Floats,
+    widths: tuple[float, float],
+    weights: list[Op],
+    gradient: Op,
+) -> list[Op]:
+    """Return attention as two batched GEMMs around the operators over the score matrices.
+
+    Args:
+        name: beginning of the operators' names.
+        numerics: how tensors are stored.
+        sequences: queries and keys of each sequence.
+        matrices: score matrices of all sequences and heads.
+        widths: width of a key and of a value.
+        weights: operators that make attention weights of the scores.
+        gradient: gradient of the softmax.
+    """
+    queries, keys, (width, values) = sequences.queries, sequences.keys, widths
+    scores, *score_gradients = products(
         f"{name}.scores",
         numerics.unquantized,
         matrices,
-        ("", seq_q, seq_kv, head_dim),
-        (".query-gradient", seq_q, head_dim, seq_kv),
-        (".key-gradient", seq_kv, head_dim, seq_q),
+        ("", queries, keys, width),
+        (".query-gradient", queries, width, keys),
+        (".key-gradient", keys, width, queries),
     )
     read = products(
         f"{name}.values",
         numerics.unquantized,
         matrices,
-        ("", seq_q, values, seq_kv),
-        (".weights-gradient", seq_q, seq_kv, values),
-        (".gradient", seq_kv, values, seq_q),
+        ("", queries, values, keys),
+        (".weights-gradient", queries, keys, values),
+        (".gradient", keys, values, queries),
     )
-    masks = 2 if causal else 1
-    weighed, gradient = _softmax(name, numerics, matrices * seq_q, seq_kv, masks, biased=biased, wide=wide_softmax)
-    ops = [made[0], *weighed]
-    if dropout and numerics.training:
-        scores = matrices * seq_q * seq_kv
-        drawn = pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
-        ops += _selective(drawn)
-    ops += [*read, gradient, *made[1:]] if numerics.training else read
-    return ops
+    return [scores, *weights, *read, *([gradient, *score_gradients] if numerics.training else ())]
 
 
-def _fused_attention(
-    name: str, numerics: Numerics, dims: Mapping[str, Floats | float], head_dim: float, values: float
-) -> list[Op]:
+def _fused_attention(name: str, numerics: Numerics, dims: dict[str, Dim], head_dim: float, values: float) -> list[Op]:
     """Return attention in one fused kernel.
 
     The kernel has a single width, chosen for the same FLOPs: of two products forward one is as wide as the values, of
@@ -420,18 +470,18 @@ def _softmax(
     """
     scores = rows * cols
     scale_mask = pointwise(f"{name}.scale-mask", numerics, scores, kernels=masks, absorbed=False, backward=(1.0, 1.0))
-    ops = fused_away("elementwise", _selective(scale_mask))
-    whole = replace(numerics, vector="fp32", element=4.0) if wide else numerics
+    ops = drop_when_fused("elementwise", _mark_selective(scale_mask))
+    whole = numerics.in_fp32 if wide else numerics
     if biased:
         added = pointwise(f"{name}.bias", whole, scores, absorbed=False, backward=(1.0, 0.0))
-        ops += fused_away("elementwise", _selective(added))
+        ops += drop_when_fused("elementwise", _mark_selective(added))
     # A wide softmax reads scores and writes their gradient in 16 bits, so it moves as much as fewer rows in FP32.
     shares = (0.75, 5 / 6) if wide and not biased else (1.0, 1.0)
     softmax = KernelTable.of("softmax", whole.vector, rows=rows * shares[0], cols=cols, backward=0.0)
     ops.append(Op(f"{name}.softmax", softmax, selective=True))
     if wide:
         casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
-        ops += _selective(casts)
+        ops += _mark_selective(casts)
     gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=cols, backward=1.0)
     return ops, Op(f"{name}.softmax.gradient", gradient, "backward")
 
@@ -445,19 +495,17 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
     """
     e = numerics.element
 
-    def ops(*passes: tuple[str, float, float, Phase]) -> list[Op]:
-        ops = []
-        for label, read, written, phase in passes:
-            if phase == "forward" or numerics.training:
-                size: dict[str, Floats | float] = {"elements": rows * cols, "read_bytes": read}
-                table = KernelTable.of("elementwise", "fp32", **size, written_bytes=written)
-                ops.append(Op(f"{name}{label}", table, phase))
-        return ops
+    def passes(*each: tuple[str, float, float, Phase]) -> list[Op]:
+        return [
+            memory_pass(f"{name}{label}", "fp32", rows * cols, read, written, phase)
+            for label, read, written, phase in each
+            if phase in numerics.phases
+        ]
 
-    eager = ops(("", 8.0, 4.0, "forward"), (".fill", 0.0, 4.0, "backward"), (".gradient", 8.0, 4.0, "backward"))
+    eager = passes(("", 8.0, 4.0, "forward"), (".fill", 0.0, 4.0, "backward"), (".gradient", 8.0, 4.0, "backward"))
     if e < 4:
-        eager += ops((".to-fp32", e, 4.0, "forward"), (".from-fp32", 4.0, e, "backward"))
-    return fused_into("loss", eager, ops(("", 2 * e, 0.0, "forward"), (".gradient", e, e, "backward")))
+        eager += passes((".to-fp32", e, 4.0, "forward"), (".from-fp32", 4.0, e, "backward"))
+    return replace_when_fused("loss", eager, passes(("", 2 * e, 0.0, "forward"), (".gradient", e, e, "backward")))
 
 
 def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, float]:
@@ -485,16 +533,16 @@ def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[
     return rowwise(name, numerics, "embedding", rows, cols, launches=4.0)
 
 
-def fused_away(name: PassName, ops: Iterable[Op]) -> list[Op]:
+def drop_when_fused(name: PassName, ops: Iterable[Op]) -> list[Op]:
     """Return the operators, marked as removed by the fusion pass `name`."""
     return [replace(op, unless=name) for op in ops]
 
 
-def fused_into(name: PassName, eager: Iterable[Op], fused: Iterable[Op]) -> list[Op]:
+def replace_when_fused(name: PassName, eager: Iterable[Op], fused: Iterable[Op]) -> list[Op]:
     """Return the eager operators, and those that the fusion pass `name` replaces them with."""
-    return fused_away(name, eager) + [replace(op, only=name) for op in fused]
+    return drop_when_fused(name, eager) + [replace(op, only=name) for op in fused]
 
 
-def _selective(ops: Iterable[Op]) -> list[Op]:
+def _mark_selective(ops: Iterable[Op]) -> list[Op]:
     """Return the operators, with the forward ones marked for selective recomputation."""
     return [replace(op, selective=op.phase == "forward") for op in ops]

@@ -1,4 +1,4 @@
-"""Half layers that replace attention in state-space and hybrid models.
+"""Token mixers: the half layers that replace attention in state-space and hybrid models.
 
 They are state-space layers, linear attention, gated recurrences and short convolutions.
 
@@ -24,7 +24,7 @@ from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Linear, Part, Rank, norm_parameters, residual, tensor_collectives
+from tilecast.zoo.parts import Linear, Rank, Sublayer, count_norm_parameters, residual_sum, tensor_parallel_collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -35,7 +35,7 @@ class Hybrid(Transformer):
     """
 
     pattern: tuple[str, ...] = ()
-    """Composition of each layer; `tilecast.zoo.hybrid` explains the words."""
+    """Kind of each layer; `tilecast.zoo.hybrid` explains the words."""
     window: int = 0
     """Tokens that local attention reaches."""
     inner: int = 0
@@ -64,10 +64,7 @@ class Hybrid(Transformer):
 
 @dataclass(slots=True)
 class Mixer:
-    """A half layer under construction, after its norm.
-
-    It collects operators, the parameters of a rank, (S,), and the bytes that are kept for the backward pass, (S,).
-    """
+    """A token mixer under construction: its operators, its parameters and the bytes that are kept, (S,) each."""
 
     name: str
     workload: Workload
@@ -77,7 +74,6 @@ class Mixer:
     ops: list[Op] = field(init=False)
     parameters: Floats = field(init=False)
     activation_bytes: Floats = field(init=False)
-    selected: Floats = field(default_factory=lambda: np.zeros(1))
     linears: list[Linear] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,51 +81,48 @@ class Mixer:
         self.dims = model.own(Hybrid)
         outer = self.rank.outer_tokens
         self.ops = layers.norm(f"{self.name}.norm", self.numerics, outer, model.hidden, rms=model.rms_norm)
-        self.parameters = norm_parameters(model) * np.ones_like(self.rank.tensor)
+        self.parameters = count_norm_parameters(model) * np.ones_like(self.rank.tensor)
         self.activation_bytes = (2 * self.numerics.element + self.numerics.norm_extra) * outer * model.hidden
 
-    @property
-    def tokens(self) -> Floats:
-        return self.rank.tokens
-
-    def linear(self, label: str, inputs: Floats | float, outputs: Floats | float) -> None:
-        """Add a dense layer over the tokens; its input counts as kept where it is written."""
+    def add_linear(self, label: str, inputs: Floats | float, outputs: Floats | float) -> None:
+        """Add a dense layer over the tokens; `keep_tensor` counts its input."""
         name = f"{self.name}.{label}"
-        self.ops += layers.linear(name, self.numerics, self.tokens, inputs, outputs)
+        self.ops += layers.linear(name, self.numerics, self.rank.tokens, inputs, outputs)
         self.parameters = self.parameters + inputs * outputs
-        self.linears.append(Linear(name, self.tokens, inputs, outputs))
+        self.linears.append(Linear(name, self.rank.tokens, inputs, outputs))
 
-    def written(self, width: Floats | float) -> None:
-        """Keep a tensor of `width` numbers per token until the backward pass."""
-        self.activation_bytes = self.activation_bytes + self.numerics.element * self.tokens * width
+    def keep_tensor(self, width: Floats | float) -> None:
+        """Count a tensor of `width` numbers per token as kept until the backward pass."""
+        self.activation_bytes = self.activation_bytes + self.numerics.element * self.rank.tokens * width
 
-    def pass_over(self, label: str, width: Floats | float, *, reads: float = 1.0, kernels: int = 1) -> None:
+    def add_pointwise(self, label: str, width: Floats | float, *, reads: float = 1.0, kernels: int = 1) -> None:
         """Add an element-wise pass over `width` numbers per token."""
-        name = f"{self.name}.{label}"
-        self.ops += layers.pointwise(name, self.numerics, self.tokens * width, reads=reads, kernels=kernels,
-                                     backward=(reads + 1.0, reads))  # fmt: skip
+        name, backward = f"{self.name}.{label}", (reads + 1.0, reads)
+        elements = self.rank.tokens * width
+        self.ops += layers.pointwise(name, self.numerics, elements, reads=reads, kernels=kernels, backward=backward)
 
-    def convolve(self, width: Floats | float, kernel: float) -> None:
+    def add_convolution(self, width: Floats | float, kernel: float) -> None:
         """Add a causal depthwise convolution over the tokens, with a bias and an activation in the same kernel."""
-        self.pass_over("convolution", width)
+        self.add_pointwise("convolution", width)
         self.parameters = self.parameters + width * (kernel + 1.0)
-        self.written(width)
+        self.keep_tensor(width)
 
-    def normed(self, width: Floats | float) -> None:
+    def add_norm(self, width: Floats | float) -> None:
         """Add a norm over `width` numbers per token."""
-        self.ops += layers.norm(f"{self.name}.inner-norm", self.numerics, self.tokens, width, rms=True)  # type: ignore[arg-type]
+        self.ops += layers.norm(f"{self.name}.inner-norm", self.numerics, self.rank.tokens, width, rms=True)  # type: ignore[arg-type]
         self.parameters = self.parameters + width
-        self.written(width)
+        self.keep_tensor(width)
 
-    def chunked(self, chunk: float, heads: Floats, groups: Floats, state: float, value: float, delta: bool) -> None:
+    def add_chunked_recurrence(
+        self, chunk: float, heads: Floats, groups: Floats, state: float, value: float, delta: bool
+    ) -> None:
         """Add a linear recurrence over `heads` states of `state` x `value` numbers, as products inside chunks.
 
-        The products are keys with the queries of each group, those scores with the values, the chunk's own state, and
-        what the previous state adds to the chunk's output. With `delta`, two more products solve for what each token
-        changes.
+        The products are: keys with the queries of each group; their scores with the values; the state of the chunk;
+        and the previous state with the queries. With `delta`, two more products solve for the change of each token.
         """
         chunk = min(chunk, self.rank.sequence)
-        chunks = self.tokens / chunk
+        chunks = self.rank.tokens / chunk
         shapes = [
             ("scores", groups, chunk, chunk, state),
             ("values", heads, chunk, value, chunk),
@@ -150,147 +143,147 @@ class Mixer:
         states = chunks * heads * state * value
         self.ops += layers.pointwise(f"{self.name}.carry", replace(self.numerics, element=4.0), states)
 
-    def part(self) -> Part:
-        """Return the half layer, with the residual sum after it and the collectives of tensor parallelism."""
+    def build_sublayer(self) -> Sublayer:
+        """Return the sublayer, with the residual sum after it and the collectives of tensor parallelism."""
         h, outer = self.workload.model.hidden, self.rank.outer_tokens
-        ops = [*self.ops, *residual(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
-        collectives = tensor_collectives(self.name, self.workload, self.rank)
-        activation_bytes, linears = self.activation_bytes, tuple(self.linears)
-        return Part(ops, collectives, self.parameters, activation_bytes, selected=activation_bytes, linears=linears)
+        ops = [*self.ops, *residual_sum(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
+        collectives = tensor_parallel_collectives(self.name, self.workload, self.rank)
+        kept, linears = self.activation_bytes, tuple(self.linears)
+        return Sublayer(ops, collectives, self.parameters, kept, selected=kept, linears=linears)
 
 
-def _mamba(mix: Mixer) -> None:
-    """Write Mamba: `inner` channels with `state` numbers each, and step sizes from a vector of `step_rank`."""
-    dims, h = mix.dims, float(mix.workload.model.hidden)
-    inner, state, rank = dims.inner / mix.rank.tensor, dims.state, dims.step_rank
-    mix.linear("input", h, 2 * inner)
-    mix.written(2 * inner)
-    mix.convolve(inner, dims.kernel)
-    mix.linear("step-input-output", inner, rank + 2 * state)
-    mix.linear("step", rank, inner)
-    mix.written(inner + rank + 2 * state)
-    mix.pass_over("scan", inner, reads=3.0)
-    mix.written(inner)
-    mix.parameters = mix.parameters + inner * (state + 2.0)
-    mix.linear("output", inner, h)
+def _add_mamba(mixer: Mixer) -> None:
+    """Add Mamba: `inner` channels with `state` numbers each, and step sizes from a vector of `step_rank`."""
+    dims, h = mixer.dims, float(mixer.workload.model.hidden)
+    inner, state, rank = dims.inner / mixer.rank.tensor, dims.state, dims.step_rank
+    mixer.add_linear("input", h, 2 * inner)
+    mixer.keep_tensor(2 * inner)
+    mixer.add_convolution(inner, dims.kernel)
+    mixer.add_linear("step-input-output", inner, rank + 2 * state)
+    mixer.add_linear("step", rank, inner)
+    mixer.keep_tensor(inner + rank + 2 * state)
+    mixer.add_pointwise("scan", inner, reads=3.0)
+    mixer.keep_tensor(inner)
+    mixer.parameters = mixer.parameters + inner * (state + 2.0)
+    mixer.add_linear("output", inner, h)
 
 
-def _mamba2(mix: Mixer) -> None:
-    """Write Mamba-2: `inner` channels in heads of `inner_head`.
+def _add_mamba2(mixer: Mixer) -> None:
+    """Add Mamba-2: `inner` channels in heads of `inner_head`.
 
     The channels of a head share a step size; in each of `groups` they share inputs and outputs of `state` numbers.
     """
-    dims, h, t = mix.dims, float(mix.workload.model.hidden), mix.rank.tensor
+    dims, h, t = mixer.dims, float(mixer.workload.model.hidden), mixer.rank.tensor
     inner, width = dims.inner / t, dims.inner_head
     heads, groups, state = inner / width, np.maximum(dims.groups / t, 1.0), dims.state
     mixed = inner + 2 * groups * state
-    mix.linear("input", h, inner + mixed + heads)
-    mix.written(inner + mixed)
-    mix.convolve(mixed, dims.kernel)
-    mix.chunked(dims.chunk or 256, heads, groups, state, width, delta=False)
-    mix.written(inner)
-    mix.pass_over("gate", inner, reads=2.0)
-    mix.normed(inner)
-    mix.parameters = mix.parameters + 3 * heads
-    mix.linear("output", inner, h)
+    mixer.add_linear("input", h, inner + mixed + heads)
+    mixer.keep_tensor(inner + mixed)
+    mixer.add_convolution(mixed, dims.kernel)
+    mixer.add_chunked_recurrence(dims.chunk or 256, heads, groups, state, width, delta=False)
+    mixer.keep_tensor(inner)
+    mixer.add_pointwise("gate", inner, reads=2.0)
+    mixer.add_norm(inner)
+    mixer.parameters = mixer.parameters + 3 * heads
+    mixer.add_linear("output", inner, h)
 
 
-def _linear_attention(mix: Mixer) -> None:
-    """Write Lightning attention: queries, keys and values of every head, and a gate after their norm."""
-    model, h = mix.workload.model, float(mix.workload.model.hidden)
-    heads = model.heads / mix.rank.tensor
+def _add_linear_attention(mixer: Mixer) -> None:
+    """Add Lightning attention: queries, keys and values of every head, and a gate after their norm."""
+    model, h = mixer.workload.model, float(mixer.workload.model.hidden)
+    heads = model.heads / mixer.rank.tensor
     width = heads * model.head_dim
-    mix.linear("qkv", h, 3 * width)
-    mix.written(3 * width)
-    mix.chunked(mix.dims.chunk or 256, heads, heads, float(model.head_dim), float(model.head_dim), False)
-    mix.normed(width)
-    mix.linear("gate", h, width)
-    mix.written(2 * width)
-    mix.pass_over("gated", width, reads=2.0)
-    mix.linear("output", width, h)
+    mixer.add_linear("qkv", h, 3 * width)
+    mixer.keep_tensor(3 * width)
+    mixer.add_chunked_recurrence(mixer.dims.chunk or 256, heads, heads, model.head_dim, model.head_dim, False)
+    mixer.add_norm(width)
+    mixer.add_linear("gate", h, width)
+    mixer.keep_tensor(2 * width)
+    mixer.add_pointwise("gated", width, reads=2.0)
+    mixer.add_linear("output", width, h)
 
 
-def _delta(mix: Mixer) -> None:
-    """Write Gated DeltaNet.
+def _add_delta(mixer: Mixer) -> None:
+    """Add Gated DeltaNet.
 
     It has `key_heads` of width `state`, and values of `inner` channels in heads of `inner_head`.
     """
-    dims, h, t = mix.dims, float(mix.workload.model.hidden), mix.rank.tensor
+    dims, h, t = mixer.dims, float(mixer.workload.model.hidden), mixer.rank.tensor
     values, width, state = dims.inner / t, dims.inner_head, dims.state
     heads, keys = values / width, dims.key_heads / t
     mixed = 2 * keys * state + values
-    mix.linear("input", h, mixed + values + 2 * heads)
-    mix.written(mixed + values)
-    mix.convolve(mixed, dims.kernel)
-    mix.chunked(dims.chunk or 64, heads, keys, state, width, delta=True)
-    mix.normed(values)
-    mix.pass_over("gated", values, reads=2.0)
-    mix.written(values)
-    mix.parameters = mix.parameters + 2 * heads
-    mix.linear("output", values, h)
+    mixer.add_linear("input", h, mixed + values + 2 * heads)
+    mixer.keep_tensor(mixed + values)
+    mixer.add_convolution(mixed, dims.kernel)
+    mixer.add_chunked_recurrence(dims.chunk or 64, heads, keys, state, width, delta=True)
+    mixer.add_norm(values)
+    mixer.add_pointwise("gated", values, reads=2.0)
+    mixer.keep_tensor(values)
+    mixer.parameters = mixer.parameters + 2 * heads
+    mixer.add_linear("output", values, h)
 
 
-def _recurrent(mix: Mixer) -> None:
-    """Write the recurrent block of Griffin.
+def _add_recurrent(mixer: Mixer) -> None:
+    """Add the recurrent block of Griffin.
 
     It has two branches of `inner` channels. One passes a convolution and a gated linear recurrence, whose gates are
     block-diagonal by head.
     """
-    model, h = mix.workload.model, float(mix.workload.model.hidden)
-    inner = mix.dims.inner / mix.rank.tensor
-    mix.linear("input", h, 2 * inner)
-    mix.written(2 * inner)
-    mix.convolve(inner, mix.dims.kernel)
-    mix.linear("gates", inner, 2 * mix.dims.inner / model.heads)
-    mix.written(2 * inner)
-    mix.pass_over("scan", inner, reads=3.0, kernels=2)
-    mix.written(2 * inner)
-    mix.pass_over("gated", inner, reads=2.0)
-    mix.linear("output", inner, h)
+    model, h = mixer.workload.model, float(mixer.workload.model.hidden)
+    inner = mixer.dims.inner / mixer.rank.tensor
+    mixer.add_linear("input", h, 2 * inner)
+    mixer.keep_tensor(2 * inner)
+    mixer.add_convolution(inner, mixer.dims.kernel)
+    mixer.add_linear("gates", inner, 2 * mixer.dims.inner / model.heads)
+    mixer.keep_tensor(2 * inner)
+    mixer.add_pointwise("scan", inner, reads=3.0, kernels=2)
+    mixer.keep_tensor(2 * inner)
+    mixer.add_pointwise("gated", inner, reads=2.0)
+    mixer.add_linear("output", inner, h)
 
 
-def _short_convolution(mix: Mixer) -> None:
-    """Write a convolution over few tokens between two gates, as wide as the hidden state."""
-    h, width = float(mix.workload.model.hidden), mix.workload.model.hidden / mix.rank.tensor
-    mix.linear("input", h, 3 * width)
-    mix.written(3 * width)
-    mix.pass_over("gates", width, reads=2.0, kernels=2)
-    mix.convolve(width, mix.dims.kernel)
-    mix.written(width)
-    mix.linear("output", width, h)
+def _add_short_convolution(mixer: Mixer) -> None:
+    """Add a convolution over few tokens between two gates, as wide as the hidden state."""
+    h, width = float(mixer.workload.model.hidden), mixer.workload.model.hidden / mixer.rank.tensor
+    mixer.add_linear("input", h, 3 * width)
+    mixer.keep_tensor(3 * width)
+    mixer.add_pointwise("gates", width, reads=2.0, kernels=2)
+    mixer.add_convolution(width, mixer.dims.kernel)
+    mixer.keep_tensor(width)
+    mixer.add_linear("output", width, h)
 
 
-def _rwkv(mix: Mixer) -> None:
-    """Write RWKV: receptance, keys and values, a scan, and the receptance that gates the MLP after it.
+def _add_rwkv(mixer: Mixer) -> None:
+    """Add RWKV: receptance, keys and values, a scan, and the receptance that gates the MLP after it.
 
     Receptance, keys and values are computed from each token mixed with the previous one.
     """
-    h, inner = float(mix.workload.model.hidden), mix.dims.inner / mix.rank.tensor
-    mix.pass_over("shift", h, reads=2.0, kernels=3)
-    mix.written(3 * h)
-    mix.linear("receptance-key-value", h, 3 * inner)
-    mix.written(3 * inner)
-    mix.pass_over("scan", inner, reads=3.0)
-    mix.written(2 * inner)
-    mix.linear("output", inner, h)
-    mix.linear("mlp-receptance", h, h / mix.rank.tensor)
-    mix.parameters = mix.parameters + 5 * h + 2 * inner
+    h, inner = float(mixer.workload.model.hidden), mixer.dims.inner / mixer.rank.tensor
+    mixer.add_pointwise("shift", h, reads=2.0, kernels=3)
+    mixer.keep_tensor(3 * h)
+    mixer.add_linear("receptance-key-value", h, 3 * inner)
+    mixer.keep_tensor(3 * inner)
+    mixer.add_pointwise("scan", inner, reads=3.0)
+    mixer.keep_tensor(2 * inner)
+    mixer.add_linear("output", inner, h)
+    mixer.add_linear("mlp-receptance", h, h / mixer.rank.tensor)
+    mixer.parameters = mixer.parameters + 5 * h + 2 * inner
 
 
 MIXERS: Mapping[str, Callable[[Mixer], None]] = {
-    "mamba": _mamba,
-    "mamba2": _mamba2,
-    "linear": _linear_attention,
-    "delta": _delta,
-    "recurrent": _recurrent,
-    "convolution": _short_convolution,
-    "rwkv": _rwkv,
+    "mamba": _add_mamba,
+    "mamba2": _add_mamba2,
+    "linear": _add_linear_attention,
+    "delta": _add_delta,
+    "recurrent": _add_recurrent,
+    "convolution": _add_short_convolution,
+    "rwkv": _add_rwkv,
 }
-"""Functions that write each kind of mixer, by name."""
+"""Functions that add the operators of each kind of mixer, by name."""
 
 
-def mix(kind: str, name: str, workload: Workload, rank: Rank) -> Part:
-    """Build the half layer of a kind of mixer in `MIXERS`."""
+def build_mixer(kind: str, name: str, workload: Workload, rank: Rank) -> Sublayer:
+    """Build the sublayer called `name` of a kind of mixer in `MIXERS`."""
     mixer = Mixer(name, workload, rank)
     MIXERS[kind](mixer)
-    return mixer.part()
+    return mixer.build_sublayer()

@@ -1,22 +1,24 @@
-"""Parts of diffusion transformers: norms and sums that a vector of time and text modulates.
+"""Blocks of diffusion transformers: norms and sums that a vector of time and text modulates.
 
 Peebles and Xie, arXiv 2212.09748, section 3.2; Esser et al., arXiv 2403.03206, section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from tilecast.graph import Block, Shards
+from tilecast.graph import Block, Graph, Shards
 from tilecast.model import Dimensions
 from tilecast.spec import Workload
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import uniform_block
 
 TIME_WIDTH = 256
 """Number of sines and cosines that encode a time step."""
@@ -27,92 +29,112 @@ class Modulated(Dimensions):
     """Dimensions of a diffusion transformer."""
 
     width: int
-    """Width of the tokens."""
     attention_heads: int
-    """Heads of a layer."""
     image_tokens: int
     """Patches of the latents of an image or of a video."""
     patch_values: int
     """Numbers of a patch."""
 
 
-def block(
-    name: str, repeat: int, tokens: float, write: Callable[[Walk], None], workload: Workload, shards: Shards
+BlockPlan: TypeAlias = tuple[str, int, Callable[[NetworkBuilder], None]]
+"""Name and repetitions of a block, and the function that adds its operators."""
+
+
+def build_graph(blocks: Sequence[BlockPlan], tokens: float, inputs: float, workload: Workload, shards: Shards) -> Graph:
+    """Return the graph of blocks over `tokens` tokens of a sample, of which the first and the last are no layers.
+
+    A block that is repeated less than once is left out. `inputs` counts the numbers of a sample, of 16 bits each.
+    """
+    first, *layers_, last = [
+        _build_block(name, repeat, tokens, add_operators, workload, shards)
+        for name, repeat, add_operators in blocks
+        if repeat > 0
+    ]
+    count = len(shards)
+    return Graph((first,), tuple(layers_), (last,), np.zeros(count), count, host_bytes_per_sample=2.0 * inputs)
+
+
+def _build_block(
+    name: str,
+    repeat: int,
+    tokens: float,
+    add_operators: Callable[[NetworkBuilder], None],
+    workload: Workload,
+    shards: Shards,
 ) -> Block:
-    """Return the block that `write` writes over `tokens` tokens of a sample, repeated `repeat` times.
-
-    Full recomputation keeps the block's input.
-    """
+    """Return a block over `tokens` tokens of a sample; full recomputation keeps its input."""
     width, batch = workload.model.own(Modulated).width, shards.micro_batch.astype(float)
-    walk = Walk(Numerics.of(workload), batch, width, (1, 1, 1))
-    write(walk)
-    activation_bytes = walk.activation_bytes * np.ones(len(shards))
-    read = batch * tokens * width * walk.numerics.element
-    return Block(
-        name,
-        repeat,
-        tuple(walk.ops),
-        np.full(len(shards), walk.parameters),
-        np.stack([activation_bytes, activation_bytes, np.minimum(activation_bytes, read)]),
-    )
+    net = NetworkBuilder(Numerics.of(workload), batch, width, (1, 1, 1))
+    add_operators(net)
+    block = uniform_block(name, len(shards), net.ops, net.parameters, net.activation_bytes)
+    kept, selective, full = block.activation_bytes
+    read = batch * tokens * width * net.numerics.element
+    return replace(block, repeat=repeat, activation_bytes=np.stack([kept, selective, np.minimum(full, read)]))
 
 
-def vector(walk: Walk, inputs: int, outputs: int) -> None:
-    """Write an activation and a dense layer over the vector that encodes time and text."""
-    walk.ops += layers.pointwise("silu", walk.numerics, walk.batch * inputs)
-    attention.linear(walk, 1.0, inputs, outputs)
+def add_vector_dense(net: NetworkBuilder, inputs: int, outputs: int) -> None:
+    """Add an activation and a dense layer over the vector that encodes time and text."""
+    net.pointwise("silu", net.batch * inputs)
+    attention.add_dense(net, 1.0, inputs, outputs)
 
 
-def table(walk: Walk, rows: int, width: int) -> None:
-    """Write a learned table of `rows` rows, which is added to the scales that all blocks share."""
-    walk.ops += layers.pointwise("scale-shift", walk.numerics, walk.batch * rows * width, backward=(1.0, 1.0))
-    walk.parameters += rows * width
+def add_scale_table(net: NetworkBuilder, rows: int, width: int) -> None:
+    """Add a learned table of `rows` rows and its sum with the scales that all blocks share."""
+    net.pointwise("scale-shift", net.batch * rows * width, backward=(1.0, 1.0))
+    net.parameters += rows * width
 
 
-def modulated(walk: Walk, tokens: float, width: int, *, weights: bool = False) -> None:
-    """Write a norm, with `weights` or without, then a scale and an offset from the vector."""
-    elements = walk.batch * tokens * width
-    walk.keep(2 * elements)
-    walk.ops += layers.norm("layer-norm", walk.numerics, walk.batch * tokens, float(width), rms=False)
-    walk.ops += layers.pointwise("modulate", walk.numerics, elements, kernels=2, backward=(2.0, 1.0))
-    walk.parameters += 2 * width if weights else 0
+def add_modulated_norm(net: NetworkBuilder, tokens: float, width: int, *, weights: bool = False) -> None:
+    """Add a norm, with `weights` or without, then a scale and an offset that the vector gives."""
+    elements = net.batch * tokens * width
+    net.keep_elements(2 * elements)
+    net.ops += layers.norm("layer-norm", net.numerics, net.batch * tokens, float(width), rms=False)
+    net.pointwise("modulate", elements, kernels=2, backward=(2.0, 1.0))
+    net.parameters += 2 * width if weights else 0
 
 
-def gated_sum(walk: Walk, tokens: float, width: int) -> None:
-    """Write the residual sum of a part, whose output is scaled by the vector."""
-    elements = walk.batch * tokens * width
-    walk.keep(elements)
-    walk.ops += layers.pointwise("gate", walk.numerics, elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
+def add_gated_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
+    """Add the residual sum of a sublayer, whose output is multiplied by scales that the vector gives."""
+    elements = net.batch * tokens * width
+    net.keep_elements(elements)
+    net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
 
 
-def query_key_norm(walk: Walk, tokens: float, width: int, *, groups: int, rms: bool) -> None:
-    """Write the norm of queries or of keys, over each of `groups` parts of a token.
+def add_query_key_norm(net: NetworkBuilder, tokens: float, width: int, *, groups: int, rms: bool) -> None:
+    """Add the norm of queries or of keys, in `groups` per token: one per head, or one for all heads.
 
-    The parts are the token's heads, or one for all of them. An RMS norm in PyTorch's operators keeps what it normed
-    besides its input (diffusers, models/normalization.py).
+    An RMS norm written in PyTorch's operators keeps its output besides its input (diffusers, models/normalization.py).
     """
-    elements = walk.batch * tokens * width
-    walk.keep((2.0 if rms else 1.0) * elements)
-    walk.ops += layers.norm("query-key-norm", walk.numerics, elements * groups / width, width / groups, rms=rms)
-    walk.parameters += (1 if rms else 2) * width // groups
+    elements = net.batch * tokens * width
+    net.keep_elements((2.0 if rms else 1.0) * elements)
+    net.ops += layers.norm("query-key-norm", net.numerics, elements * groups / width, width / groups, rms=rms)
+    net.parameters += (1 if rms else 2) * width // groups
 
 
-def rotary(walk: Walk, tokens: float, width: int) -> None:
-    """Write the rotation of queries and keys, `tokens` in all, by their positions.
+def add_rotary(net: NetworkBuilder, tokens: float, width: int) -> None:
+    """Add the rotation of queries and keys, `tokens` in all, by their positions.
 
     The gradient needs only the positions, so no activation is kept.
     """
-    walk.ops += layers.pointwise("rotary", walk.numerics, walk.batch * tokens * width, kernels=3, backward=(1.0, 1.0))
+    net.pointwise("rotary", net.batch * tokens * width, kernels=3, backward=(1.0, 1.0))
 
 
-def loss(walk: Walk, elements: float) -> None:
-    """Write the squared error of `elements` numbers per sample."""
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("loss", walk.numerics, walk.batch * elements, reads=2.0, kernels=3)
+def add_squared_error(net: NetworkBuilder, elements: float) -> None:
+    """Add the squared error of `elements` numbers per sample."""
+    net.training_pointwise("loss", net.batch * elements, reads=2.0, kernels=3)
 
 
-def gelu(walk: Walk, tokens: float, width: int) -> None:
-    """Write a GELU over `width` numbers per token."""
-    elements = walk.batch * tokens * width
-    walk.keep(elements)
-    walk.ops += layers.pointwise("gelu", walk.numerics, elements)
+def add_gelu(net: NetworkBuilder, tokens: float, width: int) -> None:
+    """Add a GELU over `width` numbers per token."""
+    elements = net.batch * tokens * width
+    net.keep_elements(elements)
+    net.pointwise("gelu", elements)
+
+
+def add_mlp(net: NetworkBuilder, tokens: float, width: int, inner: int, *, weights: bool = False) -> None:
+    """Add a modulated norm, with `weights` or without, an MLP with a GELU, and the gated residual sum."""
+    add_modulated_norm(net, tokens, width, weights=weights)
+    attention.add_dense(net, tokens, width, inner)
+    add_gelu(net, tokens, inner)
+    attention.add_dense(net, tokens, inner, width)
+    add_gated_residual(net, tokens, width)

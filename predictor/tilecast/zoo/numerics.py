@@ -6,22 +6,15 @@ from dataclasses import dataclass, replace
 
 from tilecast import frameworks, fuse
 from tilecast.frameworks import Composed, Framework, Loss
+from tilecast.graph import Phase
 from tilecast.spec import Workload
 
-
-def _accumulates(workload: Workload, vector: str) -> bool:
-    """Return whether products add gradients of weights to FP32 buffers.
-
-    Hand-written kernels do, in frameworks that keep such buffers.
-    """
-    framework = frameworks.of(workload)
-    fused = framework.fused_accumulation or (workload.fused_kernels and workload.framework is None)
-    return vector != "fp32" and fused and framework.has_fp32_gradients(workload)
+PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Types of tensors and fusion of kernels: the facts about a workload that every part of a layer needs."""
+    """Types of tensors and fusion of kernels in a workload, which the operators of every layer depend on."""
 
     matrix: str
     """Precision of the matrix units."""
@@ -64,8 +57,18 @@ class Numerics:
     """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
 
     @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The passes that run: forward, and backward in training."""
+        return PHASES if self.training else PHASES[:1]
+
+    @property
+    def in_fp32(self) -> Numerics:
+        """The numerics of kernels over tensors in FP32."""
+        return replace(self, vector="fp32", element=4.0)
+
+    @property
     def unquantized(self) -> Numerics:
-        """The numerics of products that stay in 16 bits in an FP8 job: those of the router and of the head.
+        """The numerics of products that stay in 16 bits in an FP8 job: the router and the head.
 
         Sources: Megatron-Core, transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's
         filter skips `output`.
@@ -74,12 +77,15 @@ class Numerics:
 
     @classmethod
     def of(cls, workload: Workload) -> Numerics:
+        """Return the numerics of a workload under its framework."""
         passes, framework = fuse.passes(workload), frameworks.of(workload)
         vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
         element = 4.0 if vector == "fp32" else 2.0
         # In an FP8 job, hand-written kernels (`fused_kernels`) are those of Transformer Engine.
         keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
         quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
+        # Hand-written kernels add gradients of weights to FP32 buffers, in frameworks that keep such buffers.
+        fuses_accumulation = framework.fused_accumulation or (workload.fused_kernels and workload.framework is None)
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         return cls(
             matrix=workload.precision,
@@ -91,27 +97,27 @@ class Numerics:
             channels_last=workload.memory_format == "channelsLast",
             flash="attention" in passes,
             fused_gate="elementwise" in passes,
-            loss=_loss(workload, framework.loss),
+            loss=_choose_loss(workload, framework.loss),
             loss_chunks=framework.loss_chunks,
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=1.0 if keeps_fp8 else element,
-            norm_extra=_norm_extra(workload, framework),
+            norm_extra=_extra_norm_bytes(workload, framework),
             score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",
             training=workload.training,
-            accumulates=_accumulates(workload, vector),
+            accumulates=vector != "fp32" and fuses_accumulation and framework.has_fp32_gradients(workload),
             frozen=workload.lora_rank > 0,
         )
 
 
-def _loss(workload: Workload, usual: Loss) -> Loss:
-    """Return the loss of a workload: a compiler's or a hand-written one if it has such, else the framework's."""
+def _choose_loss(workload: Workload, usual: Loss) -> Loss:
+    """Return the loss of a compiler or of hand-written kernels if the workload has one, else the `usual` loss."""
     if "loss" in fuse.passes(workload):
         return "fused"
     return "parallel" if workload.fused_kernels and usual == "eager" else usual
 
 
-def _norm_extra(workload: Workload, framework: Framework) -> float:
+def _extra_norm_bytes(workload: Workload, framework: Framework) -> float:
     """Return the bytes per element that a norm keeps besides its input and its output.
 
     Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in PyTorch's

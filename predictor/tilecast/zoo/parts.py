@@ -1,4 +1,4 @@
-"""Parts of a transformer layer on one rank: what a rank holds and sends for them, whatever they compute."""
+"""Sublayers of a transformer layer on one rank: the operators, collectives and bytes that all of them share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 
-from tilecast.graph import CollectiveCall, Op, Phase, Shards
+from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
 from tilecast.model import Model
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
@@ -18,7 +19,6 @@ from tilecast.zoo.numerics import Numerics
 NORMED = (0.0, 1.0)
 """The `cast` of `layers.linear` after a norm, which writes its output in FP8 itself (Transformer Engine,
 LayerNormLinear; a compiler does the same)."""
-PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Rank:
     """Full sequence length; this rank holds sequence / context of it."""
 
     @classmethod
-    def of(cls, shards: Shards, sequence: float) -> Rank:
+    def from_shards(cls, shards: Shards, sequence: float) -> Rank:
+        """Return the part of a rank whose samples have `sequence` tokens."""
         tensor = shards.tensor.astype(float)
         return cls(
             shards.micro_batch.astype(float),
@@ -47,6 +48,7 @@ class Rank:
 
     @property
     def tokens(self) -> Floats:
+        """Tokens of the rank, (S,)."""
         return self.micro_batch * self.sequence / self.context
 
     @property
@@ -73,38 +75,38 @@ def zeros() -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Half a layer: its operators, collectives, parameters and kept activations, columns of shape (S,).
-
-    `activation_bytes` is kept for the backward pass, and `scores` of it belong to attention scores. `selected` is kept
-    instead where selective recomputation keeps attention and every second product (arXiv 2410.06511, section 2.3).
-    """
+class Sublayer:
+    """Half a layer, attention or MLP: its operators, collectives, parameters and kept activations, columns of (S,)."""
 
     ops: list[Op]
     collectives: list[CollectiveCall]
     parameters: Floats
     activation_bytes: Floats
+    """Bytes that are kept for the backward pass."""
     scores: Floats = field(default_factory=zeros)
+    """Bytes of attention scores among `activation_bytes`."""
     expert_parameters: Floats = field(default_factory=zeros)
     selected: Floats = field(default_factory=zeros)
+    """Bytes that are kept where selective recomputation keeps attention and every second product (arXiv 2410.06511,
+    section 2.3)."""
     linears: tuple[Linear, ...] = ()
     """Dense layers that adapters can be added to."""
 
     @classmethod
-    def keeping(cls, activation_bytes: Floats) -> Part:
-        """Return a part for `activation_bytes`, (S,), that a layer keeps besides its other parts."""
+    def from_kept_bytes(cls, activation_bytes: Floats) -> Sublayer:
+        """Return a sublayer without operators that keeps `activation_bytes`, (S,)."""
         return cls([], [], zeros(), activation_bytes)
 
     @classmethod
-    def joined(cls, parts: Sequence[Part]) -> Part:
-        """Return several parts as one."""
+    def join(cls, parts: Sequence[Sublayer]) -> Sublayer:
+        """Return one sublayer with the operators, collectives and columns of several."""
         return cls(*(reduce(add, (getattr(part, item.name) for part in parts)) for item in fields(cls)))
 
 
-def key_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, CollectiveCall]:
-    """Return the collectives of keys and values between context-parallel ranks.
+def key_value_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, CollectiveCall]:
+    """Return the gathering of keys and values from all context-parallel ranks, `keys` bytes, forward and backward.
 
-    All ranks' keys and values are gathered forward, and again with their gradients backward.
+    Backward they are gathered again with their gradients.
     """
     return (
         CollectiveCall(f"{name}.keys", "all_gather", "context", keys, "forward"),
@@ -112,33 +114,58 @@ def key_collectives(name: str, keys: Floats) -> tuple[CollectiveCall, Collective
     )
 
 
-def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
-    """Return dropout and the residual addition.
+def residual_sum(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
+    """Return the residual sum, after dropout where there is `dropout`.
 
-    The gradient of an addition is free, that of dropout is one pass. Where two branches meet, their gradients are
-    summed.
+    Backward, dropout is one pass, and the gradients of the two branches are summed.
     """
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
     if not dropout:
         return sum_
-    masked = layers.pointwise(
-        f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout"
-    )
+    drop = f"{name}.dropout"
+    masked = layers.pointwise(drop, numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
     both = layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
-    return layers.fused_into("elementwise", masked + sum_, both)
+    return layers.replace_when_fused("elementwise", masked + sum_, both)
 
 
-def frozen_parameters(workload: Workload, parameters: Floats) -> Floats:
-    """Return the parameters without gradient of a block without adapters: all under LoRA, else none, (S,)."""
-    return parameters if workload.lora_rank else np.zeros(1)
+def uniform_block(
+    name: str,
+    shards: int,
+    ops: Sequence[Op],
+    parameters: Floats | float,
+    activation_bytes: Floats,
+    *,
+    frozen: bool = False,
+    **columns: Any,
+) -> Block:
+    """Return a block that runs once and keeps the same activations in every recomputation mode.
+
+    Args:
+        name: name of the block.
+        shards: number of shards.
+        ops: operators.
+        parameters: weights, (S,) or one number.
+        activation_bytes: bytes kept for the backward pass, (S,) or (1,).
+        frozen: whether the weights have no gradient.
+        columns: further columns of the block.
+    """
+    weights = parameters * np.ones(shards)
+    kept = np.stack([activation_bytes * np.ones(shards)] * 3)
+    return Block(name, 1, tuple(ops), weights, kept, frozen_parameters=weights if frozen else zeros(), **columns)
 
 
-def tensor_collectives(name: str, workload: Workload, rank: Rank) -> list[CollectiveCall]:
-    """Return what Megatron's tensor parallelism exchanges around half a layer.
+def one_block_graph(block: Block, host_bytes_per_sample: float) -> Graph:
+    """Return the graph of a network that is one block and runs data parallel only."""
+    shards = len(block.parameters)
+    return Graph((), (block,), (), np.zeros(shards), shards, host_bytes_per_sample)
 
-    That is one all-reduce forward and one backward. With sequence parallelism it is an all-gather and a reduce-scatter
-    each way, and one more all-gather backward for the weight gradient's input. Inputs of products in FP8 are gathered
-    in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py: grad_output_preprocess).
+
+def tensor_parallel_collectives(name: str, workload: Workload, rank: Rank) -> list[CollectiveCall]:
+    """Return the collectives of Megatron's tensor parallelism around half a layer.
+
+    These are one all-reduce forward and one backward. With sequence parallelism they are an all-gather and a
+    reduce-scatter each way, and a second all-gather backward for the gradient of the weight. Inputs of products in FP8
+    are gathered in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py: grad_output_preprocess).
     """
     numerics = Numerics.of(workload)
     size = numerics.element * rank.tokens * workload.model.hidden
@@ -159,6 +186,6 @@ def tensor_collectives(name: str, workload: Workload, rank: Rank) -> list[Collec
     return collectives
 
 
-def norm_parameters(model: Model) -> float:
-    """Return the parameters of one norm over the hidden state: a weight, and a bias unless it is an RMS norm."""
+def count_norm_parameters(model: Model) -> float:
+    """Return the number of weights of one norm over the hidden state; an RMS norm has no bias."""
     return float(model.hidden if model.rms_norm else 2 * model.hidden)

@@ -13,37 +13,38 @@ from tilecast.spec import SpecError
 from tilecast.zoo import hybrid
 from tilecast.zoo.families import FAMILIES
 
+_NOUNS = {"int": "whole number", "float": "number", "bool": "true or false"}
+"""Types of dimensions, and their names in errors."""
+_DIVISORS = ("patch", "patch_stride", "ratio", "moe_every", "global_every", "shrink")
+"""Dimensions with a default that must not be 0, since others are divided by them."""
 
-def _types(kind: type[Model | Dimensions], *apart: str) -> dict[str, str]:
-    """Return the fields of a dataclass, and their types as they are written."""
+
+def _list_types(kind: type[Model | Dimensions], *apart: str) -> dict[str, str]:
+    """Return the types of a dataclass's fields as they are written, by name, without the fields `apart`."""
     return {item.name: str(item.type).removesuffix(" | None") for item in fields(kind) if item.name not in apart}
 
 
-_GENERAL = _types(Model, "dimensions", "projector")
+_GENERAL = _list_types(Model, "dimensions", "projector")
 
 
 @cache
-def _own(family: str) -> Mapping[str, str]:
-    """Return the dimensions that only a family has, and their types as they are written."""
-    return _types(FAMILIES[family].dimensions, "stated")
+def _family_types(family: str) -> Mapping[str, str]:
+    """Return the types of the dimensions that only this family has, as they are written, by name."""
+    return _list_types(FAMILIES[family].dimensions, "stated")
 
 
-def type_of(family: str, name: str) -> str:
-    """Return the type of a dimension of a family as it is written, or an empty string for one that it does not have."""
-    return _own(family).get(name) or _GENERAL.get(name, "")
+def dimension_type(family: str, name: str) -> str:
+    """Return the type of a dimension of a family as it is written; an empty string if the family has none such."""
+    return _family_types(family).get(name) or _GENERAL.get(name, "")
 
 
-@cache
-def _required(family: str) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(FAMILIES[family].dimensions) if item.default is MISSING)
-
-
-def needs(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
+def required_dimensions(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the names of the dimensions that a model of the family must state.
 
     `pattern` lists the kinds of the layers of a hybrid.
     """
-    return (*FAMILIES[family].needs, *_required(family), *hybrid.needs(pattern))
+    own = (item.name for item in fields(FAMILIES[family].dimensions) if item.default is MISSING)
+    return (*FAMILIES[family].needs, *own, *hybrid.required_dimensions(pattern))
 
 
 def model_from(table: Mapping[str, Any]) -> Model:
@@ -60,53 +61,53 @@ def model_from(table: Mapping[str, Any]) -> Model:
         raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
     for name in table:
         _check_known(family, name)
-    values = {name: _value(name, value, type_of(family, name)) for name, value in table.items()}
-    for name in needs(family, values.get("pattern", ())):
+    values = {name: _convert_value(name, value, dimension_type(family, name)) for name, value in table.items()}
+    for name in required_dimensions(family, values.get("pattern", ())):
         value = values.get(name, 0)
         if not (value and min(value) > 0 if isinstance(value, tuple) else value > 0):
             raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
-    own = {name: value for name, value in values.items() if name in _own(family)}
+    for name in _DIVISORS:
+        if values.get(name, 1) < 1:
+            problem = f"must be positive, got {values[name]}"
+            raise SpecError(f"model.{name}", problem, "state one or more, or leave it out")
+    own = {name: value for name, value in values.items() if name in _family_types(family)}
     stated = tuple(name for name in own if name != "pattern")
     general = {name: value for name, value in values.items() if name not in own}
     model = Model(**{**general, "dimensions": FAMILIES[family].dimensions(**own, stated=stated)})
     for field, problem, remedy in model.dimensions.problems(model):
         raise SpecError(f"model.{field}", problem, remedy)
-    return Model(**{**_completed(general), "dimensions": model.dimensions}) if "hidden" in general else model
+    return Model(**{**_complete_dimensions(general), "dimensions": model.dimensions}) if "hidden" in general else model
 
 
 def _check_known(family: str, name: str) -> None:
     """Raise SpecError unless a family has a dimension of this name."""
-    if not type_of(family, name):
-        near = get_close_matches(name, (*_GENERAL, *_own(family)), n=1)
+    if not dimension_type(family, name):
+        near = get_close_matches(name, (*_GENERAL, *_family_types(family)), n=1)
         remedy = f"did you mean {near[0]}?" if near else "leave it out"
         raise SpecError(f"model.{name}", f"family {family} has no such dimension", remedy)
 
 
-def _value(name: str, value: Any, written: str) -> Any:
-    """Return the value of a dimension in its type.
+def _convert_value(name: str, value: Any, kind: str) -> Any:
+    """Return the value of a dimension in its type, which is written as `kind`.
 
     Raises:
         SpecError: it has another type.
     """
-    if written.startswith("tuple[int"):
-        length = None if "..." in written else written.count("int")
+    if kind.startswith("tuple[int"):
+        length = None if "..." in kind else kind.count("int")
         if not isinstance(value, list | tuple) or length not in (None, len(value)):
             count = f"{length} numbers" if length else "numbers"
             raise SpecError(f"model.{name}", f"{str(value)[:40]} is no list of {count}", f"list {count}")
-        return tuple(_value(name, item, "int") for item in value)
-    if written not in _NOUNS:
+        return tuple(_convert_value(name, item, "int") for item in value)
+    if kind not in _NOUNS:
         return value
     is_number = isinstance(value, int | float)
-    if not is_number or (written == "int" and value != int(value)) or (written == "bool" and value not in (0, 1)):
-        raise SpecError(f"model.{name}", f"{str(value)[:40]!r} is no {_NOUNS[written]}", f"give a {_NOUNS[written]}")
-    return {"int": int, "float": float, "bool": bool}[written](value)
+    if not is_number or (kind == "int" and value != int(value)) or (kind == "bool" and value not in (0, 1)):
+        raise SpecError(f"model.{name}", f"{str(value)[:40]!r} is no {_NOUNS[kind]}", f"give a {_NOUNS[kind]}")
+    return {"int": int, "float": float, "bool": bool}[kind](value)
 
 
-_NOUNS = {"int": "whole number", "float": "number", "bool": "true or false"}
-"""Types of dimensions, and what errors call them."""
-
-
-def _completed(known: Mapping[str, Any]) -> Mapping[str, Any]:
+def _complete_dimensions(known: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the general dimensions of a transformer with those that follow from others.
 
     Raises:
@@ -116,8 +117,7 @@ def _completed(known: Mapping[str, Any]) -> Mapping[str, Any]:
     if "head_dim" not in known and hidden % heads:
         problem = f"hidden {hidden} is not divisible by heads {heads}"
         raise SpecError("model.heads", problem, "choose a divisor or state headDim")
-    usual = {"kv_heads": heads, "head_dim": hidden // heads, "ffn_hidden": 4 * hidden}
-    whole = {**usual, **known}
+    whole = {"kv_heads": heads, "head_dim": hidden // heads, "ffn_hidden": 4 * hidden, **known}
     if whole["head_dim"] < 1:
         raise SpecError("model.headDim", f"must be positive, got {whole['head_dim']}", "state it, or leave it out")
     if whole["kv_heads"] < 1 or heads % whole["kv_heads"]:

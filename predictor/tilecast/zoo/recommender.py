@@ -1,4 +1,4 @@
-"""Recommenders: DLRM and DCN v2, Wide & Deep, a variational autoencoder of a user's items, and SIM.
+"""Recommenders: DLRM and DCN v2, Wide & Deep, a variational autoencoder of a user's items, SIM, and NCF.
 
 Embedding tables are read row by row. A sample reads `lookups` rows of `width` numbers on average, which become one
 vector for each of `tables`; a share `distinct` (1) of the rows that a batch reads differ from each other.
@@ -10,25 +10,27 @@ all ranks' samples. Without `spread_tables`, tables are copied on every rank and
 
 Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4, low rank); Cheng
 et al., arXiv 1606.07792; Liang et al., arXiv 1802.05814 (section 2); Pi et al., arXiv 2006.05639 (section 3), with the
-interest evolution of Zhou et al., arXiv 1809.03672 (section 4).
+interest evolution of Zhou et al., arXiv 1809.03672 (section 4); He et al., arXiv 1708.05031 (section 3.4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from tilecast import frameworks
-from tilecast.graph import Block, CollectiveCall, Graph, KernelTable, Op, Shards
-from tilecast.model import Dimensions, DimensionsT, numbered
+from tilecast.graph import CollectiveCall, Graph, KernelTable, Op, Shards
+from tilecast.model import Dimensions, numbered
 from tilecast.spec import Floats, Workload
 from tilecast.zoo import layers
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn import sequence
+from tilecast.zoo.cnn.builder import Architecture, NetworkBuilder
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.recurrent import recurrent
+from tilecast.zoo.parts import one_block_graph, uniform_block
 
 _KEY_BYTES = 8.0
 _SORT_PASSES = 4.0
@@ -45,7 +47,6 @@ class Tables(Dimensions):
     """Dimensions of the embedding tables of a recommender."""
 
     table_weights: int
-    """Weights of all tables."""
     tables: int
     """Tables, each of which gives a sample one vector."""
     lookups: float
@@ -67,7 +68,6 @@ class Dlrm(Tables):
     """Dimensions of DLRM and DCN v2."""
 
     dense_features: int
-    """Numbers of a sample that are no keys of tables."""
     bottom: tuple[int, ...] = numbered("bottom")
     """Outputs of the dense layers over the dense features; the last has the width of a row."""
     top: tuple[int, ...] = numbered("top")
@@ -120,52 +120,39 @@ class SearchInterest(Tables):
     """Outputs of the dense layers before each next item."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recommender(Generic[DimensionsT]):
-    """A family of recommenders: the dimensions that only it has, and the function that writes it."""
-
-    dimensions: type[DimensionsT]
-    write: Callable[[Walk, DimensionsT], None]
-
-
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of one block, data parallel except for tables that are spread."""
+    """Build the graph of a recommender, data parallel except for tables that are spread over ranks."""
     dims = workload.model.own(Tables)
     batch = shards.micro_batch.astype(float)
-    walk = Walk(Numerics.of(workload), batch, dims.dense_features, (1, 1, 1))
-    ops, collectives = _tables(workload, batch)
-    NETWORKS[workload.model.family].write(walk, dims)
+    net = NetworkBuilder(Numerics.of(workload), batch, dims.dense_features, (1, 1, 1))
+    ops, collectives = _build_look_ups(workload, batch)
+    ARCHITECTURES[workload.model.family].build(net, dims)
     has_rows = dims.spread_tables
     row_wise = has_rows and frameworks.of(workload).table_sharding == "row-wise"
     # With row-wise tables, a rank holds its part of the vectors, and scatters their gradients, for all ranks' samples.
     others = 2.0 * (shards.expert - 1) if row_wise else 0.0
-    walk.keep(batch * (1.0 + others) * dims.tables * dims.width)
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("loss", walk.numerics, batch, kernels=4)
-    weights = _table_weights(dims) / (shards.expert if has_rows else np.ones(len(shards)))
-    block = Block(
+    net.keep_elements(batch * (1.0 + others) * dims.tables * dims.width)
+    net.training_pointwise("loss", batch, kernels=4)
+    # Tables that are spread include those of the wide branch.
+    weights = dims.table_weights + (dims.wide_weights if has_rows else 0.0)
+    spread = weights / shards.expert
+    block = uniform_block(
         "network",
-        1,
-        (*ops, *walk.ops),
-        walk.parameters + (0.0 if has_rows else 1.0) * weights,
-        np.stack([walk.activation_bytes * np.ones(len(shards))] * 3),
-        tuple(collectives),
-        working_bytes=walk.working * np.ones(len(shards)),
-        table_parameters=weights if has_rows else np.zeros(1),
+        len(shards),
+        (*ops, *net.ops),
+        net.parameters + (0.0 if has_rows else weights),
+        net.activation_bytes,
+        collectives=tuple(collectives),
+        working_bytes=net.working_bytes * np.ones(len(shards)),
+        table_parameters=spread if has_rows else np.zeros(1),
     )
-    features = dims.lookups + dims.dense_features
-    return Graph((), (block,), (), np.zeros(len(shards)), len(shards), host_bytes_per_sample=4.0 * features)
+    return one_block_graph(block, 4.0 * (dims.lookups + dims.dense_features))
 
 
-def _table_weights(dims: Tables) -> float:
-    """Return the weights of all tables, the wide ones among them if tables are spread."""
-    return dims.table_weights + (dims.wide_weights if dims.spread_tables else 0.0)
+def _build_look_ups(workload: Workload, batch: Floats) -> tuple[list[Op], list[CollectiveCall]]:
+    """Return the operators of the look-ups and of their gradients, and the collectives of both between ranks.
 
-
-def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[CollectiveCall]]:
-    """Return the look-ups, their gradients, and the collectives of both between ranks.
-
-    All ranks hold equal shares of the tables, so a rank answers as many keys as it requests.
+    All ranks hold equal shares of the tables, so a rank serves as many keys as it requests.
     """
     dims, numerics = workload.model.own(Tables), Numerics.of(workload)
     width, read, made = dims.width, batch * dims.lookups, batch * dims.tables
@@ -175,139 +162,174 @@ def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Collectiv
     exchanged = [("keys", _KEY_BYTES * read, "forward"), ("vectors", numerics.element * made * width, "forward")]
     if numerics.training:
         exchanged.append(("vectors.gradient", numerics.element * made * width, "backward"))
-        sort = KernelTable.of("elementwise", "fp32", elements=read, read_bytes=_KEY_BYTES, written_bytes=_KEY_BYTES)
+        sort = layers.memory_pass("tables.sort", "fp32", read, _KEY_BYTES, _KEY_BYTES, "backward", count=_SORT_PASSES)
         scatter = KernelTable.of("embedding", "fp32", rows=differing, cols=width, backward=1.0)
-        ops += [Op("tables.sort", sort, "backward", count=_SORT_PASSES), Op("tables.gradient", scatter, "backward")]
+        ops += [sort, Op("tables.gradient", scatter, "backward")]
     moments = _MOMENTS.get(workload.optimizer, 0.0)
     if numerics.training and moments and dims.spread_tables:
-        update = KernelTable.of(
-            "elementwise",
-            "fp32",
-            elements=differing * width,
-            read_bytes=4.0 * (1.0 + moments),
-            written_bytes=4.0 * moments,
-        )
-        ops.append(Op("tables.update", update, "backward"))
+        moved = 4.0 * (1.0 + moments), 4.0 * moments
+        ops.append(layers.memory_pass("tables.update", "fp32", differing * width, *moved, "backward"))
     collectives = [CollectiveCall(name, "all_to_all", "expert", size, phase) for name, size, phase in exchanged]  # type: ignore[arg-type]
     return ops, collectives if dims.spread_tables else []
 
 
-def _dense(walk: Walk, outputs: Sequence[int], *, output: bool = False, dropout: bool = False) -> None:
-    """Write dense layers of these `outputs`, each with a ReLU.
+def _add_dense_layers(
+    net: NetworkBuilder, outputs: Sequence[int], *, output: bool = False, dropout: bool = False
+) -> None:
+    """Add dense layers of these `outputs`, each with a ReLU.
 
-    The last layer has no ReLU if it is the network's `output`. With `dropout`, each layer has one after it, whose input
-    is kept besides the input of the next layer.
+    If the last layer is the `output` of the network, it has no ReLU. With `dropout`, each layer is followed by one,
+    whose input is kept besides the input of the next layer.
     """
     for number, width in enumerate(outputs, 1):
-        walk.dense(width)
+        net.dense(width)
         if not output or number < len(outputs):
-            walk.activate()
+            net.activate()
         if dropout:
-            walk.keep(walk.elements)
-            walk.dropout()
+            net.keep_elements(net.elements)
+            net.dropout()
 
 
-def dlrm(walk: Walk, dims: Dlrm) -> None:
-    """Write DLRM or DCN v2.
+def build_dlrm(net: NetworkBuilder, dims: Dlrm) -> None:
+    """Build DLRM or DCN v2.
 
-    Dense features pass `bottom` layers, which end in the width of the tables' vectors. Then follow the products of all
-    pairs of vectors, or `cross_layers` of rank `cross_rank` over all vectors side by side, and `top` layers.
+    Dense features pass the `bottom` layers, which end in the width of a row. Then follow the products of all pairs of
+    vectors, or cross layers over all vectors side by side, and the `top` layers.
     """
-    _dense(walk, dims.bottom)
+    _add_dense_layers(net, dims.bottom)
     vectors = dims.tables + 1
     inputs = vectors * dims.width
-    walk.concatenate(int(inputs))
+    net.concatenate(int(inputs))
     if dims.cross_layers:
         for _ in range(dims.cross_layers):
-            walk.linear(dims.cross_rank)
-            walk.dense(int(inputs))
-            walk.ops += layers.pointwise("cross", walk.numerics, walk.elements, reads=3.0, backward=(4.0, 3.0))
+            net.dense(dims.cross_rank, bias=False)
+            net.dense(int(inputs))
+            net.pointwise("cross", reads=3.0, backward=(4.0, 3.0))
     else:
-        walk.products(vectors, vectors, dims.width)
+        net.batched_matmul(vectors, vectors, dims.width)
         pairs = int(vectors * (vectors - 1) / 2 + dims.width)
-        walk.keep(walk.batch * inputs)
-        walk.concatenate(pairs)
-    _dense(walk, dims.top, output=True)
+        net.keep_elements(net.batch * inputs)
+        net.concatenate(pairs)
+    _add_dense_layers(net, dims.top, output=True)
 
 
-def wide_and_deep(walk: Walk, dims: WideDeep) -> None:
-    """Write Wide & Deep.
+def build_wide_and_deep(net: NetworkBuilder, dims: WideDeep) -> None:
+    """Build Wide & Deep.
 
-    Vectors and dense features side by side pass `deep` layers. Beside them stands one weight for each key of `wide`
-    look-ups, from `wide_weights` in all, which are a table like the others.
+    Vectors and dense features side by side pass the `deep` layers. In the wide branch each of the `wide` keys of a
+    sample has one weight, looked up in a table.
     """
-    walk.concatenate(int(dims.tables * dims.width + dims.dense_features))
-    _dense(walk, dims.deep, dropout=True)
-    walk.dense(1)
-    walk.ops += layers.embedding("wide", walk.numerics, walk.batch * dims.wide, 1.0)
+    net.concatenate(int(dims.tables * dims.width + dims.dense_features))
+    _add_dense_layers(net, dims.deep, dropout=True)
+    net.dense(1)
+    net.ops += layers.embedding("wide", net.numerics, net.batch * dims.wide, 1.0)
     if not dims.spread_tables:
-        walk.parameters += dims.wide_weights
-    walk.add()
+        net.parameters += dims.wide_weights
+    net.add_branch()
 
 
-def autoencoder(walk: Walk, dims: Autoencoder) -> None:
-    """Write a variational autoencoder of a user's items.
+def build_autoencoder(net: NetworkBuilder, dims: Autoencoder) -> None:
+    """Build a variational autoencoder of a user's items.
 
-    A bag of the items (the look-ups) passes a dense layer to mean and variance of `latent` numbers; a sample of those
-    is decoded to a multinomial over all `items`.
+    The sum of the rows of the items passes a dense layer to the mean and variance of `latent` numbers. A sample of
+    these is decoded to a score for each of all `items`.
     """
-    walk.channels = int(dims.width)
-    walk.activate("tanh")
-    walk.dense(2 * dims.latent)
-    walk.channels = dims.latent
-    walk.ops += layers.pointwise("sample", walk.numerics, walk.elements, reads=3.0, kernels=3)
-    walk.dense(int(dims.width))
-    walk.activate("tanh")
-    walk.dense(dims.items)
-    walk.loss()
-    walk.keep(walk.elements)
+    net.channels = int(dims.width)
+    net.activate("tanh")
+    net.dense(2 * dims.latent)
+    net.channels = dims.latent
+    net.pointwise("sample", reads=3.0, kernels=3)
+    net.dense(int(dims.width))
+    net.activate("tanh")
+    net.dense(dims.items)
+    net.cross_entropy()
+    net.keep_elements(net.elements)
 
 
-def search_interest(walk: Walk, dims: SearchInterest) -> None:
-    """Write SIM.
+def build_search_interest(net: NetworkBuilder, dims: SearchInterest) -> None:
+    """Build SIM, which searches the long history of a user.
 
     The target item attends to `long` items of the user's history, and to the best `chosen` of them. A GRU, attention
-    and a GRU of `state` cells run over the last `short` items (interest evolution), with an auxiliary network before
-    each next item. Dense layers `first` and `second` classify after the first and the second stage.
+    and a GRU run over the last `short` items (interest evolution), with an auxiliary network before
+    each next item. Dense layers classify after the first and after the second stage.
     """
-    item, batch = 2 * dims.width, walk.batch
+    item, batch = 2 * dims.width, net.batch
     # Each item is joined with its category, and the padding of histories is masked. Items that the user did not choose
     # are one more short history.
     for count in (dims.long, dims.chosen, dims.short, dims.short):
-        walk.concatenate(int(count * item))
-        walk.keep(walk.elements)
-        walk.ops += layers.pointwise("mask", walk.numerics, walk.elements, absorbed=False, backward=(1.0, 1.0))
+        net.concatenate(int(count * item))
+        net.keep_elements(net.elements)
+        net.pointwise("mask", absorbed=False, backward=(1.0, 1.0))
     for count in (dims.long, dims.chosen, dims.short):
-        walk.products(1.0, count, item)
-        walk.products(1.0, item, count)
-    walk.ops += layers.elementwise("best", walk.numerics, batch * dims.long, 4.0, 4.0, launches=4.0)
+        net.batched_matmul(1.0, count, item)
+        net.batched_matmul(1.0, item, count)
+    net.ops += layers.elementwise("best", net.numerics, batch * dims.long, 4.0, 4.0, launches=4.0)
     state = dims.state
     for inputs in (item, state):
-        ops, parameters, activation_bytes = recurrent(
-            "evolution", walk.numerics, batch=batch, steps=dims.short, inputs=inputs, hidden=state, cell="gru"
-        )
-        walk.ops += ops
-        walk.parameters += parameters
-        walk.keep(activation_bytes)
+        sequence.add_recurrent(net, "evolution", dims.short, inputs, state, cell="gru")
     # Attention scales the update gate of the second GRU, which cuDNN does not support: its gates are separate kernels.
     gates = _GATE_KERNELS * dims.short
-    for phase in ("forward", "backward") if walk.numerics.training else ("forward",):
-        walk.ops += layers.elementwise("gates", walk.numerics, batch * state, 2.0, 1.0, count=gates, phase=phase)
-    walk.batch = batch * 2.0 * (dims.short - 1.0)
-    walk.concatenate(int(state + item))
-    _dense(walk, dims.auxiliary)
-    walk.dense(1)
-    walk.batch = batch
+    for phase in net.numerics.phases:
+        net.ops += layers.elementwise("gates", net.numerics, batch * state, 2.0, 1.0, count=gates, phase=phase)
+    net.batch = batch * 2.0 * (dims.short - 1.0)
+    net.concatenate(int(state + item))
+    _add_dense_layers(net, dims.auxiliary)
+    net.dense(1)
+    net.batch = batch
     for outputs, inputs in ((dims.first, 2 * item + dims.width), (dims.second, 3 * item + state + dims.width)):
-        walk.channels = int(inputs)
-        _dense(walk, outputs)
-        walk.dense(1)
+        net.channels = int(inputs)
+        _add_dense_layers(net, outputs)
+        net.dense(1)
 
 
-NETWORKS: Mapping[str, Recommender[Any]] = {
-    "dlrm": Recommender(Dlrm, dlrm),
-    "wide-deep": Recommender(WideDeep, wide_and_deep),
-    "vae-cf": Recommender(Autoencoder, autoencoder),
-    "sim": Recommender(SearchInterest, search_interest),
+ARCHITECTURES: Mapping[str, Architecture[Any]] = {
+    "dlrm": Architecture(Dlrm, build_dlrm, reads_images=False),
+    "wide-deep": Architecture(WideDeep, build_wide_and_deep, reads_images=False),
+    "vae-cf": Architecture(Autoencoder, build_autoencoder, reads_images=False),
+    "sim": Architecture(SearchInterest, build_search_interest, reads_images=False),
 }
 """Families of recommenders by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Ncf(Dimensions):
+    """Dimensions of neural collaborative filtering."""
+
+    users: int
+    items: int
+    factors: int
+    """Width of the product, and outputs of the last dense layer."""
+    dense: tuple[int, int, int] = numbered("dense")
+    """Inputs of the dense layers."""
+
+
+def build_ncf(workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of neural collaborative filtering; a sample is a pair of user and item.
+
+    The embeddings of the dense branch are half as wide as the inputs of its first layer.
+    """
+    dims, numerics = workload.model.own(Ncf), Numerics.of(workload)
+    pairs = shards.micro_batch.astype(float)
+    factors = dims.factors
+    widths = [*dims.dense, factors]
+    ops: list[Op] = []
+    for branch, cols in (("product", factors), ("dense", widths[0] / 2)):
+        for side in ("user", "item"):
+            ops += layers.embedding(f"{branch}.{side}", numerics, pairs, cols)
+    parameters = (dims.users + dims.items) * (factors + widths[0] / 2)
+    ops += layers.pointwise("product", numerics, pairs * factors, reads=2.0, backward=(3.0, 2.0))
+    ops += layers.pointwise("concatenate", numerics, pairs * widths[0])
+    activation_bytes = 3 * pairs * factors + pairs * widths[0]
+    for inputs, outputs in pairwise(widths):
+        ops += layers.linear("dense", numerics, pairs, inputs, outputs, bias=True)
+        ops += layers.pointwise("relu", numerics, pairs * outputs)
+        if numerics.training:
+            ops += layers.pointwise("dropout", numerics, pairs * outputs, mask_bytes=1.0, backward=(1.0, 1.0))
+        parameters += inputs * outputs + outputs
+        activation_bytes = activation_bytes + 2 * pairs * outputs
+    ops += layers.linear("score", numerics, pairs, 2 * factors, 1.0, bias=True)
+    parameters += 2 * factors + 1
+    if numerics.training:
+        ops += layers.pointwise("loss", numerics, pairs, kernels=3)
+    block = uniform_block("network", len(shards), ops, parameters, numerics.element * activation_bytes)
+    return one_block_graph(block, 20.0)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from tilecast.graph import Block, Graph, Shards
 from tilecast.spec import Workload
-from tilecast.zoo import layers, transformer, vision
+from tilecast.zoo import transformer, vision
 from tilecast.zoo.cnn import attention
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import uniform_block
 
 _WIDTH, _HEADS, _INNER, _DEPTH = 256, 8, 2048, 2
 """Width, heads, width of the MLP, and layers of the decoder in every published size."""
@@ -35,9 +34,9 @@ class SegmentAnything(vision.Vision):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the vision transformer and the decoder.
+    """Build the graph of the vision transformer and the decoder of masks.
 
-    Some layers see the whole image, the others windows, to which the image is padded.
+    Some layers attend to the whole image, the others inside windows, to which the image is padded.
     """
     model, dims = replace(workload.model.having(class_tokens=0), causal=False), workload.model.own(SegmentAnything)
     side, window = dims.grid[0], dims.window
@@ -57,55 +56,51 @@ def build(workload: Workload, shards: Shards) -> Graph:
     graph = transformer.build(whole, shards)
     return replace(
         graph,
-        first=(vision.patches(whole, shards, learned=side * side * model.hidden),),
+        first=(vision.build_patches(whole, shards, learned=side * side * model.hidden),),
         layers=tuple(blocks),
-        last=(_decoder(workload, shards, side),),
+        last=(_build_decoder(workload, shards, side),),
         host_bytes_per_sample=3.0 * dims.image**2,
     )
 
 
-def _decoder(workload: Workload, shards: Shards, side: int) -> Block:
-    """Build the neck of two convolutions and the decoder.
+def _build_decoder(workload: Workload, shards: Shards, side: int) -> Block:
+    """Build two convolutions and the decoder, in whose layers prompts and pixels attend to each other.
 
-    In the decoder's layers prompts and pixels attend to each other. Masks have four times the side of the patches'
-    grid.
+    Masks have four times the side of the grid of patches, which is `side`.
     """
-    walk = Walk(Numerics.of(workload), shards.micro_batch.astype(float), workload.model.hidden, (1, side, side))
-    walk.reached = True
+    batch = shards.micro_batch.astype(float)
+    net = NetworkBuilder(Numerics.of(workload), batch, workload.model.hidden, (1, side, side))
+    net.has_gradient = True
     for kernel in (1, 3):
-        walk.conv(_WIDTH, kernel)
-        walk.norm()
+        net.conv(_WIDTH, kernel)
+        net.channel_norm()
     pixels = float(side * side)
     for _ in range(_DEPTH):
-        attention.attend(walk, _PROMPTS, _PROMPTS, _WIDTH, _HEADS)
-        attention.norm(walk, _PROMPTS, _WIDTH)
-        _look(walk, _PROMPTS, pixels)
-        attention.feed_forward(walk, _PROMPTS, _WIDTH, _INNER)
-        attention.norm(walk, _PROMPTS, _WIDTH)
-        _look(walk, pixels, _PROMPTS)
-    _look(walk, _PROMPTS, pixels)
+        attention.add_multi_head_attention(net, _PROMPTS, _PROMPTS, _WIDTH, _HEADS)
+        attention.add_layer_norm(net, _PROMPTS, _WIDTH)
+        _add_attention(net, _PROMPTS, pixels)
+        attention.add_feed_forward(net, _PROMPTS, _WIDTH, _INNER)
+        attention.add_layer_norm(net, _PROMPTS, _WIDTH)
+        _add_attention(net, pixels, _PROMPTS)
+    _add_attention(net, _PROMPTS, pixels)
     for channels in (_WIDTH // 4, _WIDTH // 8):
-        walk.up_conv(channels)
-        walk.activate("gelu")
+        net.up_conv(channels)
+        net.activate("gelu")
     for outputs in (_WIDTH // 8,) * 4 + (4,):
         for width in (_WIDTH, _WIDTH, outputs):
-            attention.linear(walk, 1.0, _WIDTH, width)
-    walk.products(4.0, 16.0 * pixels, float(_WIDTH // 8))
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("loss", walk.numerics, walk.batch * 64.0 * pixels, reads=2.0, kernels=4)
-    activation_bytes = walk.activation_bytes * np.ones(len(shards))
-    return Block(
-        "mask-decoder", 1, tuple(walk.ops), np.full(len(shards), walk.parameters), np.stack([activation_bytes] * 3)
-    )
+            attention.add_dense(net, 1.0, _WIDTH, width)
+    net.batched_matmul(4.0, 16.0 * pixels, float(_WIDTH // 8))
+    net.training_pointwise("loss", net.batch * 64.0 * pixels, reads=2.0, kernels=4)
+    return uniform_block("mask-decoder", len(shards), net.ops, net.parameters, net.activation_bytes)
 
 
-def _look(walk: Walk, queries: float, keys: float) -> None:
-    """Write attention at half the width, and the norm after it."""
+def _add_attention(net: NetworkBuilder, queries: float, keys: float) -> None:
+    """Add attention at half the width, the residual sum and a norm."""
     half = _WIDTH // 2
-    attention.linear(walk, queries, _WIDTH, half)
+    attention.add_dense(net, queries, _WIDTH, half)
     for _ in ("key", "value"):
-        attention.linear(walk, keys, _WIDTH, half)
-    attention.core(walk, queries, keys, half, _HEADS)
-    attention.linear(walk, queries, half, _WIDTH)
-    attention.residual(walk, queries, _WIDTH)
-    attention.norm(walk, queries, _WIDTH)
+        attention.add_dense(net, keys, _WIDTH, half)
+    attention.add_dot_product_attention(net, queries, keys, half, _HEADS)
+    attention.add_dense(net, queries, half, _WIDTH)
+    attention.add_residual(net, queries, _WIDTH)
+    attention.add_layer_norm(net, queries, _WIDTH)

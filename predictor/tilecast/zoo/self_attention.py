@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tilecast.graph import Op
 from tilecast.model import Model
-from tilecast.spec import Floats, Workload
+from tilecast.spec import Workload
 from tilecast.zoo import layers
 from tilecast.zoo.dimensions import Transformer
+from tilecast.zoo.layers import Sequences
 from tilecast.zoo.numerics import Numerics
 from tilecast.zoo.parts import (
     NORMED,
     Linear,
-    Part,
     Rank,
-    key_collectives,
-    norm_parameters,
-    residual,
-    tensor_collectives,
+    Sublayer,
+    count_norm_parameters,
+    key_value_collectives,
+    residual_sum,
+    tensor_parallel_collectives,
 )
 
 
 def memory_width(model: Model) -> float:
-    """Return the width of the tokens that cross-attention reads."""
+    """Return the width of the tokens that cross-attention takes its keys and values from."""
     width = model.own(Transformer).memory_width
     return model.hidden if width is None else width
 
 
-def _projected(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
-    """Return the norm and products that make queries, keys and values, with rotation and transposes.
-
-    The second result lists the dense layers that adapters can be added to.
-    """
+def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
+    """Return the operators that make queries, keys and values, and their dense layers, which can have adapters."""
     model, numerics = workload.model, Numerics.of(workload)
     h, t, tokens = model.hidden, rank.tensor, rank.tokens
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -61,38 +57,26 @@ def _projected(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tup
     return ops, linears
 
 
-def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
     """Build multi-head attention of the tokens of `rank` to those of `key_rank`.
 
-    It has as many heads of keys and values as the model states.
+    It is self-attention if both are the same object, otherwise cross-attention.
     """
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
-    width = model.heads * model.head_dim
-    kv_width = model.kv_heads * model.head_dim
+    width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     read = h if key_rank is rank else memory_width(model)
     tokens, outer = rank.tokens, rank.outer_tokens
     heads = model.heads / t
     kv_heads = np.maximum(model.kv_heads / t, 1.0)
     dropout = model.dropout and workload.training
 
-    ops, linears = _projected(name, workload, rank, key_rank)
-    seen = Span.of(workload, rank, key_rank, causal)
-    ops += layers.attention(
-        name,
-        numerics,
-        batch=seen.batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        seq_q=seen.queries,
-        seq_kv=seen.keys,
-        head_dim=model.head_dim,
-        causal=causal,
-        dropout=dropout,
-    )
+    ops, linears = _build_projections(name, workload, rank, key_rank)
+    sequences = count_sequences(workload, rank, key_rank, causal)
+    ops += layers.attention(name, numerics, sequences, heads, kv_heads, model.head_dim, causal=causal, dropout=dropout)
     spread = (1.0, outer / tokens)
     ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, cast=spread)
-    ops += residual(f"{name}.residual", numerics, outer * h, dropout)
+    ops += residual_sum(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
@@ -104,54 +88,43 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         + (outer * h if dropout else 0.0)
         + (statistic if numerics.flash else score)
     )
-    parameters = (width * h * 2 + 2 * kv_width * read) / t + norm_parameters(model)
+    parameters = (width * h * 2 + 2 * kv_width * read) / t + count_norm_parameters(model)
     if model.bias:
         parameters = parameters + (width + 2 * kv_width) / t + h
     if (further := model.own(Transformer).global_projections) and key_rank is rank and not causal:
         ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t)
         parameters = parameters + further * width * h / t
-    collectives = tensor_collectives(name, workload, rank)
+    collectives = tensor_parallel_collectives(name, workload, rank)
     if key_rank is rank:
         keys = numerics.element * tokens * 2 * kv_heads * model.head_dim
-        collectives += key_collectives(name, keys * rank.context)
+        collectives += key_value_collectives(name, keys * rank.context)
     linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
     hidden = np.zeros(1) if numerics.flash else score
     selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and the output of attention
-    return Part(ops, collectives, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
+    return Sublayer(ops, collectives, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Sequences of a rank as its attention kernel sees them: their number, and the queries and keys of each, (S,)."""
+def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Sequences:
+    """Return the sequences in which the queries of `rank` attend to the tokens of `key_rank`.
 
-    batch: Floats
-    queries: Floats
-    keys: Floats
+    Under context parallelism each rank holds one early and one late piece of a causal sequence (zig-zag), so that all
+    ranks see half of it. That is as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence, with c
+    context-parallel ranks.
 
-    @classmethod
-    def of(cls, workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Span:
-        """Return what the queries of `rank` see of the tokens of `key_rank`.
-
-        Under context parallelism each rank holds one early and one late piece of a causal sequence (zig-zag), so that
-        all ranks see half of it. That is as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence, with c
-        context-parallel ranks.
-
-        A fused kernel skips what a window or a chunk hides. It is priced on pieces of that length, whose queries see as
-        many keys on average as the real ones; without a causal mask a window reaches as far ahead as back. An unfused
-        kernel computes the whole matrix and masks it.
-        """
-        queries = rank.sequence / rank.context
-        dims = workload.model.own(Transformer)
-        chunk, window = float(dims.attention_chunk), float(dims.sliding_window)
-        is_skipping = key_rank is rank and Numerics.of(workload).flash
-        if is_skipping and 0 < chunk < rank.sequence:
-            return cls(rank.micro_batch * queries / chunk, np.full(1, chunk), np.full(1, chunk))
-        if is_skipping and 0 < window < rank.sequence and not causal:
-            keys = window - window * window / (4 * rank.sequence)
-            return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
-        if is_skipping and 0 < window < rank.sequence:
+    A fused kernel skips the keys that a window or a chunk hides. It is priced on pieces of that length, whose queries
+    see as many keys on average as the real ones; without a causal mask a window reaches as far ahead as back. An
+    unfused kernel computes the whole matrix and masks it.
+    """
+    queries, s = rank.sequence / rank.context, rank.sequence
+    dims = workload.model.own(Transformer)
+    chunk, window = float(dims.attention_chunk), float(dims.sliding_window)
+    if key_rank is rank and Numerics.of(workload).flash:
+        if 0 < chunk < s:
+            return Sequences(rank.micro_batch * queries / chunk, np.full(1, chunk), np.full(1, chunk))
+        if 0 < window < s:
             # The first queries of a sequence see less than a window w: all see w - w (w - 1) / 2s keys on average.
-            keys = window - window * (window - 1) / (2 * rank.sequence) + (window - 1) / 2
-            return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
-        share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
-        return cls(rank.micro_batch, queries, key_rank.sequence * share)
+            masked = window - window * (window - 1) / (2 * s) + (window - 1) / 2
+            keys = masked if causal else window - window * window / (4 * s)
+            return Sequences(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
+    share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
+    return Sequences(rank.micro_batch, queries, key_rank.sequence * share)

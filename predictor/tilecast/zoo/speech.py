@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards
-from tilecast.spec import Floats, Workload
+from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank, frozen_parameters
+from tilecast.zoo.parts import Rank, uniform_block
 
 _KERNEL, _STRIDES = 3, (1, 2)
 
@@ -30,44 +30,33 @@ class Spectrogram(Transformer):
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the encoder.
-
-    Two convolutions read two columns of the spectrogram for each frame; then layers run over the frames.
-    """
-    dims = workload.model.own(Spectrogram)
-    heard = replace(workload, sequence_length=dims.frames)
-    rank = Rank.of(shards, heard.sequence_length)
-    blocks = transformer.stack("layer", heard, rank, heard.model.layers, causal=False)
-    graph = transformer.graph(heard, rank, rank, blocks)
-    return replace(
-        graph, first=(_stem(heard, shards),), last=(), host_bytes_per_sample=4.0 * _columns(heard)
-    )  # fmt: skip
+    """Build the graph of the encoder: two convolutions over the spectrogram, then layers over its frames."""
+    frames = workload.model.own(Spectrogram).frames
+    workload = replace(workload, sequence_length=frames, model=replace(workload.model, causal=False))
+    host_bytes = 4.0 * _count_inputs(workload)
+    graph = transformer.build(workload, shards)
+    return replace(graph, first=(_build_stem(workload, shards),), last=(), host_bytes_per_sample=host_bytes)
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of encoder and decoder.
-
-    `positions` are those of the decoder.
-    """
-    model, dims = workload.model, workload.model.own(Spectrogram)
-    decoding = dims.decoding(model)
-    heard, target = Rank.of(shards, dims.frames), Rank.of(shards, workload.sequence_length)
-    start = model.layers - decoding
-    blocks = transformer.stack("encoder-layer", workload, heard, start, causal=False)
-    blocks += transformer.stack("decoder-layer", workload, target, decoding, causal=True, memory=heard, start=start)
-    graph = transformer.graph(workload, heard, target, blocks)
-    first = (_stem(workload, shards), transformer.embedding(workload, target))
-    return replace(graph, first=first, host_bytes_per_sample=graph.host_bytes_per_sample + 4.0 * _columns(workload))
+    """Build the graph of an encoder of sound and a decoder of text; `positions` are those of the decoder."""
+    frames = workload.model.own(Spectrogram).frames
+    encoder, decoder = Rank.from_shards(shards, frames), Rank.from_shards(shards, workload.sequence_length)
+    blocks = transformer.build_encoder_decoder_layers(workload, encoder, decoder)
+    graph = transformer.build_graph(workload, encoder, decoder, blocks)
+    first = (_build_stem(workload, shards), transformer.build_embedding(workload, decoder))
+    host_bytes = graph.host_bytes_per_sample + 4.0 * _count_inputs(workload)
+    return replace(graph, first=first, host_bytes_per_sample=host_bytes)
 
 
-def _columns(workload: Workload) -> float:
-    """Return how many numbers the spectrogram of a sample has."""
+def _count_inputs(workload: Workload) -> float:
+    """Return the number of values in the spectrogram of a sample."""
     dims = workload.model.own(Spectrogram)
     return 2.0 * dims.frames * dims.bands
 
 
-def _stem(workload: Workload, shards: Shards) -> Block:
-    """Build two convolutions over time, each followed by a GELU, and the sum with positions.
+def _build_stem(workload: Workload, shards: Shards) -> Block:
+    """Build two convolutions over the columns, each followed by a GELU, and the sum with positions.
 
     The second convolution halves the number of columns.
     """
@@ -79,16 +68,11 @@ def _stem(workload: Workload, shards: Shards) -> Block:
     channels, columns = float(own.bands), 2 * frames
     for number, stride in enumerate(_STRIDES):
         after = columns / stride
-        dims: dict[str, Floats | float] = {
-            "batch": batch, "c_in": channels, "c_out": width, "in_d": 1.0, "in_h": 1.0, "in_w": columns,
-            "k_d": 1.0, "k_h": 1.0, "k_w": float(_KERNEL), "out_d": 1.0, "out_h": 1.0, "out_w": after, "groups": 1.0,
-        }  # fmt: skip
-        directions: list[tuple[str, float, Phase]] = [("", 0.0, "forward")]
-        if numerics.training and not numerics.frozen:
-            directions += [(".weight-gradient", 2.0, "backward")]
-        if numerics.training and number:
-            directions += [(".input-gradient", 1.0, "backward")]
-        for label, direction, phase in directions:
+        dims = layers.conv_dims(batch, (channels, 1, 1, columns), (1, 1, _KERNEL), (width, 1, 1, after))
+        passes: list[tuple[str, float, Phase]] = [("", 0.0, "forward")]
+        passes += [(".weight-gradient", 2.0, "backward")] * (numerics.training and not numerics.frozen)
+        passes += [(".input-gradient", 1.0, "backward")] * (numerics.training and number > 0)
+        for label, direction, phase in passes:
             table = KernelTable.of("conv", numerics.matrix, **dims, direction=direction)
             ops.append(Op(f"convolution{number + 1}{label}", table, phase))
         ops += layers.pointwise("gelu", numerics, batch * after * width)
@@ -96,12 +80,4 @@ def _stem(workload: Workload, shards: Shards) -> Block:
         activation_bytes = activation_bytes + numerics.element * batch * (columns * channels + after * width)
         channels, columns = width, after
     ops += layers.pointwise("positions", numerics, batch * frames * width, reads=2.0, backward=(1.0, 0.0))
-    whole = np.full(len(shards), parameters)
-    return Block(
-        "spectrogram",
-        1,
-        tuple(ops),
-        whole,
-        np.stack([activation_bytes] * 3),
-        frozen_parameters=frozen_parameters(workload, whole),
-    )
+    return uniform_block("spectrogram", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)

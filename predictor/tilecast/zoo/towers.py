@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast.graph import Block, Graph, Shards
-from tilecast.model import Projector
+from tilecast.model import Model, Projector
 from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Rank
+from tilecast.zoo.parts import Rank, uniform_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -31,17 +31,22 @@ class QueryEncoder(Transformer):
     """Distance between layers in which they do."""
 
 
-def with_towers(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Workload, Shards], Graph]) -> Graph:
-    """Return the graph of a model with its towers before it; `build` builds each tower.
+def prepend_towers(
+    graph: Graph,
+    workload: Workload,
+    shards: Shards,
+    find_builder: Callable[[Model], Callable[[Workload, Shards], Graph]],
+) -> Graph:
+    """Return the graph of a model with the layers of its towers before its own, on the first pipeline stage.
 
-    A tower's layers run one after the other, all on the first pipeline stage.
+    `find_builder` returns the function that builds the graph of a tower.
     """
     blocks: list[Block] = []
     host = graph.host_bytes_per_sample
     for place, tower in enumerate(workload.model.towers):
         own = replace(workload, model=tower, sequence_length=1)
-        own_graph = build(own, shards)
-        last = (_projector(own, shards, tower.projector),) if tower.projector else own_graph.last
+        own_graph = find_builder(tower)(own, shards)
+        last = (_build_projector(own, shards, tower.projector),) if tower.projector else own_graph.last
         named = f"tower{place + 1}"
         blocks += (
             replace(block, name=f"{named}-{block.name}", positions=())
@@ -51,8 +56,8 @@ def with_towers(graph: Graph, workload: Workload, shards: Shards, build: Callabl
     return replace(graph, first=(*blocks, *graph.first), host_bytes_per_sample=host)
 
 
-def _projector(workload: Workload, shards: Shards, dims: Projector) -> Block:
-    """Build the projector from a tower's tokens to the language model's."""
+def _build_projector(workload: Workload, shards: Shards, dims: Projector) -> Block:
+    """Build the dense layers between the tokens of a tower and those of the language model."""
     numerics = Numerics.of(workload)
     inputs, inner = dims.inputs, dims.inner
     rows = shards.micro_batch.astype(float) * dims.tokens
@@ -66,26 +71,24 @@ def _projector(workload: Workload, shards: Shards, dims: Projector) -> Block:
         parameters += read * written + written
         activation_bytes = activation_bytes + numerics.element * rows * read
     ops += layers.pointwise("projector.activation", numerics, rows * inner)
-    whole = np.full(len(shards), parameters)
-    alike = int(dims.count or 1)
-    frozen = whole if workload.lora_rank else np.zeros(1)
-    return Block("projector", alike, tuple(ops), whole, np.stack([activation_bytes] * 3), frozen_parameters=frozen)
+    block = uniform_block("projector", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)
+    return replace(block, repeat=int(dims.count or 1))
 
 
 def build_queries(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597, section 3.1).
 
-    It is an encoder of learned queries, which attend to further tokens in some layers.
+    It is an encoder of learned queries, which attend to the tokens of an image in some layers.
     """
     model, dims = workload.model, workload.model.own(QueryEncoder)
-    queries = Rank.of(shards, dims.queries)
-    memory = Rank.of(shards, dims.memory_tokens)
+    queries = Rank.from_shards(shards, dims.queries)
+    memory = Rank.from_shards(shards, dims.memory_tokens)
     looking = -(-model.layers // dims.memory_every)
     blocks = []
     for name, repeat, seen in (("query-layer", model.layers - looking, None), ("looking-layer", looking, memory)):
         if repeat:
-            blocks.append(transformer.layer(name, workload, queries, repeat=repeat, causal=False, memory=seen))
-    graph = transformer.graph(workload, queries, queries, tuple(blocks))
+            blocks.append(transformer.build_layer(name, workload, queries, repeat=repeat, causal=False, memory=seen))
+    graph = transformer.build_graph(workload, queries, queries, tuple(blocks))
     parameters = np.full(len(shards), float(dims.queries * model.hidden))
     frozen = parameters if workload.lora_rank else np.zeros(1)
     learned = Block("queries", 1, (), parameters, np.zeros((3, 1)), frozen_parameters=frozen)

@@ -11,6 +11,7 @@ generalised to grouped-query attention, gated MLPs, any MLP width and any elemen
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,46 +19,56 @@ import numpy as np
 
 from tilecast import frameworks
 from tilecast.graph import Block, CollectiveCall, Graph, Op, Shards
-from tilecast.spec import Workload
-from tilecast.zoo import grouped, layers
-from tilecast.zoo.adapters import adapter_products, dequantized, largest_quantized
+from tilecast.spec import Floats, Workload
+from tilecast.zoo import layers
+from tilecast.zoo.adapters import build_adapters, dequantize_weights, largest_quantized_weight
 from tilecast.zoo.dimensions import Transformer
-from tilecast.zoo.mlp import expert_mlp, mlp
+from tilecast.zoo.mlp import build_expert_mlp, build_mlp, count_launches
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Part, Rank, frozen_parameters, norm_parameters
-from tilecast.zoo.self_attention import attention, memory_width
+from tilecast.zoo.parts import Rank, Sublayer, count_norm_parameters, uniform_block, zeros
+from tilecast.zoo.self_attention import build_attention, memory_width
 
 MOST_LAYERS = 4096
 """Most layers of a stack whose positions by kind are kept; of deeper ones only the numbers of layers are."""
 
 
-def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a decoder or encoder, dense or with experts."""
-    model = workload.model
-    rank = Rank.of(shards, workload.sequence_length)
-    return graph(workload, rank, rank, stack("layer", workload, rank, model.layers, causal=model.causal))
+class AttentionBuilder(Protocol):
+    """A function that builds the attention half of a layer."""
+
+    def __call__(self, name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+        """Build the sublayer called `name`, with the queries of `rank` and the keys of `key_rank`."""
+
+
+def build(workload: Workload, shards: Shards, attend: AttentionBuilder | None = None) -> Graph:
+    """Build the graph of a decoder or encoder, dense or with experts.
+
+    `attend` builds the attention of its layers where that is not the usual one.
+    """
+    model, rank = workload.model, Rank.from_shards(shards, workload.sequence_length)
+    blocks = build_stack("layer", workload, rank, model.layers, causal=model.causal, attend=attend)
+    return build_graph(workload, rank, rank, blocks)
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of an encoder-decoder."""
-    model, dims = workload.model, workload.model.own(Transformer)
-    encoder = Rank.of(shards, workload.sequence_length if dims.encoder_length is None else dims.encoder_length)
-    decoder = Rank.of(shards, workload.sequence_length if dims.decoder_length is None else dims.decoder_length)
-    decoding = dims.decoding(model)
-    layers_ = stack("encoder-layer", workload, encoder, model.layers - decoding, causal=False)
-    start = model.layers - decoding
-    layers_ += stack("decoder-layer", workload, decoder, decoding, causal=True, memory=encoder, start=start)
-    return graph(workload, encoder, decoder, layers_)
+    dims = workload.model.own(Transformer)
+    encoder = Rank.from_shards(shards, workload.sequence_length if dims.encoder_length is None else dims.encoder_length)
+    decoder = Rank.from_shards(shards, workload.sequence_length if dims.decoder_length is None else dims.decoder_length)
+    return build_graph(workload, encoder, decoder, build_encoder_decoder_layers(workload, encoder, decoder))
 
 
-class Attend(Protocol):
-    """A function that builds the attention half of a layer."""
+def build_encoder_decoder_layers(workload: Workload, encoder: Rank, decoder: Rank) -> tuple[Block, ...]:
+    """Return the layers of an encoder, and those of the decoder that attends to its tokens."""
+    model = workload.model
+    decoding = model.own(Transformer).decoding(model)
+    encoding = model.layers - decoding
+    blocks = build_stack("encoder-layer", workload, encoder, encoding, causal=False)
+    return blocks + build_stack(
+        "decoder-layer", workload, decoder, decoding, causal=True, memory=encoder, start=encoding
+    )
 
-    def __call__(self, name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
-        """Build the part named `name`, with the queries of `rank` and the keys of `key_rank`."""
 
-
-def stack(
+def build_stack(
     name: str,
     workload: Workload,
     rank: Rank,
@@ -65,13 +76,13 @@ def stack(
     *,
     causal: bool,
     memory: Rank | None = None,
-    attend: Attend | None = None,
+    attend: AttentionBuilder | None = None,
     start: int = 0,
 ) -> tuple[Block, ...]:
     """Return `depth` layers as blocks of equal layers.
 
-    Layers differ in having experts or a dense MLP, and in attending locally or to everything. The first of them is the
-    model's layer `start`, which only counts for their positions.
+    Layers differ in having experts or a dense MLP, and in attending locally or to all tokens. The first layer has the
+    position `start` in the model.
     """
     dims = workload.model.own(Transformer)
     experts = dims.experts
@@ -88,15 +99,18 @@ def stack(
         (True, False): both,
         (True, True): expert - both,
     }
+    unbounded = replace(workload, model=workload.model.having(sliding_window=0, attention_chunk=0))
     numbers = range(1, depth + 1) if depth <= MOST_LAYERS else ()
     blocks = []
     for (sparse, local), repeat in kinds.items():
         if not repeat:
             continue
         label = "-".join([*["local"] * local, *["expert"] * sparse, name])
-        seen = workload if local or not is_bounded else _seeing_all(workload)
+        seen = unbounded if is_bounded and not local else workload
         chosen = experts if sparse else 0
-        block = layer(label, seen, rank, repeat=repeat, causal=causal, memory=memory, experts=chosen, attend=attend)
+        block = build_layer(
+            label, seen, rank, repeat=repeat, causal=causal, memory=memory, experts=chosen, attend=attend
+        )
         positions = tuple(
             start + number - 1
             for number in numbers
@@ -106,26 +120,22 @@ def stack(
     return tuple(blocks)
 
 
-def _seeing_all(workload: Workload) -> Workload:
-    return replace(workload, model=workload.model.having(sliding_window=0, attention_chunk=0))
+def build_graph(workload: Workload, first: Rank, last: Rank, blocks: tuple[Block, ...]) -> Graph:
+    """Return the graph of the usual embedding, these layers and the usual head.
 
-
-def graph(workload: Workload, first: Rank, last: Rank, layers_: tuple[Block, ...]) -> Graph:
-    """Return the graph of the usual embedding, some layers and the usual head.
-
-    `first` is what a rank sees at the embedding, `last` what it sees at the head.
+    `first` is the rank's part of a micro-batch at the embedding, `last` its part at the head.
     """
     return Graph(
-        first=(embedding(workload, first),),
-        layers=layers_,
-        last=(_head(workload, last),),
+        first=(build_embedding(workload, first),),
+        layers=blocks,
+        last=(_build_head(workload, last),),
         boundary_bytes=Numerics.of(workload).element * first.tokens / first.tensor * workload.model.hidden,
         shards=len(first.tensor),
         host_bytes_per_sample=16.0 * workload.sequence_length,
     )
 
 
-def layer(
+def build_layer(
     name: str,
     workload: Workload,
     rank: Rank,
@@ -134,45 +144,34 @@ def layer(
     causal: bool,
     experts: int = 0,
     memory: Rank | None = None,
-    attend: Attend | None = None,
-    feeds: bool = True,
+    attend: AttentionBuilder | None = None,
+    has_mlp: bool = True,
 ) -> Block:
     """Build one transformer layer on one rank.
 
-    It has self-attention, cross-attention if there is a `memory` to attend to, and, if it `feeds`, an MLP or experts.
+    It has self-attention, cross-attention to the tokens of `memory`, and an MLP or experts unless `has_mlp` is False.
     `attend` builds the self-attention if that is not the usual one.
     """
     model, numerics = workload.model, Numerics.of(workload)
-    parts = [(attend or attention)("attention", workload, rank, key_rank=rank, causal=causal)]
+    parts = [(attend or build_attention)("attention", workload, rank, key_rank=rank, causal=causal)]
     if memory is not None:
-        parts.append(attention("cross-attention", workload, rank, key_rank=memory, causal=False))
-    if feeds:
-        parts.append(expert_mlp(workload, rank, experts) if experts else mlp(workload, rank))
-    whole = Part.joined(parts)
-    ops, parameters, frozen = tuple(whole.ops), whole.parameters, np.zeros(1)
+        parts.append(build_attention("cross-attention", workload, rank, key_rank=memory, causal=False))
+    if has_mlp:
+        parts.append(build_expert_mlp(workload, rank, experts) if experts else build_mlp(workload, rank))
+    whole = Sublayer.join(parts)
+    ops, parameters, frozen, copied = tuple(whole.ops), whole.parameters, zeros(), zeros()
     if workload.lora_rank:
-        adapters, added = adapter_products(workload, whole.linears)
+        adapters, added = build_adapters(workload, whole.linears)
         ops, frozen, parameters = ops + tuple(adapters), parameters, parameters + added
-    copied = np.zeros(1)
-    if workload.lora_rank and workload.frozen_bits < 16:
-        calls = grouped.launches(workload, np.maximum(experts / rank.expert, 1.0))
-        ops += tuple(dequantized(workload, parts, calls))
-        copied = numerics.element * largest_quantized(parts, calls)
-    inputs = numerics.element * rank.outer_tokens * model.hidden
+        if workload.frozen_bits < 16:
+            calls = count_launches(workload, np.maximum(experts / rank.expert, 1.0))
+            ops += tuple(dequantize_weights(workload, parts, calls))
+            copied = numerics.element * largest_quantized_weight(parts, calls)
     if numerics.frozen_input:
-        read = sum((item.rows * item.inputs for item in whole.linears), np.zeros(1))
-        parts.append(Part.keeping(numerics.frozen_input * read))
-    everything = sum((part.activation_bytes for part in parts), np.zeros(1))
-    without_scores = sum((part.activation_bytes - part.scores for part in parts), np.zeros(1))
-    activation_bytes = np.stack(
-        [
-            everything,
-            sum((part.selected for part in parts), inputs) if numerics.saves_operators else without_scores,
-            inputs,
-        ]
-    )
-    gathered = sum((one.size_bytes for one in whole.collectives if one.group == "context"), np.zeros(1))
-    working = everything * 0.5 + np.where(rank.context > 1, gathered, 0.0)
+        read = sum((item.rows * item.inputs for item in whole.linears), zeros())
+        parts.append(Sublayer.from_kept_bytes(numerics.frozen_input * read))
+    activation_bytes = _stack_activation_bytes(numerics, parts, numerics.element * rank.outer_tokens * model.hidden)
+    gathered = sum((call.size_bytes for call in whole.collectives if call.group == "context"), zeros())
     return Block(
         name,
         repeat,
@@ -181,15 +180,25 @@ def layer(
         activation_bytes=activation_bytes,
         collectives=tuple(whole.collectives),
         expert_parameters=whole.expert_parameters,
-        working_bytes=working,
+        working_bytes=activation_bytes[0] * 0.5 + np.where(rank.context > 1, gathered, 0.0),
         copied_bytes=copied,
         frozen_parameters=frozen,
-        remembered_bytes=numerics.element * memory.outer_tokens * memory_width(model) if memory else np.zeros(1),
+        remembered_bytes=numerics.element * memory.outer_tokens * memory_width(model) if memory else zeros(),
     )
 
 
-def embedding(workload: Workload, rank: Rank) -> Block:
-    """Build token and position embeddings, with what follows before the first layer.
+def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], inputs: Floats) -> Floats:
+    """Return the bytes that a layer with these inputs keeps in each recomputation mode, (3, S)."""
+    everything = sum((part.activation_bytes for part in parts), zeros())
+    if numerics.saves_operators:
+        selective = sum((part.selected for part in parts), inputs)
+    else:
+        selective = sum((part.activation_bytes - part.scores for part in parts), zeros())
+    return np.stack([everything, selective, inputs])
+
+
+def build_embedding(workload: Workload, rank: Rank) -> Block:
+    """Build the embeddings of tokens and positions, and the norm, dropout and projection before the first layer.
 
     Frozen embeddings have no backward pass.
     """
@@ -211,18 +220,23 @@ def embedding(workload: Workload, rank: Rank) -> Block:
         ops += layers.linear("embedding.projection", numerics, rank.tokens, width, h)
     parameters = parameters + dims.token_types * width
     if dims.embedding_norm:
-        parameters = parameters + norm_parameters(model)
+        parameters = parameters + count_norm_parameters(model)
     collectives = (CollectiveCall("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
-    return Block(
-        "embedding", 1, tuple(ops), parameters * np.ones_like(rank.tensor), np.stack([activation_bytes] * 3),
-        collectives, frozen_parameters=frozen_parameters(workload, parameters),
-    )  # fmt: skip
+    return uniform_block(
+        "embedding",
+        len(rank.tensor),
+        ops,
+        parameters,
+        activation_bytes,
+        frozen=numerics.frozen,
+        collectives=collectives,
+    )
 
 
-def _head(workload: Workload, rank: Rank) -> Block:
-    """Build the final norm, the output projection and the loss.
+def _build_head(workload: Workload, rank: Rank) -> Block:
+    """Build the final norm, the projection to logits and the loss.
 
-    The head of a model with `classes` is a classifier on one pooled token of each sample.
+    In a model with `classes` the head classifies one pooled token of each sample.
     """
     model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
@@ -234,7 +248,7 @@ def _head(workload: Workload, rank: Rank) -> Block:
     parameters = np.zeros_like(t)
     if dims.final_norm:
         ops += layers.norm("head.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
-        parameters = parameters + norm_parameters(model)
+        parameters = parameters + count_norm_parameters(model)
     if dims.head_transform:
         ops += layers.linear("head.transform", numerics, rows, h, h, bias=True)
         ops += layers.pointwise("head.activation", numerics, rows * h)
@@ -253,8 +267,7 @@ def _head(workload: Workload, rank: Rank) -> Block:
     logit_bytes, logit_working = layers.logit_bytes(numerics)
     activation_bytes = e * rank.outer_tokens * h * 2 + logit_bytes * rows * vocab
     collectives = (CollectiveCall("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
-    return Block(
-        "head", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), collectives,
+    return uniform_block(
+        "head", len(t), ops, parameters, activation_bytes, frozen=numerics.frozen, collectives=collectives,
         working_bytes=logit_working * rows * vocab,
-        frozen_parameters=frozen_parameters(workload, parameters),
     )  # fmt: skip

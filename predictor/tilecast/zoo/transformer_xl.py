@@ -21,7 +21,14 @@ from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import Part, Rank, norm_parameters, residual, tensor_collectives
+from tilecast.zoo.parts import (
+    Rank,
+    Sublayer,
+    count_norm_parameters,
+    residual_sum,
+    tensor_parallel_collectives,
+    uniform_block,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -35,7 +42,6 @@ class TransformerXl(Transformer):
     shrink: int = 1
     """Factor by which the embedding of each cluster is narrower than that of the one before."""
     attention_dropout: bool = False
-    """Whether scores are dropped out."""
 
     def problems(self, model: Model) -> Iterator[Problem]:
         """Yield the dimensions that contradict others of the model."""
@@ -44,26 +50,20 @@ class TransformerXl(Transformer):
             if more <= fewer:
                 name = "cutoffs" if place < len(self.cutoffs) else "vocab"
                 yield name, f"{more} is not above {fewer}", "let cutoffs ascend to the vocabulary"
-        if self.shrink < 1:
-            yield "shrink", f"must be positive, got {self.shrink}", "state one or more, or leave it out"
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of the decoder.
-
-    Its queries see tokens of the previous segment besides their own.
-    """
+    """Build the graph of a decoder whose queries also see tokens of the previous segment."""
     workload = replace(workload, attention="eager")
-    rank = Rank.of(shards, workload.sequence_length)
-    blocks = transformer.stack("layer", workload, rank, workload.model.layers, causal=True, attend=_relative_attention)
-    graph = transformer.graph(workload, rank, rank, blocks)
-    return replace(graph, first=(_embedding(workload, rank),), last=(_head(workload, rank),))
+    rank = Rank.from_shards(shards, workload.sequence_length)
+    graph = transformer.build(workload, shards, _build_relative_attention)
+    return replace(graph, first=(_build_embedding(workload, rank),), last=(_build_head(workload, rank),))
 
 
-def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
-    """Build attention on one rank.
+def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+    """Build attention by relative positions on one rank.
 
-    The projections also run over the memory; the query third of their output for it is thrown away.
+    The projections also run over the memory, for which the queries among their outputs are thrown away.
     """
     model, dims, numerics = workload.model, workload.model.own(TransformerXl), Numerics.of(workload)
     e, h = numerics.element, model.hidden
@@ -95,31 +95,21 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
     # The shift is a padded copy; backward, zeros are filled, the slice is copied, and the product needs another order.
     ops += layers.pointwise(f"{name}.shift", numerics, scores, absorbed=False, backward=(2.0, 3.0))
     ops += layers.elementwise(f"{name}.add-positions", numerics, scores, 2, 1)
-    ops += layers.attention(
-        name,
-        numerics,
-        batch=rank.micro_batch,
-        heads=heads,
-        kv_heads=heads,
-        seq_q=rank.sequence / rank.context,
-        seq_kv=np.full(1, keys),
-        head_dim=model.head_dim,
-        causal=causal,
-        dropout=dropped,
-    )
+    sequences = layers.Sequences(rank.micro_batch, rank.sequence / rank.context, np.full(1, keys))
+    ops += layers.attention(name, numerics, sequences, heads, heads, model.head_dim, causal=causal, dropout=dropped)
     ops += layers.pointwise(f"{name}.join-heads", numerics, tokens * width, absorbed=False, backward=(1.0, 1.0))
     ops += layers.linear(f"{name}.output", numerics, tokens, width, h)
-    ops += residual(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
+    ops += residual_sum(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
 
     score = scores * (2 * e + 1 if dropped else e)
     activation_bytes = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
-    parameters = 5.0 * h * width + norm_parameters(model)
-    collectives = tensor_collectives(name, workload, rank)
-    return Part(ops, collectives, parameters, activation_bytes, score, np.zeros(1), activation_bytes - score)
+    parameters = 5.0 * h * width + count_norm_parameters(model)
+    collectives = tensor_parallel_collectives(name, workload, rank)
+    return Sublayer(ops, collectives, parameters, activation_bytes, score, np.zeros(1), activation_bytes - score)
 
 
-def _clusters(model: Model) -> list[tuple[float, float, float]]:
-    """Return words, embedding width and share of the tokens of each cluster, the most frequent words first.
+def _list_clusters(model: Model) -> list[tuple[float, float, float]]:
+    """Return the words, the embedding width and the share of all tokens of each cluster, the most frequent words first.
 
     By Zipf's law the r-th word of V has a share of 1 / (r (ln V + 0.5772)) of all tokens.
     """
@@ -132,14 +122,14 @@ def _clusters(model: Model) -> list[tuple[float, float, float]]:
     ]
 
 
-def _embedding(workload: Workload, rank: Rank) -> Block:
-    """Build the token embedding: a table for each cluster and, if tables are narrower, the projections back."""
+def _build_embedding(workload: Workload, rank: Rank) -> Block:
+    """Build the token embedding: a table for each cluster and, if tables shrink, projections to the hidden width."""
     model, numerics = workload.model, Numerics.of(workload)
     h = model.hidden
     ops: list[Op] = []
     parameters = np.zeros_like(rank.tensor)
     shrinks = model.own(TransformerXl).shrink != 1
-    for words, width, share in _clusters(model):
+    for words, width, share in _list_clusters(model):
         ops += layers.embedding("embedding.tokens", numerics, rank.tokens * share, width)
         parameters = parameters + words * width / rank.tensor
         if shrinks:
@@ -149,18 +139,18 @@ def _embedding(workload: Workload, rank: Rank) -> Block:
     if model.dropout and workload.training:
         ops += layers.pointwise("embedding.dropout", numerics, rank.outer_tokens * h, mask_bytes=1.0)
     activation_bytes = numerics.element * rank.outer_tokens * h + 8.0 * rank.tokens
-    return Block("embedding", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3))
+    return uniform_block("embedding", len(rank.tensor), ops, parameters, activation_bytes)
 
 
-def _head(workload: Workload, rank: Rank) -> Block:
+def _build_head(workload: Workload, rank: Rank) -> Block:
     """Build the adaptive softmax and its loss.
 
-    One product covers the most frequent words and one column for each further cluster. The tokens of such a cluster
-    have a second product with its words. The weights of the words are the embedding's.
+    One product scores the most frequent words and one column for each further cluster. The tokens of such a cluster
+    have a second product with its words. Weights of words are those of the embedding.
     """
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
-    first, *tails = _clusters(model)
+    first, *tails = _list_clusters(model)
     shrinks = model.own(TransformerXl).shrink != 1
     ops: list[Op] = []
     logits = largest = np.zeros_like(t)
@@ -179,10 +169,7 @@ def _head(workload: Workload, rank: Rank) -> Block:
         # several, each cluster's rows are copied from those of the first product. Backward, each cluster fills a
         # gradient of the whole with zeros and adds its rows, and the gradients are summed.
         moved = 2.0 * len(tails) + 2.0 if tails else 1.0
-        exact = replace(numerics, vector="fp32", element=4.0)
-        ops += layers.pointwise("head.pick", exact, rank.tokens * (first[0] / t), backward=(moved, moved))
+        ops += layers.pointwise("head.pick", numerics.in_fp32, rank.tokens * (first[0] / t), backward=(moved, moved))
     logit_bytes, logit_working = layers.logit_bytes(numerics, returned=False)
     activation_bytes = 2 * e * rank.outer_tokens * h + logit_bytes * logits
-    return Block(
-        "head", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), working_bytes=logit_working * largest
-    )
+    return uniform_block("head", len(t), ops, parameters, activation_bytes, working_bytes=logit_working * largest)

@@ -6,18 +6,15 @@ arXiv 2103.14030 (section 3, without the bias of relative positions, under 0.1 %
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
-from tilecast.model import Model, Problem, numbered
-from tilecast.spec import Floats, Workload
+from tilecast.model import Model, numbered
+from tilecast.spec import Workload
 from tilecast.zoo import layers, transformer
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.parts import frozen_parameters
+from tilecast.zoo.parts import uniform_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -41,17 +38,9 @@ class Vision(Transformer):
     class_tokens: int = 1
     """Tokens beside those of patches."""
     learned_positions: bool = True
-    """Whether positions are learned."""
     pooling: bool = False
     """Whether one more layer precedes the classifier."""
     classes: int = 1000
-    """Outputs of the classifier."""
-
-    def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model."""
-        yield from Transformer.problems(self, model)
-        if self.patch_stride is not None and self.patch_stride < 1:
-            yield "patch_stride", f"must be positive, got {self.patch_stride}", "state one or more, or leave it out"
 
     @property
     def width_pixels(self) -> int:
@@ -73,21 +62,18 @@ class Swin(Vision):
     window: int
     """Side of the windows that attention stays in, in tokens."""
     stages: tuple[int, int, int, int] = numbered("stage")
-    """Layers of each stage."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """Build the graph of a vision transformer.
-
-    A classifier reads the tokens of patches. The workload's own sequence length is not used.
-    """
+    """Build the graph of a vision transformer and its classifier, over all patches of an image."""
     model, dims = replace(workload.model, causal=False), workload.model.own(Vision)
     rows, columns = dims.grid
     added = dims.class_tokens
     tokens = max(1, round(rows * columns * dims.seen_share)) + added
     workload = replace(workload, model=model, sequence_length=tokens)
     learned = (rows * columns + added) * dims.learned_positions + added
-    graph = _over_images(transformer.build(workload, shards), patches(workload, shards, learned * model.hidden), model)
+    embedding = build_patches(workload, shards, learned * model.hidden)
+    graph = _replace_embedding(transformer.build(workload, shards), embedding, model)
     if not dims.pooling:
         return graph
     pooling = transformer.build(replace(workload, model=replace(model, layers=1)), shards).layers
@@ -103,49 +89,44 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
     model, dims = replace(workload.model, causal=False), workload.model.own(Swin)
     whole = dims.grid
     workload = replace(workload, model=model, attention="eager")
-    embedding = patches(workload, shards, learned=2 * model.hidden)
+    embedding = build_patches(workload, shards, learned=2 * model.hidden)
     blocks: list[Block] = []
     for stage, depth in enumerate(dims.stages):
         width, heads = model.hidden * 2**stage, model.heads * 2**stage
-        part = replace(
-            model, layers=depth, hidden=width, heads=heads, kv_heads=heads, ffn_hidden=4 * width
-        )  # fmt: skip
+        part = replace(model, layers=depth, hidden=width, heads=heads, kv_heads=heads, ffn_hidden=4 * width)
         rows, columns = (max(1, side // 2**stage) for side in whole)
         window = min(dims.window, rows, columns)
         staged = replace(workload, model=part, sequence_length=window * window)
         windows = replace(shards, micro_batch=shards.micro_batch * -(-rows // window) * -(-columns // window))
         graph = transformer.build(staged, windows)
         if stage:
-            blocks.append(_merge(f"stage{stage + 1}-merge", staged, windows))
+            blocks.append(_build_merge(f"stage{stage + 1}-merge", staged, windows))
         moved = windows.micro_batch.astype(float) * (staged.sequence_length * width)
         numerics = Numerics.of(staged)
         shuffle = layers.pointwise("windows", numerics, moved, kernels=4, absorbed=False, backward=(1.0, 1.0))
         name = f"stage{stage + 1}-layer"
         blocks += [replace(block, name=name, ops=(*block.ops, *shuffle)) for block in graph.layers]
-    return _over_images(replace(graph, layers=tuple(blocks)), embedding, model)
+    return _replace_embedding(replace(graph, layers=tuple(blocks)), embedding, model)
 
 
-def _over_images(graph: Graph, embedding: Block, model: Model) -> Graph:
+def _replace_embedding(graph: Graph, embedding: Block, model: Model) -> Graph:
     dims = model.own(Vision)
     pixels = float(dims.image * dims.width_pixels * dims.image_channels)
     return replace(graph, first=(embedding,), host_bytes_per_sample=pixels)
 
 
-def patches(workload: Workload, shards: Shards, learned: int) -> Block:
+def build_patches(workload: Workload, shards: Shards, learned: int) -> Block:
     """Build the embedding of patches, a convolution.
 
-    It holds `learned` further parameters (positions, class token, norm).
+    `learned` is the number of its further parameters (positions, class token, norm).
     """
     model, dims, numerics = workload.model, workload.model.own(Vision), Numerics.of(workload)
     image, width, patch = dims.image, dims.width_pixels, dims.patch
     channels = dims.image_channels * dims.patch_depth
     rows, columns = dims.grid
     batch = shards.micro_batch.astype(float)
-    conv: dict[str, Floats | float] = {
-        "batch": batch, "c_in": channels, "c_out": float(model.hidden), "in_d": 1.0, "in_h": image, "in_w": width,
-        "k_d": 1.0, "k_h": patch, "k_w": patch, "out_d": 1.0, "out_h": float(rows), "out_w": float(columns),
-        "groups": 1.0,
-    }  # fmt: skip
+    output = (model.hidden, 1, rows, columns)
+    conv = layers.conv_dims(batch, (channels, 1, image, width), (1, patch, patch), output)
     ops = [Op("patches", KernelTable.of("conv", numerics.matrix, **conv, direction=0.0))]
     if numerics.training and not numerics.frozen:
         gradient = KernelTable.of("conv", numerics.matrix, **conv, direction=2.0)
@@ -153,16 +134,12 @@ def patches(workload: Workload, shards: Shards, learned: int) -> Block:
     embedded = batch * rows * columns * model.hidden
     ops += layers.pointwise("positions", numerics, embedded, reads=2.0, backward=(1.0, 0.0))
     activation_bytes = numerics.element * (batch * channels * image * width + embedded)
-    parameters = np.full(len(shards), (channels * patch**2 + 1.0) * model.hidden + learned)
-    frozen = frozen_parameters(workload, parameters)
-    return Block("patches", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), frozen_parameters=frozen)
+    parameters = (channels * patch**2 + 1.0) * model.hidden + learned
+    return uniform_block("patches", len(shards), ops, parameters, activation_bytes, frozen=numerics.frozen)
 
 
-def _merge(name: str, workload: Workload, shards: Shards) -> Block:
-    """Build the merging of patches into tokens of the stage's width.
-
-    It is a norm and a dense layer over four tokens side by side.
-    """
+def _build_merge(name: str, workload: Workload, shards: Shards) -> Block:
+    """Build the merging of four tokens into one between stages: a norm and a dense layer over the four side by side."""
     numerics, width = Numerics.of(workload), workload.model.hidden
     tokens = shards.micro_batch.astype(float) * workload.sequence_length
     inputs = 2 * width
@@ -171,4 +148,4 @@ def _merge(name: str, workload: Workload, shards: Shards) -> Block:
     ops += layers.linear("merge", numerics, tokens, inputs, float(width), trainable=True)
     activation_bytes = numerics.element * 2 * tokens * inputs
     parameters = float(inputs * width + 2 * inputs)
-    return Block(name, 1, tuple(ops), np.full(len(shards), parameters), np.stack([activation_bytes] * 3))
+    return uniform_block(name, len(shards), ops, parameters, activation_bytes)

@@ -1,50 +1,50 @@
-"""Transformer layers inside convolutional networks, with the pixels of a walk as tokens.
+"""Transformer layers inside convolutional networks, whose pixels are the tokens.
 
-Source: Vaswani et al., arXiv 1706.03762, section 3. `tokens`, `queries` and `keys` count tokens per sample.
+Source: Vaswani et al., arXiv 1706.03762, section 3. `tokens`, `queries` and `keys` are numbers of tokens per sample.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from tilecast.zoo import layers
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn.builder import NetworkBuilder
 
 
-def norm(walk: Walk, tokens: float, width: int) -> None:
-    """Write a layer norm over `tokens` of each sample."""
-    walk.keep(walk.batch * tokens * width)
-    walk.ops += layers.norm("layer-norm", walk.numerics, walk.batch * tokens, float(width), rms=False)
-    walk.parameters += 2 * width
+def add_layer_norm(net: NetworkBuilder, tokens: float, width: int) -> None:
+    """Add a layer norm over `tokens` of each sample."""
+    net.keep_elements(net.batch * tokens * width)
+    net.ops += layers.norm("layer-norm", net.numerics, net.batch * tokens, float(width), rms=False)
+    net.parameters += 2 * width
 
 
-def linear(walk: Walk, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """Write a dense layer over `tokens` of each sample, and keep its input."""
-    walk.keep(walk.batch * tokens * inputs)
-    beside(walk, tokens, inputs, outputs, bias=bias)
+def add_dense(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
+    """Add a dense layer over `tokens` of each sample, and keep its input for the gradient of the weight."""
+    net.keep_elements(net.batch * tokens * inputs)
+    add_dense_on_kept(net, tokens, inputs, outputs, bias=bias)
 
 
-def beside(walk: Walk, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """Write a dense layer over `tokens` of each sample that another operator keeps already."""
-    walk.ops += layers.linear(
-        "linear", walk.numerics, walk.batch * tokens, float(inputs), float(outputs), bias=bias
-    )  # fmt: skip
-    walk.parameters += inputs * outputs + (outputs if bias else 0)
+def add_dense_on_kept(net: NetworkBuilder, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
+    """Add a dense layer over `tokens` of each sample, which another operator keeps already."""
+    net.ops += layers.linear("linear", net.numerics, net.batch * tokens, float(inputs), float(outputs), bias=bias)
+    net.parameters += inputs * outputs + (outputs if bias else 0)
 
 
-def residual(walk: Walk, tokens: float, width: int) -> None:
-    """Write the sum with the input of a sublayer."""
-    walk.ops += layers.pointwise("residual", walk.numerics, walk.batch * tokens * width, reads=2.0, backward=(2.0, 1.0))
+def add_residual(net: NetworkBuilder, tokens: float, width: int) -> None:
+    """Add the sum of a sublayer's output with its input."""
+    net.pointwise("residual", net.batch * tokens * width, reads=2.0, backward=(2.0, 1.0))
 
 
-def attend(
-    walk: Walk, queries: float, keys: float, width: int, heads: int, *, key_width: int = 0, bias: bool = True
+def add_multi_head_attention(
+    net: NetworkBuilder, queries: float, keys: float, width: int, heads: int, *, key_width: int = 0, bias: bool = True
 ) -> None:
-    """Write attention with its projections and the residual sum.
+    """Add attention with its projections and the residual sum.
 
-    The input is kept once for all three projections. Keys and values that come from other tokens are kept by whoever
-    wrote those tokens, for all layers that read them.
+    The input is kept once for all three projections. Other tokens that keys and values come from are not kept here: the
+    caller keeps them once for all layers that read them.
 
     Args:
-        walk: the network under construction.
+        net: the network under construction.
         queries: tokens that attend.
         keys: tokens that they attend to.
         width: width of the queries.
@@ -52,46 +52,36 @@ def attend(
         key_width: width of the keys where it is not `width`.
         bias: whether the projections to queries, keys and values have biases.
     """
-    linear(walk, queries, width, width, bias=bias)
+    add_dense(net, queries, width, width, bias=bias)
     for _ in ("key", "value"):
-        beside(walk, keys, key_width or width, width, bias=bias)
-    core(walk, queries, keys, width, heads)
-    linear(walk, queries, width, width)
-    residual(walk, queries, width)
+        add_dense_on_kept(net, keys, key_width or width, width, bias=bias)
+    add_dot_product_attention(net, queries, keys, width, heads)
+    add_dense(net, queries, width, width)
+    add_residual(net, queries, width)
 
 
-def core(walk: Walk, queries: float, keys: float, width: int, heads: int) -> None:
-    """Write attention itself, without the projections before and behind it."""
-    ones = walk.batch / walk.batch
-    walk.ops += layers.attention(
-        "attention",
-        walk.numerics,
-        batch=walk.batch,
-        heads=heads * ones,
-        kv_heads=heads * ones,
-        seq_q=queries * ones,
-        seq_kv=keys * ones,
-        head_dim=width / heads,
-        causal=False,
-        dropout=False,
-    )
-    scores = 0.0 if walk.numerics.flash else 2.0 * heads * queries * keys
-    walk.keep(walk.batch * (2.0 * keys * width + queries * width + scores))
-    walk.differentiate(walk.batch * (2.0 * (2.0 * keys + queries) * width + scores))
+def add_dot_product_attention(net: NetworkBuilder, queries: float, keys: float, width: int, heads: int) -> None:
+    """Add scaled dot-product attention, without the projections before and after it."""
+    ones = np.ones_like(net.batch)
+    sequences = layers.Sequences(net.batch, queries * ones, keys * ones)
+    net.ops += layers.attention("attention", net.numerics, sequences, heads * ones, heads * ones, width / heads)
+    scores = 0.0 if net.numerics.flash else 2.0 * heads * queries * keys
+    net.keep_elements(net.batch * (2.0 * keys * width + queries * width + scores))
+    net.raise_peak(net.batch * (2.0 * (2.0 * keys + queries) * width + scores))
 
 
-def feed_forward(walk: Walk, tokens: float, width: int, inner: int, *, gated: bool = False) -> None:
-    """Write two dense layers with an activation between them, and the residual sum.
+def add_feed_forward(net: NetworkBuilder, tokens: float, width: int, inner: int, *, gated: bool = False) -> None:
+    """Add two dense layers with an activation between them, and the residual sum.
 
     The activation is a ReLU or, if `gated`, the product of one half of the first layer's outputs with the GELU of the
     other half.
     """
-    linear(walk, tokens, width, inner * (2 if gated else 1))
-    elements = walk.batch * tokens * inner
+    add_dense(net, tokens, width, inner * (2 if gated else 1))
+    elements = net.batch * tokens * inner
     if gated:
-        walk.keep(2 * elements)
-        walk.ops += layers.pointwise("gate", walk.numerics, elements, reads=2.0, kernels=2, backward=(3.0, 2.0))
+        net.keep_elements(2 * elements)
+        net.pointwise("gate", elements, reads=2.0, kernels=2, backward=(3.0, 2.0))
     else:
-        walk.ops += layers.pointwise("relu", walk.numerics, elements)
-    linear(walk, tokens, inner, width)
-    residual(walk, tokens, width)
+        net.pointwise("relu", elements)
+    add_dense(net, tokens, inner, width)
+    add_residual(net, tokens, width)

@@ -6,13 +6,12 @@ normalises each channel's response over the image.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecast.model import Model, Problem, numbered
+from tilecast.model import numbered
 from tilecast.zoo import layers
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Classifier
-from tilecast.zoo.cnn.walk import Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -28,48 +27,43 @@ class ConvNext(Classifier):
     response_norm: bool = False
     """Whether each channel's response is normed, which makes it version 2."""
 
-    def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model."""
-        if self.patch < 1:
-            yield "patch", f"must be positive, got {self.patch}", "state one or more, or leave it out"
+
+def build_convnext(net: NetworkBuilder, dims: ConvNext) -> None:
+    """Build ConvNeXt: a stem that cuts the image into patches, four stages, and a classifier."""
+    net.conv(dims.widths[0], dims.patch, dims.patch, bias=True)
+    _add_layer_norm(net)
+    for number, (depth, width) in enumerate(zip(dims.stages, dims.widths, strict=True)):
+        if number:
+            _add_layer_norm(net)
+            net.conv(width, 2, 2, bias=True)
+        for _ in range(depth):
+            _add_block(net, dims.response_norm)
+    net.global_mean()
+    _add_layer_norm(net)
+    net.dense(dims.classes)
+    net.cross_entropy()
 
 
-def convnext(walk: Walk, dims: ConvNext) -> None:
-    """Write a classifier of four stages, behind a stem that cuts the image into patches."""
-    walk.conv(dims.widths[0], dims.patch, dims.patch, bias=True)
-    _norm(walk)
-    for number in range(1, 5):
-        if number > 1:
-            _norm(walk)
-            walk.conv(dims.widths[number - 1], 2, 2, bias=True)
-        for _ in range(dims.stages[number - 1]):
-            _block(walk, dims.response_norm)
-    walk.mean()
-    _norm(walk)
-    walk.dense(dims.classes)
-    walk.loss()
+def _add_block(net: NetworkBuilder, has_response_norm: bool) -> None:
+    width = net.channels
+    net.conv(width, 7, groups=width, bias=True)
+    _add_layer_norm(net)
+    net.conv(4 * width, 1, bias=True)
+    net.activate("gelu")
+    if has_response_norm:
+        net.keep_elements(net.elements)
+        net.pointwise("response-norm", reads=2.0, kernels=3)
+        net.parameters += 2 * net.channels
+    net.conv(width, 1, bias=True)
+    if not has_response_norm:
+        net.multiply_by_constant()
+        net.parameters += width
+    net.add_branch()
 
 
-def _block(walk: Walk, responds: bool) -> None:
-    width = walk.channels
-    walk.conv(width, 7, groups=width, bias=True)
-    _norm(walk)
-    walk.conv(4 * width, 1, bias=True)
-    walk.activate("gelu")
-    if responds:
-        walk.keep(walk.elements)
-        walk.ops += layers.pointwise("response-norm", walk.numerics, walk.elements, reads=2.0, kernels=3)
-        walk.parameters += 2 * walk.channels
-    walk.conv(width, 1, bias=True)
-    if not responds:
-        walk.scale()
-        walk.parameters += width
-    walk.add()
-
-
-def _norm(walk: Walk) -> None:
-    """Write a layer norm over the channels of each pixel."""
-    walk.keep(walk.elements)
-    rows = walk.elements / walk.channels
-    walk.ops += layers.norm("layer-norm", walk.numerics, rows, float(walk.channels), rms=False)
-    walk.parameters += 2 * walk.channels
+def _add_layer_norm(net: NetworkBuilder) -> None:
+    """Add a layer norm over the channels of each pixel."""
+    net.keep_elements(net.elements)
+    rows = net.elements / net.channels
+    net.ops += layers.norm("layer-norm", net.numerics, rows, float(net.channels), rms=False)
+    net.parameters += 2 * net.channels

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention
-from tilecast.zoo.cnn.detection import Detector, backbone
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn.builder import NetworkBuilder
+from tilecast.zoo.cnn.detection import Detector, add_backbone
 
 _WIDTH, _HEADS, _INNER = 256, 8, 2048
 
@@ -30,49 +29,46 @@ class Detr(Detector):
     """Categories, without that of no object."""
 
 
-def detr(walk: Walk, dims: Detr) -> None:
-    """Write `encoders` layers over the last stage's pixels, then `decoders` layers over `queries`.
+def build_detr(net: NetworkBuilder, dims: Detr) -> None:
+    """Build DETR: a ResNet, encoder layers over the pixels of its last stage, and decoder layers over queries.
 
-    For every query there is a class and a box (three dense layers): behind every decoder layer in training, behind the
-    last one otherwise. Norms, stem and first stage of the ResNet are frozen.
+    Each query predicts a class and a box (three dense layers): after every decoder layer in training, after the last
+    one otherwise. Norms, stem and first stage of the ResNet are frozen.
     """
-    backbone(walk, dims, frozen=True)
-    walk.conv(_WIDTH, 1, bias=True)
-    pixels, queries = float(walk.size[1] * walk.size[2]), dims.queries
-    positions = walk.elements
+    add_backbone(net, dims, frozen=True)
+    net.conv(_WIDTH, 1, bias=True)
+    pixels, queries = float(net.size[1] * net.size[2]), dims.queries
+    positions = net.elements
     for _ in range(dims.encoders):
-        walk.ops += layers.pointwise("positions", walk.numerics, positions, reads=2.0, backward=(1.0, 1.0))
-        _placeless(walk, pixels)
-        attention.attend(walk, pixels, pixels, _WIDTH, _HEADS)
-        _rest(walk, pixels)
-    _placeless(walk, pixels)
-    walk.parameters += queries * _WIDTH
+        net.pointwise("positions", positions, reads=2.0, backward=(1.0, 1.0))
+        _keep_unplaced_tokens(net, pixels)
+        attention.add_multi_head_attention(net, pixels, pixels, _WIDTH, _HEADS)
+        _add_feed_forward(net, pixels)
+    _keep_unplaced_tokens(net, pixels)
+    net.parameters += queries * _WIDTH
     for _ in range(dims.decoders):
-        _placeless(walk, queries)
-        attention.attend(walk, queries, queries, _WIDTH, _HEADS)
-        attention.norm(walk, queries, _WIDTH)
-        walk.ops += layers.pointwise("positions", walk.numerics, positions, reads=2.0, backward=(1.0, 1.0))
-        walk.keep(positions)
-        attention.attend(walk, queries, pixels, _WIDTH, _HEADS)
-        _rest(walk, queries)
-    attention.norm(walk, queries, _WIDTH)
-    asked = queries * (dims.decoders if walk.numerics.training else 1.0)
-    attention.linear(walk, asked, _WIDTH, dims.classes + 1)
+        _keep_unplaced_tokens(net, queries)
+        attention.add_multi_head_attention(net, queries, queries, _WIDTH, _HEADS)
+        attention.add_layer_norm(net, queries, _WIDTH)
+        net.pointwise("positions", positions, reads=2.0, backward=(1.0, 1.0))
+        net.keep_elements(positions)
+        attention.add_multi_head_attention(net, queries, pixels, _WIDTH, _HEADS)
+        _add_feed_forward(net, queries)
+    attention.add_layer_norm(net, queries, _WIDTH)
+    asked = queries * (dims.decoders if net.numerics.training else 1.0)
+    attention.add_dense(net, asked, _WIDTH, dims.classes + 1)
     for outputs in (_WIDTH, _WIDTH, 4):
-        attention.linear(walk, asked, _WIDTH, outputs)
-    walk.shape = 1, (1, 1, int(asked))
-    walk.loss(1)
+        attention.add_dense(net, asked, _WIDTH, outputs)
+    net.shape = 1, (1, 1, int(asked))
+    net.cross_entropy(1)
 
 
-def _placeless(walk: Walk, tokens: float) -> None:
-    """Keep the tokens without positions.
-
-    Values are projected from tokens without positions, queries and keys from tokens with positions, so both are kept.
-    """
-    walk.keep(walk.batch * tokens * _WIDTH)
+def _keep_unplaced_tokens(net: NetworkBuilder, tokens: float) -> None:
+    """Keep the tokens without positions, from which values are projected, beside those with positions."""
+    net.keep_elements(net.batch * tokens * _WIDTH)
 
 
-def _rest(walk: Walk, tokens: float) -> None:
-    attention.norm(walk, tokens, _WIDTH)
-    attention.feed_forward(walk, tokens, _WIDTH, _INNER)
-    attention.norm(walk, tokens, _WIDTH)
+def _add_feed_forward(net: NetworkBuilder, tokens: float) -> None:
+    attention.add_layer_norm(net, tokens, _WIDTH)
+    attention.add_feed_forward(net, tokens, _WIDTH, _INNER)
+    attention.add_layer_norm(net, tokens, _WIDTH)

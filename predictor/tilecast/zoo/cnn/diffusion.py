@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilecast.model import Model, Problem, numbered
-from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.cnn.walk import Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -35,7 +34,6 @@ class DiffusionUnet(Images):
     attention_heads: int | None = None
     """Heads of a transformer layer; None: as many as heads of `head_width` there is room for."""
     head_width: int = 64
-    """Width of a head."""
     text_tokens: int = 0
     """States of a text that pixels attend to; 0: there is no text."""
     text_width: int = 0
@@ -50,50 +48,49 @@ class DiffusionUnet(Images):
             yield "channels", f"{len(self.channels)} sizes are more than 6", "trace it with `tilecast trace`"
 
 
-def diffusion_unet(walk: Walk, dims: DiffusionUnet) -> None:
-    """Write the U-Net with `blocks` residual blocks at each size on the way down, and one more on the way up."""
+def build_diffusion_unet(net: NetworkBuilder, dims: DiffusionUnet) -> None:
+    """Build the U-Net: residual blocks at each size on the way down, a middle, and one block more on the way up."""
     base, blocks = dims.base, dims.blocks
-    levels = _levels(dims)
-    latents, noise = walk.shape, 4 * base
-    walk.keep(walk.batch * dims.text_tokens * dims.text_width)
-    walk.shape = base, (1, 1, 1)
+    levels = _list_levels(dims)
+    latents, noise = net.shape, 4 * base
+    net.keep_elements(net.batch * dims.text_tokens * dims.text_width)
+    net.shape = base, (1, 1, 1)
     for inputs in (base, dims.added_width):
         if inputs:
-            walk.shape = inputs, (1, 1, 1)
-            walk.dense(noise)
-            walk.activate("silu")
-            walk.dense(noise)
-    walk.shape = latents
-    walk.conv(base, 3, bias=True)
-    skips = [walk.shape]
+            net.shape = inputs, (1, 1, 1)
+            net.dense(noise)
+            net.activate("silu")
+            net.dense(noise)
+    net.shape = latents
+    net.conv(base, 3, bias=True)
+    skips = [net.shape]
     last = len(levels) - 1
     for level, (width, attends) in enumerate(levels):
         for _ in range(blocks):
-            _stage(walk, dims, width, noise, attends)
-            skips.append(walk.shape)
+            _add_stage(net, dims, width, noise, attends)
+            skips.append(net.shape)
         if level < last:
-            walk.conv(width, 3, 2, bias=True)
-            skips.append(walk.shape)
-    _residual(walk, levels[-1][0], noise)
-    _transform(walk, dims, dims.attends_middle)
-    _residual(walk, levels[-1][0], noise)
+            net.conv(width, 3, 2, bias=True)
+            skips.append(net.shape)
+    _add_residual_block(net, levels[-1][0], noise)
+    _add_transformer(net, dims, dims.attends_middle)
+    _add_residual_block(net, levels[-1][0], noise)
     for level, (width, attends) in reversed(list(enumerate(levels))):
         for _ in range(blocks + 1):
-            channels, walk.size = skips.pop()
-            walk.concatenate(walk.channels + channels)
-            _stage(walk, dims, width, noise, attends)
+            channels, net.size = skips.pop()
+            net.concatenate(net.channels + channels)
+            _add_stage(net, dims, width, noise, attends)
         if level:
-            walk.upsample()
-            walk.conv(walk.channels, 3, bias=True)
-    walk.norm()
-    walk.activate("silu")
-    walk.conv(latents[0], 3, bias=True)
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("loss", walk.numerics, walk.elements, reads=2.0, kernels=3)
+            net.upsample()
+            net.conv(net.channels, 3, bias=True)
+    net.channel_norm()
+    net.activate("silu")
+    net.conv(latents[0], 3, bias=True)
+    net.training_pointwise("loss", reads=2.0, kernels=3)
 
 
-def _levels(dims: DiffusionUnet) -> list[tuple[int, int]]:
-    """Return for every size its channels, and the number of transformer layers behind each block."""
+def _list_levels(dims: DiffusionUnet) -> list[tuple[int, int]]:
+    """Return the channels of every size, and its number of transformer layers after each block."""
     base = dims.base
     if not dims.levels:
         return [(base, 1), (2 * base, 1), (4 * base, 1), (4 * base, 0)]
@@ -101,54 +98,54 @@ def _levels(dims: DiffusionUnet) -> list[tuple[int, int]]:
     return list(zip(dims.channels, attends, strict=False))
 
 
-def _stage(walk: Walk, dims: DiffusionUnet, width: int, noise: int, attends: int) -> None:
-    _residual(walk, width, noise)
+def _add_stage(net: NetworkBuilder, dims: DiffusionUnet, width: int, noise: int, attends: int) -> None:
+    _add_residual_block(net, width, noise)
     if attends:
-        _transform(walk, dims, attends)
+        _add_transformer(net, dims, attends)
 
 
-def _residual(walk: Walk, out: int, noise: int) -> None:
-    """Write two convolutions behind norms; between them the projected noise level is added to every pixel."""
-    entry = walk.shape
+def _add_residual_block(net: NetworkBuilder, out: int, noise: int) -> None:
+    """Add a residual block: two convolutions after norms, between which the noise level is added to every pixel."""
+    entry = net.shape
     for place in range(2):
-        walk.norm()
-        walk.activate("silu")
-        walk.conv(out, 3, bias=True)
+        net.channel_norm()
+        net.activate("silu")
+        net.conv(out, 3, bias=True)
         if place == 0:
-            inner = walk.shape
-            walk.shape = noise, (1, 1, 1)
-            walk.activate("silu")
-            walk.dense(out)
-            walk.shape = inner
-            walk.add()
-    if walk.shape != entry:
-        leave = walk.shape
-        walk.again(entry)
-        walk.conv(out, 1, bias=True)
-        walk.shape = leave
-    walk.add()
+            inner = net.shape
+            net.shape = noise, (1, 1, 1)
+            net.activate("silu")
+            net.dense(out)
+            net.shape = inner
+            net.add_branch()
+    if net.shape != entry:
+        leave = net.shape
+        net.return_to(entry)
+        net.conv(out, 1, bias=True)
+        net.shape = leave
+    net.add_branch()
 
 
-def _transform(walk: Walk, dims: DiffusionUnet, depth: int) -> None:
-    """Write `depth` transformer layers over all pixels.
+def _add_transformer(net: NetworkBuilder, dims: DiffusionUnet, depth: int) -> None:
+    """Add `depth` transformer layers over all pixels.
 
     Each layer has self-attention, cross-attention to the text, and a gated MLP of four times the width. Without a text
     there is only one self-attention.
     """
-    width, (_, height, across) = walk.shape
+    width, (_, height, across) = net.shape
     pixels = float(height * across)
     heads = dims.attention_heads if dims.attention_heads else width // dims.head_width
-    walk.norm()
+    net.channel_norm()
     if not dims.text_tokens:
-        attention.attend(walk, pixels, pixels, width, max(1, heads))
+        attention.add_multi_head_attention(net, pixels, pixels, width, max(1, heads))
         return
-    attention.linear(walk, pixels, width, width)
+    attention.add_dense(net, pixels, width, width)
     text = {"keys": dims.text_tokens, "key_width": dims.text_width}
     for _ in range(depth):
         for seen in ({"keys": pixels}, text):
-            attention.norm(walk, pixels, width)
-            attention.attend(walk, pixels, width=width, heads=heads, bias=False, **seen)
-        attention.norm(walk, pixels, width)
-        attention.feed_forward(walk, pixels, width, 4 * width, gated=True)
-    attention.linear(walk, pixels, width, width)
-    walk.add()
+            attention.add_layer_norm(net, pixels, width)
+            attention.add_multi_head_attention(net, pixels, width=width, heads=heads, bias=False, **seen)
+        attention.add_layer_norm(net, pixels, width)
+        attention.add_feed_forward(net, pixels, width, 4 * width, gated=True)
+    attention.add_dense(net, pixels, width, width)
+    net.add_branch()

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilecast.zoo.cnn import mobile
-from tilecast.zoo.cnn.detection import focal_loss
-from tilecast.zoo.cnn.tensor import Size
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
+from tilecast.zoo.cnn.detection import add_focal_loss
 
 _READ = (2, 4, 6)
 """Indices of the stages of EfficientNet that the pyramid reads; their sides are 1/8, 1/16 and 1/32 of the image's."""
@@ -28,46 +27,45 @@ class EfficientDet(mobile.EfficientNet):
     head_layers: int
     """Separable convolutions of a head before its last."""
     classes: int = 90
-    """Categories."""
 
 
-def efficientdet(walk: Walk, dims: EfficientDet) -> None:
-    """Write `pyramids` bidirectional pyramids of `pyramid_channels` over five levels, and the heads on every level.
+def build_efficientdet(net: NetworkBuilder, dims: EfficientDet) -> None:
+    """Build EfficientDet: EfficientNet, bidirectional pyramids over five levels, and the heads on every level.
 
     A head has `head_layers` separable convolutions and one for its outputs. One head predicts the classes and one the
     boxes of nine anchors per pixel. The levels share the weights of the convolutions, but each has its own norms.
     """
     channels = dims.pyramid_channels
-    backbone = mobile.efficientnet_levels(walk, dims)
-    levels = _extended(walk, [backbone[index] for index in _READ], channels)
+    backbone = mobile.add_efficientnet_stages(net, dims)
+    levels = _add_coarser_levels(net, [backbone[index] for index in _READ], channels)
     for number in range(dims.pyramids):
-        levels = _pyramid(walk, levels, channels, first=number == 0)
+        levels = _add_pyramid(net, levels, channels, first=number == 0)
     for outputs, is_class in ((_ANCHORS * dims.classes, True), (_ANCHORS * 4, False)):
         weights = 0.0
         for place, level in enumerate(levels):
-            walk.shape = level
-            walk.fork(2)
-            before = walk.parameters
-            norms = _tower(walk, dims.head_layers, channels, outputs)
-            weights = walk.parameters - before - norms
-            walk.parameters = before + norms + (weights if place == 0 else 0.0)
+            net.shape = level
+            net.sum_branch_gradients(2)
+            before = net.parameters
+            norms = _add_head(net, dims.head_layers, channels, outputs)
+            weights = net.parameters - before - norms
+            net.parameters = before + norms + (weights if place == 0 else 0.0)
             if is_class:
-                focal_loss(walk)
+                add_focal_loss(net)
 
 
-def _extended(walk: Walk, levels: list[tuple[int, Size]], channels: int) -> list[tuple[int, Size]]:
-    """Add two coarser levels: the last level at `channels` and half its size, and again at half of that."""
-    walk.shape = levels[-1]
-    walk.conv(channels, 1, bias=True)
-    walk.norm()
-    walk.pool(3, 2)
-    coarser = walk.shape
-    walk.pool(3, 2)
-    return [*levels, coarser, walk.shape]
+def _add_coarser_levels(net: NetworkBuilder, levels: list[Shape], channels: int) -> list[Shape]:
+    """Add two coarser levels, each half as large as the one before, and return the shapes of all levels."""
+    net.shape = levels[-1]
+    net.conv(channels, 1, bias=True)
+    net.channel_norm()
+    net.pool(3, 2)
+    coarser = net.shape
+    net.pool(3, 2)
+    return [*levels, coarser, net.shape]
 
 
-def _pyramid(walk: Walk, levels: list[tuple[int, Size]], channels: int, *, first: bool) -> list[tuple[int, Size]]:
-    """Write one pyramid, from the coarsest level to the finest and back, and return its levels.
+def _add_pyramid(net: NetworkBuilder, levels: list[Shape], channels: int, *, first: bool) -> list[Shape]:
+    """Add one pyramid, from the coarsest level to the finest and back, and return the shapes of its levels.
 
     The finest and the coarsest level have one node each, the others two. The `first` pyramid projects levels that are
     not `channels` wide: the finest once, the others once per direction.
@@ -75,44 +73,44 @@ def _pyramid(walk: Walk, levels: list[tuple[int, Size]], channels: int, *, first
     for level in levels:
         if first and level[0] != channels:
             for _ in range(1 if level is levels[0] else 2):
-                walk.again(level)
-                walk.conv(channels, 1, bias=True)
-                walk.norm()
+                net.return_to(level)
+                net.conv(channels, 1, bias=True)
+                net.channel_norm()
     sizes = [size for _, size in levels]
     for place in range(len(sizes) - 2, -1, -1):
-        walk.shape = channels, sizes[place]
-        _node(walk, inputs=2, resized="upsample")
+        net.shape = channels, sizes[place]
+        _add_pyramid_node(net, inputs=2, resized="upsample")
     for place in range(1, len(sizes)):
-        walk.shape = channels, sizes[place]
-        _node(walk, inputs=3 if place < len(sizes) - 1 else 2, resized="pool")
+        net.shape = channels, sizes[place]
+        _add_pyramid_node(net, inputs=3 if place < len(sizes) - 1 else 2, resized="pool")
     return [(channels, size) for size in sizes]
 
 
-def _node(walk: Walk, *, inputs: int, resized: str) -> None:
-    """Write one node: resize one input from the next level, sum all inputs with weights, and convolve the sum."""
+def _add_pyramid_node(net: NetworkBuilder, *, inputs: int, resized: str) -> None:
+    """Add one node: resize an input from the next level, sum all inputs with weights, and convolve the sum."""
     if resized == "pool":
-        channels, (depth, height, width) = walk.shape
-        walk.again((channels, (depth, 2 * height, 2 * width)))
-        walk.pool(3, 2)
+        channels, (depth, height, width) = net.shape
+        net.return_to((channels, (depth, 2 * height, 2 * width)))
+        net.pool(3, 2)
     else:
-        walk.resize(0.25)
+        net.resize(0.25)
     for _ in range(inputs):
-        walk.scale()
+        net.multiply_by_constant()
     for _ in range(inputs - 1):
-        walk.add()
-    walk.parameters += inputs
-    walk.activate("silu")
-    walk.separable(walk.channels)
-    walk.norm()
+        net.add_branch()
+    net.parameters += inputs
+    net.activate("silu")
+    net.separable_conv(net.channels)
+    net.channel_norm()
 
 
-def _tower(walk: Walk, depth: int, channels: int, outputs: int) -> float:
-    """Write the layers of a head and return the number of parameters of its norms."""
+def _add_head(net: NetworkBuilder, depth: int, channels: int, outputs: int) -> float:
+    """Add the layers of a head and return the number of parameters of its norms."""
     norms = 0.0
     for _ in range(depth):
-        walk.separable(channels)
-        walk.norm()
+        net.separable_conv(channels)
+        net.channel_norm()
         norms += 2.0 * channels
-        walk.activate("silu")
-    walk.separable(outputs)
+        net.activate("silu")
+    net.separable_conv(outputs)
     return norms

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention, sequence
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.cnn.walk import Walk
 
 _CONTEXTS = 4
 """Number of context vectors computed from the static variables."""
@@ -21,7 +21,6 @@ class TemporalFusion(Images):
     """Dimensions of the Temporal Fusion Transformer; the width of its image is the number of steps."""
 
     width: int
-    """Width of the states."""
     history: int
     """Steps before the forecast."""
     observed: int
@@ -33,85 +32,78 @@ class TemporalFusion(Images):
     static_rows: int
     """Values of the static variables, in total."""
     attention_heads: int
-    """Heads of an attention layer."""
     quantiles: int
     """Quantiles that are forecast of each future step."""
 
 
-def temporal_fusion(walk: Walk, dims: TemporalFusion) -> None:
-    """Write a model of `width` that forecasts `quantiles` of every future step.
-
-    The image's width is the number of steps. The first `history` steps have `observed` variables, the future ones have
-    `known` variables. The `static` variables have `static_rows` values in total.
-    """
-    width, steps, past = dims.width, float(walk.size[2]), dims.history
+def build_temporal_fusion(net: NetworkBuilder, dims: TemporalFusion) -> None:
+    """Build the Temporal Fusion Transformer, which forecasts `quantiles` of every future step of a series."""
+    width, steps, past = dims.width, float(net.size[2]), dims.history
     static = dims.static
-    walk.parameters += dims.static_rows * width
-    walk.ops += layers.embedding("static", walk.numerics, walk.batch * static, float(width))
-    _select(walk, 1.0, static, width)
+    net.parameters += dims.static_rows * width
+    net.ops += layers.embedding("static", net.numerics, net.batch * static, float(width))
+    _add_variable_selection(net, 1.0, static, width)
     for _ in range(_CONTEXTS):
-        _gated(walk, 1.0, width, width)
+        _add_gated_residual(net, 1.0, width, width)
     for count, variables in ((past, dims.observed), (steps - past, dims.known)):
-        elements = walk.batch * count * variables * width
-        walk.ops += layers.pointwise("variables", walk.numerics, elements, kernels=2)
-        walk.parameters += 2 * variables * width
-        _select(walk, count, variables, width)
-        walk.shape = width, (1, 1, int(count))
-        sequence.recur(walk, width)
-    _gate(walk, steps, width)
-    _gated(walk, steps, width, width, context=True)
+        elements = net.batch * count * variables * width
+        net.pointwise("variables", elements, kernels=2)
+        net.parameters += 2 * variables * width
+        _add_variable_selection(net, count, variables, width)
+        net.shape = width, (1, 1, int(count))
+        sequence.add_lstm(net, width)
+    _add_gate(net, steps, width)
+    _add_gated_residual(net, steps, width, width, context=True)
     heads = dims.attention_heads
-    attention.linear(walk, steps, width, 2 * width + width // heads, bias=False)
-    attention.core(walk, steps, steps, width, heads)
-    attention.linear(walk, steps, width // heads, width, bias=False)
+    attention.add_dense(net, steps, width, 2 * width + width // heads, bias=False)
+    attention.add_dot_product_attention(net, steps, steps, width, heads)
+    attention.add_dense(net, steps, width // heads, width, bias=False)
     future = steps - past
-    _gate(walk, future, width)
-    _gated(walk, future, width, width)
-    _gate(walk, future, width)
-    attention.linear(walk, future, width, dims.quantiles)
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("loss", walk.numerics, walk.batch * future * dims.quantiles, kernels=6)
+    _add_gate(net, future, width)
+    _add_gated_residual(net, future, width, width)
+    _add_gate(net, future, width)
+    attention.add_dense(net, future, width, dims.quantiles)
+    net.training_pointwise("loss", net.batch * future * dims.quantiles, kernels=6)
 
 
-def _select(walk: Walk, steps: float, variables: int, width: int) -> None:
-    """Write the selection of variables: a gated network for each, and their sum with weights from one over all."""
-    _gated(walk, steps, variables * width, width, outputs=variables, context=steps > 1)
+def _add_variable_selection(net: NetworkBuilder, steps: float, variables: int, width: int) -> None:
+    """Add the selection of variables: a gated network for each, and their sum weighted by a network over all."""
+    _add_gated_residual(net, steps, variables * width, width, outputs=variables, context=steps > 1)
     for _ in range(variables):
-        _gated(walk, steps, width, width)
-    elements = walk.batch * steps * variables * width
-    walk.ops += layers.pointwise("select", walk.numerics, elements, absorbed=False, kernels=2)
-    walk.keep(elements)
+        _add_gated_residual(net, steps, width, width)
+    elements = net.batch * steps * variables * width
+    net.pointwise("select", elements, absorbed=False, kernels=2)
+    net.keep_elements(elements)
 
 
-def _gated(
-    walk: Walk, steps: float, inputs: int, width: int, *, outputs: int = 0, context: bool = False
-) -> None:  # fmt: skip
-    """Write a gated residual network: two dense layers around an ELU, a gate, the sum with the input, and a norm.
+def _add_gated_residual(
+    net: NetworkBuilder, steps: float, inputs: int, width: int, *, outputs: int = 0, context: bool = False
+) -> None:
+    """Add a gated residual network: two dense layers around an ELU, a gate, the sum with the input, and a norm.
 
-    The input is projected where its width differs from the output's. With `context` a static vector is added behind the
-    first layer.
+    The input is projected where its width differs from that of the output. With `context` a static vector is added
+    after the first layer.
     """
     out = outputs or width
     if out != inputs:
-        attention.linear(walk, steps, inputs, out)
-    attention.linear(walk, steps, inputs, width)
+        attention.add_dense(net, steps, inputs, out)
+    attention.add_dense(net, steps, inputs, width)
     if context:
-        attention.linear(walk, 1.0, width, width, bias=False)
-        attention.residual(walk, steps, width)
-    walk.keep(walk.batch * steps * width)
-    walk.ops += layers.pointwise("elu", walk.numerics, walk.batch * steps * width)
-    attention.linear(walk, steps, width, width)
-    _gate(walk, steps, width, out)
+        attention.add_dense(net, 1.0, width, width, bias=False)
+        attention.add_residual(net, steps, width)
+    net.keep_elements(net.batch * steps * width)
+    net.pointwise("elu", net.batch * steps * width)
+    attention.add_dense(net, steps, width, width)
+    _add_gate(net, steps, width, out)
 
 
-def _gate(walk: Walk, steps: float, inputs: int, outputs: int = 0) -> None:
-    """Write a dense layer to twice the width, one half of which gates the other, then a residual sum and a norm."""
+def _add_gate(net: NetworkBuilder, steps: float, inputs: int, outputs: int = 0) -> None:
+    """Add a gate (a dense layer, one half of whose outputs multiplies the other), a residual sum and a norm."""
     out = outputs or inputs
-    elements = walk.batch * steps * out
-    attention.linear(walk, steps, inputs, 2 * out)
-    walk.keep(2 * elements)
-    walk.ops += layers.pointwise("gate", walk.numerics, elements, reads=2.0, backward=(3.0, 2.0))
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("dropout", walk.numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0))
-    attention.residual(walk, steps, out)
-    attention.norm(walk, steps, out)
+    elements = net.batch * steps * out
+    attention.add_dense(net, steps, inputs, 2 * out)
+    net.keep_elements(2 * elements)
+    net.pointwise("gate", elements, reads=2.0, backward=(3.0, 2.0))
+    net.training_pointwise("dropout", elements, mask_bytes=1.0, backward=(1.0, 1.0))
+    attention.add_residual(net, steps, out)
+    attention.add_layer_norm(net, steps, out)

@@ -35,4 +35,3 @@ class Classifier(Images):
     """Dimensions of a classifier whose layers are fixed."""
 
     classes: int = 1000
-    """Categories."""

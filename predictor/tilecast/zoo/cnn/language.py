@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilecast.zoo.cnn import attention, sequence
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.cnn.walk import Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -20,9 +20,7 @@ class Gnmt(Images):
     """Dimensions of GNMT; the width of its image is the number of words."""
 
     cells: int
-    """Cells of each LSTM."""
     vocabulary: int
-    """Words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -33,49 +31,49 @@ class Lstm(Gnmt):
     """LSTMs, one on the other."""
 
 
-def gnmt(walk: Walk, dims: Gnmt) -> None:
-    """Write GNMT: four LSTMs of `cells` over a sentence and four over its translation, of equal length.
+def build_gnmt(net: NetworkBuilder, dims: Gnmt) -> None:
+    """Build GNMT: four LSTMs over a sentence and four over its translation, of equal length.
 
     The first LSTM of the encoder is bidirectional. The first of the decoder queries the attention, and the others also
     read its output.
     """
-    words, cells, vocabulary = walk.size[2], dims.cells, dims.vocabulary
-    sequence.embed(walk, vocabulary, cells, words)
+    words, cells, vocabulary = net.size[2], dims.cells, dims.vocabulary
+    sequence.add_embedding(net, vocabulary, cells, words)
     for number in range(4):
-        sequence.recur(walk, cells, directions=1 if number else 2)
-        walk.dropout()
+        sequence.add_lstm(net, cells, directions=1 if number else 2)
+        net.dropout()
         if number > 1:
-            walk.add()
-    weights = walk.parameters
-    sequence.embed(walk, vocabulary, cells, words)
-    walk.parameters = weights
+            net.add_branch()
+    weights = net.parameters
+    sequence.add_embedding(net, vocabulary, cells, words)
+    net.parameters = weights
     for number in range(4):
-        sequence.recur(walk, cells)
-        walk.dropout()
+        sequence.add_lstm(net, cells)
+        net.dropout()
         if number == 0:
             for _ in ("query", "keys"):
-                attention.linear(walk, words, cells, cells, bias=False)
+                attention.add_dense(net, words, cells, cells, bias=False)
             # The score of each pair of words takes a sum, a tanh and a product with one vector of weights.
-            walk.shape = cells, (1, words, words)
-            walk.activate("tanh")
-            walk.add()
-            walk.products(words, cells, words)
-            walk.shape = cells, (1, 1, words)
+            net.shape = cells, (1, words, words)
+            net.activate("tanh")
+            net.add_branch()
+            net.batched_matmul(words, cells, words)
+            net.shape = cells, (1, 1, words)
         elif number > 1:
-            walk.add()
+            net.add_branch()
         if number < 3:
-            walk.concatenate(2 * cells)
-    sequence.dense(walk, vocabulary)
-    walk.loss()
+            net.concatenate(2 * cells)
+    sequence.add_dense(net, vocabulary)
+    net.cross_entropy()
 
 
-def lstm(walk: Walk, dims: Lstm) -> None:
-    """Write `layers_deep` LSTMs of `cells` over words of a `vocabulary`, and the prediction of the next word."""
-    words, vocabulary = walk.size[2], dims.vocabulary
-    sequence.embed(walk, vocabulary, dims.cells, words)
+def build_lstm(net: NetworkBuilder, dims: Lstm) -> None:
+    """Build a stack of LSTMs over words, and the prediction of the next word."""
+    words, vocabulary = net.size[2], dims.vocabulary
+    sequence.add_embedding(net, vocabulary, dims.cells, words)
     for _ in range(dims.layers_deep):
-        walk.dropout()
-        sequence.recur(walk, dims.cells)
-    walk.dropout()
-    sequence.dense(walk, vocabulary)
-    walk.loss()
+        net.dropout()
+        sequence.add_lstm(net, dims.cells)
+    net.dropout()
+    sequence.add_dense(net, vocabulary)
+    net.cross_entropy()

@@ -10,14 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
 from tilecast.zoo.cnn.images import Classifier
-from tilecast.zoo.cnn.tensor import Size
-from tilecast.zoo.cnn.walk import Walk
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A run of `repeat` equal blocks with `out` output channels.
+    """A stage of `repeat` equal inverted residuals with `out` output channels.
 
     `stride` is that of the first block, `expansion` the factor from input to inner channels, `excite` the reduction of
     squeeze-and-excitation (0 for none). A `fused` block has one full convolution in place of the expansion and the
@@ -94,7 +93,7 @@ class EfficientNetV2(Classifier):
     """Parameters in millions: 24 (S), 54 (M) or 119 (L)."""
 
 
-def _v2(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
+def _v2_stages(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
     """Return stages of EfficientNet v2 from (repeat, channels, stride, expansion) each; the first three are fused."""
     return tuple(
         _Stage(repeat, out, 3, stride, expansion, excite=0 if index < 3 else 4, fused=index < 3)
@@ -103,103 +102,100 @@ def _v2(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
 
 
 _EFFICIENTNET_V2: Mapping[int, tuple[_Stage, ...]] = {
-    24: _v2((2, 24, 1, 1), (4, 48, 2, 4), (4, 64, 2, 4), (6, 128, 2, 4), (9, 160, 1, 6), (15, 256, 2, 6)),
-    54: _v2(
+    24: _v2_stages((2, 24, 1, 1), (4, 48, 2, 4), (4, 64, 2, 4), (6, 128, 2, 4), (9, 160, 1, 6), (15, 256, 2, 6)),
+    54: _v2_stages(
         (3, 24, 1, 1), (5, 48, 2, 4), (5, 80, 2, 4), (7, 160, 2, 4), (14, 176, 1, 6), (18, 304, 2, 6), (5, 512, 1, 6)
     ),
-    119: _v2(
+    119: _v2_stages(
         (4, 32, 1, 1), (7, 64, 2, 4), (7, 96, 2, 4), (10, 192, 2, 4), (19, 224, 1, 6), (25, 384, 2, 6), (7, 640, 1, 6)
     ),
 }
 """Stages of the three published sizes, keyed by their parameters in millions."""
 
 
-def mobilenet_v2(walk: Walk, dims: Classifier) -> None:
-    """Write MobileNet v2 of width 1."""
-    walk.unit(32, 3, 2)
-    _stages(walk, _MOBILENET_V2, wide=False)
-    walk.unit(1280, 1)
-    walk.classify(dims.classes, dropout=True)
+def build_mobilenet_v2(net: NetworkBuilder, dims: Classifier) -> None:
+    """Build MobileNet v2 of width 1."""
+    net.conv_norm_act(32, 3, 2)
+    _add_stages(net, _MOBILENET_V2)
+    net.conv_norm_act(1280, 1)
+    net.classifier_head(dims.classes, dropout=True)
 
 
-def mobilenet_v3(walk: Walk, dims: MobileNetV3) -> None:
-    """Write MobileNet v3, small or `large`: a table of blocks, and one more dense layer at the end."""
+def build_mobilenet_v3(net: NetworkBuilder, dims: MobileNetV3) -> None:
+    """Build MobileNet v3, small or large, from its table of blocks."""
     large = dims.large
-    walk.unit(16, 3, 2, activation="hard-swish")
+    net.conv_norm_act(16, 3, 2, activation="hard-swish")
     for kernel, inner, out, excite, activation, stride in _MOBILENET_V3_LARGE if large else _MOBILENET_V3_SMALL:
-        entry = walk.shape
-        if inner != walk.channels:
-            walk.unit(inner, 1, activation=activation)
-        walk.unit(inner, kernel, stride, groups=inner, activation=activation)
+        entry = net.shape
+        if inner != net.channels:
+            net.conv_norm_act(inner, 1, activation=activation)
+        net.conv_norm_act(inner, kernel, stride, groups=inner, activation=activation)
         if excite:
-            walk.excite(rounded(inner / 4))
-        walk.unit(out, 1, activation="none")
-        if walk.shape == entry:
-            walk.add()
-    walk.unit(6 * walk.channels, 1, activation="hard-swish")
-    walk.mean()
-    walk.dense(1280 if large else 1024)
-    walk.activate("hard-swish")
-    walk.dropout()
-    walk.dense(dims.classes)
-    walk.loss()
+            net.squeeze_excite(round_channels(inner / 4))
+        net.conv_norm_act(out, 1, activation="none")
+        if net.shape == entry:
+            net.add_branch()
+    net.conv_norm_act(6 * net.channels, 1, activation="hard-swish")
+    net.global_mean()
+    net.dense(1280 if large else 1024)
+    net.activate("hard-swish")
+    net.dropout()
+    net.dense(dims.classes)
+    net.cross_entropy()
 
 
-def efficientnet(walk: Walk, dims: EfficientNet) -> None:
-    """Write EfficientNet v1: the table of B0 with channels times `width` and repetitions times `depth`.
-
-    Squeeze-and-excitation has a quarter of a block's input channels, or of its inner channels with `wide_excite`.
-    """
-    efficientnet_levels(walk, dims)
-    walk.unit(rounded(1280 * dims.width), 1, activation="silu")
-    walk.classify(dims.classes, dropout=True)
+def build_efficientnet(net: NetworkBuilder, dims: EfficientNet) -> None:
+    """Build EfficientNet v1: the stages of B0, with more channels and blocks, and a classifier."""
+    add_efficientnet_stages(net, dims)
+    net.conv_norm_act(round_channels(1280 * dims.width), 1, activation="silu")
+    net.classifier_head(dims.classes, dropout=True)
 
 
-def efficientnet_levels(walk: Walk, dims: EfficientNet) -> list[tuple[int, Size]]:
-    """Write the stem and the stages of EfficientNet v1, and return the shape of each stage's output."""
-    width, depth = dims.width, dims.depth
-    walk.unit(rounded(32 * width), 3, 2, activation="silu")
+def add_efficientnet_stages(net: NetworkBuilder, dims: EfficientNet) -> list[Shape]:
+    """Add the stem and the stages of EfficientNet v1, and return the output shape of each stage."""
+    net.conv_norm_act(round_channels(32 * dims.width), 3, 2, activation="silu")
     shapes = []
     for stage in _EFFICIENTNET:
-        repeat, out = math.ceil(stage.repeat * depth), rounded(stage.out * width)
-        _stages(walk, [replace(stage, repeat=repeat, out=out)], wide=dims.wide_excite)
-        shapes.append(walk.shape)
+        repeat, out = math.ceil(stage.repeat * dims.depth), round_channels(stage.out * dims.width)
+        _add_stages(net, [replace(stage, repeat=repeat, out=out)], wide=dims.wide_excite)
+        shapes.append(net.shape)
     return shapes
 
 
-def efficientnet_v2(walk: Walk, dims: EfficientNetV2) -> None:
-    """Write EfficientNet v2 of `millions` of parameters: S (24), M (54) or L (119)."""
+def build_efficientnet_v2(net: NetworkBuilder, dims: EfficientNetV2) -> None:
+    """Build EfficientNet v2: S, M or L, by its millions of parameters."""
     stages = _EFFICIENTNET_V2[dims.millions]
-    walk.unit(stages[0].out, 3, 2, activation="silu")
-    _stages(walk, stages, wide=False)
-    walk.unit(1280, 1, activation="silu")
-    walk.classify(dims.classes, dropout=True)
+    net.conv_norm_act(stages[0].out, 3, 2, activation="silu")
+    _add_stages(net, stages)
+    net.conv_norm_act(1280, 1, activation="silu")
+    net.classifier_head(dims.classes, dropout=True)
 
 
-def rounded(channels: float, divisor: int = 8) -> int:
-    """Return the nearest multiple of `divisor`, or the next one if that is less than 90 % of `channels`."""
-    near = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return near if near >= 0.9 * channels else near + divisor
+def round_channels(channels: float) -> int:
+    """Return the nearest multiple of 8, or the next one if that is less than 90 % of `channels`."""
+    near = max(8, int(channels + 4) // 8 * 8)
+    return near if near >= 0.9 * channels else near + 8
 
 
-def _stages(walk: Walk, stages: Sequence[_Stage], *, wide: bool) -> None:
+def _add_stages(net: NetworkBuilder, stages: Sequence[_Stage], *, wide: bool = False) -> None:
     for stage in stages:
         for index in range(stage.repeat):
-            _inverted_residual(walk, stage, stage.stride if index == 0 else 1, wide)
+            _add_inverted_residual(net, stage, stage.stride if index == 0 else 1, wide)
 
 
-def _inverted_residual(walk: Walk, stage: _Stage, stride: int, wide: bool) -> None:
-    entry = walk.shape
+def _add_inverted_residual(net: NetworkBuilder, stage: _Stage, stride: int, wide: bool) -> None:
+    entry = net.shape
     inner = int(entry[0] * stage.expansion)
     if stage.fused:
-        walk.unit(inner if stage.expansion > 1 else stage.out, stage.kernel, stride, activation=stage.activation)
+        out = inner if stage.expansion > 1 else stage.out
+        net.conv_norm_act(out, stage.kernel, stride, activation=stage.activation)
     else:
         if inner != entry[0]:
-            walk.unit(inner, 1, activation=stage.activation)
-        walk.unit(inner, stage.kernel, stride, groups=inner, activation=stage.activation)
+            net.conv_norm_act(inner, 1, activation=stage.activation)
+        net.conv_norm_act(inner, stage.kernel, stride, groups=inner, activation=stage.activation)
     if stage.excite:
-        walk.excite(max(1, (inner if wide else entry[0]) // stage.excite), stage.activation)
+        net.squeeze_excite(max(1, (inner if wide else entry[0]) // stage.excite), stage.activation)
     if not stage.fused or stage.expansion > 1:
-        walk.unit(stage.out, 1, activation="none")
-    if walk.shape == entry:
-        walk.add()
+        net.conv_norm_act(stage.out, 1, activation="none")
+    if net.shape == entry:
+        net.add_branch()

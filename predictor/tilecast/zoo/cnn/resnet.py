@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.graph import Block, CollectiveCall, Shards
 from tilecast.model import numbered
+from tilecast.spec import Workload
+from tilecast.zoo import layers
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import uniform_block
+
+_EMBEDDING = 512
+"""Width of the embedding of a face."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -37,9 +45,7 @@ class ResNet(Residual):
     """Dimensions of a ResNet that classifies."""
 
     stages: tuple[int, int, int, int] = numbered("stage")
-    """Blocks of each stage."""
     classes: int = 1000
-    """Categories."""
     small_stem: bool = False
     """Whether the stem is one 3x3 convolution without pooling, for images of 32 pixels."""
 
@@ -56,73 +62,109 @@ class FaceResNet(Images):
     """Share of the identities that each step uses."""
 
 
-def resnet(walk: Walk, dims: ResNet) -> None:
-    """Write a classifier of four stages."""
-    stem(walk, small=dims.small_stem)
+def build_resnet(net: NetworkBuilder, dims: ResNet) -> None:
+    """Build a ResNet: a stem, four stages and a classifier."""
+    add_stem(net, small=dims.small_stem)
     for number in range(1, 5):
-        stage(walk, dims, number)
-    walk.classify(dims.classes)
+        add_stage(net, dims, number)
+    net.classifier_head(dims.classes)
 
 
-def stem(walk: Walk, *, small: bool = False) -> None:
-    """Write the first convolution and pooling, which reduce each side to a quarter; a `small` stem keeps the size."""
-    walk.unit(64, 3 if small else 7, 1 if small else 2)
+def add_stem(net: NetworkBuilder, *, small: bool = False) -> None:
+    """Add the first convolution and a pooling, which reduce each side to a quarter; a `small` stem keeps the size."""
+    net.conv_norm_act(64, 3 if small else 7, 1 if small else 2)
     if not small:
-        walk.pool(3, 2)
+        net.pool(3, 2)
 
 
-def stage(walk: Walk, dims: Residual, number: int, *, stride: int = 2) -> None:
-    """Write stage `number` (1 to 4). All stages but the first begin with `stride`."""
+def add_stage(net: NetworkBuilder, dims: Residual, number: int, *, stride: int = 2) -> None:
+    """Add stage `number` (1 to 4). All stages but the first begin with `stride`."""
     for index in range(dims.stages[number - 1]):
-        _block(walk, dims, 64 * 2 ** (number - 1), stride if number > 1 and not index else 1)
+        _add_block(net, dims, 64 * 2 ** (number - 1), stride if number > 1 and not index else 1)
 
 
-def _block(walk: Walk, dims: Residual, width: int, stride: int) -> None:
-    entry = walk.shape
+def _add_block(net: NetworkBuilder, dims: Residual, width: int, stride: int) -> None:
+    entry = net.shape
     if dims.bottleneck:
         groups = dims.groups
         inner = width * dims.group_width * groups // 64
         early = dims.stride_first
-        walk.unit(inner, 1, stride if early else 1)
-        walk.unit(inner, 3, 1 if early else stride, groups=groups)
-        walk.unit(4 * width, 1, activation="none")
+        net.conv_norm_act(inner, 1, stride if early else 1)
+        net.conv_norm_act(inner, 3, 1 if early else stride, groups=groups)
+        net.conv_norm_act(4 * width, 1, activation="none")
     else:
-        walk.unit(width, 3, stride)
-        walk.unit(width, 3, activation="none")
+        net.conv_norm_act(width, 3, stride)
+        net.conv_norm_act(width, 3, activation="none")
     if dims.excite:
-        walk.excite(walk.channels // dims.excite)
-    leave = walk.shape
+        net.squeeze_excite(net.channels // dims.excite)
+    leave = net.shape
     if leave != entry:
-        walk.again(entry)
-        walk.unit(leave[0], 1, stride, activation="none")
-    walk.add()
-    walk.activate()
+        net.return_to(entry)
+        net.conv_norm_act(leave[0], 1, stride, activation="none")
+    net.add_branch()
+    net.activate()
 
 
-def face_resnet(walk: Walk, dims: FaceResNet) -> None:
-    """Write a recogniser of faces of 112 pixels.
+def build_face_resnet(net: NetworkBuilder, dims: FaceResNet) -> None:
+    """Build a recogniser of faces of 112 pixels: a stem, four stages that begin with stride 2, and an embedding.
 
-    It has four stages, which begin with stride 2, of blocks of a norm and two 3x3 convolutions. Its output is an
-    embedding of 512 numbers, which `identities.classifier` reads.
+    The embedding has 512 numbers, which `build_identity_classifier` reads.
     """
-    walk.unit(64, 3, activation="prelu")
-    walk.parameters += walk.channels
-    for number in range(1, 5):
-        for index in range(dims.stages[number - 1]):
-            _face_block(walk, 32 * 2**number, 1 if index else 2)
-    walk.norm()
-    walk.dropout()
-    walk.dense(512)
-    walk.norm()
+    net.conv_norm_act(64, 3, activation="prelu")
+    net.parameters += net.channels
+    for number, depth in enumerate(dims.stages, 1):
+        for index in range(depth):
+            _add_face_block(net, 32 * 2**number, 1 if index else 2)
+    net.channel_norm()
+    net.dropout()
+    net.dense(_EMBEDDING)
+    net.channel_norm()
 
 
-def _face_block(walk: Walk, width: int, stride: int) -> None:
-    entry = walk.shape
-    walk.norm()
-    walk.unit(width, 3, activation="prelu")
-    walk.parameters += width
-    walk.unit(width, 3, stride, activation="none")
-    if walk.shape != entry:
-        walk.again(entry)
-        walk.unit(width, 1, stride, activation="none")
-    walk.add()
+def _add_face_block(net: NetworkBuilder, width: int, stride: int) -> None:
+    entry = net.shape
+    net.channel_norm()
+    net.conv_norm_act(width, 3, activation="prelu")
+    net.parameters += width
+    net.conv_norm_act(width, 3, stride, activation="none")
+    if net.shape != entry:
+        net.return_to(entry)
+        net.conv_norm_act(width, 1, stride, activation="none")
+    net.add_branch()
+
+
+def build_identity_classifier(workload: Workload, shards: Shards) -> Block:
+    """Return the classifier of a face recogniser, with one column of weights per identity.
+
+    Weights and embeddings are normalised, and the true identity has a margin (Deng et al., arXiv 1801.07698, section
+    3.1). A step may use a sample of the identities only (An et al., arXiv 2010.05222, section 3.2).
+
+    Expert parallelism shards the identities. Every rank then receives the embeddings of all ranks' samples and holds
+    the logits of its own identities, and the softmax exchanges a maximum and a sum per sample.
+    """
+    dims, numerics = workload.model.own(FaceResNet), Numerics.of(workload)
+    ranks = shards.expert.astype(float)
+    rows = shards.micro_batch * ranks
+    held = dims.identities / ranks
+    share = dims.sampled
+    seen = held * share
+    ops = []
+    if share < 1 and numerics.training:
+        ops += layers.elementwise("sample", numerics, held, 4.0, 4.0, launches=4.0)
+        ops += layers.embedding("sample.weights", numerics, seen, float(_EMBEDDING))
+    ops += layers.pointwise("norm", numerics, seen * _EMBEDDING, kernels=2, absorbed=False)
+    ops += layers.linear("logits", numerics, rows, _EMBEDDING, seen)
+    ops += layers.pointwise("margin", numerics, rows * seen, kernels=2, backward=(1.0, 1.0))
+    collectives = [CollectiveCall("embeddings", "all_gather", "expert", numerics.element * rows * _EMBEDDING)]
+    if numerics.training:
+        ops += layers.cross_entropy("loss", numerics, rows, seen)
+        collectives.append(CollectiveCall("softmax", "all_reduce", "expert", 4.0 * rows, count=2.0))
+        gradient = numerics.element * rows * _EMBEDDING
+        collectives.append(CollectiveCall("embeddings.gradient", "reduce_scatter", "expert", gradient, "backward"))
+    activation_bytes, scratch = layers.logit_bytes(numerics)
+    activations = rows * seen * (activation_bytes + numerics.element)
+    weights = held * _EMBEDDING
+    return uniform_block(
+        "classifier", len(shards), ops, weights, activations, collectives=tuple(collectives), expert_parameters=weights,
+        working_bytes=scratch * rows * seen + 2 * numerics.element * seen * _EMBEDDING,
+    )  # fmt: skip

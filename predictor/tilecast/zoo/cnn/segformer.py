@@ -5,13 +5,12 @@ Source: Xie et al., arXiv 2105.15203, sections 3.1 and 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecast.model import Model, Problem, numbered
+from tilecast.model import numbered
 from tilecast.zoo.cnn import attention
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.cnn.walk import Walk
 
 _STEMS = ((7, 4), (3, 2), (3, 2), (3, 2))
 """Kernel and stride of the overlapping patches of each stage."""
@@ -34,61 +33,58 @@ class Segformer(Images):
     ratio: int = 4
     """Width of the MLP of a layer, over that of the layer."""
 
-    def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model."""
-        if self.ratio < 1:
-            yield "ratio", f"must be positive, got {self.ratio}", "state one or more, or leave it out"
-
     classes: int = 150
     """Categories of a pixel."""
 
 
-def segformer(walk: Walk, dims: Segformer) -> None:
-    """Write four stages, and the decoder, which predicts a category per pixel at a quarter of the image's side."""
+def build_segformer(net: NetworkBuilder, dims: Segformer) -> None:
+    """Build SegFormer: four stages, and a decoder that predicts a category for each 4 x 4 pixels."""
     reached = []
-    for number, (kernel, stride) in enumerate(_STEMS, start=1):
-        walk.conv(dims.widths[number - 1], kernel, stride, bias=True)
-        _norm(walk)
-        for _ in range(dims.stages[number - 1]):
-            _layer(walk, dims.heads[number - 1], dims.reductions[number - 1], dims.ratio)
-        _norm(walk)
-        reached.append(walk.shape)
+    for (kernel, stride), width, depth, heads, reduction in zip(
+        _STEMS, dims.widths, dims.stages, dims.heads, dims.reductions, strict=True
+    ):
+        net.conv(width, kernel, stride, bias=True)
+        _add_layer_norm(net)
+        for _ in range(depth):
+            _add_layer(net, heads, reduction, dims.ratio)
+        _add_layer_norm(net)
+        reached.append(net.shape)
     width, finest = dims.decoder, reached[0][1]
     for channels, size in reached:
-        walk.again((channels, size))
-        walk.conv(width, 1, bias=True)
-        walk.size = finest
-        walk.resize(float(size[1] * size[2]) / (finest[1] * finest[2]))
-    walk.concatenate(4 * width)
-    walk.unit(width, 1)
-    walk.dropout()
-    walk.conv(dims.classes, 1, bias=True)
-    walk.loss()
+        net.return_to((channels, size))
+        net.conv(width, 1, bias=True)
+        net.size = finest
+        net.resize(float(size[1] * size[2]) / (finest[1] * finest[2]))
+    net.concatenate(4 * width)
+    net.conv_norm_act(width, 1)
+    net.dropout()
+    net.conv(dims.classes, 1, bias=True)
+    net.cross_entropy()
 
 
-def _layer(walk: Walk, heads: int, reduction: int, ratio: int) -> None:
-    width, size = walk.shape
+def _add_layer(net: NetworkBuilder, heads: int, reduction: int, ratio: int) -> None:
+    width, size = net.shape
     pixels = float(size[1] * size[2])
-    _norm(walk)
-    attention.linear(walk, pixels, width, width)
+    _add_layer_norm(net)
+    attention.add_dense(net, pixels, width, width)
     if reduction > 1:
-        walk.again((width, size))
-        walk.conv(width, reduction, reduction, bias=True)
-        _norm(walk)
-    keys = float(walk.size[1] * walk.size[2])
-    walk.shape = width, size
+        net.return_to((width, size))
+        net.conv(width, reduction, reduction, bias=True)
+        _add_layer_norm(net)
+    keys = float(net.size[1] * net.size[2])
+    net.shape = width, size
     for _ in ("key", "value"):
-        attention.linear(walk, keys, width, width)
-    attention.core(walk, pixels, keys, width, heads)
-    attention.linear(walk, pixels, width, width)
-    walk.add()
-    _norm(walk)
-    walk.conv(ratio * width, 1, bias=True)
-    walk.conv(ratio * width, 3, groups=ratio * width, bias=True)
-    walk.activate("gelu")
-    walk.conv(width, 1, bias=True)
-    walk.add()
+        attention.add_dense(net, keys, width, width)
+    attention.add_dot_product_attention(net, pixels, keys, width, heads)
+    attention.add_dense(net, pixels, width, width)
+    net.add_branch()
+    _add_layer_norm(net)
+    net.conv(ratio * width, 1, bias=True)
+    net.conv(ratio * width, 3, groups=ratio * width, bias=True)
+    net.activate("gelu")
+    net.conv(width, 1, bias=True)
+    net.add_branch()
 
 
-def _norm(walk: Walk) -> None:
-    attention.norm(walk, float(walk.size[1] * walk.size[2]), walk.channels)
+def _add_layer_norm(net: NetworkBuilder) -> None:
+    attention.add_layer_norm(net, float(net.size[1] * net.size[2]), net.channels)

@@ -1,78 +1,115 @@
-"""Layers over a sequence in a walk: a flat image of height 1 whose columns are words or frames.
+"""Layers over a sequence, which is a flat image of height 1 whose columns are words or frames.
 
-The functions `step_...` write layers of a loop over the columns, in which each step waits for the one before it.
+The functions `add_stepwise_…` add layers of a loop over the columns, in which each step waits for the one before it.
 """
 
 from __future__ import annotations
 
-from tilecast.graph import KernelTable, Op
+from collections.abc import Mapping
+from math import prod
+
+from tilecast.graph import Op, Phase
 from tilecast.spec import Floats
 from tilecast.zoo import layers
-from tilecast.zoo.cnn.walk import Walk
-from tilecast.zoo.recurrent import recurrent
+from tilecast.zoo.cnn.builder import NetworkBuilder
+from tilecast.zoo.numerics import Numerics
+
+GATES: Mapping[str, int] = {"lstm": 4, "gru": 3}
+"""Number of gates of each kind of cell: each has a product with the input and one with the state."""
 
 
-def embed(walk: Walk, vocabulary: int, width: int, count: int) -> None:
-    """Write the look-up of `count` vectors of `width` per sample in a table; no gradient flows further back."""
-    walk.shape = width, (1, 1, count)
-    walk.ops += layers.embedding("embedding", walk.numerics, walk.batch * count, float(width))
-    walk.parameters += vocabulary * width
-    walk.reached = True
+def add_embedding(net: NetworkBuilder, vocabulary: int, width: int, count: int) -> None:
+    """Add the look-up of `count` vectors of `width` numbers per sample in a table of `vocabulary` rows."""
+    net.shape = width, (1, 1, count)
+    net.ops += layers.embedding("embedding", net.numerics, net.batch * count, float(width))
+    net.parameters += vocabulary * width
+    net.has_gradient = True
 
 
-def dense(walk: Walk, out: int, *, bias: bool = True) -> None:
-    """Write a dense layer that all positions share."""
-    places = walk.size[0] * walk.size[1] * walk.size[2]
-    walk.keep(walk.elements)
-    walk.ops += layers.linear(
-        "dense", walk.numerics, walk.batch * places, float(walk.channels), float(out), bias=bias
-    )  # fmt: skip
-    walk.parameters += walk.channels * out + (out if bias else 0)
-    walk.channels = out
+def add_dense(net: NetworkBuilder, out: int, *, bias: bool = True) -> None:
+    """Add a dense layer that runs over every position with one set of weights."""
+    positions = net.batch * prod(net.size)
+    net.keep_elements(net.elements)
+    net.ops += layers.linear("dense", net.numerics, positions, float(net.channels), float(out), bias=bias)
+    net.parameters += net.channels * out + (out if bias else 0)
+    net.channels = out
 
 
-def recur(walk: Walk, cells: int, *, directions: int = 1) -> None:
-    """Write an LSTM as cuDNN runs it. Two directions double the output channels."""
-    ops, parameters, activation_bytes = recurrent(
-        "lstm", walk.numerics, batch=walk.batch, steps=float(walk.size[2]), inputs=float(walk.channels),
-        hidden=float(cells), directions=directions,
-    )  # fmt: skip
-    walk.ops += ops
-    walk.parameters += parameters
-    walk.keep(activation_bytes)
-    walk.channels = directions * cells
+def add_lstm(net: NetworkBuilder, cells: int, *, directions: int = 1) -> None:
+    """Add an LSTM over the columns. Two directions double the output channels."""
+    add_recurrent(net, "lstm", net.size[2], net.channels, cells, directions=directions)
+    net.channels = directions * cells
 
 
-def step_dense(walk: Walk, inputs: int, outputs: int, *, bias: bool = False) -> None:
-    """Write a dense layer of a loop over the columns: one product per column, with two gradients of its own."""
+def add_recurrent(
+    net: NetworkBuilder,
+    name: str,
+    steps: float,
+    inputs: float,
+    hidden: float,
+    *,
+    cell: str = "lstm",
+    directions: int = 1,
+) -> None:
+    """Add a layer of `hidden` cells over `steps`, as cuDNN runs it with two biases per gate.
 
-    def product(m: Floats | float, n: float, k: Floats | float) -> KernelTable:
-        return KernelTable.of("gemm", walk.numerics.matrix, batch=1.0, m=m, n=n, k=k)
+    The products with the input are one matrix product for all steps. The products with the previous state are one for
+    each step: each has only a micro-batch's rows, and waits for the previous one (Appleyard et al., arXiv 1604.01946,
+    section 3). The gradient of the recurrent weights is one product for all steps again.
+    """
+    width = GATES[cell] * hidden
+    for direction in range(directions):
+        label = f"{name}.{'backwards' if direction else 'forwards'}"
+        net.ops += layers.linear(f"{label}.input", net.numerics, net.batch * steps, inputs, width)
+        net.ops += _build_steps(label, net.numerics, net.batch, steps, hidden, width)
+    net.parameters += directions * width * (inputs + hidden + 2.0)
+    net.keep_elements(net.batch * steps * (inputs + directions * (width + 2.0 * hidden)))
 
-    steps = float(walk.size[2])
-    walk.ops.append(Op("step", product(walk.batch, float(outputs), float(inputs)), count=steps))
-    if walk.numerics.training:
-        walk.ops += [
-            Op("step.input-gradient", product(walk.batch, float(inputs), float(outputs)), "backward", count=steps),
-            Op("step.weight-gradient", product(float(outputs), float(inputs), walk.batch), "backward", count=steps),
+
+def _build_steps(name: str, numerics: Numerics, batch: Floats, steps: float, hidden: float, width: float) -> list[Op]:
+    """Return the products with the previous state, one after the other, each followed by one kernel for the gates."""
+
+    def gates(label: str, reads: float, writes: float, phase: Phase = "forward") -> list[Op]:
+        elements = batch * hidden
+        return layers.elementwise(f"{name}.{label}", numerics, elements, reads, writes, phase=phase, count=steps)
+
+    share = width / hidden
+    ops = [layers.gemm(f"{name}.state", numerics, batch, width, hidden, count=steps)]
+    ops += gates("gates", 2 * share + 1, share + 2)
+    if numerics.training:
+        ops += [
+            *gates("gates.gradient", share + 4, share + 1, "backward"),
+            layers.gemm(f"{name}.state.gradient", numerics, batch, hidden, width, "backward", count=steps),
+            layers.gemm(f"{name}.state.weight-gradient", numerics, width, hidden, batch * steps, "backward"),
         ]
-    walk.keep(walk.batch * steps * inputs)
-    walk.parameters += inputs * outputs + (outputs if bias else 0)
+    return ops
 
 
-def step_pointwise(walk: Walk, elements: float, kernels: int) -> None:
-    """Write `kernels` element-wise kernels over `elements` per sample, for every column of a loop."""
-    steps = float(walk.size[2])
-    for phase in ("forward", "backward") if walk.numerics.training else ("forward",):
-        walk.ops += layers.elementwise(
-            "step", walk.numerics, walk.batch * elements, 2.0, 1.0, count=steps * kernels, phase=phase
-        )  # fmt: skip
-    walk.keep(walk.batch * steps * elements * kernels)
+def add_stepwise_dense(net: NetworkBuilder, inputs: int, outputs: int, *, bias: bool = False) -> None:
+    """Add a dense layer of a loop over the columns: one product per column, and two more for its gradients."""
+    steps, numerics, batch = float(net.size[2]), net.numerics, net.batch
+    net.ops.append(layers.gemm("step", numerics, batch, outputs, inputs, count=steps))
+    if numerics.training:
+        net.ops += [
+            layers.gemm("step.input-gradient", numerics, batch, inputs, outputs, "backward", count=steps),
+            layers.gemm("step.weight-gradient", numerics, outputs, inputs, batch, "backward", count=steps),
+        ]
+    net.keep_elements(net.batch * steps * inputs)
+    net.parameters += inputs * outputs + (outputs if bias else 0)
 
 
-def step_cell(walk: Walk, inputs: int, cells: int) -> None:
-    """Write an LSTM cell of a loop: products with input and state, one kernel for the gates, and dropout."""
+def add_stepwise_pointwise(net: NetworkBuilder, elements: float, kernels: int) -> None:
+    """Add `kernels` element-wise kernels over `elements` numbers per sample, for every column of a loop."""
+    steps = float(net.size[2])
+    count = steps * kernels
+    for phase in net.numerics.phases:
+        net.ops += layers.elementwise("step", net.numerics, net.batch * elements, 2.0, 1.0, count=count, phase=phase)
+    net.keep_elements(net.batch * steps * elements * kernels)
+
+
+def add_stepwise_lstm(net: NetworkBuilder, inputs: int, cells: int) -> None:
+    """Add an LSTM cell of a loop: products with input and state, one kernel for the gates, and dropout."""
     for width in (inputs, cells):
-        step_dense(walk, width, 4 * cells, bias=True)
-    step_pointwise(walk, 4.0 * cells, 1)
-    step_pointwise(walk, float(cells), 1)
+        add_stepwise_dense(net, width, 4 * cells, bias=True)
+    add_stepwise_pointwise(net, 4.0 * cells, 1)
+    add_stepwise_pointwise(net, float(cells), 1)

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecast.zoo import layers
 from tilecast.zoo.cnn import attention, sequence
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.cnn.walk import Walk
 
 _JASPER = ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25))
 _QUARTZNET = ((256, 33), (256, 39), (512, 51), (512, 63), (512, 75))
@@ -55,7 +54,6 @@ class Rnnt(Images):
     symbols: int
     """Symbols of the text of a sample."""
     vocabulary: int
-    """Kinds of symbols."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -73,9 +71,7 @@ class Wav2vec2(Images):
     layers_deep: int
     """Transformer layers."""
     width: int
-    """Width of a layer."""
     attention_heads: int
-    """Heads of an attention layer."""
     inner: int | None = None
     """Width of the MLP of a layer; None: four times `width`."""
     letters: int = 0
@@ -86,216 +82,204 @@ class Wav2vec2(Images):
     """Channels of these convolutions. Other numbers are priced as 512."""
 
 
-def jasper(walk: Walk, dims: Jasper) -> None:
-    """Write Jasper: `repeats` blocks of each of five kinds, of five convolutions each.
-
-    A block adds the projected outputs of all earlier blocks to its own output.
-    """
-    walk.unit(256, (1, 11), 2)
-    before = [walk.shape]
+def build_jasper(net: NetworkBuilder, dims: Jasper) -> None:
+    """Build Jasper: blocks of five convolutions, each of which adds the projected outputs of all earlier blocks."""
+    net.conv_norm_act(256, (1, 11), 2)
+    before = [net.shape]
     for channels, kernel in _JASPER:
         for _ in range(dims.repeats):
             for _ in range(5):
-                walk.unit(channels, (1, kernel))
-                walk.dropout()
-            leave = walk.shape
+                net.conv_norm_act(channels, (1, kernel))
+                net.dropout()
+            leave = net.shape
             for shape in before:
-                walk.again(shape)
-                walk.unit(channels, 1, activation="none")
-                walk.add()
-            walk.shape = leave
+                net.return_to(shape)
+                net.conv_norm_act(channels, 1, activation="none")
+                net.add_branch()
+            net.shape = leave
             before.append(leave)
-    walk.unit(896, (1, 29))
-    walk.unit(1024, 1)
-    _letters(walk)
+    net.conv_norm_act(896, (1, 29))
+    net.conv_norm_act(1024, 1)
+    _add_letter_classifier(net)
 
 
-def quartznet(walk: Walk, dims: Jasper) -> None:
-    """Write QuartzNet: `repeats` blocks of each of five kinds.
-
-    A block has five separable convolutions and a projected residual.
-    """
-    _separable(walk, 256, 33, 2)
+def build_quartznet(net: NetworkBuilder, dims: Jasper) -> None:
+    """Build QuartzNet: blocks of five separable convolutions and a projected residual."""
+    _add_separable_conv(net, 256, 33, 2)
     for channels, kernel in _QUARTZNET:
         for _ in range(dims.repeats):
-            entry = walk.shape
+            entry = net.shape
             for _ in range(5):
-                _separable(walk, channels, kernel)
-            walk.again(entry)
-            walk.unit(channels, 1, activation="none")
-            walk.add()
-            walk.activate()
-    _separable(walk, 512, 87)
-    walk.unit(1024, 1)
-    _letters(walk)
+                _add_separable_conv(net, channels, kernel)
+            net.return_to(entry)
+            net.conv_norm_act(channels, 1, activation="none")
+            net.add_branch()
+            net.activate()
+    _add_separable_conv(net, 512, 87)
+    net.conv_norm_act(1024, 1)
+    _add_letter_classifier(net)
 
 
-def _separable(walk: Walk, out: int, kernel: int, stride: int = 1) -> None:
-    walk.conv(walk.channels, (1, kernel), stride, groups=walk.channels)
-    walk.unit(out, 1)
+def _add_separable_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
+    net.conv(net.channels, (1, kernel), stride, groups=net.channels)
+    net.conv_norm_act(out, 1)
 
 
-def _letters(walk: Walk) -> None:
-    """Write the prediction of a letter for every frame."""
-    walk.conv(_LETTERS, 1, bias=True)
-    _alignments(walk)
+def _add_letter_classifier(net: NetworkBuilder) -> None:
+    """Add the prediction of a letter for every frame."""
+    net.conv(_LETTERS, 1, bias=True)
+    _add_ctc_loss(net)
 
 
-def _alignments(walk: Walk) -> None:
-    """Write the loss over all alignments of letters and frames (CTC)."""
-    walk.loss()
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("alignments", walk.numerics, walk.elements, kernels=2, absorbed=False)
+def _add_ctc_loss(net: NetworkBuilder) -> None:
+    """Add the loss over all alignments of letters and frames (connectionist temporal classification)."""
+    net.cross_entropy()
+    net.training_pointwise("alignments", kernels=2, absorbed=False)
 
 
-def deepspeech2(walk: Walk, dims: DeepSpeech2) -> None:
-    """Write DeepSpeech 2: two convolutions over frequencies and frames, then `layers_deep` bidirectional LSTMs.
+def build_deepspeech2(net: NetworkBuilder, dims: DeepSpeech2) -> None:
+    """Build DeepSpeech 2: two convolutions over frequencies and frames, then bidirectional LSTMs.
 
-    The LSTMs have `cells` per direction. The two directions are summed, and there is a batch norm between LSTMs. The
-    image's height is the number of frequencies.
+    The two directions of an LSTM are summed, and there is a batch norm between LSTMs.
     """
-    walk.unit(32, (41, 11), 2)
-    walk.unit(32, (21, 11), (2, 1))
-    walk.shape = walk.channels * walk.size[1], (1, 1, walk.size[2])
+    net.conv_norm_act(32, (41, 11), 2)
+    net.conv_norm_act(32, (21, 11), (2, 1))
+    net.shape = net.channels * net.size[1], (1, 1, net.size[2])
     for number in range(dims.layers_deep):
         if number:
-            walk.norm()
-        sequence.recur(walk, dims.cells, directions=2)
-        walk.channels = dims.cells
-        walk.add()
-    walk.norm()
-    _letters(walk)
+            net.channel_norm()
+        sequence.add_lstm(net, dims.cells, directions=2)
+        net.channels = dims.cells
+        net.add_branch()
+    net.channel_norm()
+    _add_letter_classifier(net)
 
 
-def rnnt(walk: Walk, dims: Rnnt) -> None:
-    """Write RNN-T: a transcription, a prediction and a joint network.
+def build_rnnt(net: NetworkBuilder, dims: Rnnt) -> None:
+    """Build RNN-T: a transcription, a prediction and a joint network.
 
     The transcription network has two LSTMs over the frames, and three more over pairs of frames. The prediction network
-    has two LSTMs over `symbols` of the text. The joint network predicts one of `vocabulary` for every pair of frame and
-    symbol.
+    has two LSTMs over the symbols of the text. The joint network predicts a symbol for every pair of frame and symbol.
     """
     cells, joint, symbols = dims.cells, dims.joint, dims.symbols
-    _recurrent_stack(walk, cells, 2)
-    walk.shape = 2 * walk.channels, (1, 1, walk.size[2] // 2)
-    _recurrent_stack(walk, cells, 3)
-    frames = walk.size[2]
-    sequence.dense(walk, joint)
-    sequence.embed(walk, dims.vocabulary, joint, symbols)
-    _recurrent_stack(walk, joint, 2)
-    sequence.dense(walk, joint)
-    walk.shape = joint, (1, symbols, frames)
-    walk.add()
-    walk.activate()
-    walk.dropout()
-    sequence.dense(walk, dims.vocabulary)
-    walk.loss()
+    _add_lstm_stack(net, cells, 2)
+    net.shape = 2 * net.channels, (1, 1, net.size[2] // 2)
+    _add_lstm_stack(net, cells, 3)
+    frames = net.size[2]
+    sequence.add_dense(net, joint)
+    sequence.add_embedding(net, dims.vocabulary, joint, symbols)
+    _add_lstm_stack(net, joint, 2)
+    sequence.add_dense(net, joint)
+    net.shape = joint, (1, symbols, frames)
+    net.add_branch()
+    net.activate()
+    net.dropout()
+    sequence.add_dense(net, dims.vocabulary)
+    net.cross_entropy()
 
 
-def _recurrent_stack(walk: Walk, cells: int, depth: int) -> None:
+def _add_lstm_stack(net: NetworkBuilder, cells: int, depth: int) -> None:
     for _ in range(depth):
-        sequence.recur(walk, cells)
-        walk.dropout()
+        sequence.add_lstm(net, cells)
+        net.dropout()
 
 
-def tacotron2(walk: Walk, dims: Spoken) -> None:
-    """Write Tacotron 2: an encoder of the letters, a loop over the frames, and five convolutions over all frames.
+def build_tacotron2(net: NetworkBuilder, dims: Spoken) -> None:
+    """Build Tacotron 2: an encoder of the letters, a loop over the frames, and five convolutions over all frames.
 
     The encoder has three convolutions and a bidirectional LSTM. Each step of the loop has two dense layers over the
     previous frame, an LSTM, attention to the letters by content and location, an LSTM, and a projection.
     """
-    (bands, frames), letters = (walk.channels, walk.size), dims.symbols
-    sequence.embed(walk, _SYMBOLS, 512, letters)
+    (bands, frames), letters = (net.channels, net.size), dims.symbols
+    sequence.add_embedding(net, _SYMBOLS, 512, letters)
     for _ in range(3):
-        walk.unit(512, (1, 5))
-        walk.dropout()
-    sequence.recur(walk, 256, directions=2)
-    text = walk.channels
-    sequence.dense(walk, _ALIGNED, bias=False)
-    walk.shape = bands, frames
+        net.conv_norm_act(512, (1, 5))
+        net.dropout()
+    sequence.add_lstm(net, 256, directions=2)
+    text = net.channels
+    sequence.add_dense(net, _ALIGNED, bias=False)
+    net.shape = bands, frames
     for _ in range(2):
-        sequence.dense(walk, 256, bias=False)
-        walk.activate()
-        walk.dropout()
-    sequence.step_cell(walk, 256 + text, 1024)
-    sequence.step_dense(walk, 1024, _ALIGNED)
+        sequence.add_dense(net, 256, bias=False)
+        net.activate()
+        net.dropout()
+    sequence.add_stepwise_lstm(net, 256 + text, 1024)
+    sequence.add_stepwise_dense(net, 1024, _ALIGNED)
     # Filters over the attention weights so far, the sum, its tanh, a product, a softmax, and the weighted letters.
-    sequence.step_pointwise(walk, float(letters * _ALIGNED), 3)
-    sequence.step_pointwise(walk, float(letters * text), 1)
-    sequence.step_pointwise(walk, float(letters * 32), 6)
-    walk.parameters += 2 * 32 * 31 + 32 * _ALIGNED + _ALIGNED
-    sequence.step_cell(walk, 1024 + text, 1024)
-    sequence.step_dense(walk, 1024 + text, bands + 1, bias=True)
-    walk.shape = bands, frames
+    sequence.add_stepwise_pointwise(net, float(letters * _ALIGNED), 3)
+    sequence.add_stepwise_pointwise(net, float(letters * text), 1)
+    sequence.add_stepwise_pointwise(net, float(letters * 32), 6)
+    net.parameters += 2 * 32 * 31 + 32 * _ALIGNED + _ALIGNED
+    sequence.add_stepwise_lstm(net, 1024 + text, 1024)
+    sequence.add_stepwise_dense(net, 1024 + text, bands + 1, bias=True)
+    net.shape = bands, frames
     for out in (512, 512, 512, 512, bands):
-        walk.unit(out, (1, 5), activation="none" if out == bands else "tanh")
-        walk.dropout()
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("loss", walk.numerics, walk.elements, reads=2.0, kernels=6)
+        net.conv_norm_act(out, (1, 5), activation="none" if out == bands else "tanh")
+        net.dropout()
+    net.training_pointwise("loss", reads=2.0, kernels=6)
 
 
-def fastpitch(walk: Walk, dims: Spoken) -> None:
-    """Write FastPitch: six layers over `symbols` letters, three predictors, and six layers over all frames.
+def build_fastpitch(net: NetworkBuilder, dims: Spoken) -> None:
+    """Build FastPitch: six layers over the letters, three predictors, and six layers over all frames.
 
-    A layer is attention and two convolutions. The predictors are of duration, pitch and energy.
+    A layer is attention and two convolutions. The predictors are those of duration, pitch and energy.
     """
-    bands, frames, letters, width = walk.channels, walk.size[2], dims.symbols, 384
-    sequence.embed(walk, _SYMBOLS, width, letters)
+    bands, frames, letters, width = net.channels, net.size[2], dims.symbols, 384
+    sequence.add_embedding(net, _SYMBOLS, width, letters)
     for count in (letters, frames):
-        walk.shape = width, (1, 1, count)
+        net.shape = width, (1, 1, count)
         for _ in range(6):
-            attention.linear(walk, count, width, 3 * 64)
-            attention.core(walk, count, count, 64, 1)
-            attention.linear(walk, count, 64, width, bias=False)
-            attention.norm(walk, count, width)
-            walk.conv(1536, (1, 3), bias=True)
-            walk.activate()
-            walk.conv(width, (1, 3), bias=True)
-            walk.add()
-            attention.norm(walk, count, width)
+            attention.add_dense(net, count, width, 3 * 64)
+            attention.add_dot_product_attention(net, count, count, 64, 1)
+            attention.add_dense(net, count, 64, width, bias=False)
+            attention.add_layer_norm(net, count, width)
+            net.conv(1536, (1, 3), bias=True)
+            net.activate()
+            net.conv(width, (1, 3), bias=True)
+            net.add_branch()
+            attention.add_layer_norm(net, count, width)
         if count == letters:
             for _ in ("duration", "pitch", "energy"):
-                walk.shape = width, (1, 1, count)
+                net.shape = width, (1, 1, count)
                 for _ in range(2):
-                    walk.conv(256, (1, 3), bias=True)
-                    walk.activate()
-                    attention.norm(walk, count, 256)
-                walk.conv(1, 1, bias=True)
-    walk.shape = width, (1, 1, frames)
-    walk.conv(bands, 1, bias=True)
-    if walk.numerics.training:
-        walk.ops += layers.pointwise("loss", walk.numerics, walk.elements, reads=2.0, kernels=6)
+                    net.conv(256, (1, 3), bias=True)
+                    net.activate()
+                    attention.add_layer_norm(net, count, 256)
+                net.conv(1, 1, bias=True)
+    net.shape = width, (1, 1, frames)
+    net.conv(bands, 1, bias=True)
+    net.training_pointwise("loss", reads=2.0, kernels=6)
 
 
-def wav2vec2(walk: Walk, dims: Wav2vec2) -> None:
-    """Write wav2vec 2.0: seven convolutions of 512 channels over samples of sound, then transformer layers.
+def build_wav2vec2(net: NetworkBuilder, dims: Wav2vec2) -> None:
+    """Build wav2vec 2.0: seven convolutions of 512 channels over samples of sound, then transformer layers.
 
-    The `layers_deep` layers are `width` wide, with `attention_heads` heads and `inner` (4 `width`) channels between
-    their dense layers. With `letters` every frame is classified as one of them. Otherwise, in training, the vectors of
-    half of the frames are compared with the right one and 100 others each.
+    With `letters` every frame is classified as one of them. Otherwise, in training, the vectors of half of the frames
+    are compared with the right one and 100 others each.
     """
     for kernel, stride in ((10, 5), *[(3, 2)] * 4, *[(2, 2)] * 2):
-        walk.conv(512, (1, kernel), stride)
+        net.conv(512, (1, kernel), stride)
         if kernel == 10:
-            walk.norm()
-        walk.activate("gelu")
-    width, frames = dims.width, walk.size[2]
-    attention.norm(walk, frames, 512)
-    sequence.dense(walk, width)
-    walk.conv(width, (1, 128), groups=16, bias=True)
-    walk.activate("gelu")
-    walk.add()
+            net.channel_norm()
+        net.activate("gelu")
+    width, frames = dims.width, net.size[2]
+    attention.add_layer_norm(net, frames, 512)
+    sequence.add_dense(net, width)
+    net.conv(width, (1, 128), groups=16, bias=True)
+    net.activate("gelu")
+    net.add_branch()
     for _ in range(dims.layers_deep):
-        attention.attend(walk, frames, frames, width, dims.attention_heads)
-        attention.norm(walk, frames, width)
-        attention.feed_forward(walk, frames, width, dims.inner or 4 * width)
-        attention.norm(walk, frames, width)
-    attention.norm(walk, frames, width)
+        attention.add_multi_head_attention(net, frames, frames, width, dims.attention_heads)
+        attention.add_layer_norm(net, frames, width)
+        attention.add_feed_forward(net, frames, width, dims.inner or 4 * width)
+        attention.add_layer_norm(net, frames, width)
+    attention.add_layer_norm(net, frames, width)
     if letters := dims.letters:
-        sequence.dense(walk, letters)
-        _alignments(walk)
-    elif walk.numerics.training:
-        walk.shape = width, (1, 1, -(-frames // 2))
-        sequence.dense(walk, 256)
-        walk.products(frames / 2, 101.0, 256.0)
-        walk.channels = 101
-        walk.loss()
+        sequence.add_dense(net, letters)
+        _add_ctc_loss(net)
+    elif net.numerics.training:
+        net.shape = width, (1, 1, -(-frames // 2))
+        sequence.add_dense(net, 256)
+        net.batched_matmul(frames / 2, 101.0, 256.0)
+        net.channels = 101
+        net.cross_entropy()

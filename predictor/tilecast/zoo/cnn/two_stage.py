@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tilecast import constants
-from tilecast.zoo import layers
 from tilecast.zoo.cnn import resnet
-from tilecast.zoo.cnn.detection import PYRAMID, Detector, backbone, feature_pyramid, on_every_level
-from tilecast.zoo.cnn.tensor import Size
-from tilecast.zoo.cnn.walk import Walk
+from tilecast.zoo.cnn.builder import NetworkBuilder, Shape
+from tilecast.zoo.cnn.detection import PYRAMID, Detector, add_backbone, add_feature_pyramid, add_shared_head
 
 _SIZES = 5
 """Number of sizes of anchors: one on each level of a pyramid, all of them on a single level."""
@@ -52,155 +50,154 @@ class RegionCnn(TwoStage):
     """Categories of every pixel of the image; 0: pixels are not classified."""
 
 
-def rpn(walk: Walk, dims: TwoStage) -> None:
-    """Write the first stage alone: proposals on the features of a ResNet.
-
-    Norms, stem and first stage of the ResNet are frozen. The features are a pyramid; with `dilated` the fourth stage at
-    the size of the third; with `region_stage` the third stage.
-    """
-    _propose(walk, _features(walk, dims))
+def build_rpn(net: NetworkBuilder, dims: TwoStage) -> None:
+    """Build the first stage alone: proposals of regions on the features of a frozen ResNet."""
+    _add_region_proposals(net, _add_feature_levels(net, dims))
 
 
-def faster_rcnn(walk: Walk, dims: RegionCnn) -> None:
-    """Write both stages, or only the second one with `given_proposals`."""
-    levels = _features(walk, dims)
+def build_faster_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
+    """Build Faster R-CNN; with `given_proposals` only its second stage."""
+    levels = _add_feature_levels(net, dims)
     if not dims.given_proposals:
-        _propose(walk, levels)
-    _boxes(walk, dims, levels)
+        _add_region_proposals(net, levels)
+    _add_box_head(net, dims, levels)
 
 
-def mask_rcnn(walk: Walk, dims: RegionCnn) -> None:
-    """Write Faster R-CNN and a head for masks.
+def build_mask_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
+    """Build Mask R-CNN: Faster R-CNN and a head for masks.
 
     The head runs on a quarter of the regions in training and on 100 otherwise. A mask has twice the region's pixels a
     side. There are four convolutions before it, unless the fourth stage ran on the regions already (`region_stage`).
     With `semantic_classes` every pixel of the image is classified as well.
     """
-    levels = _features(walk, dims)
-    _propose(walk, levels)
-    _boxes(walk, dims, levels)
-    with _kept_regions(walk, dims):
+    levels = _add_feature_levels(net, dims)
+    _add_region_proposals(net, levels)
+    _add_box_head(net, dims, levels)
+    with _over_object_regions(net, dims):
         if dims.region_stage:
-            walk.shape = walk.channels, (1, 7, 7)
+            net.shape = net.channels, (1, 7, 7)
         else:
-            _align(walk, levels[0][0], 14)
+            _add_roi_align(net, levels[0][0], 14)
             for _ in range(4):
-                walk.conv(PYRAMID, 3, bias=True)
-                walk.activate()
-        walk.up_conv(PYRAMID)
-        walk.activate()
-        walk.conv(dims.classes, 1, bias=True)
-        walk.loss(2)
+                net.conv(PYRAMID, 3, bias=True)
+                net.activate()
+        net.up_conv(PYRAMID)
+        net.activate()
+        net.conv(dims.classes, 1, bias=True)
+        net.cross_entropy(2)
     if dims.semantic_classes:
-        _segment(walk, levels[:4], dims.semantic_classes)
+        _add_segmentation_head(net, levels[:4], dims.semantic_classes)
 
 
-def keypoint_rcnn(walk: Walk, dims: RegionCnn) -> None:
-    """Write Faster R-CNN and a head for the 17 keypoints of people.
+def build_keypoint_rcnn(net: NetworkBuilder, dims: RegionCnn) -> None:
+    """Build Keypoint R-CNN: Faster R-CNN and a head for the 17 keypoints of people.
 
     The head has eight convolutions and writes a heat map per keypoint. It runs on a quarter of the regions in training
     and on 100 otherwise.
     """
-    levels = _features(walk, dims)
-    _propose(walk, levels)
-    _boxes(walk, dims, levels)
-    with _kept_regions(walk, dims):
-        _align(walk, levels[0][0], 14)
+    levels = _add_feature_levels(net, dims)
+    _add_region_proposals(net, levels)
+    _add_box_head(net, dims, levels)
+    with _over_object_regions(net, dims):
+        _add_roi_align(net, levels[0][0], 14)
         for _ in range(8):
-            walk.conv(512, 3, bias=True)
-            walk.activate()
-        walk.up_conv(17)
-        walk.upsample()
-        walk.loss(walk.size[1] * walk.size[2])
+            net.conv(512, 3, bias=True)
+            net.activate()
+        net.up_conv(17)
+        net.upsample()
+        net.cross_entropy(net.size[1] * net.size[2])
 
 
-def _boxes(walk: Walk, dims: RegionCnn, levels: list[tuple[int, Size]]) -> None:
-    """Write the prediction of a class and a box for each of `proposals` regions per image, `cascade` (1) times over.
+def _add_box_head(net: NetworkBuilder, dims: RegionCnn, levels: list[Shape]) -> None:
+    """Add one head, or `cascade` heads, that predict a class and a box for each of the `proposals` of an image.
 
     With `region_stage` the fourth stage of the ResNet runs on every region, otherwise two dense layers.
     """
-    images = walk.batch
-    walk.batch = images * dims.proposals
+    images = net.batch
+    net.batch = images * dims.proposals
     for _ in range(dims.cascade or 1):
         if dims.region_stage:
-            _align(walk, levels[0][0], 14)
-            walk.fixed_norms = True
-            resnet.stage(walk, dims, 4)
-            walk.fixed_norms = False
-            walk.mean()
+            _add_roi_align(net, levels[0][0], 14)
+            net.fixed_norms = True
+            resnet.add_stage(net, dims, 4)
+            net.fixed_norms = False
+            net.global_mean()
         else:
-            _align(walk, levels[0][0], 7)
+            _add_roi_align(net, levels[0][0], 7)
             for _ in range(2):
-                walk.dense(1024)
-                walk.activate()
-        entry, classes = walk.shape, dims.classes
-        walk.dense(4 if dims.cascade else classes * 4)
-        walk.shape = entry
-        walk.dense(classes)
-        walk.loss()
-        walk.shape = entry
-    walk.batch = images
+                net.dense(1024)
+                net.activate()
+        entry, classes = net.shape, dims.classes
+        net.dense(4 if dims.cascade else classes * 4)
+        net.shape = entry
+        net.dense(classes)
+        net.cross_entropy()
+        net.shape = entry
+    net.batch = images
 
 
 @contextmanager
-def _kept_regions(walk: Walk, dims: RegionCnn) -> Iterator[None]:
-    """Write layers that run only on regions with objects: a quarter of `proposals` in training, 100 otherwise."""
-    images = walk.batch
-    walk.batch = images * (dims.proposals / 4 if walk.numerics.training else 100.0)
+def _over_object_regions(net: NetworkBuilder, dims: RegionCnn) -> Iterator[None]:
+    """Add the layers inside the context over regions with objects: a quarter of `proposals` in training, else 100."""
+    images = net.batch
+    net.batch = images * (dims.proposals / 4 if net.numerics.training else 100.0)
     yield
-    walk.batch = images
+    net.batch = images
 
 
-def _segment(walk: Walk, levels: list[tuple[int, Size]], classes: int) -> None:
-    """Write the prediction of a class for every pixel (Kirillov et al., arXiv 1901.02446, section 3).
+def _add_segmentation_head(net: NetworkBuilder, levels: list[Shape], classes: int) -> None:
+    """Add a head that predicts a class for every pixel (Kirillov et al., arXiv 1901.02446, section 3).
 
     Convolutions, each followed by an upsampling, bring every level to the size of the finest one; the results are
     summed.
     """
     for steps, level in enumerate(levels):
-        walk.shape = level
+        net.shape = level
         for step in range(max(1, steps)):
-            walk.unit(128, 3)
+            net.conv_norm_act(128, 3)
             if step < steps:
-                walk.upsample()
-        walk.add()
-    walk.shape = 128, levels[0][1]
-    walk.conv(classes, 1, bias=True)
-    walk.upsample()
-    walk.upsample()
-    walk.loss()
+                net.upsample()
+        net.add_branch()
+    net.shape = 128, levels[0][1]
+    net.conv(classes, 1, bias=True)
+    net.upsample()
+    net.upsample()
+    net.cross_entropy()
 
 
-def _features(walk: Walk, dims: TwoStage) -> list[tuple[int, Size]]:
-    """Write the backbone and return channels and size of the levels that proposals and regions are cut from."""
+def _add_feature_levels(net: NetworkBuilder, dims: TwoStage) -> list[Shape]:
+    """Add the ResNet and return the shapes of the feature levels that regions are cut from.
+
+    They are a feature pyramid; with `dilated` the fourth stage; with `region_stage` the third stage.
+    """
     if dims.region_stage:
-        backbone(walk, dims, frozen=True, stages=3)
-        return [walk.shape]
-    levels = backbone(walk, dims, frozen=True)
+        add_backbone(net, dims, frozen=True, stages=3)
+        return [net.shape]
+    levels = add_backbone(net, dims, frozen=True)
     if dims.dilated:
         return levels[-1:]
-    pyramid = feature_pyramid(walk, levels)
+    pyramid = add_feature_pyramid(net, levels)
     channels, (_, height, width) = pyramid[-1]
     return [*pyramid, (channels, (1, -(-height // 2), -(-width // 2)))]
 
 
-def _propose(walk: Walk, levels: list[tuple[int, Size]]) -> None:
-    """Write on every level a 3x3 convolution, and behind it a score and a box for each anchor."""
+def _add_region_proposals(net: NetworkBuilder, levels: list[Shape]) -> None:
+    """Add a 3x3 convolution on every level, and after it a score and a box for each anchor."""
     anchors = _SHAPES * (_SIZES if len(levels) == 1 else 1)
 
-    def head() -> None:
-        walk.conv(walk.channels, 3, bias=True)
-        walk.activate()
-        entry = walk.shape
-        walk.conv(anchors, 1, bias=True)
-        walk.again(entry)
-        walk.conv(anchors * 4, 1, bias=True)
+    def add_anchors() -> None:
+        net.conv(net.channels, 3, bias=True)
+        net.activate()
+        entry = net.shape
+        net.conv(anchors, 1, bias=True)
+        net.return_to(entry)
+        net.conv(anchors * 4, 1, bias=True)
 
-    on_every_level(walk, levels, head)
+    add_shared_head(net, levels, add_anchors)
 
 
-def _align(walk: Walk, channels: int, side: int) -> None:
-    """Write the cutting of regions out of the features as `side` x `side` pixels (RoIAlign).
+def _add_roi_align(net: NetworkBuilder, channels: int, side: int) -> None:
+    """Add RoIAlign, which cuts each region out of the features as `side` x `side` pixels.
 
     Each pixel is the mean of samples, and each sample is interpolated between four neighbours. There is one sample for
     each pixel of the features under a region (detectron2, layers/roi_align.py: sampling_ratio 0). A region is assumed
@@ -208,11 +205,9 @@ def _align(walk: Walk, channels: int, side: int) -> None:
     gradient is added to four neighbours per sample with single atomic additions. Unless channels are adjacent in memory
     (channels last), each addition moves a whole sector.
     """
-    walk.shape = (channels, (1, side, side))
-    numerics = walk.numerics
+    net.shape = (channels, (1, side, side))
+    numerics = net.numerics
     added = _NEIGHBOURS * max(_REGION / side, 1.0) ** 2
     sector_bytes = constants.shipped().kernels.sector_bytes
     written = added if numerics.channels_last else added * sector_bytes / numerics.element
-    walk.ops += layers.pointwise(
-        "align", numerics, walk.elements, reads=float(_NEIGHBOURS), absorbed=False, backward=(1.0, written)
-    )
+    net.pointwise("align", reads=float(_NEIGHBOURS), absorbed=False, backward=(1.0, written))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecast.zoo.cnn.builder import NetworkBuilder
 from tilecast.zoo.cnn.images import Images
-from tilecast.zoo.cnn.walk import Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -50,14 +50,8 @@ class Vnet(Images):
     """Categories of a voxel."""
 
 
-def unet(walk: Walk, dims: Unet) -> None:
-    """Write a U-Net of `depth` levels of two convolutions, from `base` to at most `max_channels` (512) channels.
-
-    With `pooled` there is max pooling between levels, otherwise the first convolution of a level has stride 2.
-    `batch_norm` puts norms behind convolutions in place of biases. `valid` leaves out the padding. `narrowing` halves
-    the channels in the second convolution of a level on the way up, not in the transposed convolution. `repeated_base`
-    gives the first two levels the same channels. The loss is over all pixels.
-    """
+def build_unet(net: NetworkBuilder, dims: Unet) -> None:
+    """Build a U-Net: levels of two convolutions on the way down and up, and a loss over all pixels."""
     base, depth, cap = dims.base, dims.depth, dims.max_channels
     first = dims.repeated_base
     channels = [min(base * 2 ** max(0, level - first), cap) for level in range(depth)]
@@ -65,67 +59,65 @@ def unet(walk: Walk, dims: Unet) -> None:
     skips = []
     for level, width in enumerate(channels):
         if pooled and level:
-            walk.pool(2, 2)
-        _convolution(walk, dims, width, 2 if level and not pooled else 1)
-        _convolution(walk, dims, width)
-        skips.append(walk.shape)
-        walk.fork(1 + (level < depth - 1))
+            net.pool(2, 2)
+        _add_unet_conv(net, dims, width, 2 if level and not pooled else 1)
+        _add_unet_conv(net, dims, width)
+        skips.append(net.shape)
+        net.sum_branch_gradients(1 + (level < depth - 1))
     up = channels[-2]
     for level in range(depth - 2, -1, -1):
         width = channels[level]
-        walk.up_conv(up if narrowing else width)
+        net.up_conv(up if narrowing else width)
         if narrowing:
-            walk.activate()
-        walk.concatenate(walk.channels + width)
-        _convolution(walk, dims, width)
+            net.activate()
+        net.concatenate(net.channels + width)
+        _add_unet_conv(net, dims, width)
         up = width // 2
-        _convolution(walk, dims, up if narrowing and level else width)
-    walk.conv(dims.classes, 1, bias=True)
-    walk.loss(max(2, walk.channels))
+        _add_unet_conv(net, dims, up if narrowing and level else width)
+    net.conv(dims.classes, 1, bias=True)
+    net.cross_entropy(max(2, net.channels))
 
 
-def _convolution(walk: Walk, dims: Unet, out: int, stride: int = 1) -> None:
-    norm = dims.batch_norm
-    walk.conv(out, 3, stride, bias=not norm, padding=0 if dims.valid else None)
-    if norm:
-        walk.norm()
-    walk.activate()
+def _add_unet_conv(net: NetworkBuilder, dims: Unet, out: int, stride: int = 1) -> None:
+    net.conv(out, 3, stride, bias=not dims.batch_norm, padding=0 if dims.valid else None)
+    if dims.batch_norm:
+        net.channel_norm()
+    net.activate()
 
 
-def vnet(walk: Walk, dims: Vnet) -> None:
-    """Write a V-Net of `depth` levels of residual blocks of `convolutions` each.
+def build_vnet(net: NetworkBuilder, dims: Vnet) -> None:
+    """Build a V-Net: levels of residual blocks, between which convolutions of kernel and stride 2 halve the size.
 
-    Convolutions of kernel and stride 2 halve the size between levels. The first level is one convolution of `base`
-    channels, and on the way up it has only the convolution to the classes.
+    The first level is one convolution, and on the way up it has only the convolution to the classes.
     """
     base, depth, convolutions = dims.base, dims.depth, dims.convolutions
-    _normed(walk, base, 3)
-    walk.add()
-    skips = [walk.channels]
+    _add_vnet_conv(net, base, 3)
+    net.add_branch()
+    skips = [net.channels]
     for _ in range(depth - 1):
-        _normed(walk, 2 * walk.channels, 2, 2)
-        _residual(walk, convolutions)
-        skips.append(walk.channels)
+        _add_vnet_conv(net, 2 * net.channels, 2, 2)
+        _add_residual_block(net, convolutions)
+        skips.append(net.channels)
     for width in reversed(skips[1:-1]):
-        walk.up_conv(width)
-        walk.norm()
-        walk.activate()
-        walk.concatenate(2 * width)
-        _residual(walk, convolutions)
-    walk.up_conv(base)
-    walk.norm()
-    walk.activate()
-    walk.conv(dims.classes, 3, bias=True)
-    walk.loss()
+        net.up_conv(width)
+        net.channel_norm()
+        net.activate()
+        net.concatenate(2 * width)
+        _add_residual_block(net, convolutions)
+    net.up_conv(base)
+    net.channel_norm()
+    net.activate()
+    net.conv(dims.classes, 3, bias=True)
+    net.cross_entropy()
 
 
-def _normed(walk: Walk, out: int, kernel: int, stride: int = 1) -> None:
-    walk.conv(out, kernel, stride, bias=True)
-    walk.norm()
-    walk.activate()
+def _add_vnet_conv(net: NetworkBuilder, out: int, kernel: int, stride: int = 1) -> None:
+    net.conv(out, kernel, stride, bias=True)
+    net.channel_norm()
+    net.activate()
 
 
-def _residual(walk: Walk, convolutions: int) -> None:
+def _add_residual_block(net: NetworkBuilder, convolutions: int) -> None:
     for _ in range(convolutions):
-        _normed(walk, walk.channels, 3)
-    walk.add()
+        _add_vnet_conv(net, net.channels, 3)
+    net.add_branch()

@@ -1,4 +1,4 @@
-"""The expressions with which tables say where a config holds a dimension: Python's syntax over the config's keys.
+"""Expressions of the tables in `types/`, which compute a dimension from the keys of a config, in Python's syntax.
 
 - `a.b` is a key of a nested mapping and `a[0]` an item of a list.
 - `[a, b]` is a list.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -29,29 +30,27 @@ def evaluate(expression: str, config: Mapping[str, Any]) -> Value:
     Raises:
         TypeError: the config holds a text, a list or a mapping where the expression computes with a number.
     """
-    return _value(_parsed(expression), config)
+    return _evaluate_node(_parse(expression), config)
 
 
 def first_key(expression: str) -> str:
     """Return the key that an expression names first, as a path for messages: `attn_config.kv_n_heads`, `cutoffs.0`."""
-    for node in ast.walk(_parsed(expression)):
+    for node in ast.walk(_parse(expression)):
         if isinstance(node, ast.IfExp):
-            return first_key(ast.unparse(node.body)) if not isinstance(node.body, ast.Constant) else _path(node.test)
+            return first_key(ast.unparse(node.test if isinstance(node.body, ast.Constant) else node.body))
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
-            return _path(node)
+            return re.sub(r"\[(.+?)\]", r".\1", ast.unparse(node))
     return expression
 
 
 @cache
-def lone_keys(expression: str) -> tuple[str, ...]:
-    """Return those alternatives of an expression that are plain keys of the config, in order."""
-    keys: list[str] = []
-    node = _parsed(expression)
+def plain_keys(expression: str) -> tuple[str, ...]:
+    """Return the alternatives of an expression that are plain keys of the config, in order."""
+    node, alternatives = _parse(expression), list[ast.expr]()
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        keys.append(ast.unparse(node.right) if _is_key(node.right) else "")
+        alternatives.insert(0, node.right)
         node = node.left
-    keys.append(ast.unparse(node) if _is_key(node) else "")
-    return tuple(key for key in reversed(keys) if key)
+    return tuple(ast.unparse(each) for each in (node, *alternatives) if _is_key(each))
 
 
 def _is_key(node: ast.expr) -> bool:
@@ -61,51 +60,40 @@ def _is_key(node: ast.expr) -> bool:
 
 
 @cache
-def _parsed(expression: str) -> ast.expr:
+def _parse(expression: str) -> ast.expr:
     return ast.parse(expression, mode="eval").body
 
 
-def _path(node: ast.expr) -> str:
-    match node:
-        case ast.Attribute(value=value, attr=name):
-            return f"{_path(value)}.{name}"
-        case ast.Subscript(value=value, slice=place):
-            return f"{_path(value)}.{ast.literal_eval(place)}"
-        case ast.Name(id=name):
-            return name
-    return next((_path(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)), "")
-
-
-def _value(node: ast.expr, config: Mapping[str, Any]) -> Value:
+def _evaluate_node(node: ast.expr, config: Mapping[str, Any]) -> Value:
     match node:
         case ast.Constant(value=value):
             return value
         case ast.Name(id=name):
             return config.get(name)
         case ast.List(elts=items):
-            return [_value(item, config) for item in items]
+            return [_evaluate_node(item, config) for item in items]
         case ast.Attribute(value=of, attr=name):
-            whole = _value(of, config)
+            whole = _evaluate_node(of, config)
             return whole.get(name) if isinstance(whole, Mapping) else None
         case ast.Subscript(value=of, slice=place):
-            whole, index = _value(of, config), ast.literal_eval(place)
+            whole, index = _evaluate_node(of, config), ast.literal_eval(place)
             return whole[index] if isinstance(whole, list) and -len(whole) <= index < len(whole) else None
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            whole = _value(left, config)
-            return _value(right, config) if whole is None else whole
+            whole = _evaluate_node(left, config)
+            return _evaluate_node(right, config) if whole is None else whole
         case ast.IfExp(test=test, body=body, orelse=otherwise):
-            return _value(body if _value(test, config) else otherwise, config)
+            return _evaluate_node(body if _evaluate_node(test, config) else otherwise, config)
         case ast.BoolOp(op=op, values=values):
-            whole = [bool(_value(value, config)) for value in values]
+            whole = [bool(_evaluate_node(value, config)) for value in values]
             return any(whole) if isinstance(op, ast.Or) else all(whole)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _value(operand, config)
+            return not _evaluate_node(operand, config)
         case ast.BinOp(left=left, op=op, right=right):
-            return _number(_ARITHMETIC[type(op)], _value(left, config), _value(right, config))
+            return _compute(_ARITHMETIC[type(op)], _evaluate_node(left, config), _evaluate_node(right, config))
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            return _compared(op, _value(left, config), _value(right, config))
+            return bool(_COMPARISONS[type(op)](_evaluate_node(left, config), _evaluate_node(right, config)))
         case ast.Call(func=ast.Name(id=name), args=arguments):
-            return _FUNCTIONS[name](*(_value(argument, config) for argument in arguments))
+            return _FUNCTIONS[name](*(_evaluate_node(argument, config) for argument in arguments))
     raise SyntaxError(ast.unparse(node))
 
 
@@ -118,7 +106,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-def _number(function: Callable[[Any, Any], Any], *operands: Value) -> Value:
+def _compute(function: Callable[[Any, Any], Any], *operands: Value) -> Value:
     """Return the result of an operation on numbers; None if one is absent, or on division by zero or overflow.
 
     Raises:
@@ -134,28 +122,23 @@ def _number(function: Callable[[Any, Any], Any], *operands: Value) -> Value:
         return None
 
 
-def _compared(op: ast.cmpop, left: Value, right: Value) -> bool:
-    match op:
-        case ast.Eq():
-            return bool(left == right)
-        case ast.NotEq():
-            return bool(left != right)
-        case ast.Gt():
-            return _is_number(left) and _is_number(right) and bool(left > right)
-        case ast.In():
-            return isinstance(right, str | Sequence | Mapping) and left in right
-    raise SyntaxError(type(op).__name__)
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Gt: lambda left, right: _is_number(left) and _is_number(right) and left > right,
+    ast.In: lambda left, right: isinstance(right, str | Sequence | Mapping) and left in right,
+}
 
 
-def _up(value: Value, multiple: Value) -> Value:
-    return _number(lambda x, n: math.ceil(x / n) * n if math.isfinite(x) else x, value, multiple)
+def _round_up(value: Value, multiple: Value) -> Value:
+    return _compute(lambda x, n: math.ceil(x / n) * n if math.isfinite(x) else x, value, multiple)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Value]] = {
     "count": lambda items, word: items.count(word) if isinstance(items, list) else None,
     "len": lambda items: len(items) if isinstance(items, list | Mapping | str) else None,
     "sum": lambda items: sum(items) if isinstance(items, list) and all(map(_is_number, items)) else None,
-    "up": _up,
+    "up": _round_up,
 }
 
 

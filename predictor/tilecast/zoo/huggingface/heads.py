@@ -1,4 +1,4 @@
-"""The head that a config requests: what its class computes after the last layer."""
+"""The head that a config requests: the operators of its class after the last layer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ENCODERS = ("encoder", "albert", "relative-encoder")
 _IMAGES = ("vit", "swin", "convnext", "segformer", "resnet", "efficientnet", "mobilenet-v2")
 
 
-def task(config: Mapping[str, Any]) -> str:
-    """Return the first of the config's `architectures`, or an empty string."""
+def first_architecture(config: Mapping[str, Any]) -> str:
+    """Return the class of transformers that a config names first in `architectures`, or an empty string."""
     listed = config.get("architectures")
     named = str(listed[0]) if isinstance(listed, Sequence) and not isinstance(listed, str) and listed else ""
     return _OTHERWISE.get(named, named)
@@ -25,8 +25,8 @@ _OTHERWISE = {"NomicBertForPreTraining": "NomicBertForMaskedLM"}
 """Class of transformers that computes the same, by class of a model's own code."""
 
 
-def _labels(config: Mapping[str, Any]) -> int:
-    """Return how many labels a config lists or counts, or 0."""
+def _count_labels(config: Mapping[str, Any]) -> int:
+    """Return the number of labels that a config lists or states, or 0."""
     labels, number = config.get("id2label"), config.get("num_labels")
     if isinstance(labels, Mapping):
         return len(labels)
@@ -37,14 +37,14 @@ _MOST = 2**20
 """Most labels of a classifier."""
 
 
-def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, int]:
+def read_head(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, int]:
     """Return the dimensions of the head that the first of the config's `architectures` computes.
 
     `table` holds the other dimensions. Heads score every token, also those that training of a masked language model
     does not need.
     """
-    family, named = table["family"], task(config)
-    stated = _labels(config)
+    family, named = table["family"], first_architecture(config)
+    stated = _count_labels(config)
     classes = stated or _CLASSES
     if "classes" in table:
         return {}
@@ -67,14 +67,15 @@ _TASKS = {**dict.fromkeys(_ENCODERS, (*_OF_TEXT, "ForPreTraining")), "wav2vec2":
 `_OF_TEXT`."""
 
 
-def auto(config: Mapping[str, Any], model: Model, usual: str | None) -> str | None:
+def choose_auto_class(config: Mapping[str, Any], model: Model, usual: str | None) -> str | None:
     """Return the suffix of the `AutoModel` class with the head of a config's first architecture.
 
-    It is the `usual` one of the config's type (None: that of the family) if the architecture names no other head of
-    `_TASKS`, or if the type has no such class. It is empty for models that train on a teacher's answers.
+    It is the `usual` suffix of the config's type (None: that of the family) if the architecture names no other head of
+    `_TASKS`, or if the type has no such class. It is empty for models that learn from another model's outputs.
     """
     if not (FAMILIES[model.family].auto if usual is None else usual):
         return usual
-    if task(config).endswith("WithTeacher"):
+    named = first_architecture(config)
+    if named.endswith("WithTeacher"):
         return ""
-    return next((head for head in _TASKS.get(model.family, _OF_TEXT) if task(config).endswith(head)), usual)
+    return next((head for head in _TASKS.get(model.family, _OF_TEXT) if named.endswith(head)), usual)

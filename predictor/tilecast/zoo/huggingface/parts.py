@@ -1,4 +1,4 @@
-"""Models of several networks: the parts of a config, and the towers beside a language model."""
+"""Configs of several networks: their parts, and the towers beside a language model."""
 
 from __future__ import annotations
 
@@ -20,68 +20,72 @@ _PROJECTOR = {"projector": "inner", "projector_inputs": "inputs", "projector_out
 """Keys of tables, and the dimensions of a projector that they hold."""
 
 
-def place(alternatives: str, config: Mapping[str, Any]) -> str:
-    """Return the first of the keys in `a | b` under which a config has a part; a dot means the config itself.
+def find_part_key(alternatives: str, config: Mapping[str, Any]) -> str:
+    """Return the first of the keys in `a | b` under which a config has a part, or the first key if it has none.
 
-    If it has none of them, return the first key.
+    A dot means the config itself.
     """
     keys = alternatives.split(" | ")
     return next((key for key in keys if key == "." or isinstance(config.get(key), Mapping)), keys[0])
 
 
-def named_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the config of the published encoder that LLaVA's own files name, or None if `towers.toml` lacks it."""
+def find_named_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the config of the published encoder that a config of LLaVA names, or None if `towers.toml` lacks it."""
     known = shipped.read_table("tilecast.zoo.huggingface", "towers.toml")
     return known.get(str(config.get("mm_vision_tower")))
 
 
-def is_single(table: Mapping[str, Any] | None) -> bool:
+def is_single_network(table: Mapping[str, Any] | None) -> bool:
     """Return whether a table describes a single network."""
     return table is not None and not {"language", "within"} & set(table)
 
 
-def has_same_prefix(one: str, other: str) -> bool:
-    """Return whether the names of two types begin alike, as those of a model and its parts do."""
-    return one.replace("-", "_").split("_")[0] == other.replace("-", "_").split("_")[0]
+def has_same_prefix(first: str, second: str) -> bool:
+    """Return whether the names of two types begin with one word, as the types of a model and of its parts do."""
+    return first.replace("-", "_").split("_")[0] == second.replace("-", "_").split("_")[0]
 
 
-def towers(
+def add_towers(
     model: Model,
     tables: Sequence[Mapping[str, Any]],
     config: Mapping[str, Any],
     path: str,
-    read: Callable[[str, Mapping[str, Any], str, object], Model | None],
+    read_tower: Callable[[str, Mapping[str, Any], str, object], Model | None],
 ) -> Model:
-    """Return the model with the towers that tables name, and with notes on those that cannot be read."""
+    """Return the model with the towers that `tables` describe, and notes on those that cannot be read.
+
+    `read_tower` returns the tower of a type from a part of the config, or None. `path` is the place of the config in
+    errors.
+    """
     parts, notes = list(model.towers), list(model.notes)
     for table in tables:
         if "when" in table and not evaluate(table["when"], config):
             continue
-        key = place(table["at"], config)
-        part = config if not key else config.get(key, named_tower(config))
+        key = find_part_key(table["at"], config)
+        part = config if not key else config.get(key, find_named_tower(config))
         if not isinstance(part, Mapping):
             name = str(config.get("mm_vision_tower", "its encoder of images"))
             notes.append(f"The config does not describe {name:.80}, which is not priced.")
             continue
         where = f"{path}.{key}" if key else path
-        tower = read(table["type"], part, where, config.get("model_type"))
+        tower = read_tower(table["type"], part, where, config.get("model_type"))
         if tower is None:
             notes.append(f"What {key} describes, of model_type {part.get('model_type')!s:.40}, is not priced.")
             continue
-        parts.append(_projected(tower, model, table, config, where))
+        parts.append(_add_projector(tower, model, table, config, where))
         if key:
-            notes.append(_tower_note(parts[-1]))
+            notes.append(_describe_tower(parts[-1]))
     return replace(model, towers=tuple(parts), notes=tuple(notes))
 
 
-def _projected(tower: Model, model: Model, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
-    """Return a tower with the projector of its table."""
+def _add_projector(tower: Model, model: Model, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
+    """Return a tower with the projector that its table describes, if any."""
     if "projector" not in table:
         return tower
-    scope = {"tower": {"hidden": tower.hidden, "tokens": tokens(tower)}, "language": {"hidden": model.hidden},
+    known = {"tower": {"hidden": tower.hidden, "tokens": count_tokens(tower)}, "language": {"hidden": model.hidden},
              "config": config}  # fmt: skip
     try:
-        sizes = {ours: float(evaluate(table[key], scope) or 0.0) for key, ours in _PROJECTOR.items() if key in table}
+        sizes = {ours: float(evaluate(table[key], known) or 0.0) for key, ours in _PROJECTOR.items() if key in table}
     except (TypeError, ValueError) as error:
         raise SpecError(path, f"its projector has no size: {str(error)[:40]}", "correct the config") from None
     if not all(0 < size <= 2**24 for size in sizes.values()):
@@ -89,8 +93,8 @@ def _projected(tower: Model, model: Model, table: Mapping[str, Any], config: Map
     return replace(tower, projector=Projector(**sizes))
 
 
-def tokens(tower: Model) -> float:
-    """Return how many tokens of a sample a tower hands on, class tokens excluded."""
+def count_tokens(tower: Model) -> float:
+    """Return the number of tokens per sample that a tower passes to the language model, without class tokens."""
     match tower.dimensions:
         case Spectrogram(frames=frames):
             return float(frames)
@@ -107,7 +111,7 @@ _MERGED = 8
 """Factor by which Swin's last stage is wider than its first, and has fewer tokens a side."""
 
 
-def crossed(model: Model, config: Mapping[str, Any], path: str) -> Model:
+def join_encoder_decoder(model: Model, config: Mapping[str, Any], path: str) -> Model:
     """Return an encoder-decoder made of a decoder and its tower (transformers, VisionEncoderDecoderModel).
 
     The decoder's layers also attend to the tokens of the tower, which becomes the encoder. If their widths differ and
@@ -126,16 +130,16 @@ def crossed(model: Model, config: Mapping[str, Any], path: str) -> Model:
     width = dims.width if isinstance(dims, Wav2vec2) else tower.hidden * (_MERGED if tower.family == "swin" else 1)
     stated_layers = model.own(Transformer).decoder_layers
     decoding = model.layers if stated_layers is None else stated_layers
-    read = {"decoder_layers": decoding, "encoder_length": tokens(tower)}
+    read = {"decoder_layers": decoding, "encoder_length": count_tokens(tower)}
     stated = config.get("decoder", {}).get("cross_attention_hidden_size")
     if stated:
         read["memory_width"] = width
     elif width != model.hidden:
-        tower = replace(tower, projector=Projector(model.hidden, width, tokens(tower)))
+        tower = replace(tower, projector=Projector(model.hidden, width, count_tokens(tower)))
     return replace(model.having(**read), family="encdec", layers=decoding, causal=True, towers=(tower,))
 
 
-def _tower_note(tower: Model) -> str:
+def _describe_tower(tower: Model) -> str:
     match tower.dimensions:
         case Spectrogram(frames=frames):
             return f"A sample holds one sound of {frames} frames, which its encoder, trained along, hears."

@@ -6,7 +6,7 @@ configuration classes of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tilecast.spec import SpecError
@@ -15,139 +15,131 @@ Config: TypeAlias = Mapping[str, Any]
 Pattern: TypeAlias = tuple[str, ...]
 
 
-def _all(word: str) -> Callable[[Config, int], Pattern]:
-    return lambda config, layers: (word,) * int(layers)
+def _repeat_kind(word: str) -> Callable[[Config, int], Pattern]:
+    return lambda config, layers: (word,) * layers
 
 
-def _listed(config: Config, layers: int, words: Mapping[str, str], *keys: str) -> Pattern | None:
-    """Return the words for a list of kinds of layers, from the first of the keys that has one, or None.
+def _translate_kinds(
+    config: Config, layers: int, words: Mapping[str, str], *keys: str, usual: Sequence[str] = ()
+) -> Pattern:
+    """Return the words for the list of kinds of layers under the first of the keys that has one.
 
-    A list shorter than `layers` is repeated.
+    Without such a list the kinds are the `usual` ones; without these the pattern is empty. A list shorter than `layers`
+    is repeated.
 
     Raises:
         SpecError: a kind is not known.
     """
-    for key in keys:
-        kinds = config.get(key)
-        if not isinstance(kinds, list) or not kinds:
-            continue
-        if unknown := [str(kind) for kind in kinds if str(kind) not in words]:
-            raise SpecError(key, f"{unknown[0][:40]!r} is no kind of layer", f"use one of {', '.join(words)}")
-        return tuple(words[str(kinds[place % len(kinds)])] for place in range(int(layers)))
-    return None
+    lists = ((key, config[key]) for key in keys if isinstance(config.get(key), list) and config[key])
+    key, kinds = next(lists, ("", usual))
+    if unknown := [str(kind) for kind in kinds if str(kind) not in words]:
+        raise SpecError(key, f"{unknown[0][:40]!r} is no kind of layer", f"use one of {', '.join(words)}")
+    return tuple(words[str(kinds[place % len(kinds)])] for place in range(layers)) if kinds else ()
 
 
-def _whole(config: Config, key: str, otherwise: int) -> int:
-    """Return the positive whole number under a key, or `otherwise`."""
+def _fill_pattern(layers: int, places: Container[int], word: str, rest: str) -> Pattern:
+    """Return `word` for the layers at `places`, counted from 0, and `rest` for all others."""
+    return tuple(word if place in places else rest for place in range(layers))
+
+
+def _read_count(config: Config, key: str, usual: int) -> int:
+    """Return the positive whole number under a key, or the `usual` one."""
     value = config.get(key)
-    return value if isinstance(value, int) and value > 0 else otherwise
+    return value if isinstance(value, int) and value > 0 else usual
 
 
-def _places(config: Config, *keys: str) -> set[int]:
-    """Return the numbers of layers listed under the first of the keys that has a list."""
-    lists = (config[key] for key in keys if isinstance(config.get(key), list))
-    places: list[Any] = next(lists, [])
-    return {place for place in places if isinstance(place, int)}
+def _read_places(config: Config, key: str) -> set[int]:
+    """Return the numbers of layers listed under a key, or an empty set."""
+    listed = config.get(key)
+    return {place for place in listed if isinstance(place, int)} if isinstance(listed, list) else set()
 
 
-def _jamba(config: Config, layers: int) -> Pattern:
-    period, offset = _whole(config, "attn_layer_period", 8), _whole(config, "attn_layer_offset", 4)
-    every, first = _whole(config, "expert_layer_period", 2), _whole(config, "expert_layer_offset", 1)
-    sparse = _whole(config, "num_experts", 1) > 1
-    return tuple(
-        f"{'attention' if place % period == offset % period else 'mamba'}"
-        f"+{'moe' if sparse and place % every == first % every else 'mlp'}"
-        for place in range(int(layers))
-    )
+def _jamba_pattern(config: Config, layers: int) -> Pattern:
+    period, offset = _read_count(config, "attn_layer_period", 8), _read_count(config, "attn_layer_offset", 4)
+    every, first = _read_count(config, "expert_layer_period", 2), _read_count(config, "expert_layer_offset", 1)
+    sparse = range(first % every, layers, every) if _read_count(config, "num_experts", 1) > 1 else ()
+    mixers = _fill_pattern(layers, range(offset % period, layers, period), "attention", "mamba")
+    followers = _fill_pattern(layers, sparse, "moe", "mlp")
+    return tuple(f"{mixer}+{follower}" for mixer, follower in zip(mixers, followers, strict=True))
 
 
-def _zamba(config: Config, layers: int) -> Pattern:
+def _zamba_pattern(config: Config, layers: int) -> Pattern:
     mixer = "mamba2" if config.get("model_type") == "zamba2" or "mamba_headdim" in config else "mamba"
     words = {"hybrid": "shared", "mamba": mixer, "linear_attention": mixer}
-    if listed := _listed(config, layers, words, "layers_block_type"):
+    if listed := _translate_kinds(config, layers, words, "layers_block_type"):
         return listed
-    if shared := _places(config, "hybrid_layer_ids"):
-        return tuple("shared" if place in shared else mixer for place in range(int(layers)))
-    period, offset = _whole(config, "attn_layer_period", 6), _whole(config, "attn_layer_offset", 4)
-    rest = ("shared" if place % period == offset % period else mixer for place in range(max(0, int(layers) - 3)))
-    return (mixer, mixer, "shared", *rest)[: int(layers)]
+    if shared := _read_places(config, "hybrid_layer_ids"):
+        return _fill_pattern(layers, shared, "shared", mixer)
+    period, offset = _read_count(config, "attn_layer_period", 6), _read_count(config, "attn_layer_offset", 4)
+    rest = _fill_pattern(max(0, layers - 3), range(offset % period, layers, period), "shared", mixer)
+    return (mixer, mixer, "shared", *rest)[:layers]
 
 
-def _bamba(config: Config, layers: int) -> Pattern:
-    attending = _places(config, "attn_layer_indices")
-    return tuple("attention+mlp" if place in attending else "mamba2+mlp" for place in range(int(layers)))
+def _bamba_pattern(config: Config, layers: int) -> Pattern:
+    return _fill_pattern(layers, _read_places(config, "attn_layer_indices"), "attention+mlp", "mamba2+mlp")
 
 
-def _granite(config: Config, layers: int) -> Pattern:
-    follower = "moe" if _whole(config, "num_local_experts", 0) else "mlp"
+def _granite_pattern(config: Config, layers: int) -> Pattern:
+    follower = "moe" if _read_count(config, "num_local_experts", 0) else "mlp"
     attention, mamba = f"attention+{follower}", f"mamba2+{follower}"
     words = {"attention": attention, "full_attention": attention, "mamba": mamba, "linear_attention": mamba}
-    return _listed(config, layers, words, "layer_types", "layers_block_type") or (f"mamba2+{follower}",) * int(layers)
+    return _translate_kinds(config, layers, words, "layer_types", "layers_block_type", usual=["mamba"])
 
 
 _NEMOTRON = {"M": "mamba2", "*": "attention", "-": "+mlp", "E": "+moe"}
 
 
-def _nemotron(config: Config, layers: int) -> Pattern:
+def _nemotron_pattern(config: Config, layers: int) -> Pattern:
     letters = config.get("hybrid_override_pattern")
     if isinstance(letters, str) and letters and set(letters) <= set(_NEMOTRON):
-        return tuple(_NEMOTRON[letter] for letter in letters)[: int(layers)]
+        return tuple(_NEMOTRON[letter] for letter in letters)[:layers]
     words = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": "attention", "full_attention": "attention",
              "mlp": "+mlp", "moe": "+moe"}  # fmt: skip
-    return _listed(config, layers, words, "layers_block_type", "layer_types") or ("mamba2",) * int(layers)
+    return _translate_kinds(config, layers, words, "layers_block_type", "layer_types", usual=["mamba"])
 
 
-def _griffin(config: Config, layers: int) -> Pattern:
+def _griffin_pattern(config: Config, layers: int) -> Pattern:
     words = {"recurrent": "recurrent+mlp", "attention": "local+mlp"}
-    usual = {"block_types": ["recurrent", "recurrent", "attention"]}
-    return _listed({**usual, **config}, layers, words, "block_types", "_block_types") or ()
+    usual = ["recurrent", "recurrent", "attention"]
+    # The usual kinds hold only where the config lacks the key.
+    return _translate_kinds({"block_types": usual, **config}, layers, words, "block_types", "_block_types")
 
 
-def _minimax(config: Config, layers: int) -> Pattern:
-    words = {
-        "linear_attention": "linear+moe",
-        "full_attention": "attention+moe",
-        "0": "linear+moe",
-        "1": "attention+moe",
-    }
+def _minimax_pattern(config: Config, layers: int) -> Pattern:
+    linear, attention = "linear+moe", "attention+moe"
+    words = {"linear_attention": linear, "full_attention": attention, "0": linear, "1": attention}
     usual = {"layer_types": ["linear_attention", "full_attention"]}
-    return _listed({**usual, **config}, layers, words, "attn_type_list", "layer_types") or ()
+    return _translate_kinds({**usual, **config}, layers, words, "attn_type_list", "layer_types")
 
 
-def _qwen(config: Config, layers: int) -> Pattern:
-    sparse = _whole(config, "num_experts", 0)
-    follower = "moe" if sparse else "mlp"
+def _qwen_pattern(config: Config, layers: int) -> Pattern:
+    follower = "moe" if _read_count(config, "num_experts", 0) else "mlp"
     words = {"linear_attention": f"delta+{follower}", "full_attention": f"attention+{follower}"}
-    if listed := _listed(config, layers, words, "layer_types"):
-        return listed
-    every = _whole(config, "full_attention_interval", 4)
-    kinds = ["linear_attention"] * (every - 1) + ["full_attention"]
-    return _listed({"layer_types": kinds}, layers, words, "layer_types") or ()
+    every = _read_count(config, "full_attention_interval", 4)
+    usual = ["linear_attention"] * (every - 1) + ["full_attention"]
+    return _translate_kinds(config, layers, words, "layer_types", usual=usual)
 
 
-def _lfm(config: Config, layers: int) -> Pattern:
-    dense = _whole(config, "num_dense_layers", 2) if _whole(config, "num_experts", 0) else int(layers)
-    words = {"conv": "convolution", "full_attention": "attention"}
-    mixers = _listed(config, layers, words, "layer_types")
-    if mixers is None:
-        attending = _places(config, "full_attn_idxs")
-        mixers = tuple("attention" if place in attending else "convolution" for place in range(int(layers)))
+def _lfm_pattern(config: Config, layers: int) -> Pattern:
+    dense = _read_count(config, "num_dense_layers", 2) if _read_count(config, "num_experts", 0) else layers
+    mixers = _translate_kinds(config, layers, {"conv": "convolution", "full_attention": "attention"}, "layer_types")
+    mixers = mixers or _fill_pattern(layers, _read_places(config, "full_attn_idxs"), "attention", "convolution")
     return tuple(f"{mixer}+{'mlp' if place < dense else 'moe'}" for place, mixer in enumerate(mixers))
 
 
 PATTERNS: Mapping[str, Callable[[Config, int], Pattern]] = {
-    "mamba": _all("mamba"),
-    "mamba2": _all("mamba2"),
-    "falcon_h1": _all("parallel+mlp"),
-    "rwkv": _all("rwkv+mlp"),
-    "jamba": _jamba,
-    "zamba": _zamba,
-    "bamba": _bamba,
-    "granitemoehybrid": _granite,
-    "nemotron_h": _nemotron,
-    "recurrent_gemma": _griffin,
-    "minimax": _minimax,
-    "qwen3_next": _qwen,
-    "lfm2": _lfm,
+    "mamba": _repeat_kind("mamba"),
+    "mamba2": _repeat_kind("mamba2"),
+    "falcon_h1": _repeat_kind("parallel+mlp"),
+    "rwkv": _repeat_kind("rwkv+mlp"),
+    "jamba": _jamba_pattern,
+    "zamba": _zamba_pattern,
+    "bamba": _bamba_pattern,
+    "granitemoehybrid": _granite_pattern,
+    "nemotron_h": _nemotron_pattern,
+    "recurrent_gemma": _griffin_pattern,
+    "minimax": _minimax_pattern,
+    "qwen3_next": _qwen_pattern,
+    "lfm2": _lfm_pattern,
 }
 """Functions that return the pattern of each kind of hybrid, from a config and the number of layers."""

@@ -1,9 +1,9 @@
 """Models given by the operators that a program ran, not by dimensions: from an ONNX file or from `torch.export`.
 
-`onnx_file` and `torch_export` convert both to a `Trace` over one table of operators (`operators.OPERATORS`). `normal`
-finds the layers that exporters take apart. `document` writes and reads a trace as JSON. `build` makes the graph, for
-data parallelism, ZeRO and pipeline stages cut to equal cost. There is no tensor parallelism, because it needs to know
-the layers.
+`onnx_file` and `torch_export` convert both to a `Trace` over one table of operators (`operators.OPERATORS`).
+`normalize` finds the layers that exporters take apart. `document` writes and reads a trace as JSON. `build` makes the
+graph, for data parallelism, ZeRO and pipeline stages cut to equal cost. There is no tensor parallelism, because it
+needs to know the layers.
 
 To add an operator, add its name to the tables of `onnx_file` and `torch_operators`, and if it is of a new kind, a rule
 to `OPERATORS`.
@@ -24,15 +24,15 @@ from tilecast.spec import Floats, Workload
 from tilecast.trace import Trace
 from tilecast.zoo import layers
 from tilecast.zoo.numerics import Numerics
-from tilecast.zoo.traced.flow import Flow, Unit, flow_of
-from tilecast.zoo.traced.operators import OPERATORS, Operand, elements
+from tilecast.zoo.traced.flow import Flow, Unit, trace_flow
+from tilecast.zoo.traced.operators import OPERATORS, Emission, Operand
 
 FAMILY = "traced"
 MOST_STAGES = 64
 BALANCE = 100.0
 """FLOPs that take as long as moving a byte, used to weigh operators when the model is cut. Any GPU has 60 to 300."""
 UNEVEN = 2.0
-"""Largest cost of a piece, in units of the mean cost, when the model is cut into pieces."""
+"""Largest cost of a piece over the mean cost, when the model is cut into pieces."""
 
 
 def model(name: str, trace: Trace) -> Model:
@@ -41,7 +41,7 @@ def model(name: str, trace: Trace) -> Model:
 
 
 def pieces(trace: Trace) -> int:
-    """Return how many pieces of similar cost the model can be cut into.
+    """Return the number of pieces of similar cost into which the model can be cut.
 
     This is the largest number of pipeline stages, and the number of FSDP units.
     """
@@ -53,26 +53,26 @@ def pieces(trace: Trace) -> int:
 def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a traced model.
 
-    Its layers are `pieces` equal parts of all that was traced. In training a loss over the last dimension of the first
-    output follows, unless that output is a loss already.
+    Its layers are `pieces` equal parts of all traced operators. In training, a loss over the last dimension of the
+    first output follows, unless that output is a loss already.
     """
     trace = workload.model.trace
     assert trace is not None  # noqa: S101 (a model of this family has one)
-    known, numerics = flow_of(trace), Numerics.of(workload)
-    check_operators(sum(len(unit.sites) for unit in known.units))
-    scale = shards.micro_batch.astype(float) / trace.batch
+    known, numerics = trace_flow(trace), Numerics.of(workload)
+    check_operators(sum(len(unit.calls) for unit in known.units))
+    ratio = shards.micro_batch.astype(float) / trace.batch
     count = pieces(trace)
     ops = tuple(
         replace(op, count=op.count * times / count)
         for unit, times in known.units.items()
-        for op in _emit(unit, numerics, scale)
+        for op in _emit_unit(unit, Emission(numerics, ratio))
     )
     activations = known.activations
     e = numerics.element
-    scores = (activations.scores * e + activations.dropped_scores * (2 * e + 1)) * scale
-    core = 4.0 * activations.statistics * scale if numerics.flash else scores
-    outer = e * (activations.batched * scale + activations.fixed) + activations.bytes * scale
-    boundary = e * scale * float(np.mean([segment.boundary for segment in known.segments[:-1]] or [0.0]))
+    scores = (activations.scores * e + activations.dropped_scores * (2 * e + 1)) * ratio
+    core = 4.0 * activations.statistics * ratio if numerics.flash else scores
+    outer = e * (activations.batched * ratio + activations.fixed) + activations.bytes * ratio
+    boundary = e * ratio * float(np.mean([segment.boundary for segment in known.segments[:-1]] or [0.0]))
     mild = outer + (core if numerics.flash else 0.0)
     body = Block(
         FAMILY,
@@ -84,7 +84,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     )
     last: tuple[Block, ...] = ()
     if known.output is not None and workload.training:
-        last = (_loss(known.output, numerics, scale),)
+        last = (_build_loss(known.output, Emission(numerics, ratio)),)
     inputs = sum(float(np.prod(trace.shapes[name])) for name in trace.inputs) / trace.batch
     return Graph(
         first=(),
@@ -97,59 +97,58 @@ def build(workload: Workload, shards: Shards) -> Graph:
     )
 
 
-def _loss(output: Operand, numerics: Numerics, scale: Floats) -> Block:
-    count, cols = elements(output, scale), float(output.shape[-1])
+def _build_loss(output: Operand, emission: Emission) -> Block:
+    """Return the block of a cross-entropy over the last dimension of an output."""
+    numerics, count, cols = emission.numerics, emission.count_elements(output), float(output.shape[-1])
     ops = layers.cross_entropy("loss", numerics, count / cols, np.full(1, cols))
     activation_bytes, working = layers.logit_bytes(numerics)
-    return Block(
-        "loss", 1, tuple(ops), np.zeros(1), np.stack([activation_bytes * count] * 3), working_bytes=working * count
-    )
+    kept = np.stack([activation_bytes * count] * 3)
+    return Block("loss", 1, tuple(ops), np.zeros(1), kept, working_bytes=working * count)
 
 
-def _emit(unit: Unit, numerics: Numerics, scale: Floats) -> list[Op]:
+def _emit_unit(unit: Unit, emission: Emission) -> list[Op]:
     """Return the kernels of a unit.
 
     Fusion makes one kernel of the element-wise operators of a chain. Forward it reads the tensors from outside the
     chain and writes the last output. Backward it reads the gradient and the tensors from outside, and writes a gradient
     for each trained one of them. In a chain behind a norm only the traffic of the tensors from outside remains.
     """
-    emitted = [OPERATORS[site.kind].emit(site, numerics, scale) for site in unit.sites]
-    leads = OPERATORS[unit.sites[0].kind].leads
+    emitted = [OPERATORS[call.kind].emit(call, emission) for call in unit.calls]
+    leads = OPERATORS[unit.calls[0].kind].leads
     alone, chain = emitted[0] if leads or len(emitted) == 1 else [], [op for ops in emitted[leads:] for op in ops]
     if len(emitted) == 1:
         return alone
-    output = unit.sites[-1].output
-    count = elements(output, scale)
+    output, training = unit.calls[-1].output, emission.numerics.training
     reads, writes = float(len(unit.outside)), 0.0
     if not leads:
         reads, writes = max(1.0, reads), 1.0
     trained = float(sum(operand.trained for operand in unit.outside))
-    fused = layers.elementwise("chain", numerics, count, reads, writes) if reads + writes else []
-    if numerics.training and output.trained and reads + writes:
-        fused += layers.elementwise("chain.gradient", numerics, count, writes + reads, trained, phase="backward")
-    return alone + layers.fused_into("elementwise", chain, fused)
+    fused = emission.elementwise("chain", output, reads, writes) if reads + writes else []
+    if training and output.trained and reads + writes:
+        fused += emission.elementwise("chain.gradient", output, writes + reads, trained, phase="backward")
+    return alone + layers.replace_when_fused("elementwise", chain, fused)
 
 
 @lru_cache(maxsize=64)
 def _stages(trace: Trace) -> Stages:
-    """Cut the model into 1, 2, … stages such that the costliest stage is as cheap as possible."""
-    known = flow_of(trace)
+    """Return the shares of 1, 2, … stages, cut such that the costliest stage is as cheap as possible."""
+    known = trace_flow(trace)
     workload = Workload(model("", trace), trace.sequence, trace.batch)
     numerics, names = Numerics.of(workload), fuse.passes(workload)
     costs: dict[Unit, float] = {}
     for unit in known.units:
-        ops = [op for op in _emit(unit, numerics, np.ones(1)) if fuse.remains(op, names)]
+        ops = [op for op in _emit_unit(unit, Emission(numerics, np.ones(1))) if fuse.remains(op, names)]
         table = KernelTable.concatenate([op.table for op in ops]) if ops else None
         work = table.flops() + BALANCE * table.bytes() if table else np.zeros(0)
         costs[unit] = float(work @ np.array([op.count for op in ops])) if ops else 0.0
-    columns = _columns(known, costs)
-    stages = [_cut(columns[0], number) for number in range(1, min(MOST_STAGES, len(known.segments)) + 1)]
-    shares = np.array([[_fullest(column, starts) for starts in stages] for column in columns])
+    columns = _share_columns(known, costs)
+    stages = [_cut_stages(columns[0], number) for number in range(1, min(MOST_STAGES, len(known.segments)) + 1)]
+    shares = np.array([[float(np.add.reduceat(column, starts).max()) for starts in stages] for column in columns])
     return Stages(*shares)
 
 
-def _columns(known: Flow, costs: Mapping[Unit, float]) -> Floats:
-    """Return cost, parameters and kept elements of the segments, each as a share of the whole, (3, segments)."""
+def _share_columns(known: Flow, costs: Mapping[Unit, float]) -> Floats:
+    """Return cost, parameters and kept elements of the segments, each as a share of its sum, (3, segments)."""
     rows = [
         (sum(costs[unit] * times for unit, times in segment.units.items()), segment.parameters, segment.activations)
         for segment in known.segments
@@ -159,10 +158,10 @@ def _columns(known: Flow, costs: Mapping[Unit, float]) -> Floats:
     return shares
 
 
-def _cut(costs: Floats, stages: int) -> list[int]:
-    """Return where each of at most `stages` runs of segments starts, such that the costliest run is cheapest.
+def _cut_stages(costs: Floats, stages: int) -> list[int]:
+    """Return the first segment of each of at most `stages` stages, such that the costliest stage is cheapest.
 
-    Bisection finds the smallest limit on a run's cost under which greedy filling needs no more than `stages` runs.
+    Bisection finds the smallest limit on the cost of a stage under which greedy filling needs at most `stages` stages.
     """
     ends = np.cumsum(costs)
 
@@ -180,7 +179,3 @@ def _cut(costs: Floats, stages: int) -> list[int]:
         middle = (low + high) / 2
         low, high = (low, middle) if len(fill(middle)) <= stages else (middle, high)
     return [start for start in fill(high) if start < len(ends)]
-
-
-def _fullest(column: Floats, starts: list[int]) -> float:
-    return float(np.add.reduceat(column, starts).max())

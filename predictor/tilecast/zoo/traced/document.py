@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any
 
 from tilecast.spec import SpecError
 from tilecast.trace import Trace, TraceOperator
-from tilecast.zoo.traced.normal import normal
+from tilecast.zoo.traced.normal import normalize
 from tilecast.zoo.traced.operators import OPERATORS
 
 FORMAT = "tilecast-graph/1"
@@ -49,35 +50,37 @@ def write(trace: Trace) -> str:
     }
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     shapes = ",\n".join(f"{json.dumps(name)}: {json.dumps(shape)}" for name, shape in trace.shapes.items())
-    operators = ",\n".join(
-        json.dumps([one.kind, one.inputs, one.outputs, dict(one.attributes)]) for one in trace.operators
-    )
+    rows = ([one.kind, one.inputs, one.outputs, dict(one.attributes)] for one in trace.operators)
+    operators = ",\n".join(map(json.dumps, rows))
     return "{" + ",\n".join([*lines, f'"shapes": {{\n{shapes}\n}}', f'"operators": [\n{operators}\n]']) + "}\n"
 
 
 def read(value: Mapping[str, Any], name: str) -> Trace:
-    """Return the trace in a document, after `normal` has found its layers.
+    """Return the trace in a document, with its layers found by `normalize`.
 
     Args:
         value: the JSON value.
         name: name of the file in messages.
 
     Raises:
-        SpecError: the document is of another version, lacks a part, or does not pass `check`.
+        SpecError: the document is of another version, lacks a part, or does not pass `_check`.
     """
     if value.get("format") != FORMAT:
         raise SpecError(f"{name}: format", f"{value.get('format')!r} is not {FORMAT}", _REMEDY)
     try:
         trace = Trace(
-            batch=_count(value["batch"]),
-            sequence=_count(value["sequence"]),
-            inputs=_names(value["inputs"]),
-            parameters=_names(value["parameters"]),
-            outputs=_names(value["outputs"]),
-            shapes={str(key): tuple(_count(size) for size in shape) for key, shape in value["shapes"].items()},
+            batch=_check_size(value["batch"]),
+            sequence=_check_size(value["sequence"]),
+            inputs=_check_names(value["inputs"]),
+            parameters=_check_names(value["parameters"]),
+            outputs=_check_names(value["outputs"]),
+            shapes={str(key): tuple(_check_size(size) for size in shape) for key, shape in value["shapes"].items()},
             operators=tuple(
                 TraceOperator(
-                    str(kind), _names(inputs), _names(outputs), {str(k): float(v) for k, v in attributes.items()}
+                    str(kind),
+                    _check_names(inputs),
+                    _check_names(outputs),
+                    {str(k): float(v) for k, v in attributes.items()},
                 )
                 for kind, inputs, outputs, attributes in value["operators"]
             ),
@@ -86,12 +89,29 @@ def read(value: Mapping[str, Any], name: str) -> Trace:
         raise SpecError(f"{name}: {error.args[0]}", "is missing", _REMEDY) from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SpecError(name, f"is not a graph document: {str(error)[:80]}", _REMEDY) from None
-    check(trace, name)
-    return normal(trace)
+    return check_and_normalize(trace, name)
 
 
-def check(trace: Trace, name: str) -> None:
-    """Check that a trace can be priced.
+def refuse_unknown_operators(unknown: Counter[str], supported: Collection[str], name: str) -> None:
+    """Raise SpecError if a program has operators that cannot be converted; `unknown` counts them."""
+    if unknown:
+        listed = ", ".join(f"{operator} ({count}x)" for operator, count in unknown.most_common(8))
+        problem = f"has operators that Tilecast does not know: {listed}"
+        raise SpecError(name, problem, f"supported: {', '.join(sorted(supported))}")
+
+
+def check_and_normalize(trace: Trace, name: str) -> Trace:
+    """Return a trace with its layers found; `name` is the name of its source in messages.
+
+    Raises:
+        SpecError: it does not pass `_check`.
+    """
+    _check(trace, name)
+    return normalize(trace)
+
+
+def _check(trace: Trace, name: str) -> None:
+    """Raise SpecError unless a trace can be priced.
 
     Raises:
         SpecError: there is no operator or too many, a kind is unknown, nothing makes an input, a shape or an attribute
@@ -124,18 +144,18 @@ def check(trace: Trace, name: str) -> None:
         for axis in axes:
             if one.attributes.get(f"axis{axis}") not in axes:
                 raise SpecError(field, f"{one.kind} lacks the attribute axis{axis}", _REMEDY)
-        if one.kind == "convolution" and not _is_convolution(trace, one):
+        if one.kind == "convolution" and not _has_convolution_shapes(trace, one):
             raise SpecError(field, "its image, weight and output are not of one rank from 3 to 5", _REMEDY)
-        if one.kind == "convolution" and not _is_grouped(trace, one):
+        if one.kind == "convolution" and not _divides_channels(trace, one):
             raise SpecError(field, "groups is no whole number that divides the channels in and out", _REMEDY)
     for source in (*trace.inputs, *trace.parameters, *trace.outputs):
         if source not in trace.shapes:
             raise SpecError(f"{name}: shapes", f"the shape of {source!r} is not given", _REMEDY)
-    _check_ends(trace, name)
+    _check_inputs_and_outputs(trace, name)
 
 
-def _check_ends(trace: Trace, name: str) -> None:
-    """Check that the first input with dimensions is a batch of samples and that an output is computed from the samples.
+def _check_inputs_and_outputs(trace: Trace, name: str) -> None:
+    """Raise SpecError unless the first input with dimensions is a batch, and an output is computed from the samples.
 
     Further inputs may have another size. They are then the same for every sample.
     """
@@ -159,24 +179,24 @@ def _check_ends(trace: Trace, name: str) -> None:
         raise SpecError(f"{name}: outputs", "none is computed from the inputs", "name what the model answers")
 
 
-def _is_convolution(trace: Trace, one: TraceOperator) -> bool:
-    ranks = {len(trace.shapes[each]) for each in (*one.inputs[:2], one.outputs[0])}
+def _has_convolution_shapes(trace: Trace, operator: TraceOperator) -> bool:
+    ranks = {len(trace.shapes[each]) for each in (*operator.inputs[:2], operator.outputs[0])}
     return len(ranks) == 1 and ranks <= {3, 4, 5}
 
 
-def _is_grouped(trace: Trace, one: TraceOperator) -> bool:
-    groups = one.attributes.get("groups", 1)
-    channels = (trace.shapes[one.inputs[0]][1], trace.shapes[one.outputs[0]][1])
+def _divides_channels(trace: Trace, operator: TraceOperator) -> bool:
+    groups = operator.attributes.get("groups", 1)
+    channels = (trace.shapes[operator.inputs[0]][1], trace.shapes[operator.outputs[0]][1])
     return groups >= 1 and groups % 1 == 0 and all(count % groups == 0 for count in channels)
 
 
-def _count(value: object) -> int:
+def _check_size(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
         raise ValueError(f"{value!r} is no size")
     return value
 
 
-def _names(value: object) -> tuple[str, ...]:
+def _check_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError(f"{str(value)[:40]!r} is no list of names")
     return tuple(value)

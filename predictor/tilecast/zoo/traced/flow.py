@@ -1,7 +1,7 @@
 """Data flow through a trace.
 
-`flow_of` finds which tensors depend on the samples, where gradients flow, which tensors stay alive until the backward
-pass, and where the model can be cut into stages.
+`trace_flow` finds the tensors that depend on the samples, those that gradients flow into, those that stay alive until
+the backward pass, and the places where the model can be cut into stages.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
+from typing import TypeAlias
 
 from tilecast.trace import Trace, TraceOperator
-from tilecast.zoo.traced.operators import OPERATORS, Operand, Site, attribute_key
+from tilecast.zoo.traced.operators import OPERATORS, CalledOperator, Operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Unit:
     reads from elsewhere, without those that the leading norm reads.
     """
 
-    sites: tuple[Site, ...]
+    calls: tuple[CalledOperator, ...]
     outside: tuple[Operand, ...]
 
 
@@ -37,12 +38,12 @@ class Activations:
     `dropped_scores` (scores with dropout) and `statistics` are attention's. `bytes` counts the bytes of masks.
     """
 
-    batched: float
-    fixed: float
-    scores: float
-    dropped_scores: float
-    statistics: float
-    bytes: float
+    batched: float = 0.0
+    fixed: float = 0.0
+    scores: float = 0.0
+    dropped_scores: float = 0.0
+    statistics: float = 0.0
+    bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,18 @@ class Flow:
     """First output of the model, or None if that has fewer than two dimensions, as a loss has."""
 
 
+Kept: TypeAlias = tuple[str, str]
+"""A tensor that is kept for the backward pass: "tensor" or the field of `Activations` that counts it, and its name."""
+
+
 @lru_cache(maxsize=64)
-def flow_of(trace: Trace) -> Flow:
-    """Return the flow of a trace."""
+def trace_flow(trace: Trace) -> Flow:
+    """Return the units, activations and segments of a trace."""
     return _FlowReader(trace).read()
 
 
 class _FlowReader:
-    """Reader that walks a trace once, in order."""
+    """Reader of the data flow of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -94,12 +99,10 @@ class _FlowReader:
     def read(self) -> Flow:
         trace = self.trace
         for operator in trace.operators:
-            self._enter(operator)
-        groups = self._groups()
-        units = [self._unit(group) for group in groups]
-        forks = [self._forks(group[-1]) for group in groups]
-        tensors = [self._live(group) for group in groups]
-        segments = self._segments(groups, units, forks, tensors)
+            self._note_operator(operator)
+        groups = self._group_operators()
+        kept = [self._list_kept(group) for group in groups]
+        segments = self._split_segments(groups, kept)
         counted: Counter[Unit] = Counter()
         for segment in segments:
             counted.update(segment.units)
@@ -108,18 +111,18 @@ class _FlowReader:
         return Flow(
             units=counted,
             parameters=sum(segment.parameters for segment in segments),
-            activations=self._total(tensors),
+            activations=self._measure_kept(dict.fromkeys(item for items in kept for item in items)),
             segments=segments,
-            output=self._operand(output) if is_answer else None,
+            output=self._describe_tensor(output) if is_answer else None,
         )
 
-    def _enter(self, operator: TraceOperator) -> None:
-        """Record what an operator's outputs inherit from its inputs."""
+    def _note_operator(self, operator: TraceOperator) -> None:
+        """Record the properties that the outputs of an operator inherit from its inputs."""
         rule = OPERATORS[operator.kind]
         inputs = [name for name in operator.inputs if name]
         is_batched = operator.kind != "constant" and any(name in self.batched for name in inputs)
         is_trained = rule.gradient and any(name in self.trained for name in inputs)
-        order = self._order(operator)
+        order = self._output_order(operator)
         is_wide = rule.answers == "FP32" or ("groups" in operator.attributes and operator.kind == "channelnorm")
         is_wide = is_wide or (rule.answers == "promoted" and self._promotes(operator))
         for name in operator.outputs:
@@ -130,12 +133,12 @@ class _FlowReader:
                 self.batched.add(name)
             if is_trained:
                 self.trained.add(name)
-            is_copy = operator.kind == "reshape" and self._strided(inputs[0])
+            is_copy = operator.kind == "reshape" and self._is_strided(inputs[0])
             if not rule.moves and not is_copy:
                 self.root[name] = self.root.get(inputs[0], inputs[0])
 
     def _promotes(self, operator: TraceOperator) -> bool:
-        """Return whether an operator's inputs promote its output to FP32.
+        """Return whether the inputs of an operator promote its output to FP32.
 
         Channel norms have FP32 weights but keep the type of their input. A single number promotes nothing.
         """
@@ -144,8 +147,8 @@ class _FlowReader:
         sources = operator.inputs[:1] if operator.kind == "channelnorm" else operator.inputs
         return any(name in self.wide and prod(self.trace.shapes[name]) > 1 for name in sources if name)
 
-    def _order(self, operator: TraceOperator) -> tuple[int, ...] | None:
-        """Return the order of the output's dimensions in memory, or None if that is not known."""
+    def _output_order(self, operator: TraceOperator) -> tuple[int, ...] | None:
+        """Return the order of the dimensions of the output in memory, or None if it is not known."""
         source = next((name for name in operator.inputs if name), "")
         rank = len(self.trace.shapes.get(source, ()))
         before = self.order.get(source, tuple(range(rank)))
@@ -154,35 +157,34 @@ class _FlowReader:
             steps = [int(operator.attributes[f"axis{axis}"]) for axis in range(rank)]
             return tuple(before[step] for step in steps) if before is not None else None
         if operator.kind in ("view", "part"):
-            return before if made == rank else tuple(range(made)) if not self._strided(source) else None
+            return before if made == rank else tuple(range(made)) if not self._is_strided(source) else None
         if operator.kind == "attention" and made == 4:
             # Fused kernels write their output as the next layer reads it: a token's heads side by side.
             return (0, 2, 1, 3)
         return tuple(range(made))
 
-    def _strided(self, name: str) -> bool:
+    def _is_strided(self, name: str) -> bool:
         order = self.order.get(name, ())
         return order is None or order != tuple(range(len(order)))
 
-    def _operand(self, name: str) -> Operand:
-        return Operand(
-            self.trace.shapes[name], name in self.batched, name in self.trained, self._strided(name), name in self.wide
-        )
+    def _describe_tensor(self, name: str) -> Operand:
+        is_wide, is_strided = name in self.wide, self._is_strided(name)
+        return Operand(self.trace.shapes[name], name in self.batched, name in self.trained, is_strided, is_wide)
 
-    def _groups(self) -> list[list[TraceOperator]]:
-        """Return the operators that depend on samples or parameters, with chains of element-wise ones grouped."""
+    def _group_operators(self) -> list[list[TraceOperator]]:
+        """Return the operators that depend on samples or parameters; a chain of element-wise ones is one group."""
         groups: list[list[TraceOperator]] = []
         for operator in self.trace.operators:
             if not any(name in self.batched or name in self.trained for name in operator.outputs):
                 continue
             last = groups[-1][-1] if groups else None
-            if last is not None and self._follows(last, operator):
+            if last is not None and self._is_fused(last, operator):
                 groups[-1].append(operator)
             else:
                 groups.append([operator])
         return groups
 
-    def _follows(self, last: TraceOperator, operator: TraceOperator) -> bool:
+    def _is_fused(self, last: TraceOperator, operator: TraceOperator) -> bool:
         """Return whether a compiler runs an operator in the same pass as the one before it."""
         before = OPERATORS[last.kind]
         if not ((before.chained or before.leads) and OPERATORS[operator.kind].chained):
@@ -190,46 +192,41 @@ class _FlowReader:
         made = last.outputs[0]
         return len(last.outputs) == len(operator.outputs) == 1 and made in operator.inputs and self.uses[made] == 1
 
-    def _unit(self, group: list[TraceOperator]) -> Unit:
+    def _build_unit(self, group: list[TraceOperator]) -> Unit:
         inner = {operator.outputs[0] for operator in group[:-1]}
         chain = group[OPERATORS[group[0].kind].leads :]
         names = dict.fromkeys(name for operator in chain for name in operator.inputs if name and name not in inner)
         size = prod(self.trace.shapes[group[-1].outputs[0]])
-        outside = tuple(self._operand(name) for name in names if prod(self.trace.shapes[name]) == size)
-        return Unit(tuple(self._site(operator) for operator in group), outside if len(group) > 1 else ())
+        outside = tuple(self._describe_tensor(name) for name in names if prod(self.trace.shapes[name]) == size)
+        return Unit(tuple(self._describe_call(operator) for operator in group), outside if len(group) > 1 else ())
 
-    def _site(self, operator: TraceOperator) -> Site:
-        inputs = tuple(self._operand(name) for name in operator.inputs if name)
+    def _describe_call(self, operator: TraceOperator) -> CalledOperator:
+        inputs = tuple(self._describe_tensor(name) for name in operator.inputs if name)
         largest = max(operator.outputs, key=lambda name: prod(self.trace.shapes[name]))
-        output = self._operand(largest)
-        attributes = attribute_key(operator)
-        if operator.kind == "transpose":
-            attributes = ()
-        return Site(operator.kind, attributes, inputs, output)
+        output = self._describe_tensor(largest)
+        attributes = () if operator.kind == "transpose" else tuple(sorted(operator.attributes.items()))
+        return CalledOperator(operator.kind, attributes, inputs, output)
 
-    def _forks(self, operator: TraceOperator) -> list[Unit]:
-        """Return the sums of gradients for outputs of an operator that are read more than once."""
+    def _sum_gradients(self, operator: TraceOperator) -> list[Unit]:
+        """Return a unit for each sum of gradients of the outputs of an operator that are read more than once."""
         units = []
         for name in operator.outputs:
             again = self.uses[name] - 1
             if name in self.trained and name in self.batched and again > 0 and operator.kind != "constant":
-                operand = self._operand(name)
-                units += [Unit((Site("fork", (), (operand,), operand),), ())] * again
+                operand = self._describe_tensor(name)
+                units += [Unit((CalledOperator("fork", (), (operand,), operand),), ())] * again
         return units
 
-    def _live(self, group: list[TraceOperator]) -> list[tuple[str, str]]:
-        """Return what a group keeps, as (what, tensor).
-
-        `what` is "tensor", "mask", "statistics", "scores" or "dropped-scores".
-        """
-        tensors: list[tuple[str, str]] = []
+    def _list_kept(self, group: list[TraceOperator]) -> list[Kept]:
+        """Return the tensors that a group keeps until the backward pass."""
+        tensors: list[Kept] = []
         for operator in group:
             rule, output = OPERATORS[operator.kind], operator.outputs[0]
             if output not in self.trained:
                 continue
             inputs = [name for name in operator.inputs if name]
             if rule.keeps == "mask":
-                tensors.append(("mask", output))
+                tensors.append(("bytes", output))
             elif rule.keeps == "inputs":
                 # Each factor of a product is needed if the other one has a gradient.
                 pair = inputs[:2]
@@ -239,66 +236,48 @@ class _FlowReader:
             elif rule.keeps == "attention":
                 tensors += [("tensor", name) for name in (*inputs[:3], output)]
                 dropped = operator.attributes.get("dropout", 0.0) > 0
-                tensors += [("statistics", output), ("dropped-scores" if dropped else "scores", output)]
+                tensors += [("statistics", output), ("dropped_scores" if dropped else "scores", output)]
             elif rule.keeps != "nothing":
                 tensors.append(("tensor", inputs[0] if rule.keeps == "input" else output))
         parameters = set(self.trace.parameters)
         return [(what, self.root.get(name, name)) if what == "tensor" else (what, name) for what, name in tensors
                 if self.root.get(name, name) not in parameters]  # fmt: skip
 
-    def _sizes(self, items: Iterable[tuple[str, str]]) -> Activations:
+    def _measure_kept(self, items: Iterable[Kept]) -> Activations:
         totals: dict[str, float] = defaultdict(float)
         for what, name in items:
             shape = self.trace.shapes[name]
             if what == "tensor":
                 totals["batched" if name in self.batched else "fixed"] += prod(shape)
-            elif what == "mask":
-                totals["mask"] += prod(shape)
+            elif what == "bytes":
+                totals["bytes"] += prod(shape)
             else:
                 sizes = self.made[name].attributes
                 rows = sizes["batch"] * sizes["heads"] * sizes["seq_q"]
                 totals[what] += rows if what == "statistics" else rows * sizes["seq_kv"]
-        return Activations(
-            totals["batched"], totals["fixed"], totals["scores"], totals["dropped-scores"], totals["statistics"],
-            totals["mask"],
-        )  # fmt: skip
+        return Activations(**totals)
 
-    def _total(self, tensors: list[list[tuple[str, str]]]) -> Activations:
-        return self._sizes(dict.fromkeys(item for items in tensors for item in items))
-
-    def _segments(
-        self,
-        groups: list[list[TraceOperator]],
-        units: list[Unit],
-        forks: list[list[Unit]],
-        tensors: list[list[tuple[str, str]]],
-    ) -> tuple[Segment, ...]:
-        """Split the trace into segments at the places where a single trained tensor is alive."""
-        ends = self._cuts(groups)
+    def _split_segments(self, groups: list[list[TraceOperator]], kept: list[list[Kept]]) -> tuple[Segment, ...]:
+        """Return the segments between the places where a single trained tensor is alive."""
+        ends = self._find_cuts(groups)
         sizes_at = {index + 1: size for index, size in ends}
-        seen: set[str] = set()
-        held: set[tuple[str, str]] = set()
+        unread, held = set(self.trace.parameters), set[Kept]()
         segments = []
-        parameters = set(self.trace.parameters)
         for start, end in pairwise([0, *(index + 1 for index, _ in ends)]):
-            part = range(start, end)
-            names = {name for index in part for operator in groups[index] for name in operator.inputs}
-            fresh = (names & parameters) - seen
-            seen |= fresh
-            items = dict.fromkeys(item for index in part for item in tensors[index] if item not in held)
+            part = groups[start:end]
+            fresh = {name for group in part for operator in group for name in operator.inputs} & unread
+            unread -= fresh
+            parameters = float(sum(prod(self.trace.shapes[name]) for name in fresh))
+            items = dict.fromkeys(item for tensors in kept[start:end] for item in tensors if item not in held)
             held |= set(items)
-            sizes = self._sizes(items)
-            counted = Counter(unit for index in part for unit in (units[index], *forks[index]))
-            boundary = sizes_at[end]
-            segments.append(
-                Segment(
-                    counted, float(sum(prod(self.trace.shapes[name]) for name in fresh)), sizes.batched, float(boundary)
-                )
+            counted = Counter(
+                unit for group in part for unit in (self._build_unit(group), *self._sum_gradients(group[-1]))
             )
+            segments.append(Segment(counted, parameters, self._measure_kept(items).batched, float(sizes_at[end])))
         return tuple(segments)
 
-    def _cuts(self, groups: list[list[TraceOperator]]) -> list[tuple[int, int]]:
-        """Return (index of a group, elements alive after it) for every place to cut, and last for the model's end."""
+    def _find_cuts(self, groups: list[list[TraceOperator]]) -> list[tuple[int, int]]:
+        """Return the places to cut, the end of the model last: index of a group, and elements alive after it."""
         last_use: dict[str, int] = {}
         for index, group in enumerate(groups):
             for operator in group:

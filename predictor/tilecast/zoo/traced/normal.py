@@ -1,7 +1,7 @@
 """Search for layers that exporters and model code take apart: biases, norms, activations and attention.
 
 Each pass looks for one pattern of operators and replaces it with a single operator, so that a decomposed layer is
-priced as the kernel that a framework has for it. Operators that no pass recognises stay as traced. `normal` runs all
+priced as the kernel that a framework has for it. Operators that no pass recognises stay as traced. `normalize` runs all
 passes.
 """
 
@@ -20,14 +20,14 @@ _LONGEST_ACTIVATION = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class LayerMatch:
     """Indices of operators, and the one operator that replaces them."""
 
     replaced: frozenset[int]
     operator: TraceOperator
 
 
-class Index:
+class TraceIndex:
     """A trace with the operators that make and read each tensor."""
 
     def __init__(self, trace: Trace) -> None:
@@ -44,21 +44,21 @@ class Index:
                 if one.kind != "constant" and not known.isdisjoint(one.inputs):
                     known.update(one.outputs)
 
-    def made_by(self, name: str, *kinds: str) -> int | None:
-        """Return the operator that makes a tensor, looking through casts, or None if it is of none of `kinds`."""
+    def find_maker(self, name: str, *kinds: str) -> int | None:
+        """Return the index of the operator that makes a tensor before casts, or None if it is of none of `kinds`."""
         index = self.maker.get(name)
         while index is not None and self.operators[index].kind == "cast":
             index = self.maker.get(self.operators[index].inputs[0])
         return index if index is not None and self.operators[index].kind in kinds else None
 
-    def before_casts(self, name: str) -> str:
-        """Return the tensor at the start of the chain of casts that makes `name`."""
+    def skip_casts(self, name: str) -> str:
+        """Return the tensor from which a chain of casts makes `name`; `name` itself if no cast makes it."""
         while (index := self.maker.get(name)) is not None and self.operators[index].kind == "cast":
             name = self.operators[index].inputs[0]
         return name
 
-    def only_reader(self, name: str, *kinds: str) -> int | None:
-        """Return the only operator that reads a tensor, looking through casts, if it is of one of `kinds`."""
+    def find_only_reader(self, name: str, *kinds: str) -> int | None:
+        """Return the index of the only reader of a tensor after casts, or None if it is of none of `kinds`."""
         while len(set(self.readers[name])) == 1 and name not in self.trace.outputs:
             index = self.readers[name][0]
             one = self.operators[index]
@@ -67,83 +67,83 @@ class Index:
             name = one.outputs[0]
         return None
 
-    def other(self, index: int, name: str) -> str | None:
-        """Return the other input of an operator with two inputs, or None if `name` is not one of two."""
-        inputs = [self.before_casts(one) for one in self.operators[index].inputs if one]
-        if len(inputs) != 2 or self.before_casts(name) not in inputs:
+    def other_input(self, index: int, name: str) -> str | None:
+        """Return the input of an operator beside `name`, or None unless it has two inputs and `name` is one of them."""
+        inputs = [self.skip_casts(one) for one in self.operators[index].inputs if one]
+        if len(inputs) != 2 or self.skip_casts(name) not in inputs:
             return None
-        inputs.remove(self.before_casts(name))
+        inputs.remove(self.skip_casts(name))
         return inputs[0]
 
     def is_closed(self, replaced: set[int], output: str) -> bool:
-        """Return whether only `replaced` operators read what they make, apart from `output`."""
+        """Return whether no other operator reads the outputs of `replaced` operators, apart from `output`."""
         for index in replaced:
             for name in self.operators[index].outputs:
-                if name != output and (name in self.trace.outputs or not self._reaches(name, replaced)):
+                if name != output and (name in self.trace.outputs or not self._reaches_only(name, replaced)):
                     return False
         return True
 
-    def _reaches(self, name: str, replaced: set[int]) -> bool:
+    def _reaches_only(self, name: str, replaced: set[int]) -> bool:
         return all(
             index in replaced
-            or (self.operators[index].kind == "cast" and self._reaches(self.operators[index].outputs[0], replaced))
+            or (self.operators[index].kind == "cast" and self._reaches_only(self.operators[index].outputs[0], replaced))
             for index in self.readers[name]
         )
 
 
-def _bias(index: Index, at: int) -> Match | None:
-    """Match a product and the sum with a parameter vector."""
-    product = index.operators[at]
+def _match_bias(index: TraceIndex, position: int) -> LayerMatch | None:
+    """Match a matrix product and the sum with a vector of parameters, at the product `position`."""
+    product = index.operators[position]
     if product.kind != "matmul" or len(product.inputs) != 2:
         return None
     output = product.outputs[0]
-    sum_ = index.only_reader(output, "add")
-    vector = index.other(sum_, output) if sum_ is not None else None
+    sum_ = index.find_only_reader(output, "add")
+    vector = index.other_input(sum_, output) if sum_ is not None else None
     if sum_ is None or vector is None or index.trace.shapes[vector] != index.trace.shapes[output][-1:]:
         return None
     if vector not in index.parameters:
         return None
     outputs = index.operators[sum_].outputs
-    return Match(frozenset({at, sum_}), replace(product, inputs=(*product.inputs, vector), outputs=outputs))
+    return LayerMatch(frozenset({position, sum_}), replace(product, inputs=(*product.inputs, vector), outputs=outputs))
 
 
-def _norm(index: Index, at: int) -> Match | None:
-    """Match x / sqrt(mean(x^2) + epsilon), for x itself or x less its mean, with an optional weight and bias."""
-    root = index.operators[at]
+def _match_norm(index: TraceIndex, position: int) -> LayerMatch | None:
+    """Match x / sqrt(mean(x^2) + epsilon), where x may be less its mean, with an optional weight and bias."""
+    root = index.operators[position]
     if root.kind not in ("root", "reciprocal-root"):
         return None
-    steps = [at]
+    steps = [position]
     name = root.inputs[0]
     for kinds in (("add",), ("reduction",), ("power", "multiply")):
-        maker = index.made_by(name, *kinds)
+        maker = index.find_maker(name, *kinds)
         if maker is None:
             return None
         steps.append(maker)
         name = next((one for one in index.operators[maker].inputs if one in index.varying), "")
     _, _, mean, square = steps
-    centred = index.before_casts(name)
+    centred = index.skip_casts(name)
     source, kind = centred, "rmsnorm"
-    if (less := index.made_by(centred, "add")) is not None:
+    if (less := index.find_maker(centred, "add")) is not None:
         candidates = [one for one in index.operators[less].inputs if one]
-        averaged = next((one for one in candidates if index.made_by(one, "reduction") is not None), None)
-        if averaged is not None and (plain := index.other(less, averaged)) is not None:
-            average = index.made_by(averaged, "reduction")
-            if average is not None and index.before_casts(index.operators[average].inputs[0]) == plain:
+        averaged = next((one for one in candidates if index.find_maker(one, "reduction") is not None), None)
+        if averaged is not None and (plain := index.other_input(less, averaged)) is not None:
+            average = index.find_maker(averaged, "reduction")
+            if average is not None and index.skip_casts(index.operators[average].inputs[0]) == plain:
                 source, kind = plain, "layernorm"
                 steps += [less, average]
     output = root.outputs[0]
-    if (inverse := index.only_reader(output, "from-output")) is not None:
+    if (inverse := index.find_only_reader(output, "from-output")) is not None:
         steps.append(inverse)
         output = index.operators[inverse].outputs[0]
-    scaled = index.only_reader(output, "multiply")
-    if scaled is None or index.other(scaled, output) != centred:
+    scaled = index.find_only_reader(output, "multiply")
+    if scaled is None or index.other_input(scaled, output) != centred:
         return None
     steps.append(scaled)
     output = index.operators[scaled].outputs[0]
     learned: list[str] = []
     for kind_ in ("multiply", "add"):
-        further = index.only_reader(output, kind_)
-        vector = index.other(further, output) if further is not None else None
+        further = index.find_only_reader(output, kind_)
+        vector = index.other_input(further, output) if further is not None else None
         if further is None or vector not in index.parameters:
             break
         learned.append(vector)
@@ -153,16 +153,16 @@ def _norm(index: Index, at: int) -> Match | None:
     cols = prod(shapes[index.operators[square].outputs[0]]) // prod(shapes[index.operators[mean].outputs[0]])
     if not index.is_closed(set(steps), output):
         return None
-    return Match(frozenset(steps), TraceOperator(kind, (source, *learned), (output,), {"cols": cols}))
+    return LayerMatch(frozenset(steps), TraceOperator(kind, (source, *learned), (output,), {"cols": cols}))
 
 
-def _activation(index: Index, at: int) -> Match | None:
-    """Match a function of one tensor that is written out around erf, tanh or a sigmoid.
+def _match_activation(index: TraceIndex, position: int) -> LayerMatch | None:
+    """Match the operators of an activation that is written out around erf, tanh or a sigmoid.
 
-    This is the smallest set of element-wise operators that contains the anchor, reads one tensor in two places, and
-    writes one tensor.
+    They are the smallest set of element-wise operators that contains the one at `position`, reads one tensor in two
+    places, and writes one tensor.
     """
-    anchor = index.operators[at]
+    anchor = index.operators[position]
     if anchor.kind not in _ACTIVATIONS:
         return None
     front, candidates = [anchor.inputs[0]], list[str]()
@@ -173,17 +173,17 @@ def _activation(index: Index, at: int) -> Match | None:
         if maker is not None and OPERATORS[index.operators[maker].kind].chained:
             front += [one for one in index.operators[maker].inputs if one in index.varying and one not in candidates]
     for source in candidates:
-        region = _closure(index, source, at)
+        region = _find_closure(index, source, position)
         if region is not None:
             output = index.operators[max(region)].outputs[0]
-            return Match(frozenset(region), TraceOperator(_ACTIVATIONS[anchor.kind], (source,), (output,)))
+            return LayerMatch(frozenset(region), TraceOperator(_ACTIVATIONS[anchor.kind], (source,), (output,)))
     return None
 
 
-def _closure(index: Index, source: str, anchor: int) -> set[int] | None:
-    """Return the operators that compute a single output from `source`, or None.
+def _find_closure(index: TraceIndex, source: str, anchor: int) -> set[int] | None:
+    """Return the element-wise operators that compute a single output from `source`, or None.
 
-    The anchor must be among them, and one of them must join two tensors that were computed from `source`.
+    The `anchor` must be among them, and one of them must join two tensors that were computed from `source`.
     """
     inner, region = {source}, set[int]()
     pending = sorted(set(index.readers[source]))
@@ -199,14 +199,14 @@ def _closure(index: Index, source: str, anchor: int) -> set[int] | None:
         joined = joined or len(varying) > 1
         pending = sorted(set(pending) | set(index.readers[one.outputs[0]]))
         if joined and anchor in region and index.is_closed(region, one.outputs[0]):
-            last = _constant_factor(index, one.outputs[0])
+            last = _find_constant_factor(index, one.outputs[0])
             return region | ({last} if last is not None else set())
     return None
 
 
-def _constant_factor(index: Index, name: str) -> int | None:
-    """Return the product with a constant that follows, such as the half in an exact GELU, or None."""
-    follows = index.only_reader(name, "multiply", "scale")
+def _find_constant_factor(index: TraceIndex, name: str) -> int | None:
+    """Return the index of a product of a tensor with a constant, such as the half in an exact GELU, or None."""
+    follows = index.find_only_reader(name, "multiply", "scale")
     if follows is None:
         return None
     constant = all(one in index.readers and one not in index.varying and one not in index.parameters
@@ -214,13 +214,13 @@ def _constant_factor(index: Index, name: str) -> int | None:
     return follows if constant else None
 
 
-def _attention(index: Index, at: int) -> Match | None:
-    """Match two products around a softmax, with scales, masks and dropout between them."""
-    softmax, shapes = index.operators[at], index.trace.shapes
+def _match_attention(index: TraceIndex, position: int) -> LayerMatch | None:
+    """Match two matrix products around the softmax `position`, with scales, masks and dropout between them."""
+    softmax, shapes = index.operators[position], index.trace.shapes
     if softmax.kind != "softmax":
         return None
-    steps, causal, biases = [at], False, list[str]()
-    name = index.before_casts(softmax.inputs[0])
+    steps, causal, biases = [position], False, list[str]()
+    name = index.skip_casts(softmax.inputs[0])
     while (maker := index.maker.get(name)) is not None and index.operators[maker].kind != "matmul":
         one = index.operators[maker]
         if not OPERATORS[one.kind].chained or not one.outputs:
@@ -230,11 +230,11 @@ def _attention(index: Index, at: int) -> Match | None:
         scores = [
             source
             for source in one.inputs
-            if source and shapes[source] == shapes[name] and index.made_by(source, *arithmetic) is not None
+            if source and shapes[source] == shapes[name] and index.find_maker(source, *arithmetic) is not None
         ]
         masks = [source for source in one.inputs if source and source not in scores]
         biases += [mask for mask in masks if mask in index.learned]
-        causal = causal or any(_is_square(shapes[mask], shapes[name]) for mask in masks if mask not in biases)
+        causal = causal or any(_is_square_mask(shapes[mask], shapes[name]) for mask in masks if mask not in biases)
         if len(scores) != 1:
             return None
         name = scores[0]
@@ -243,11 +243,11 @@ def _attention(index: Index, at: int) -> Match | None:
     product = maker
     steps.append(product)
     output, dropout = softmax.outputs[0], 0.0
-    if (dropped := index.only_reader(output, "dropout")) is not None:
+    if (dropped := index.find_only_reader(output, "dropout")) is not None:
         steps.append(dropped)
         output, dropout = index.operators[dropped].outputs[0], 1.0
-    last = index.only_reader(output, "matmul")
-    value = index.other(last, output) if last is not None else None
+    last = index.find_only_reader(output, "matmul")
+    value = index.other_input(last, output) if last is not None else None
     if last is None or value is None or len(shapes[index.operators[last].outputs[0]]) < 3:
         return None
     steps.append(last)
@@ -260,22 +260,27 @@ def _attention(index: Index, at: int) -> Match | None:
         "batch": prod(shapes[query][:-3]), "heads": heads, "kv_heads": heads, "seq_q": shapes[query][-2],
         "seq_kv": shapes[key][-1], "head_dim": shapes[query][-1], "causal": float(causal), "dropout": dropout,
     }  # fmt: skip
-    return Match(frozenset(steps), TraceOperator("attention", (query, key, value, *biases), (output,), attributes))
+    return LayerMatch(frozenset(steps), TraceOperator("attention", (query, key, value, *biases), (output,), attributes))
 
 
-def _is_square(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
-    """Return whether a mask has its own value for each pair of positions, as a causal mask has."""
+def _is_square_mask(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
+    """Return whether a mask has a value for each pair of positions, as a causal mask has."""
     return len(mask) >= 2 and mask[-2:] == scores[-2:] and mask[-2] == mask[-1] > 1
 
 
-PASSES: tuple[Callable[[Index, int], Match | None], ...] = (_bias, _norm, _activation, _attention)
+PASSES: tuple[Callable[[TraceIndex, int], LayerMatch | None], ...] = (
+    _match_bias,
+    _match_norm,
+    _match_activation,
+    _match_attention,
+)
 """Passes in the order in which they run."""
 
 
-def normal(trace: Trace) -> Trace:
-    """Return the trace with its layers found, without operators, parameters and tensors that nothing reads."""
-    for look in PASSES:
-        trace = _rewritten(trace, look)
+def normalize(trace: Trace) -> Trace:
+    """Return the trace with the layers found, without operators, parameters and tensors that nothing reads."""
+    for match in PASSES:
+        trace = _replace_matches(trace, match)
     outputs = set(trace.outputs)
     operators: list[TraceOperator] = []
     for one in reversed(trace.operators):
@@ -291,11 +296,11 @@ def normal(trace: Trace) -> Trace:
     )
 
 
-def _rewritten(trace: Trace, look: Callable[[Index, int], Match | None]) -> Trace:
-    index, claimed = Index(trace), set[int]()
+def _replace_matches(trace: Trace, find_match: Callable[[TraceIndex, int], LayerMatch | None]) -> Trace:
+    index, claimed = TraceIndex(trace), set[int]()
     put: dict[int, TraceOperator] = {}
     for at in range(len(trace.operators)):
-        match = look(index, at)
+        match = find_match(index, at)
         if match is not None and not claimed & match.replaced:
             claimed |= match.replaced
             put[max(match.replaced)] = match.operator

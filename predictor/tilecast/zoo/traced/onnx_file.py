@@ -8,7 +8,7 @@ whose length the caller gives. A size of zero or less is symbolic too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from tilecast.spec import SpecError
 from tilecast.trace import Shape, Trace, TraceOperator
-from tilecast.zoo.traced.document import check
-from tilecast.zoo.traced.normal import normal
-from tilecast.zoo.traced.operators import matmul_attributes
+from tilecast.zoo.traced.document import check_and_normalize, refuse_unknown_operators
+from tilecast.zoo.traced.operators import matmul_sizes
 
 BATCH = 2
 """Size of a symbolic batch while shapes are inferred. It is not 1, because that would broadcast."""
@@ -81,19 +80,25 @@ class _OnnxReader:
         self.known: dict[str, npt.NDArray[Any]] = {}
         self.weights: dict[str, Shape] = {}
         self.shapes: dict[str, Shape] = {}
-        self._take_weights()
-        self.batch, self.sequence = self._bind(sequence)
+        self._extract_weights()
+        self.batch, self.sequence = self._bind_dimensions(sequence)
 
     def read(self) -> Trace:
-        self._refuse_unknown()
-        self._infer()
+        supported = {*_TABLE, *_SPECIAL}
+        unknown = Counter(
+            f"{node.domain}:{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+            for node in self.model.graph.node
+            if node.op_type not in supported
+        )
+        refuse_unknown_operators(unknown, supported, self.name)
+        self._infer_shapes()
         operators = []
         for node in self.model.graph.node:
             for name in (*node.input, *node.output):
                 if name and name not in self.shapes:
                     problem = f"the shape of {name} ({node.op_type}) cannot be inferred"
                     raise SpecError(self.name, problem, "export with fixed sizes, or simplify the file")
-            operators.append(self._operator(node))
+            operators.append(self._convert_node(node))
         trace = Trace(
             batch=self.batch,
             sequence=self.sequence,
@@ -103,10 +108,9 @@ class _OnnxReader:
             shapes=self.shapes,
             operators=tuple(operators),
         )
-        check(trace, self.name)
-        return normal(trace)
+        return check_and_normalize(trace, self.name)
 
-    def _take_weights(self) -> None:
+    def _extract_weights(self) -> None:
         """Replace large initializers with inputs of the same shape.
 
         The values of small ones are kept, because shapes are computed from them.
@@ -138,7 +142,7 @@ class _OnnxReader:
         graph.initializer.extend(large)
         self.inputs = [one.name for one in graph.input if one.name not in stored]
 
-    def _bind(self, sequence: int | None) -> tuple[int, int]:
+    def _bind_dimensions(self, sequence: int | None) -> tuple[int, int]:
         """Write sizes into the symbolic dimensions of the inputs; return the batch and the tokens of a sample."""
         from onnx import TensorProto
 
@@ -174,18 +178,7 @@ class _OnnxReader:
             raise SpecError("--seq", f"{self.name} is fixed at {tokens} tokens", f"say {tokens}, or export anew")
         return batch, tokens
 
-    def _refuse_unknown(self) -> None:
-        unknown = Counter(
-            f"{node.domain}:{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-            for node in self.model.graph.node
-            if node.op_type not in _TABLE and node.op_type not in _SPECIAL
-        )
-        if unknown:
-            names = ", ".join(f"{name} ({count}x)" for name, count in unknown.most_common(8))
-            supported = f"supported: {', '.join(sorted({*_TABLE, *_SPECIAL}))}"
-            raise SpecError(self.name, f"has operators that Tilecast does not know: {names}", supported)
-
-    def _infer(self) -> None:
+    def _infer_shapes(self) -> None:
         """Infer shapes and fold constants alternately until nothing changes, for at most `MOST_ROUNDS` rounds."""
         import onnx
 
@@ -205,16 +198,16 @@ class _OnnxReader:
                 dims = one.type.tensor_type.shape.dim
                 if one.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
                     self.shapes[one.name] = tuple(max(1, dim.dim_value) for dim in dims)
-            folded = self._fold()
+            folded = self._fold_constants()
             if not folded and len(self.shapes) == before:
                 return
 
-    def _fold(self) -> int:
+    def _fold_constants(self) -> int:
         """Replace nodes whose inputs are known with their values, and return how many were replaced."""
-        from onnx import numpy_helper
+        from onnx import helper, numpy_helper
         from onnx.reference import ReferenceEvaluator
 
-        graph, folded, left = self.model.graph, [], []
+        graph, opsets, folded, left = self.model.graph, self.model.opset_import, [], []
         for node in graph.node:
             left.append(node)
             if node.op_type == "Shape" and node.input[0] in self.shapes and not node.attribute:
@@ -223,13 +216,13 @@ class _OnnxReader:
             elif len(node.output) == 1 and all(not name or name in self.known for name in node.input):
                 if prod(self.shapes.get(node.output[0], (1,))) > SMALL:
                     continue
+                values = {name: self.known[name] for name in node.input if name}
                 try:
-                    values: Any = ReferenceEvaluator(_alone(node, self.model.opset_import)).run(
-                        None, {name: self.known[name] for name in node.input if name}
-                    )
+                    function = helper.make_function("", "node", list(values), node.output, [node], opsets)
+                    result: Any = ReferenceEvaluator(function).run(None, values)
                 except Exception:  # noqa: S112 (a node that cannot be computed stays, and its shape is inferred)
                     continue
-                self.known[node.output[0]] = np.asarray(values[0])
+                self.known[node.output[0]] = np.asarray(result[0])
                 folded.append(left.pop())
         for node in folded:
             value = self.known[node.output[0]]
@@ -240,7 +233,7 @@ class _OnnxReader:
         graph.node.extend(nodes)
         return count
 
-    def _operator(self, node: Any) -> TraceOperator:
+    def _convert_node(self, node: Any) -> TraceOperator:
         inputs = tuple(node.input)
         outputs = tuple(name for name in node.output if name)
         if not any(inputs):
@@ -259,17 +252,6 @@ def _is_mask(shape: Shape, tensor: Any) -> bool:
     if len(shape) < 2 or shape[-1] != shape[-2]:
         return False
     return bool(np.min(numpy_helper.to_array(tensor).astype(np.float32)) < FORBIDDEN)
-
-
-def _alone(node: Any, opsets: Any) -> Any:
-    """Return a model of one node."""
-    from onnx import TensorProto, helper
-
-    def named(names: Sequence[str]) -> list[Any]:
-        return [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names if name]
-
-    graph = helper.make_graph([node], "one", named(node.input), named(node.output))
-    return helper.make_model(graph, opset_imports=opsets)
 
 
 _Call = tuple[str, tuple[str, ...], dict[str, float]]
@@ -291,32 +273,32 @@ class _Node:
         return self.reader.shapes[self.inputs[position]]
 
     @property
-    def answer(self) -> Shape:
+    def output_shape(self) -> Shape:
         return self.reader.shapes[self.output]
 
-    def known(self, position: int) -> npt.NDArray[Any] | None:
+    def constant(self, position: int) -> npt.NDArray[Any] | None:
         """Return the value of an input that is a small constant, otherwise None."""
         return self.reader.known.get(self.inputs[position]) if position < len(self.inputs) else None
 
 
-def _matmul(node: _Node) -> _Call:
-    return "matmul", node.inputs[:2], matmul_attributes(node.shape(0), node.shape(1), node.answer)
+def _read_matmul(node: _Node) -> _Call:
+    return "matmul", node.inputs[:2], matmul_sizes(node.shape(0), node.shape(1), node.output_shape)
 
 
-def _gemm(node: _Node) -> _Call:
+def _read_gemm(node: _Node) -> _Call:
     transposed = bool(node.attributes.get("transA", 0))
-    sizes = matmul_attributes(node.shape(0), node.shape(1), node.answer, transposed=transposed)
+    sizes = matmul_sizes(node.shape(0), node.shape(1), node.output_shape, transposed=transposed)
     return "matmul", node.inputs[:3], sizes
 
 
-def _convolution(node: _Node) -> _Call:
+def _read_convolution(node: _Node) -> _Call:
     transposed = node.name == "ConvTranspose"
     return "convolution", node.inputs[:3], {
         "groups": float(node.attributes.get("group", 1)), "transposed": float(transposed)
     }  # fmt: skip
 
 
-def _attention(node: _Node) -> _Call:
+def _read_attention(node: _Node) -> _Call:
     """Convert an attention.
 
     Query, key and value have the shape (batch, heads, tokens, width), or (batch, tokens, heads · width) with the number
@@ -335,7 +317,7 @@ def _attention(node: _Node) -> _Call:
     }  # fmt: skip
 
 
-def _normalized(kind: str, default: int) -> Callable[[_Node], _Call]:
+def _norm_reader(kind: str, default: int) -> Callable[[_Node], _Call]:
     def convert(node: _Node) -> _Call:
         shape = node.shape(0)
         axis = int(node.attributes.get("axis", default)) % len(shape)
@@ -344,36 +326,36 @@ def _normalized(kind: str, default: int) -> Callable[[_Node], _Call]:
     return convert
 
 
-def _softmax(node: _Node) -> _Call:
+def _read_softmax(node: _Node) -> _Call:
     axis = int(node.attributes.get("axis", -1))
     return "softmax", node.inputs[:1], {"cols": float(node.shape(0)[axis])}
 
 
-def _loss(node: _Node) -> _Call:
+def _read_loss(node: _Node) -> _Call:
     return "loss", node.inputs[:2], {"cols": float(node.shape(0)[1])}
 
 
-def _gather(node: _Node) -> _Call:
+def _read_gather(node: _Node) -> _Call:
     """Convert a gather, which is an embedding if it reads rows of a table of weights."""
     axis = int(node.attributes.get("axis", 0))
     if axis == 0 and node.inputs[0] in node.reader.weights and len(node.shape(0)) == 2:
         return "embedding", node.inputs[:2], {}
-    return ("part" if len(node.answer) <= len(node.shape(0)) else "copy"), node.inputs[:1], {}
+    return ("part" if len(node.output_shape) <= len(node.shape(0)) else "copy"), node.inputs[:1], {}
 
 
-def _transpose(node: _Node) -> _Call:
+def _read_transpose(node: _Node) -> _Call:
     rank = len(node.shape(0))
     axes = node.attributes.get("perm", list(range(rank))[::-1])
     return "transpose", node.inputs[:1], {f"axis{position}": float(axis) for position, axis in enumerate(axes)}
 
 
-def _power(node: _Node) -> _Call:
-    exponent = node.known(1)
+def _read_power(node: _Node) -> _Call:
+    exponent = node.constant(1)
     is_inverse_root = exponent is not None and exponent.size == 1 and float(exponent.ravel()[0]) == -0.5
     return ("reciprocal-root" if is_inverse_root else "power"), node.inputs[:1], {}
 
 
-def _product(node: _Node) -> _Call:
+def _read_product(node: _Node) -> _Call:
     """Convert a product or quotient: with a number it is a scale, a number over a tensor is a reciprocal."""
     numbers = [at for at in (0, 1) if prod(node.shape(at)) == 1 and node.inputs[at] in node.reader.known]
     if node.name == "Div" and numbers == [0]:
@@ -384,22 +366,22 @@ def _product(node: _Node) -> _Call:
 
 
 _SPECIAL: Mapping[str, Callable[[_Node], _Call]] = {
-    "MatMul": _matmul,
-    "Gemm": _gemm,
-    "Conv": _convolution,
-    "ConvTranspose": _convolution,
-    "Attention": _attention,
-    "LayerNormalization": _normalized("layernorm", -1),
-    "SimplifiedLayerNormalization": _normalized("rmsnorm", -1),
-    "RMSNormalization": _normalized("rmsnorm", -1),
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "SoftmaxCrossEntropyLoss": _loss,
-    "Gather": _gather,
-    "Transpose": _transpose,
-    "Pow": _power,
-    "Mul": _product,
-    "Div": _product,
+    "MatMul": _read_matmul,
+    "Gemm": _read_gemm,
+    "Conv": _read_convolution,
+    "ConvTranspose": _read_convolution,
+    "Attention": _read_attention,
+    "LayerNormalization": _norm_reader("layernorm", -1),
+    "SimplifiedLayerNormalization": _norm_reader("rmsnorm", -1),
+    "RMSNormalization": _norm_reader("rmsnorm", -1),
+    "Softmax": _read_softmax,
+    "LogSoftmax": _read_softmax,
+    "SoftmaxCrossEntropyLoss": _read_loss,
+    "Gather": _read_gather,
+    "Transpose": _read_transpose,
+    "Pow": _read_power,
+    "Mul": _read_product,
+    "Div": _read_product,
 }
 
 _KINDS: Mapping[str, str] = {

@@ -1,4 +1,4 @@
-"""Stacks of equal layers, of which two are traced and the others are copied from the second."""
+"""Tracing of stacks of equal layers: two layers are traced, and the others are copied from the second."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FEWEST_LAYERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedTrace:
     """A trace, with the path of the module that ran each of its operators."""
 
     trace: Trace
     paths: tuple[str, ...]
 
 
-def stacks(module: Any) -> list[tuple[str, int]]:
+def find_stacks(module: Any) -> list[tuple[str, int]]:
     """Return (path, length) of each list of layers that are built alike, longest first."""
     import torch
 
@@ -29,13 +29,13 @@ def stacks(module: Any) -> list[tuple[str, int]]:
     for path, part in module.named_modules():
         if not isinstance(part, torch.nn.ModuleList | torch.nn.Sequential) or len(part) < FEWEST_LAYERS:
             continue
-        if len({_recipe(layer) for layer in part}) == 1:
+        if len({_describe_layer(layer) for layer in part}) == 1:
             stacks.append((path, len(part)))
     return sorted((one for one in stacks if one[0]), key=lambda one: -one[1])
 
 
-def _recipe(layer: Any) -> str:
-    """Return a text of all that decides what a layer computes, as far as attributes show it.
+def _describe_layer(layer: Any) -> str:
+    """Return a text that is equal for layers that compute alike.
 
     It has types, options, names and shapes of weights, whether there are hooks, and whether weights are shared.
     """
@@ -49,7 +49,7 @@ def _recipe(layer: Any) -> str:
     return "\n".join([*parts, str(shared)])
 
 
-def shortened(module: Any, stack: tuple[str, int], export: Callable[[], Exported]) -> Trace | None:
+def trace_two_layers(module: Any, stack: tuple[str, int], export: Callable[[], ExportedTrace]) -> Trace | None:
     """Return a trace made from two layers of a stack, with the others copied from the second.
 
     Args:
@@ -60,6 +60,8 @@ def shortened(module: Any, stack: tuple[str, int], export: Callable[[], Exported
     Returns:
         The trace, or None where copying is not safe.
     """
+    import torch
+
     path, count = stack
     parent_path, _, name = path.rpartition(".")
     parent = module.get_submodule(parent_path)
@@ -67,7 +69,8 @@ def shortened(module: Any, stack: tuple[str, int], export: Callable[[], Exported
     weights = [id(one) for layer in layers for one in layer.parameters()]
     if len(set(weights)) != len(weights):
         return None
-    setattr(parent, name, type(layers)(list(layers)[:2]) if _is_list(layers) else type(layers)(*list(layers)[:2]))
+    two = list(layers)[:2]
+    setattr(parent, name, type(layers)(two) if isinstance(layers, torch.nn.ModuleList) else type(layers)(*two))
     try:
         short = export()
     except SpecError as error:
@@ -76,16 +79,10 @@ def shortened(module: Any, stack: tuple[str, int], export: Callable[[], Exported
         return None
     finally:
         setattr(parent, name, layers)
-    return _lengthened(short, path, count - 2)
+    return _repeat_second_layer(short, path, count - 2)
 
 
-def _is_list(layers: Any) -> bool:
-    import torch
-
-    return isinstance(layers, torch.nn.ModuleList)
-
-
-def _lengthened(short: Exported, path: str, more: int) -> Trace | None:
+def _repeat_second_layer(short: ExportedTrace, path: str, more: int) -> Trace | None:
     """Append `more` copies of the second of two layers, or return None if the layers differ or are not adjacent."""
     first, second = (
         [at for at, where in enumerate(short.paths) if f"{where}.".startswith(f"{path}.{number}.")] for number in (0, 1)
@@ -99,9 +96,9 @@ def _lengthened(short: Exported, path: str, more: int) -> Trace | None:
     parameters = set(trace_.parameters)
     for before, after in zip(first, second, strict=True):
         one, two = trace_.operators[before], trace_.operators[after]
-        if (one.kind, dict(one.attributes), len(one.inputs), len(one.outputs)) != (
-            two.kind, dict(two.attributes), len(two.inputs), len(two.outputs)
-        ):  # fmt: skip
+        if (one.kind, one.attributes) != (two.kind, two.attributes):
+            return None
+        if (len(one.inputs), len(one.outputs)) != (len(two.inputs), len(two.outputs)):
             return None
         for left, right in zip((*one.inputs, *one.outputs), (*two.inputs, *two.outputs), strict=True):
             if trace_.shapes.get(left) != trace_.shapes.get(right) or same.setdefault(right, left) != left:
@@ -117,7 +114,7 @@ def _lengthened(short: Exported, path: str, more: int) -> Trace | None:
     own = [name for name in same if name in parameters and same[name] != name]
     for number in range(more):
         # Where the second layer reads the first one, a copy reads the layer before it.
-        names = {right: latest[back] for right in same if (back := _made_by_next(right, same, made)) is not None}
+        names = {right: latest[back] for right in same if (back := _find_counterpart(right, same, made)) is not None}
         fresh = {name: f"{name}#{number + 3}" for name in own}
         weights += list(fresh.values())
         fresh |= {name: f"{name}#{number + 3}" for at in second for name in trace_.operators[at].outputs}
@@ -141,8 +138,8 @@ def _lengthened(short: Exported, path: str, more: int) -> Trace | None:
     return replace(trace_, shapes=shapes, operators=tuple(operators), parameters=tuple(weights), outputs=outputs)
 
 
-def _made_by_next(name: str, same: Mapping[str, str], made: set[str]) -> str | None:
-    """Return the second layer's counterpart of `name`, or None if the first layer did not make `name`."""
-    if name not in made:
+def _find_counterpart(name: str, same: Mapping[str, str], first_outputs: set[str]) -> str | None:
+    """Return the tensor of the second layer that corresponds to `name`, or None if the first layer did not make it."""
+    if name not in first_outputs:
         return None
     return next((right for right, left in same.items() if left == name), None)

@@ -22,7 +22,7 @@ class BuildError(SpecError):
     """An error of the user's `build()`."""
 
 
-def built(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
+def call_build(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
     """Call `build()` and return a module and a tuple of inputs.
 
     Raises:
@@ -34,15 +34,16 @@ def built(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
     try:
         module, inputs = build()
     except Exception as error:
-        raise BuildError(target, f"build() failed: {first_line(error)}", "let it return (module, inputs)") from None
+        problem = f"build() failed: {summarize_error(error)}"
+        raise BuildError(target, problem, "let it return (module, inputs)") from None
     inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
     if not isinstance(module, torch.nn.Module) or not any(isinstance(one, torch.Tensor) for one in inputs):
         raise SpecError(target, "build() did not return (module, inputs)", "return a Module and a tuple of tensors")
     return module, inputs
 
 
-def unfilled() -> Any:
-    """Return a context in which methods that fill an array in place do nothing to large arrays of floats.
+def skip_filling() -> Any:
+    """Return a context in which PyTorch's methods that fill an array in place skip large arrays of floats.
 
     The pages of weights are then never touched, so that weights take no memory and their initialisation no time.
     """
@@ -64,13 +65,13 @@ def unfilled() -> Any:
     return Unfilled()
 
 
-def first_line(error: Exception) -> str:
+def summarize_error(error: Exception) -> str:
     """Return the type of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
-def builder_of(target: str) -> Callable[[], Any]:
+def import_builder(target: str) -> Callable[[], Any]:
     """Return the function that MODULE:FUNCTION names.
 
     Raises:
@@ -83,7 +84,8 @@ def builder_of(target: str) -> Callable[[], Any]:
     try:
         builder = getattr(importlib.import_module(name), function)
     except Exception as error:
-        raise SpecError(target, f"cannot be imported: {first_line(error)}", "run it where Python finds it") from None
+        problem = f"cannot be imported: {summarize_error(error)}"
+        raise SpecError(target, problem, "run it where Python finds it") from None
     finally:
         sys.path.pop(0)
     if not callable(builder):
@@ -92,7 +94,7 @@ def builder_of(target: str) -> Callable[[], Any]:
     return made
 
 
-def timm_builder(target: str) -> Callable[[], Any]:
+def find_timm_builder(target: str) -> Callable[[], Any]:
     """Return a function that builds timm's model `timm/NAME` or `timm/NAME@SIZE`.
 
     Raises:

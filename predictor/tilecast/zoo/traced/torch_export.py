@@ -13,11 +13,18 @@ from typing import Any
 
 from tilecast.spec import SpecError
 from tilecast.trace import Shape, Trace, TraceOperator
-from tilecast.zoo.traced.document import check
-from tilecast.zoo.traced.normal import normal
-from tilecast.zoo.traced.repeats import Exported, shortened, stacks
-from tilecast.zoo.traced.torch_build import TIMM, BuildError, builder_of, built, first_line, timm_builder, unfilled
-from tilecast.zoo.traced.torch_operators import KINDS, READERS, operator_name, tensors
+from tilecast.zoo.traced.document import check_and_normalize, refuse_unknown_operators
+from tilecast.zoo.traced.repeats import ExportedTrace, find_stacks, trace_two_layers
+from tilecast.zoo.traced.torch_build import (
+    TIMM,
+    BuildError,
+    call_build,
+    find_timm_builder,
+    import_builder,
+    skip_filling,
+    summarize_error,
+)
+from tilecast.zoo.traced.torch_operators import KINDS, READERS, list_tensors, operator_name
 
 
 def trace(target: str) -> Trace:
@@ -35,7 +42,7 @@ def trace(target: str) -> Trace:
         importlib.import_module("torch")
     except ImportError:
         raise SpecError("trace", "needs PyTorch", "run `pip install torch`; the CPU build will do") from None
-    return trace_of(timm_builder(target) if target.startswith(TIMM) else builder_of(target), target)
+    return trace_of(find_timm_builder(target) if target.startswith(TIMM) else import_builder(target), target)
 
 
 def trace_of(build: Callable[[], Any], target: str) -> Trace:
@@ -53,23 +60,23 @@ def trace_of(build: Callable[[], Any], target: str) -> Trace:
     from torch._subclasses import FakeTensorMode  # PyTorch has no public name for it
 
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), _copied():
-            return _traced(*built(build, target), target)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), _clone_on_deepcopy():
+            return _trace_module(*call_build(build, target), target)
     except BuildError:
-        with unfilled():
-            module, inputs = built(build, target)
-        return _traced(module, inputs, target)
+        with skip_filling():
+            module, inputs = call_build(build, target)
+        return _trace_module(module, inputs, target)
 
 
-def _traced(module: Any, inputs: tuple[Any, ...], target: str) -> Trace:
-    for stack in stacks(module):
-        trace = shortened(module, stack, lambda: _exported(module, inputs, target))
+def _trace_module(module: Any, inputs: tuple[Any, ...], target: str) -> Trace:
+    for stack in find_stacks(module):
+        trace = trace_two_layers(module, stack, lambda: _export_module(module, inputs, target))
         if trace is not None:
-            return _checked(trace, target)
-    return _checked(_exported(module, inputs, target).trace, target)
+            return check_and_normalize(trace, target)
+    return check_and_normalize(_export_module(module, inputs, target).trace, target)
 
 
-def _copied() -> Any:
+def _clone_on_deepcopy() -> Any:
     """Return a context in which `copy.deepcopy` clones a tensor without its attributes.
 
     PyTorch 2.15 copies the attributes too. One of them is the mode that made a fake tensor, and copying it may crash
@@ -92,36 +99,31 @@ def _copied() -> Any:
     return Copied()
 
 
-def _checked(trace: Trace, target: str) -> Trace:
-    check(trace, target)
-    return normal(trace)
-
-
-def _exported(module: Any, inputs: tuple[Any, ...], target: str) -> Exported:
+def _export_module(module: Any, inputs: tuple[Any, ...], target: str) -> ExportedTrace:
     import torch
 
     try:
         program = torch.export.export(module, inputs, strict=False)
     except Exception as error:
         remedy = "see torch.export: no data-dependent control flow"
-        raise SpecError(target, f"torch.export failed: {first_line(error)}", remedy) from None
-    _inline(program.graph_module)
+        raise SpecError(target, f"torch.export failed: {summarize_error(error)}", remedy) from None
+    _inline_regions(program.graph_module)
     return _ProgramReader(program, target).read()
 
 
 _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
-"""Operators by which `torch.export` calls a part of a program in its own context."""
+"""Operators by which `torch.export` calls a region of a program in a context."""
 
 
-def _inline(module: Any) -> None:
-    """Replace each call of such a part with the part's operators."""
+def _inline_regions(module: Any) -> None:
+    """Replace each call of a region in `_REGIONS` with the operators of the region."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or str(node.target) not in _REGIONS:
             continue
         position, part = next((at, one) for at, one in enumerate(node.args) if getattr(one, "op", "") == "get_attr")
         body = getattr(module, part.target)
-        _inline(body)
+        _inline_regions(body)
         asked = [one for one in body.graph.nodes if one.op == "placeholder"]
         with graph.inserting_before(node):
             made = graph.graph_copy(body.graph, dict(zip(asked, node.args[position + 1 :], strict=True)))
@@ -132,7 +134,7 @@ def _inline(module: Any) -> None:
 
 
 class _ProgramReader:
-    """Reader that walks an exported program once."""
+    """Reader of an exported program."""
 
     def __init__(self, program: Any, target: str) -> None:
         self.program = program
@@ -142,7 +144,7 @@ class _ProgramReader:
         self.paths: list[str] = []
         self.unknown: Counter[str] = Counter()
 
-    def read(self) -> Exported:
+    def read(self) -> ExportedTrace:
         signature = self.program.graph_signature
         stored = {spec.arg.name: spec.target for spec in signature.input_specs if spec.kind.name == "PARAMETER"}
         asked = {spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"}
@@ -152,24 +154,20 @@ class _ProgramReader:
                 value = node.meta.get("val")
                 if not hasattr(value, "shape"):
                     continue
-                self._note(node.name, value)
+                self._note_shape(node.name, value)
                 if node.name in asked:
                     inputs.append(node.name)
                     first = value if first is None else first
                 elif node.name in stored and node.users:
                     parameters.append(node.name)
             elif node.op == "call_function":
-                self._call(node)
+                self._read_call(node)
             elif node.op == "output":
-                outputs = [one.name for one in tensors(node.args)]
-        if self.unknown:
-            names = ", ".join(f"{name} ({count}x)" for name, count in self.unknown.most_common(8))
-            supported = f"supported: {', '.join(sorted({*KINDS, *READERS}))}"
-            raise SpecError(self.target, f"has operators that Tilecast does not know: {names}", supported)
+                outputs = [one.name for one in list_tensors(node.args)]
+        refuse_unknown_operators(self.unknown, {*KINDS, *READERS}, self.target)
         if first is None or not first.shape:
-            raise SpecError(
-                self.target, "no example input has a batch dimension", "let the first dimension be the batch"
-            )
+            problem = "no example input has a batch dimension"
+            raise SpecError(self.target, problem, "let the first dimension be the batch")
         is_tokens = not first.is_floating_point() and first.dim() == 2
         trace = Trace(
             batch=int(first.shape[0]),
@@ -180,21 +178,21 @@ class _ProgramReader:
             shapes=self.shapes,
             operators=tuple(self.operators),
         )
-        return Exported(trace, tuple(self.paths))
+        return ExportedTrace(trace, tuple(self.paths))
 
-    def _note(self, name: str, value: Any) -> None:
+    def _note_shape(self, name: str, value: Any) -> None:
         try:
             self.shapes[name] = tuple(max(1, int(size)) for size in value.shape)
         except Exception:
             remedy = "size it by the inputs' shapes alone"
             raise SpecError(self.target, f"the shape of {name} depends on data", remedy) from None
 
-    def _call(self, node: Any) -> None:
+    def _read_call(self, node: Any) -> None:
         if node.target.__name__ == "getitem":
             source, position = node.args
             name = f"{source.name}.{position}"
-            self._note(node.name, node.meta["val"])
-            self._add(node, TraceOperator("part", (name,), (node.name,)))
+            self._note_shape(node.name, node.meta["val"])
+            self._append(node, TraceOperator("part", (name,), (node.name,)))
             return
         value = node.meta.get("val")
         values = [value] if hasattr(value, "shape") else [one for one in value or () if hasattr(one, "shape")]
@@ -202,9 +200,9 @@ class _ProgramReader:
             return
         names = [node.name] if hasattr(value, "shape") else [f"{node.name}.{index}" for index in range(len(values))]
         for name, one in zip(names, values, strict=True):
-            self._note(name, one)
+            self._note_shape(name, one)
         called = operator_name(node)
-        inputs = tuple(one.name for one in tensors([*node.args, *node.kwargs.values()]))
+        inputs = tuple(one.name for one in list_tensors([*node.args, *node.kwargs.values()]))
         if called in READERS:
             kind, inputs, attributes = READERS[called](node, self.shapes)
         elif called in KINDS:
@@ -215,9 +213,9 @@ class _ProgramReader:
         inputs = tuple(name for name in inputs if name in self.shapes)
         if kind != "constant" and not inputs:
             kind = "constant"
-        self._add(node, TraceOperator(kind, inputs, tuple(names), attributes))
+        self._append(node, TraceOperator(kind, inputs, tuple(names), attributes))
 
-    def _add(self, node: Any, operator: TraceOperator) -> None:
+    def _append(self, node: Any, operator: TraceOperator) -> None:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         self.operators.append(operator)
         self.paths.append(str(stack[-1][0]) if stack else "")

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from tilecast.trace import Shape
-from tilecast.zoo.traced.operators import matmul_attributes
+from tilecast.zoo.traced.operators import matmul_sizes
 
 
 def operator_name(node: Any) -> str:
@@ -18,12 +18,12 @@ def operator_name(node: Any) -> str:
     return (str(node.target).split(".")[:2])[-1]
 
 
-def tensors(value: Any) -> list[Any]:
+def list_tensors(value: Any) -> list[Any]:
     """Return the nodes in nested arguments, in order."""
     if isinstance(value, list | tuple):
-        return [one for item in value for one in tensors(item)]
+        return [one for item in value for one in list_tensors(item)]
     if isinstance(value, Mapping):
-        return tensors(list(value.values()))
+        return list_tensors(list(value.values()))
     return [value] if hasattr(value, "op") and hasattr(value, "name") else []
 
 
@@ -31,37 +31,37 @@ _Call = tuple[str, tuple[str, ...], dict[str, float]]
 _Shapes = Mapping[str, Shape]
 
 
-def _argument(node: Any, position: int, name: str, default: Any = None) -> Any:
+def _read_argument(node: Any, position: int, name: str, default: Any = None) -> Any:
     return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
 
 
-def _inputs(node: Any, count: int) -> tuple[str, ...]:
-    return tuple(one.name for one in tensors([*node.args, *node.kwargs.values()])[:count])
+def _input_names(node: Any, count: int) -> tuple[str, ...]:
+    return tuple(one.name for one in list_tensors([*node.args, *node.kwargs.values()])[:count])
 
 
-def _linear(node: Any, shapes: _Shapes) -> _Call:
-    names = _inputs(node, 3)
+def _read_linear(node: Any, shapes: _Shapes) -> _Call:
+    names = _input_names(node, 3)
     weight = shapes[names[1]]
-    sizes = matmul_attributes(shapes[names[0]], weight[::-1], shapes[node.name])
+    sizes = matmul_sizes(shapes[names[0]], weight[::-1], shapes[node.name])
     return "matmul", names, sizes
 
 
-def _matmul(node: Any, shapes: _Shapes) -> _Call:
-    names = _inputs(node, 2)
-    return "matmul", names, matmul_attributes(shapes[names[0]], shapes[names[1]], shapes[node.name])
+def _read_matmul(node: Any, shapes: _Shapes) -> _Call:
+    names = _input_names(node, 2)
+    return "matmul", names, matmul_sizes(shapes[names[0]], shapes[names[1]], shapes[node.name])
 
 
-def _addmm(node: Any, shapes: _Shapes) -> _Call:
-    bias, left, right = _inputs(node, 3)
-    return "matmul", (left, right, bias), matmul_attributes(shapes[left], shapes[right], shapes[node.name])
+def _read_addmm(node: Any, shapes: _Shapes) -> _Call:
+    bias, left, right = _input_names(node, 3)
+    return "matmul", (left, right, bias), matmul_sizes(shapes[left], shapes[right], shapes[node.name])
 
 
-def _einsum(node: Any, shapes: _Shapes) -> _Call:
+def _read_einsum(node: Any, shapes: _Shapes) -> _Call:
     """Convert an einsum of two operands to a product.
 
     Letters of both operands and of the output are the batch, letters of both operands alone are the depth.
     """
-    names = _inputs(node, 2)
+    names = _input_names(node, 2)
     terms, _, answer = str(node.args[0]).replace(" ", "").partition("->")
     letters = terms.split(",")
     if len(letters) != 2 or "." in terms or len(names) != 2:
@@ -80,116 +80,110 @@ def _einsum(node: Any, shapes: _Shapes) -> _Call:
     }  # fmt: skip
 
 
-def _convolution(node: Any, shapes: _Shapes) -> _Call:
+def _read_convolution(node: Any, shapes: _Shapes) -> _Call:
     name = operator_name(node)
-    names = _inputs(node, 3)
+    names = _input_names(node, 3)
     if name == "convolution":
         groups, transposed = node.args[8], bool(node.args[6])
     else:
         transposed = "transpose" in name
-        groups = _argument(node, 6, "groups", 1)
+        groups = _read_argument(node, 6, "groups", 1)
         if transposed and not isinstance(groups, int):
             groups = 1
     return "convolution", names, {"groups": float(groups), "transposed": float(transposed)}
 
 
-def _attention(node: Any, shapes: _Shapes) -> _Call:
-    names = _inputs(node, 4)
+def _read_attention(node: Any, shapes: _Shapes) -> _Call:
+    names = _input_names(node, 4)
     query, key = shapes[names[0]], shapes[names[1]]
     mask = shapes.get(names[3], ()) if len(names) > 3 else ()
     square = len(mask) >= 2 and mask[-2] == mask[-1] == key[-2] > 1
     return "attention", names[:4] if mask else names[:3], {
         "batch": prod(query[:-3]), "heads": query[-3], "kv_heads": key[-3], "seq_q": query[-2], "seq_kv": key[-2],
-        "head_dim": query[-1], "causal": float(bool(_argument(node, 5, "is_causal", False)) or square),
-        "dropout": float(_argument(node, 4, "dropout_p", 0.0) or 0.0),
+        "head_dim": query[-1], "causal": float(bool(_read_argument(node, 5, "is_causal", False)) or square),
+        "dropout": float(_read_argument(node, 4, "dropout_p", 0.0) or 0.0),
     }  # fmt: skip
 
 
-def _normalized(kind: str) -> Callable[[Any, _Shapes], _Call]:
+def _norm_reader(kind: str) -> Callable[[Any, _Shapes], _Call]:
     def convert(node: Any, shapes: _Shapes) -> _Call:
-        return kind, _inputs(node, 3), {"cols": float(prod(node.args[1]))}
+        return kind, _input_names(node, 3), {"cols": float(prod(node.args[1]))}
 
     return convert
 
 
-def _group_norm(node: Any, shapes: _Shapes) -> _Call:
-    return "channelnorm", _inputs(node, 3), {"groups": float(_argument(node, 1, "num_groups", 1))}
+def _read_softmax(node: Any, shapes: _Shapes) -> _Call:
+    axis = int(_read_argument(node, 1, "dim", -1))
+    return "softmax", _input_names(node, 1), {"cols": float(shapes[node.name][axis])}
 
 
-def _softmax(node: Any, shapes: _Shapes) -> _Call:
-    axis = int(_argument(node, 1, "dim", -1))
-    return "softmax", _inputs(node, 1), {"cols": float(shapes[node.name][axis])}
-
-
-def _loss(node: Any, shapes: _Shapes) -> _Call:
-    names = _inputs(node, 2)
+def _read_loss(node: Any, shapes: _Shapes) -> _Call:
+    names = _input_names(node, 2)
     scores = shapes[names[0]]
     return "loss", names, {"cols": float(scores[1] if len(scores) > 1 else scores[0])}
 
 
-def _power(node: Any, shapes: _Shapes) -> _Call:
-    is_inverse_root = _argument(node, 1, "exponent") == -0.5
-    return ("reciprocal-root" if is_inverse_root else "power"), _inputs(node, 2), {}
+def _read_power(node: Any, shapes: _Shapes) -> _Call:
+    is_inverse_root = _read_argument(node, 1, "exponent") == -0.5
+    return ("reciprocal-root" if is_inverse_root else "power"), _input_names(node, 2), {}
 
 
-def _product(node: Any, shapes: _Shapes) -> _Call:
-    names = _inputs(node, 2)
+def _read_product(node: Any, shapes: _Shapes) -> _Call:
+    names = _input_names(node, 2)
     return ("multiply" if len(names) > 1 else "scale"), names, {}
 
 
-def _permutation(axes: Sequence[int]) -> dict[str, float]:
+def _list_axes(axes: Sequence[int]) -> dict[str, float]:
     return {f"axis{position}": float(axis % len(axes)) for position, axis in enumerate(axes)}
 
 
-def _transpose(node: Any, shapes: _Shapes) -> _Call:
+def _read_transpose(node: Any, shapes: _Shapes) -> _Call:
     rank = len(shapes[node.args[0].name])
     axes = list(range(rank))
     first, second = (node.args[1], node.args[2]) if len(node.args) > 2 else (rank - 2, rank - 1)
     if rank > 1:
         axes[first], axes[second] = axes[second], axes[first]
-    return "transpose", _inputs(node, 1), _permutation(axes)
+    return "transpose", _input_names(node, 1), _list_axes(axes)
 
 
-def _permute(node: Any, shapes: _Shapes) -> _Call:
-    return "transpose", _inputs(node, 1), _permutation([int(axis) for axis in node.args[1]])
+def _read_permute(node: Any, shapes: _Shapes) -> _Call:
+    return "transpose", _input_names(node, 1), _list_axes([int(axis) for axis in node.args[1]])
 
 
-def _dropout(node: Any, shapes: _Shapes) -> _Call:
-    is_active = bool(_argument(node, 2, "train", True)) and float(_argument(node, 1, "p", 0.5)) > 0
-    return ("dropout" if is_active else "view"), _inputs(node, 1), {}
-
-
-def _gather(node: Any, shapes: _Shapes) -> _Call:
-    return "copy", _inputs(node, 1), {}
-
-
-def _overwrite(node: Any, shapes: _Shapes) -> _Call:
-    return "copy", _inputs(node, 2)[1:], {}
+def _read_dropout(node: Any, shapes: _Shapes) -> _Call:
+    is_active = bool(_read_argument(node, 2, "train", True)) and float(_read_argument(node, 1, "p", 0.5)) > 0
+    return ("dropout" if is_active else "view"), _input_names(node, 1), {}
 
 
 READERS: Mapping[str, Callable[[Any, _Shapes], _Call]] = {
-    "linear": _linear,
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv"), _matmul),
-    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
-    "einsum": _einsum,
+    "linear": _read_linear,
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv"), _read_matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), _read_addmm),
+    "einsum": _read_einsum,
     **dict.fromkeys(
         ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        _convolution,
+        _read_convolution,
     ),
-    "scaled_dot_product_attention": _attention,
-    "layer_norm": _normalized("layernorm"),
-    "rms_norm": _normalized("rmsnorm"),
-    "group_norm": _group_norm,
-    "softmax": _softmax,
-    "log_softmax": _softmax,
-    "cross_entropy_loss": _loss,
-    "pow": _power,
-    **dict.fromkeys(("mul", "mul_", "div", "div_", "true_divide"), _product),
-    **dict.fromkeys(("transpose", "t", "mT", "numpy_T", "swapaxes"), _transpose),
-    "permute": _permute,
-    **dict.fromkeys(("dropout", "dropout_", "feature_dropout"), _dropout),
-    "copy_": _overwrite,
-    **dict.fromkeys(("gather", "index", "index_select", "take_along_dim"), _gather),
+    "scaled_dot_product_attention": _read_attention,
+    "layer_norm": _norm_reader("layernorm"),
+    "rms_norm": _norm_reader("rmsnorm"),
+    "group_norm": lambda node, _: (
+        "channelnorm",
+        _input_names(node, 3),
+        {"groups": float(_read_argument(node, 1, "num_groups", 1))},
+    ),
+    "softmax": _read_softmax,
+    "log_softmax": _read_softmax,
+    "cross_entropy_loss": _read_loss,
+    "pow": _read_power,
+    **dict.fromkeys(("mul", "mul_", "div", "div_", "true_divide"), _read_product),
+    **dict.fromkeys(("transpose", "t", "mT", "numpy_T", "swapaxes"), _read_transpose),
+    "permute": _read_permute,
+    **dict.fromkeys(("dropout", "dropout_", "feature_dropout"), _read_dropout),
+    "copy_": lambda node, _: ("copy", _input_names(node, 2)[1:], {}),
+    **dict.fromkeys(
+        ("gather", "index", "index_select", "take_along_dim"), lambda node, _: ("copy", _input_names(node, 1), {})
+    ),
 }
 
 _NAMES: Mapping[str, str] = {

@@ -1,0 +1,352 @@
+"""Builder of convolutional networks.
+
+A builder knows the shape of the current tensor. Each method appends one operator or one usual block to the network and
+makes its output the current tensor. The builder adds up parameters and the bytes that training keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Generic, TypeAlias
+
+import numpy as np
+
+from tilecast.graph import OperatorList
+from tilecast.model import DimensionsT
+from tilecast.spec import Floats, PassName
+from tilecast.zoo import layers
+from tilecast.zoo.numerics import Numerics
+
+Size: TypeAlias = tuple[int, int, int]
+"""Depth, height and width in pixels. The depth of a flat image is 1."""
+Shape: TypeAlias = tuple[int, Size]
+"""Channels and size of a tensor."""
+_SMOOTH = ("silu", "hard-swish", "prelu", "leaky-relu", "gelu", "tanh")
+
+
+@dataclass(slots=True)
+class NetworkBuilder:
+    """A network under construction: its operators, the shape of the current tensor, and the bytes that training keeps.
+
+    The current tensor has the shape (batch, channels, *size); `batch` is a column over shards, (S,).
+    """
+
+    numerics: Numerics
+    batch: Floats
+    channels: int
+    size: Size
+    flat: bool = True
+    """Whether images, and therefore kernels, have no depth."""
+    ops: OperatorList = field(default_factory=OperatorList)
+    parameters: float = 0.0
+    activation_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """Bytes that stay alive until the backward pass, (S,)."""
+    workspace: Floats = field(default_factory=lambda: np.zeros(1))
+    """Bytes of the input and the output of the largest convolution, (S,).
+
+    cuDNN copies both into another layout for the tensor cores.
+    """
+    peak: Floats = field(default_factory=lambda: np.zeros(1))
+    """Largest number of bytes alive during the backward pass, (S,).
+
+    At each operator these are the bytes kept so far, the gradients of what the operator reads and writes, and the
+    workspace of a convolution, which comes from PyTorch's allocator too (ATen, native/cudnn/ConvShared.cpp).
+    """
+    is_kept: bool = False
+    """Whether another branch that reads the current tensor keeps it already."""
+    has_gradient: bool = False
+    """Whether a gradient flows into the current tensor. None flows into the image or the output of frozen layers."""
+    follows_norm: bool = False
+    """Whether a norm made the current tensor. The norm can be fused with the operators that follow."""
+    fixed_norms: bool = False
+    """Whether norms are fixed scales and offsets, as in the pretrained backbones of detectors."""
+
+    def __post_init__(self) -> None:
+        # These networks have no adapters: all their weights are trained, also beside a model that has adapters.
+        self.numerics = replace(self.numerics, frozen=False)
+
+    @property
+    def elements(self) -> Floats:
+        """Elements of the current tensor, (S,)."""
+        return self.batch * self.channels * self.size[0] * self.size[1] * self.size[2]
+
+    @property
+    def shape(self) -> Shape:
+        """Channels and size of the current tensor. Assign it to return to an earlier tensor."""
+        return self.channels, self.size
+
+    @shape.setter
+    def shape(self, shape: Shape) -> None:
+        self.channels, self.size = shape
+
+    def keep_elements(self, elements: Floats) -> None:
+        """Count `elements` (S,) activations as alive until the backward pass."""
+        if self.numerics.training:
+            self.activation_bytes = self.activation_bytes + elements * self.numerics.element
+
+    def raise_peak(self, elements: Floats) -> None:
+        """Raise `peak` to the bytes alive while the latest operator runs backward with gradients of `elements` (S,)."""
+        if self.numerics.training:
+            self.peak = np.maximum(self.peak, self.activation_bytes + elements * self.numerics.element)
+
+    @property
+    def working_bytes(self) -> Floats:
+        """Bytes that the backward pass needs at its peak, beyond all that is kept, (S,)."""
+        return np.maximum(self.peak - self.activation_bytes, 0.0)
+
+    def return_to(self, shape: Shape) -> None:
+        """Make an earlier tensor of this shape the current one. Another branch has read it and keeps it already."""
+        self.shape, self.is_kept = shape, True
+
+    def keep_input(self) -> None:
+        """Keep the current tensor for the gradient of the next operator, unless another branch keeps it already."""
+        if not self.is_kept:
+            self.keep_elements(self.elements)
+        self.is_kept = False
+
+    @contextmanager
+    def freeze_layers(self) -> Iterator[None]:
+        """Add the layers inside the context as untrained: they run forward only and keep nothing."""
+        numerics = self.numerics
+        self.numerics = replace(numerics, training=False)
+        yield
+        self.numerics, self.has_gradient = numerics, False
+
+    def output_size(self, window: Size, stride: int | tuple[int, int], padding: int | None) -> Size:
+        """Return the size after a convolution or a pooling with this window has moved over the current tensor.
+
+        Without `padding` each side shrinks to ceil(size / stride).
+        """
+        strides = (stride,) * 3 if isinstance(stride, int) else (1, *stride)
+        sides = zip(self.size, strides, window, strict=True)
+        depth, height, width = (
+            -(-extent // step) if padding is None else (extent + 2 * padding - side) // step + 1
+            for extent, step, side in sides
+        )
+        return (1 if self.flat else max(depth, 1), max(height, 1), max(width, 1))
+
+    def pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
+        """Add an element-wise operator over `elements`, (S,); by default those of the current tensor.
+
+        The `options` are those of `layers.pointwise`.
+        """
+        self.ops += layers.pointwise(name, self.numerics, self.elements if elements is None else elements, **options)
+
+    def training_pointwise(self, name: str, elements: Floats | None = None, **options: Any) -> None:
+        """Add an element-wise operator that runs in training only, such as a dropout or a loss."""
+        if self.numerics.training:
+            self.pointwise(name, elements, **options)
+
+    def conv(
+        self,
+        out: int,
+        kernel: int | tuple[int, int] = 3,
+        stride: int | tuple[int, int] = 1,
+        *,
+        groups: int = 1,
+        bias: bool = False,
+        padding: int | None = None,
+    ) -> None:
+        """Add a convolution to `out` channels, forward and backward.
+
+        The weight always has a gradient; the input has one only if a gradient flows into it. `kernel` and `stride` are
+        one side or (height, width). Without `padding` each side shrinks to ceil(size / stride) pixels.
+        """
+        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+        window = (1 if self.flat else height, height, width)
+        size = self.output_size(window, stride, padding)
+        dims = layers.conv_dims(self.batch, (self.channels, *self.size), window, (out, *size), groups)
+        name = f"conv{len(self.ops)}"
+        pixels = self.channels * prod(self.size) + out * prod(size)
+        self.workspace = np.maximum(self.workspace, self.numerics.element * self.batch * pixels)
+        self.keep_input()
+        self.follows_norm = False
+        self.raise_peak(2 * self.batch * pixels)
+        self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.has_gradient)
+        self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
+        self.channels, self.size, self.has_gradient = out, size, True
+        if bias:
+            self.add_bias(name)
+
+    def add_bias(self, name: str) -> None:
+        """Add a bias for each channel, which the kernel that made the current tensor adds.
+
+        Only its gradient is a kernel of its own.
+        """
+        self.parameters += self.channels
+        if self.numerics.training:
+            name = f"{name}.bias-gradient"
+            self.ops += layers.elementwise(name, self.numerics, self.elements, 1, 0, phase="backward")
+
+    def channel_norm(self) -> None:
+        """Add a batch or instance norm.
+
+        A fixed norm is a product and a sum, whose gradients do not need the input.
+        """
+        self.parameters += 2 * self.channels
+        if self.fixed_norms:
+            self.multiply_by_constant()
+            offset = layers.elementwise("offset", self.numerics, self.elements, 1.0, 1.0)
+            self.ops += layers.drop_when_fused("elementwise", offset)
+            return
+        self.keep_elements(self.elements)
+        self.ops += layers.channel_norm("norm", self.numerics, self.elements, flat=self.flat)
+        self.follows_norm = True
+
+    def multiply_by_constant(self) -> None:
+        """Add a product with a constant, either one for all channels or one per channel."""
+        product = layers.pointwise("scale", self.numerics, self.elements, backward=(1.0, 1.0))
+        self.ops += layers.drop_when_fused("elementwise", product)
+
+    def activate(self, activation: str = "relu") -> None:
+        """Add an activation in place; "none" adds nothing.
+
+        The gradient of ReLU needs only its output, which the next layer keeps. The activations in `_SMOOTH` keep their
+        input as well.
+        """
+        if activation == "none":
+            return
+        if activation in _SMOOTH:
+            self.keep_elements(self.elements)
+        fusing: PassName = "batchnorm" if self.follows_norm else "elementwise"
+        self.ops += layers.drop_when_fused(fusing, layers.pointwise(activation, self.numerics, self.elements))
+
+    def add_branch(self) -> None:
+        """Add the sum with a branch of the same shape, and backward the sum of the two branches' gradients.
+
+        A norm that is fused with the sum also reads the branch and writes its gradient.
+        """
+        ops = layers.pointwise("add", self.numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
+        if self.follows_norm:
+            along = layers.pointwise("add", self.numerics, self.elements, writes=0.0, backward=(2.0, 1.0))
+            ops = layers.replace_when_fused("batchnorm", ops, [replace(op, launches=0.0) for op in along])
+        self.ops += ops
+
+    def concatenate(self, channels: int) -> None:
+        """Add the concatenation of branches of one size, which has `channels` in total."""
+        self.channels = channels
+        self.pointwise("concatenate", backward=(1.0, 1.0))
+
+    def sum_branch_gradients(self, branches: int) -> None:
+        """Add the sums of the gradients of several branches that read the current tensor."""
+        if self.numerics.training:
+            self.ops += layers.elementwise(
+                "fork.gradient", self.numerics, self.elements, 2, 1, phase="backward", count=branches - 1.0
+            )
+
+    def pool(self, kernel: int, stride: int, *, padding: int | None = None, average: bool = False) -> None:
+        """Add a maximum or average over windows.
+
+        Both keep their input. The maximum also keeps an index of 8 bytes per output element.
+        """
+        before = self.elements
+        self.keep_input()
+        window = (1 if self.flat else kernel, kernel, kernel)
+        self.size = self.output_size(window, stride, padding)
+        ratio = float(np.mean(self.elements / before)) if len(before) else 1.0
+        if not average:
+            self.keep_elements(self.elements * 8.0 / self.numerics.element)
+        self.ops += layers.pool("pool", self.numerics, before, ratio)
+
+    def global_mean(self) -> None:
+        """Add the mean over all pixels."""
+        self.pointwise("mean", writes=0.0, absorbed=False, backward=(0.0, 1.0))
+        self.size = (1, 1, 1)
+
+    def resize(self, share: float) -> None:
+        """Add the interpolation of the current tensor from one with `share` of its pixels."""
+        self.pointwise("resize", reads=share, backward=(1.0, share))
+
+    def dense(self, out: int, *, bias: bool = True) -> None:
+        """Add a dense layer over all channels and pixels of a sample."""
+        inputs = self.channels * prod(self.size)
+        self.keep_elements(self.elements)
+        self.raise_peak(self.batch * (inputs + out))
+        self.ops += layers.linear("dense", self.numerics, self.batch, inputs, out, bias=bias)
+        self.parameters += inputs * out + (out if bias else 0)
+        self.channels, self.size = out, (1, 1, 1)
+
+    def batched_matmul(self, rows: float, cols: float, depth: float) -> None:
+        """Add a matrix product per sample, [rows, depth] times [depth, cols], and its two gradients."""
+        shapes = (("", rows, cols, depth), ("", rows, depth, cols), ("", depth, cols, rows))
+        self.ops += layers.products("product", self.numerics, self.batch, *shapes, selective=False)
+
+    def dropout(self) -> None:
+        """Add dropout with a mask of one byte per element, in training only."""
+        self.keep_elements(self.elements / self.numerics.element)
+        self.training_pointwise("dropout", mask_bytes=1.0, backward=(1.0, 1.0))
+
+    def cross_entropy(self, classes: int | None = None) -> None:
+        """Add softmax cross-entropy over `classes` (by default the channels) at every pixel, in training only."""
+        if self.numerics.training:
+            cols = float(classes or self.channels)
+            self.ops += layers.cross_entropy("loss", self.numerics, self.elements / cols, np.full(1, cols))
+
+    def up_conv(self, out: int) -> None:
+        """Add a transposed convolution of kernel and stride 2.
+
+        Every pixel becomes 2 x 2 (x 2) pixels of `out` channels. This equals a 1 x 1 convolution to 4 (8) times `out`
+        channels that are then spread over the pixels.
+        """
+        depth, height, width = self.size
+        self.conv(out * (4 if self.flat else 8), 1)
+        self.channels, self.size = out, (depth if self.flat else 2 * depth, 2 * height, 2 * width)
+        self.add_bias("up-conv")
+
+    def conv_norm_act(
+        self,
+        out: int,
+        kernel: int | tuple[int, int] = 3,
+        stride: int | tuple[int, int] = 1,
+        *,
+        groups: int = 1,
+        padding: int | None = None,
+        activation: str = "relu",
+    ) -> None:
+        """Add a convolution, a norm and an activation ("none" for no activation)."""
+        self.conv(out, kernel, stride, groups=groups, padding=padding)
+        self.channel_norm()
+        self.activate(activation)
+
+    def upsample(self) -> None:
+        """Add nearest-neighbour interpolation to twice the height and width."""
+        depth, height, width = self.size
+        self.size = (depth, 2 * height, 2 * width)
+        self.resize(0.25)
+
+    def separable_conv(self, out: int) -> None:
+        """Add a depthwise convolution of 3 x 3, then a 1 x 1 convolution with a bias."""
+        self.conv(self.channels, 3, groups=self.channels)
+        self.conv(out, 1, bias=True)
+
+    def squeeze_excite(self, hidden: int, activation: str = "relu") -> None:
+        """Add squeeze-and-excitation: a global mean, two small dense layers with biases, and a scale per channel."""
+        self.pointwise("squeeze", writes=0.0, absorbed=False)
+        self.ops += layers.linear("squeeze.down", self.numerics, self.batch, self.channels, hidden)
+        self.pointwise(activation, self.batch * hidden)
+        self.ops += layers.linear("squeeze.up", self.numerics, self.batch, hidden, self.channels)
+        self.pointwise("sigmoid", self.batch * self.channels)
+        self.pointwise("excite", absorbed=False, backward=(3.0, 1.0))
+        self.parameters += 2 * self.channels * hidden + hidden + self.channels
+        self.keep_elements(self.elements)
+
+    def classifier_head(self, classes: int, *, dropout: bool = False) -> None:
+        """Add the usual end of a classifier: a global mean, dropout on request, a dense layer and the loss."""
+        self.global_mean()
+        if dropout:
+            self.dropout()
+        self.dense(classes)
+        self.cross_entropy()
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture(Generic[DimensionsT]):
+    """A family of networks: the class of its dimensions, and the function that adds its operators to a builder."""
+
+    dimensions: type[DimensionsT]
+    build: Callable[[NetworkBuilder, DimensionsT], None]
+    reads_images: bool = True
+    """Whether samples are decoded from pictures. Others are sound, words, series, or latents made in advance."""

@@ -1,0 +1,112 @@
+"""Encoders that differ from BERT: ALBERT, ELECTRA, and encoders with relative positions.
+
+The layers of ALBERT share one set of weights (Lan et al., arXiv 1909.11942, section 3.1). ELECTRA's pretraining has a
+small generator, which fills in masked tokens, and a discriminator, which detects replaced ones (Clark et al., arXiv
+2003.10555, section 2; sizes in appendix A). DeBERTa (He et al., arXiv 2006.03654, section 3.1: content to position and
+position to content) and XLNet (Yang et al., arXiv 1906.08237, section 2.3; Dai et al., arXiv 1901.02860, section 3.3)
+compute scores of relative positions as separate products, unfused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast.graph import Graph, Shards
+from tilecast.spec import Workload
+from tilecast.zoo import layers, transformer
+from tilecast.zoo.dimensions import Transformer
+from tilecast.zoo.numerics import Numerics
+from tilecast.zoo.parts import Rank, Sublayer
+from tilecast.zoo.self_attention import build_attention
+
+_HEAD_DIM = 64
+"""Width of a head in the generators of every published size."""
+
+
+def build_albert(workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of ALBERT, whose L layers share one set of weights; each is counted with an L-th of it."""
+    graph = transformer.build(workload, shards)
+    shared = tuple(replace(block, parameters=block.parameters / block.repeat) for block in graph.layers)
+    return replace(graph, layers=shared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Electra(Transformer):
+    """Dimensions of the discriminator, and of the generator where they differ."""
+
+    generator_hidden: int
+
+
+def build_electra(workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of ELECTRA: a generator that fills in masked tokens, and a discriminator that finds them.
+
+    The generator has as many layers as the discriminator. It runs first and shares the token embedding of the
+    discriminator, of width `hidden`. It predicts `head_share` of the tokens. The head of the discriminator has one
+    output and scores all tokens.
+    """
+    model = workload.model
+    width = model.own(Electra).generator_hidden
+    heads = width // _HEAD_DIM
+    generator = replace(
+        model.having(embedding_hidden=model.hidden), hidden=width, heads=heads, kv_heads=heads, head_dim=_HEAD_DIM,
+        ffn_hidden=4 * width,
+    )  # fmt: skip
+    discriminator = model.having(head_share=1.0, head_vocab=1)
+    small = transformer.build(replace(workload, model=generator), shards)
+    large = transformer.build(replace(workload, model=discriminator), shards)
+    prediction = transformer.build(workload, shards).last
+    (embedding,) = small.first
+    projection = float(model.hidden * width + width)
+    embedding = replace(embedding, parameters=np.full_like(embedding.parameters, projection))
+    generating = (embedding, *small.layers, *prediction)
+    named = tuple(replace(block, name=f"generator-{block.name}") for block in generating)
+    return replace(large, first=(*named, *large.first))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class RelativeEncoder(Transformer):
+    """Dimensions of an encoder with relative positions."""
+
+    relative_positions: int = 0
+    """Embeddings of positions; 0: twice as many as tokens, computed rather than learned."""
+    position_projections: int = 0
+    """Dense layers over these embeddings in each layer."""
+    position_scores: int = 0
+    """Products of scores in each layer beside the usual one."""
+
+
+def build_relative(workload: Workload, shards: Shards) -> Graph:
+    """Build the graph of an encoder with unfused attention and a table of relative positions."""
+    graph = transformer.build(replace(workload, attention="eager"), shards, _build_relative_attention)
+    (first,) = graph.first
+    table = first.parameters + workload.model.own(RelativeEncoder).relative_positions * workload.model.hidden
+    return replace(graph, first=(replace(first, parameters=table),))
+
+
+def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
+    """Build the usual attention, and the operators and parameters that relative positions add to it."""
+    part = build_attention(name, workload, rank, key_rank=key_rank, causal=causal)
+    model, dims, numerics = workload.model, workload.model.own(RelativeEncoder), Numerics.of(workload)
+    h, width = float(model.hidden), model.heads * model.head_dim / rank.tensor
+    heads = model.heads / rank.tensor
+    positions = float(dims.relative_positions) or 2 * rank.sequence
+    ops = list(part.ops)
+    for number in range(dims.position_scores):
+        label = f"{name}.position{number + 1}"
+        ops += layers.linear(f"{label}.projection", numerics, np.full(1, positions), h, width)
+        # Scores of every token, in each head, against the positions, and their two gradients.
+        s, head_dim = rank.sequence, float(model.head_dim)
+        ops += layers.products(
+            label,
+            numerics.unquantized,
+            rank.micro_batch * heads,
+            (".scores", s, positions, head_dim),
+            (".gradient1", s, head_dim, positions),
+            (".gradient2", positions, head_dim, s),
+        )
+        ops += layers.pointwise(f"{label}.gather", numerics, rank.micro_batch * heads * rank.sequence**2, reads=2.0,
+                                kernels=2)  # fmt: skip
+    parameters = part.parameters + dims.position_projections * (h + 1.0) * width
+    return replace(part, ops=ops, parameters=parameters)
