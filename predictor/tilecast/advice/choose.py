@@ -96,8 +96,9 @@ def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejec
         return _reject_gpu_count(request, pool)
     if not (within & candidates.fits).any():
         return _reject_memory(request, candidates, within)
-    if request.goal.needs_price and pool.price_per_gpu_hour is None:
-        return Rejection(pool.name, "PriceUnknown", "no price known", "give its GPUPool a price")
+    for quantity in request.goal.needed_quantities:
+        if not quantity.is_known(pool):
+            return Rejection(pool.name, *quantity.if_unknown)
     mask = sensible(request, candidates, within & candidates.fits & candidates.allowed(request))
     return choose(request, candidates, mask) or _reject_bound(request, candidates, within & candidates.fits)
 

@@ -15,6 +15,7 @@ from tilecast.advice.values import Constraints, Offer, Request
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 from tilecast.memo import Lazy
+from tilecast.objectives import Quantity
 from tilecast.search import Limits, Mask, PlanTable, Priced
 from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
@@ -97,23 +98,17 @@ class Candidates:
         return mask
 
     def value(self, request: Request) -> Floats:
-        """Return what the objective minimises, (n,); NaN where a price is missing."""
-        return self._price(request) if request.goal.is_price else self._time(request)
+        """Return the amount of the quantity that the objective minimises, (n,); NaN where it is unknown."""
+        return self._amount(request, request.goal.quantity)
 
     def other(self, request: Request) -> Floats:
-        """Return the criterion that the objective leaves open, (n,).
+        """Return the amount of the quantity that the objective leaves open, (n,); NaN where it is unknown."""
+        return self._amount(request, request.goal.counterpart)
 
-        It is the time in seconds if the objective minimises a price, or else the price; NaN where the price is missing.
-        """
-        return self._time(request) if request.goal.is_price else self._price(request)
-
-    def _time(self, request: Request) -> Floats:
-        """Return the seconds of the run, or of as many samples as a step of the job's own batch has."""
+    def _amount(self, request: Request, quantity: Quantity) -> Floats:
+        """Return the amount for the whole run, or for as many samples as a step of the job's own batch has."""
         steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
-        return self.step_s * steps
-
-    def _price(self, request: Request) -> Floats:
-        return self.hourly / 3600 * self._time(request)
+        return quantity.amount(self.pool, self.gpus.astype(float), self.step_s * steps)
 
     def allowed(self, request: Request) -> Mask:
         """Return which plans the objective allows: those before the deadline, or within the budget."""

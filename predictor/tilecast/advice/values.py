@@ -167,8 +167,8 @@ class WhyNot:
     code: str
     """Code of the reason that binds.
 
-    One of `Slower`, `Dearer`, `MoreGpus`, `OutOfMemory`, `PoolTooSmall`, `Constraint`, `DeadlineMissed`, `OverBudget`,
-    `NotNeeded` or `Tie`.
+    One of the `worse_code` of a quantity (`Slower`, `Dearer`), `MoreGpus`, `OutOfMemory`, `PoolTooSmall`,
+    `Constraint`, `DeadlineMissed`, `OverBudget`, `NotNeeded` or `Tie`.
     """
     message: str
     value: float | None

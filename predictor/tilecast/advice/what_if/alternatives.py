@@ -87,7 +87,7 @@ def _neighbour_batch(request: Request, best: Choice) -> str | None:
             continue
         ratio = _per_sample(request, outcome, batch) / _per_sample(request, best, own)
         if ratio * math.exp(uncertainty.MOST_TIED) < 1:
-            gain = f"cost {ratio:.0%} as much" if request.goal.is_price else f"be {1 / ratio:.2f}x as fast"
+            gain = request.goal.quantity.gain.format(ratio=ratio, speedup=1 / ratio)
             plan = outcome.candidates.plans.row(outcome.row)
             parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
             better = f"{batch} would {gain} per sample, with {plan} on {outcome.gpus} GPUs."
@@ -105,9 +105,9 @@ def _most_gpus(request: Request, pool: Pool) -> int:
 
 
 def _per_sample(request: Request, choice: Choice, batch: int) -> float:
-    """Return the seconds per sample, or the price per sample if the objective minimises a price."""
+    """Return the amount per sample of the quantity that the objective minimises."""
     seconds = float(choice.candidates.step_s[choice.row]) / batch
-    return seconds * float(choice.candidates.hourly[choice.row]) if request.goal.is_price else seconds
+    return request.goal.quantity.amount(choice.candidates.pool, choice.gpus, seconds)
 
 
 SIZES_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)

@@ -32,6 +32,8 @@ def remedied(request: Request, candidates: Candidates, rejection: Rejection, oth
         change = _price(request, candidates, others)
         return rejection if change is None else replace(rejection, remedy=change.text, change=change)
     remedy = rejection.remedy
+    if rejection.code not in _CANDIDATES:
+        return rejection
     for change in _CANDIDATES[rejection.code](request, candidates, rejection):
         outcome = _rejection_after(change, request, candidates)
         if outcome is None:
@@ -123,7 +125,7 @@ def _is_open(request: Request, pool: Pool) -> bool:
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
     bounded = bool(request.goal.bound)
-    known = not request.goal.needs_price or pool.price_per_gpu_hour is not None
+    known = all(quantity.is_known(pool) for quantity in request.goal.needed_quantities)
     return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
 
 

@@ -8,7 +8,7 @@ ahead of the plan that is recommended now.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,7 +57,7 @@ def _verdict_on_pool(request: Request, choices: Sequence[Choice], choice: Choice
         more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
         code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
     else:
-        code = "Dearer" if request.goal.is_price else "Slower"
+        code = request.goal.quantity.worse_code
         message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {_gpus_text(choice.gpus)}"
     return WhyNot(
         "pool", choice.candidates.pool.name, choice.candidates.plans.row(choice.row), code, message, ratio, change
@@ -69,9 +69,10 @@ def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Cha
     others = tuple(item for item in choices if item is not choice)
     if request.goal.fewest_gpus:
         return None
-    if request.goal.is_price:
-        return cheaper(request, choice, others)
-    return _more_nodes(request, choices[0], choice, others) or _faster_links(request, choices[0], choice, others)
+    for name in request.goal.quantity.winning_changes:
+        if (change := _WINNING_CHANGES[name](request, choices[0], choice, others)) is not None:
+            return change
+    return None
 
 
 def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
@@ -178,6 +179,13 @@ def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Cha
     return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
 
 
+_WINNING_CHANGES: Mapping[str, Callable[[Request, Choice, Choice, tuple[Choice, ...]], Change | None]] = {
+    "nodes": _more_nodes,
+    "links": _faster_links,
+    "price": lambda request, best, choice, others: cheaper(request, choice, others),
+}
+"""Functions that find the smallest change of a pool with which its choice would be recommended, by kind of change."""
+
 STEPS = 40
 
 
@@ -228,7 +236,7 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     else:
         priced = search.price(workload, table, candidates.pool)
         step_s, needed, errors = priced.step_s, priced.memory_bytes, uncertainty.errors(priced)
-    weight = table.gpus / plan.gpus if request.goal.is_price else np.ones(len(table))
+    weight = table.gpus / plan.gpus if request.goal.quantity.grows_with_gpus else np.ones(len(table))
     values = step_s * weight
     ratios = values / values[0]
     more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
@@ -348,7 +356,7 @@ class _Neighbour:
     plan: Plan
     row: int
     ratio: float
-    """Ratio to the best of what the objective minimises."""
+    """Amount of the quantity that the objective minimises over that of the best plan."""
     is_tie: bool
 
     def verdict(self, over_bytes: float, needed_bytes: float, speed: float | None) -> WhyNot:
@@ -374,9 +382,8 @@ class _Neighbour:
             )
         if self.ratio < 1 and not self.best.eligible[self.row]:
             return self._why_not("NotNeeded", f"{self.ratio:.2f}x, but {self._why_unusual()}", self.ratio, None)
-        code = "Dearer" if self.request.goal.is_price else "Slower"
         change = None if speed is None else _links(speed)
-        return self._why_not(code, f"{self.ratio:.2f}x", self.ratio, change)
+        return self._why_not(self.request.goal.quantity.worse_code, f"{self.ratio:.2f}x", self.ratio, change)
 
     def _why_not(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
         return WhyNot(self.subject, self.best.candidates.pool.name, self.plan, code, message, value, change)
