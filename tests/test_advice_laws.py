@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilecast import uncertainty, zoo
 from tilecast.advice import Budget, Constraints, Offer, Request, advise
-from tilecast.advice.choose import Choice, choose_or_reject, simplicity
+from tilecast.advice.choose import Choice, choose_or_reject, simplicity_columns
 from tilecast.advice.pricing import find_candidates
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
@@ -174,7 +174,7 @@ def test_no_plan_that_is_tried_before_the_recommended_one_is_faster_and_cheaper(
         among = candidates.take(rows)
         ahead = (among.value(request) < choice.value) & ~(among.other(request) > choice.other)
         for row in np.flatnonzero(ahead):
-            tried = tuple(int(column[row]) for column in simplicity(among))
+            tried = tuple(int(column[row]) for column in simplicity_columns(among))
             assert tried >= choice.preference, among.plans.row(int(row))
 
 

@@ -22,14 +22,14 @@ from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecErro
 MOST_KERNELS = 64_000
 """Most operators that are priced for a job that leaves its batch or precision open.
 
-The number is the model's operators times global batches, precisions and pools. Each takes 0.1 ms and 3 KB. The largest
-published model whose layers all differ may have 13 such combinations.
+The operators of the model are counted once for each combination of global batch, precision and pool. Each takes 0.1 ms
+and 3 KB. The largest published model whose layers all differ may have 13 combinations.
 """
 MOST_PLANS = 500_000
 """Most plans of all pools together that one search prices, each 2 us and 500 to 900 bytes.
 
-The largest search in the documentation prices 400,000. Where there are more plans, some node counts are left
-out, then some global batches of a range.
+The largest search in the documentation prices 400,000. Where there are more plans, some node counts are left out, then
+some global batches of a range.
 """
 MAX_BATCHES = 8
 """Most global batches that are tried in a range: its ends, the job's own, and those with the most factors of two."""
@@ -39,7 +39,7 @@ FEWER_BATCHES = (4, 2, 0)
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """Every plan that a pool could run for a job, whatever the job's constraints."""
+    """Every plan that a pool could run for a job, the job's constraints ignored."""
 
     pool: Pool
     variants: tuple[Workload, ...]
@@ -61,42 +61,45 @@ def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration
     able = [len(variants(request, pool)) for pool in pools]
     kernels_priced = sum(able) * zoo.operators(request.workload)
     if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
-        raise _too_large(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
-    *tried, last = _extents(request, pools)
+        raise _too_large_error(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
+    *tried, last = _list_extents(request, pools)
     for extent in tried:
         with suppress(SearchTooLargeError):
-            return _enumerate_within(request, pools, extent)
-    return _enumerate_within(request, pools, last)
+            return _enumerate_all(request, pools, extent)
+    return _enumerate_all(request, pools, last)
 
 
 @dataclass(frozen=True, slots=True)
-class _Extent:
-    """What is enumerated of a job that may have too many plans."""
+class _SearchExtent:
+    """Bounds on the enumeration of a job that may have too many plans."""
 
     limits: Limits
     batches: int
-    """Most global batches of the job's range that are tried besides its own."""
+    """Most global batches of the job's range that are tried, besides the job's own."""
 
 
-def _extents(request: Request, pools: Sequence[Pool]) -> list[_Extent]:
-    """Return what is tried until there are at most `MOST_PLANS` plans: everything, fewer node counts, fewer batches."""
-    extents = [_Extent(Limits(), MAX_BATCHES)]
+def _list_extents(request: Request, pools: Sequence[Pool]) -> list[_SearchExtent]:
+    """Return the extents to try until there are at most `MOST_PLANS` plans.
+
+    The first has no bounds, the second fewer node counts, the others fewer global batches too.
+    """
+    extents = [_SearchExtent(Limits(), MAX_BATCHES)]
     for batches in (MAX_BATCHES, *FEWER_BATCHES) if request.batches else (MAX_BATCHES,):
         able = sum(len(variants(request, pool, batches)) for pool in pools)
-        extents.append(_Extent(Limits(max_plans=MOST_PLANS // max(1, able)), batches))
+        extents.append(_SearchExtent(Limits(max_plans=MOST_PLANS // max(1, able)), batches))
     return extents
 
 
-def _enumerate_within(request: Request, pools: Sequence[Pool], extent: _Extent) -> list[Enumeration]:
+def _enumerate_all(request: Request, pools: Sequence[Pool], extent: _SearchExtent) -> list[Enumeration]:
     enumerations: list[Enumeration] = []
     for pool in pools:
         before = sum(len(each) for each in enumerations)
-        enumerations.append(_enumerate(request, pool, extent, before))
+        enumerations.append(_enumerate_pool(request, pool, extent, before))
     return enumerations
 
 
-def _too_large(request: Request, number: int, limit: int, noun: str) -> SearchTooLargeError:
-    """Return the error for a job that leaves too much open."""
+def _too_large_error(request: Request, number: int, limit: int, noun: str) -> SearchTooLargeError:
+    """Return the error for a job whose open inputs make the search too large."""
     is_range = request.batches is not None
     name = "globalBatchSizeRange" if is_range else "allowedPrecisions" if request.precisions else "globalBatchSize"
     remedy = "narrow globalBatchSizeRange and allowedPrecisions, or state constraints.gpus"
@@ -104,7 +107,7 @@ def _too_large(request: Request, number: int, limit: int, noun: str) -> SearchTo
 
 
 def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans | None = None) -> Enumeration:
-    """Enumerate every plan that a pool could run for a job, whatever the job's constraints.
+    """Enumerate every plan that a pool could run for a job, the job's constraints ignored.
 
     Without limits, node counts and global batches are left out where there are more than `MOST_PLANS` plans.
 
@@ -112,17 +115,17 @@ def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans
         request: the job.
         pool: the pool.
         limits: bounds of the enumeration.
-        exactly: the only plans to consider; None for those that the search, or the job's statement, gives.
+        exactly: the only plans to consider; None for the plans that the job states, or else those of the search.
     """
-    *tried, last = _extents(request, [pool]) if limits == Limits() else [_Extent(limits, MAX_BATCHES)]
+    *tried, last = _list_extents(request, [pool]) if limits == Limits() else [_SearchExtent(limits, MAX_BATCHES)]
     for extent in tried:
         with suppress(SearchTooLargeError):
-            return _enumerate(request, pool, extent, 0, exactly)
-    return _enumerate(request, pool, last, None, exactly)
+            return _enumerate_pool(request, pool, extent, 0, exactly)
+    return _enumerate_pool(request, pool, last, None, exactly)
 
 
-def _enumerate(
-    request: Request, pool: Pool, extent: _Extent, before: int | None, exactly: Plans | None = None
+def _enumerate_pool(
+    request: Request, pool: Pool, extent: _SearchExtent, before: int | None, exactly: Plans | None = None
 ) -> Enumeration:
     """Enumerate the plans of a pool.
 
@@ -145,12 +148,15 @@ def _enumerate(
             every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
         count = sum(len(table.plans) for _, table in every)
         if before is not None and before + count > MOST_PLANS:
-            raise _too_large(request, before + count, MOST_PLANS, "plans left")
+            raise _too_large_error(request, before + count, MOST_PLANS, "plans left")
     return Enumeration(pool, able, tuple(item for item in every if len(item[1].plans)))
 
 
-def left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]:
-    """Return a sentence on what was left out to keep the plans few, as a list; empty if nothing was."""
+def describe_left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]:
+    """Return a sentence on node counts and batches that were left out to keep the plans few, as a list.
+
+    The list is empty if nothing was left out.
+    """
     parts = []
     if any(table.is_bounded for each in enumerations for _, table in each.tables):
         parts.append("some node counts were left out")
@@ -167,26 +173,27 @@ def left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]
 
 
 def variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> tuple[Workload, ...]:
-    """Return the job in every precision and global batch that it allows and the pool supports, its own first.
+    """Return the job in every precision and global batch that the request allows and the pool supports.
 
-    At most `most_batches` global batches are taken from the job's range.
+    The job's own precision and batch come first. At most `most_batches` global batches of the range are taken.
     """
     own = request.workload
     able = search.abilities(own.framework).precisions if own.framework else PRECISIONS
-    precisions = search.variants(own, [name for name in request.precisions if name in able])
+    precisions = dict.fromkeys((own.precision, *(name for name in request.precisions if name in able)))
     batches = (
         own.global_batch,
-        *(item for item in _fewest(_batches(request), most_batches) if item != own.global_batch),
+        *(item for item in _limit_batches(_batches_in_range(request), most_batches) if item != own.global_batch),
     )
     return tuple(
-        replace(workload, global_batch=batch, steps=_steps(request, batch))
-        for workload in precisions
-        if pool.gpu.supports(workload.precision)
+        replace(own, precision=precision, global_batch=batch, steps=_steps_of_run(request, batch))
+        for precision in precisions
+        if pool.gpu.supports(precision)
         for batch in batches
     )
 
 
-def _batches(request: Request) -> list[int]:
+def _batches_in_range(request: Request) -> list[int]:
+    """Return about `MAX_BATCHES` global batches of the job's range that micro-batches divide, ascending."""
     if request.batches is None:
         return []
     low, high = request.batches
@@ -202,15 +209,15 @@ def _batches(request: Request) -> list[int]:
     return divided[:: -(-len(divided) // MAX_BATCHES)] if divided else []
 
 
-def _fewest(sizes: list[int], most: int) -> list[int]:
-    """Return at most `most` of the ascending sizes: both ends, then those with the most factors of two."""
+def _limit_batches(sizes: list[int], most: int) -> list[int]:
+    """Return at most `most` of the ascending sizes: both ends, then the sizes with the most factors of two."""
     if len(sizes) <= most:
         return sizes
     inner = sorted(sizes[1:-1], key=lambda size: (-(size & -size), size))
     return sorted([sizes[0], sizes[-1], *inner][:most])
 
 
-def _steps(request: Request, batch: int) -> int | None:
+def _steps_of_run(request: Request, batch: int) -> int | None:
     """Return the steps of the whole run at a global batch, which keep the job's number of tokens or samples."""
     own = request.workload
     if request.tokens is not None:
@@ -219,10 +226,10 @@ def _steps(request: Request, batch: int) -> int | None:
 
 
 def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans | None:
-    """Return the plans that agree with the one that the request states; None if it states none.
+    """Return the plans that agree with the plan that the request states; None if it states no plan.
 
-    They use the GPUs that the statement gives, or as many as the job may use. If the job's framework executes some of
-    them, only those are returned.
+    The plans use the stated number of GPUs, or as many as the job may use. If the job's framework executes some of the
+    plans, only those are returned.
     """
     given, limits = request.plan, request.constraints
     if given is None:
@@ -231,22 +238,22 @@ def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans 
     gpus = given.data * given.tensor * given.pipeline * given.context if given.data else most
     if not 0 < gpus <= pool.max_gpus:
         return Plans.of()
-    plans = stated_plans(workload, gpus, given, "plan")
+    plans = enumerate_stated(workload, gpus, given, "plan")
     able = search.abilities(workload.framework).executes(plans) if workload.framework else None
     return plans.take(able) if able is not None and able.any() else plans
 
 
-def stated_plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
-    """Return every plan on `gpus` GPUs that agrees with the statement; a complete statement gives exactly one.
+def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
+    """Return every plan on `gpus` GPUs that agrees with a stated plan; a completely stated plan gives exactly one.
 
     Raises:
         SpecError: the degrees do not multiply to the number of GPUs, or do not divide the model or the batch. Errors
-            call the statement `field`.
+            name `field`.
     """
-    data = _data(gpus, stated, field)
+    data = _data_degree(gpus, stated, field)
     if zoo.spreads_tables(workload.model) and stated.expert == 1:
         stated = replace(stated, expert=data)
-    _require_shards(workload, data, stated, field)
+    _require_divisible(workload, data, stated, field)
     if workload.global_batch % data:
         problem = f"dp={data} does not divide the global batch {workload.global_batch}"
         raise SpecError(field, problem, "choose a divisor")
@@ -295,7 +302,7 @@ def stated_plans(workload: Workload, gpus: int, stated: Stated, field: str) -> P
     )
 
 
-def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -> None:
+def _require_divisible(workload: Workload, data: int, stated: Stated, field: str) -> None:
     """Raise SpecError unless every degree divides what it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
@@ -334,7 +341,12 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
         raise SpecError(field, problem, "choose a divisor of both")
 
 
-def _data(gpus: int, stated: Stated, field: str) -> int:
+def _data_degree(gpus: int, stated: Stated, field: str) -> int:
+    """Return the data-parallel ranks of a stated plan on `gpus` GPUs.
+
+    Raises:
+        SpecError: the degrees do not multiply to the number of GPUs.
+    """
     others = stated.tensor * stated.pipeline * stated.context
     if stated.data is None and gpus % others == 0:
         return gpus // others

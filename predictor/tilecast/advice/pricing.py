@@ -1,6 +1,6 @@
-"""Price enumerated plans, as columns, and single ones of them in full.
+"""Price enumerated plans as columns, and single plans in full.
 
-Steps of different batches are compared per sample: a value is scaled to the job's own batch.
+Steps of different global batches are compared per sample: amounts are scaled to the job's own batch.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 from tilecast.memo import Lazy
 from tilecast.objectives import Quantity
-from tilecast.search import Limits, Mask, PlanTable, Priced
+from tilecast.search import NO_LIMITS, Limits, Mask, PlanTable, Priced
 from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Every plan of every variant that a pool can run, as columns (n,)."""
+    """The n plans that a pool can run, of all variants of the job, as columns (n,)."""
 
     pool: Pool
     variants: tuple[Workload, ...]
-    """Variants that the pool's GPU supports."""
+    """Variants of the job (precision, global batch) that the pool's GPU supports."""
     variant: Ints
     """Index into `variants`."""
     tables: tuple[PlanTable, ...]
-    """Tables that the rows come from."""
+    """Tables of plans that the rows come from."""
     table: Ints
     """Index into `tables`."""
     origin: Ints
-    """Row in that table."""
+    """Row in the table of origin."""
     plans: Plans
     gpus: Ints
     memory_bytes: Floats
@@ -51,7 +51,7 @@ class Candidates:
         return len(self.gpus)
 
     def take(self, rows: slice | Ints) -> Candidates:
-        """Return the chosen rows, in the order given."""
+        """Return the candidates with only the chosen rows, in the given order."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         seconds = Lazy(lambda: (self.step_s[rows], self.launch_s[rows]))
         return replace(self, plans=self.plans.take(rows), _seconds=seconds, **columns)
@@ -67,13 +67,13 @@ class Candidates:
 
     @property
     def hourly(self) -> Floats:
-        """Price of each plan's GPUs per hour; NaN if the pool has no price."""
+        """Price of each plan's GPUs per hour, (n,); NaN if the pool has no price."""
         price = self.pool.price_per_gpu_hour
         return self.gpus.astype(float) * (np.nan if price is None else price)
 
     @property
     def tight(self) -> Mask:
-        """Whether the upper end of each plan's memory range does not fit."""
+        """Whether the upper end of each plan's memory range exceeds the GPU's memory, (n,)."""
         return self.upper_bytes > memory.usable_bytes(self.pool.gpu)
 
     @property
@@ -85,7 +85,7 @@ class Candidates:
         return self.hourly * self.finish_s / 3600
 
     def within(self, limits: Constraints) -> Mask:
-        """Return which plans keep the job's constraints."""
+        """Return which plans keep the job's constraints, (n,)."""
         mask = np.ones(len(self), dtype=bool)
         if limits.gpus is not None:
             mask &= self.gpus == limits.gpus
@@ -97,21 +97,21 @@ class Candidates:
             mask &= self.plans.tensor <= limits.max_tensor
         return mask
 
-    def value(self, request: Request) -> Floats:
+    def objective_value(self, request: Request) -> Floats:
         """Return the amount of the quantity that the objective minimises, (n,); NaN where it is unknown."""
         return self._amount(request, request.goal.quantity)
 
-    def other(self, request: Request) -> Floats:
+    def counterpart_value(self, request: Request) -> Floats:
         """Return the amount of the quantity that the objective leaves open, (n,); NaN where it is unknown."""
         return self._amount(request, request.goal.counterpart)
 
     def _amount(self, request: Request, quantity: Quantity) -> Floats:
-        """Return the amount for the whole run, or for as many samples as a step of the job's own batch has."""
+        """Return the amount for the whole run, or for the samples of a step of the job's own batch, (n,)."""
         steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
         return quantity.amount(self.pool, self.gpus.astype(float), self.step_s * steps)
 
-    def allowed(self, request: Request) -> Mask:
-        """Return which plans the objective allows: those before the deadline, or within the budget."""
+    def keeps_bound(self, request: Request) -> Mask:
+        """Return which plans meet the deadline or the budget that bounds the objective, (n,)."""
         mask = np.ones(len(self), dtype=bool)
         if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
             mask &= self.finish_s <= request.deadline_s
@@ -125,20 +125,17 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-_UNLIMITED = Limits()
-
-
 def find_candidates(
-    request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None
+    request: Request, pool: Pool, limits: Limits = NO_LIMITS, exactly: Plans | None = None
 ) -> Candidates:
-    """Enumerate and price the plans of one pool; `enumerate_plans` describes the arguments."""
+    """Return the plans of one pool, enumerated and priced; `enumerate_plans` describes the arguments."""
     return price(enumerate_plans(request, pool, limits, exactly))
 
 
 def price(enumeration: Enumeration) -> Candidates:
     """Return the enumerated plans as columns.
 
-    Their seconds are evaluated at the first access: a pool that is rejected for its memory does not need them.
+    Seconds are evaluated at the first access, because a pool that is rejected for its memory does not need them.
     """
     tables = enumeration.tables
 
@@ -171,7 +168,7 @@ def price(enumeration: Enumeration) -> Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Some rows of a table of candidates, priced in full."""
+    """Some rows of candidates, (k,), priced in full."""
 
     candidates: Candidates
     rows: Ints
@@ -180,11 +177,11 @@ class Details:
     table: Ints
     """Index into `priced` for each row, (k,)."""
     place: Ints
-    """Place of each row in that table, (k,)."""
+    """Row of each in that priced table, (k,)."""
 
     @classmethod
-    def of(cls, candidates: Candidates, rows: Ints) -> Details:
-        """Price these rows, in the order given."""
+    def from_rows(cls, candidates: Candidates, rows: Ints) -> Details:
+        """Return the rows of candidates priced in full, in the given order."""
         present, table = np.unique(candidates.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
         priced = []
@@ -196,7 +193,7 @@ class Details:
         return cls(candidates, rows, tuple(priced), table, place)
 
     def errors(self) -> Errors:
-        """Return the uncertainties of each row's forecast."""
+        """Return the uncertainties of the forecasts of all rows, (k,)."""
         parts = [uncertainty.errors(priced) for priced in self.priced]
         columns = []
         for item in fields(Errors):
@@ -208,7 +205,7 @@ class Details:
         return Errors(*columns)
 
     def offer(self, index: int) -> Offer:
-        """Return one of the rows in full; the caller fills in the reason."""
+        """Return the row at an index as an offer without a reason."""
         candidates, row = self.candidates, int(self.rows[index])
         priced, place = self.priced[self.table[index]], int(self.place[index])
         pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]

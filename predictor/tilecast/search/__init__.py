@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from tilecast.search.enumeration import (
     splits_heads,
     stages_are_full,
 )
-from tilecast.spec import Floats, Ints, Plans, Precision, Workload
+from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.step import StepTimes, blocks
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
@@ -52,7 +52,6 @@ __all__ = [
     "price_sharded",
     "splits_heads",
     "stages_are_full",
-    "variants",
 ]  # fmt: skip
 
 
@@ -249,12 +248,6 @@ def _chunks(plans: Plans) -> Iterator[slice]:
 
 CHUNK = 1 << 14
 """Plans that are priced at once, so that their columns stay in the processor's second-level cache."""
-
-
-def variants(workload: Workload, precisions: Sequence[Precision]) -> tuple[Workload, ...]:
-    """Return the workload in each precision that its user allows, its own first."""
-    others = [name for name in dict.fromkeys(precisions) if name != workload.precision]
-    return (workload, *(replace(workload, precision=name) for name in others))
 
 
 def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
