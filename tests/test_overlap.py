@@ -22,7 +22,7 @@ from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import with_bucket_sizes
 from tilecast.step.blocks import kernel_seconds
 from tilecast.step.replicas import SyncSeconds, sync_seconds
-from tilecast.step.weights import Held
+from tilecast.step.weights import HeldWeights
 
 BERT = Workload(zoo.preset("bert-large"), 512, 256, framework="ddp")
 SLOW = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("ethernet-25"))
@@ -70,7 +70,14 @@ def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeco
     sharded = zoo.shard(workload, plans)
     caps = overlap.BucketLimits.of(workload, plans, 4.0, np.ones(1))
     return sync_seconds(
-        workload, sharded, Held.of(workload, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped()
+        workload,
+        sharded,
+        HeldWeights.from_plans(workload, sharded, plans),
+        plans,
+        pool,
+        caps,
+        np.ones(1),
+        constants.shipped(),
     )
 
 
@@ -262,7 +269,9 @@ def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
     sharded = zoo.shard(job, plans)
     caps = overlap.BucketLimits.of(job, plans, gradient_bytes(job), np.ones(1))
-    sync = sync_seconds(job, sharded, Held.of(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped())
+    sync = sync_seconds(
+        job, sharded, HeldWeights.from_plans(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped()
+    )
     shared = sharded.stage("parameters", plans) - sharded.stage("expert_parameters", plans)
     whole = float((shared * gradient_bytes(job))[0])
     assert sync.scattered[0] == pytest.approx(float(caps.count(np.array([whole]))[0]))

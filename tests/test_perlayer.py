@@ -24,7 +24,7 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.model import Model
 from tilecast.search import Dimension
 from tilecast.spec import Plan, Plans, SpecError, Workload
-from tilecast.step.weights import once_seconds
+from tilecast.step.weights import host_seconds_per_step
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "jobs" / "gpt2-xl-fp16.yaml"
@@ -65,7 +65,7 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     on = pool(gpu)
     ratios, over = [], []
     every = families(workload, on, gpus)
-    once_s = once_seconds(workload, every.graph, constants.shipped())
+    once_s = host_seconds_per_step(workload, every.graph, constants.shipped())
     for rows in every.rows():
         family = every.family(rows[:40])
         one, plans = family.chain, family.plans
@@ -113,7 +113,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     per_layer = perlayer.best(workload, on, gpus, vary=vary)
     assert (per_layer is None) == (best == np.inf)
     if per_layer is not None:
-        fixed_s = once_seconds(workload, every.graph, constants.shipped())
+        fixed_s = host_seconds_per_step(workload, every.graph, constants.shipped())
         assert best <= (per_layer.step_s - fixed_s) * (1 + 1e-11)
         assert per_layer.step_s - fixed_s <= best * (1 + 1.1 * perlayer.REORDERING_TOLERANCE)
         assert per_layer.bound_s - fixed_s == pytest.approx(best, rel=1e-9)

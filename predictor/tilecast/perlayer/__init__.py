@@ -152,7 +152,7 @@ def best(
     cost_s, held_bytes = chain.price(family.chain, used)
     links = np.arange(len(used) - 1)
     groups = _groups(graph, order, family.plans, used)
-    fixed_s = weights.once_seconds(workload, graph, constants.shipped())
+    fixed_s = weights.host_seconds_per_step(workload, graph, constants.shipped())
     available = memory.usable_bytes(pool.gpu)
     return PerLayer(
         pool=pool,

@@ -61,8 +61,8 @@ def block_costs(
     graph, spread = sharded.graph, 1 + constants.shipped().device_memory.fragmentation
     repeats = plans.gradient_accumulation
     straggle = replicas.straggler_factor(workload, plans, fitted)
-    copied_bytes_per_s, reshards = (
-        weights.copied_bytes_per_s(pool.gpu, fitted),
+    weight_copy_bytes_per_s, reshards = (
+        weights.weight_copy_bytes_per_s(pool.gpu, fitted),
         weights.reshards_weights(workload, plans),
     )
     one_bucket, ones, nil = overlap.BucketLimits.single_bucket(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
@@ -72,10 +72,10 @@ def block_costs(
         gpu_s, stall_s, exchange_s, backward_s = passes.block_seconds(
             workload, alone, plans, times, fitted, exchanges, recomputed=is_layer
         )
-        whole = weights.Held.of(workload, alone, plans)
+        whole = weights.HeldWeights.from_plans(workload, alone, plans)
         once_s = weights.optimizer_seconds(workload, whole, plans, pool.gpu, fitted)
-        once_s = once_s + weights.gradient_seconds(workload, alone.graph, plans, fitted)
-        copied_s = weights.copied_seconds(workload, whole, plans, copied_bytes_per_s)
+        once_s = once_s + weights.gradient_wait_seconds(workload, alone.graph, plans, fitted)
+        copied_s = weights.copy_seconds(workload, whole, plans, weight_copy_bytes_per_s)
         sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)

@@ -97,8 +97,8 @@ def _blocks(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted
         gpu_s, stall_s, exchange_s, _ = passes.block_seconds(
             workload, alone, plans, times, fitted, exchanges, recomputed=is_layer
         )
-        held = weights.Held.of(workload, alone, whole)
-        copied_s = weights.copied_seconds(workload, held, plans, weights.copied_bytes_per_s(pool.gpu, fitted))
+        held = weights.HeldWeights.from_plans(workload, alone, whole)
+        copied_s = weights.copy_seconds(workload, held, plans, weights.weight_copy_bytes_per_s(pool.gpu, fitted))
         bill = memory.footprint(workload, alone, whole, pool.gpu)
         columns[:, number] = (
             (gpu_s + stall_s + exchange_s + copied_s)[0],
