@@ -67,7 +67,7 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     every = families(workload, on, gpus)
     once_s = host_seconds_per_step(workload, every.graph, constants.shipped())
     for rows in every.rows():
-        family = every.family(rows[:40])
+        family = every.strategy_chain(rows[:40])
         one, plans = family.chain, family.plans
         priced = search.price(workload, plans, on)
         for row in range(len(plans)):
@@ -105,7 +105,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     every = families(workload, on, gpus, vary)
     seconds = every.uniform_s()
     for rows in every.rows():
-        family = every.family(every.worthwhile(rows, seconds))
+        family = every.strategy_chain(every.worthwhile(rows, seconds))
         one = family.chain
         paths = np.array(list(itertools.product(range(len(family.plans)), repeat=len(one.cost))))
         cost, held = chain.price(one, paths)
@@ -169,7 +169,7 @@ def test_layers_that_alternate_stand_where_they_are() -> None:
     names = [block.name for block in sharded.graph.sequence()]
     assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
     every = families(workload, pool("a100-40"), 4)
-    family = every.family(max(every.rows(), key=len))
+    family = every.strategy_chain(max(every.rows(), key=len))
     assert [every.graph.blocks[number].name for number in every.order] == names
     assert (np.diagonal(family.moving, axis1=1, axis2=2) == 0).all()
     assert family.moving[0].max() > 0
