@@ -69,7 +69,7 @@ def gemm_output_bytes(dims: Dims, element: Floats | float) -> Floats:
 
 def _gemm_bytes(dims: Dims, element: Floats) -> Floats:
     inputs = element * (dims["m"] * dims["k"] + dims["k"] * dims["n"])
-    return dims["batch"] * (inputs + gemm_output_bytes(d, element) * dims["m"] * dims["n"])
+    return dims["batch"] * (inputs + gemm_output_bytes(dims, element) * dims["m"] * dims["n"])
 
 
 def _conv_flops(dims: Dims) -> Floats:

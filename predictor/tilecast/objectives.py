@@ -32,7 +32,7 @@ class Quantity:
     """Code, message and remedy of the rejection of a pool where `per_gpu_hour` is None."""
     winning_changes: tuple[Literal["nodes", "links", "price"], ...] = ("links",)
     """Changes of a pool that are tried, in this order, to make the pool the recommended one."""
-    per_1000_steps: str = ""
+    amount_format: str = ""
     """Format string of the amount for 1000 steps, to be added to reasons; empty if offers have a field for it."""
 
     @property

@@ -37,9 +37,9 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
     if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
         bound += "; may miss the deadline"
     goal = request.goal
-    if goal.quantity.per_1000_steps:
+    if goal.quantity.amount_format:
         amount = goal.quantity.amount(offer.pool, offer.gpus, offer.step_s)
-        bound += f"; {goal.quantity.per_1000_steps.format(1000 * amount)} per 1000 steps"
+        bound += f"; {goal.quantity.amount_format.format(1000 * amount)} per 1000 steps"
     if choice is best:
         is_least = goal.fewest_gpus or best.value <= min(item.best for item in choices)
         return replace(offer, reason=f"{'' if is_least else 'among the '}{goal.best}; {bound}")
