@@ -14,7 +14,7 @@ from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step
 from tilecast.step.blocks import host, kernel_seconds
 from tilecast.step.replicas import sync_seconds
-from tilecast.step.weights import HeldWeights, copied_bytes, optimizer_seconds, weight_copy_bytes_per_s
+from tilecast.step.weights import HeldWeights, optimizer_seconds, weight_copy_bytes, weight_copy_bytes_per_s
 
 JOB = Workload(zoo.preset("gpt2-xl"), 1024, 64, precision="bf16")
 
@@ -27,7 +27,7 @@ def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str =
 def copied(job: Workload, plans: Plans) -> list[float]:
     """Return the bytes that a micro-batch copies per parameter."""
     held = HeldWeights.from_plans(job, zoo.shard(job, plans), plans)
-    return (copied_bytes(job, held, plans) / held.parameters).tolist()
+    return (weight_copy_bytes(job, held, plans) / held.parameters).tolist()
 
 
 def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:

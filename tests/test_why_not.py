@@ -13,7 +13,7 @@ from tilecast.advice.what_if.changes import CHANGES, apply_change, describe_larg
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
 from tilecast.spec import Plan, Plans, Stated, Workload
-from tilecast.step import on_faster_links
+from tilecast.step import step_on_faster_links
 from tilecast.step.blocks import kernel_seconds
 
 
@@ -306,7 +306,7 @@ def test_plans_on_several_speeds_at_once_take_what_they_do_on_each(workload: Wor
     plans = plans.take(np.arange(0, len(plans), 7))
     sharded = zoo.shard(workload, plans)
     kernels = kernel_seconds(workload, sharded, POOLS[2].gpu)
-    together = on_faster_links(workload, sharded, plans, POOLS[2], kernels, factors)
+    together = step_on_faster_links(workload, sharded, plans, POOLS[2], kernels, factors)
     for factor, column in zip(factors, together.T, strict=True):
         _, fast = apply_change(Change("pool.links", factor, "wins", ""), Request("x", workload), POOLS[2])
         np.testing.assert_allclose(column, search.price(workload, plans, fast).step_s, rtol=1e-12)

@@ -203,7 +203,7 @@ class Bills:
         cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
         return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
 
-    def on(self, gpu: Gpu) -> Bills:
+    def on_gpu(self, gpu: Gpu) -> Bills:
         """Return the bills on another GPU with equal `reads_both_layouts`."""
         plans = self.plans.take(self.alike.first[self.degrees.first])
         return replace(self, context=context_bytes(self.workload, plans, gpu))

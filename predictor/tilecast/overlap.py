@@ -86,7 +86,7 @@ class BucketLimits(Columns):
         return np.asarray(np.maximum(np.ceil(size_bytes / np.maximum(self.rest, 1.0)), 1.0))
 
 
-def exposed(
+def exposed_seconds(
     busy_s: Floats, count: Floats, pass_s: Floats, first_s: Floats | float = 0.0, first_share: Floats | float = 0.0
 ) -> Floats:
     """Return the seconds of collectives that a pass of computation does not hide, (n,).

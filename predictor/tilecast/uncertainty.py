@@ -82,7 +82,7 @@ _REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
 """Distance at which a wrong order has the probability `ODDS`, as a share of the half-width of a 90 % range."""
 
 
-def tie_within(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], known: Widths | None = None) -> Floats:
+def tie_width_on_pool(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], known: Widths | None = None) -> Floats:
     """Return the largest logarithm of the ratio of two plans on one pool that tie; columns broadcast.
 
     Args:
@@ -101,7 +101,7 @@ def tie_within(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], known: 
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
-def tie_between(own: Errors, other: Errors, known: Widths | None = None) -> Floats:
+def tie_width_between_pools(own: Errors, other: Errors, known: Widths | None = None) -> Floats:
     """Return the largest logarithm of the ratio of plans on two pools that tie.
 
     The errors of networks, hosts and kernels of the two pools are independent.

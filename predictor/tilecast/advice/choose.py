@@ -154,7 +154,7 @@ class TiedPlans:
         plans = self.near.plans
         columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
         alike = np.all([column == column[first] for column in (*columns, self.near.variant)], axis=0)
-        return uncertainty.tie_within(self.errors, self.errors.take(np.array([first])), alike)
+        return uncertainty.tie_width_on_pool(self.errors, self.errors.take(np.array([first])), alike)
 
 
 _REPLICAS = ("data", "gradient_accumulation")
@@ -433,7 +433,7 @@ def _ties_with_best(request: Request, first: Choice, other: Choice) -> bool:
 
 def _tie_ratio(first: Choice, second: Choice) -> float:
     """Return the largest ratio at which the forecast cannot tell the choices of two pools apart."""
-    return float(np.exp(uncertainty.tie_between(first.errors, second.errors)[0]))
+    return float(np.exp(uncertainty.tie_width_between_pools(first.errors, second.errors)[0]))
 
 
 def _are_tied(request: Request, first: Choice, second: Choice) -> bool:

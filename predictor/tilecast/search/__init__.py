@@ -233,7 +233,7 @@ class _Space:
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
         """Return the bytes that each plan needs on a GPU, (n,), the upper end of their range, (n,), and the bills."""
         common_bills, least, reserved = self.memory_bills()
-        bills = common_bills.on(gpu)
+        bills = common_bills.on_gpu(gpu)
         needed, upper = np.empty((2, len(self.plans)))
         for rows in _row_chunks(self.plans):
             context = bills.context_of(rows)

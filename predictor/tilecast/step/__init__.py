@@ -34,17 +34,17 @@ from tilecast.step.replicas import (
     SyncSeconds,
     contention,
     replica_seconds,
-    replica_sync,
+    replica_sync_seconds,
     straggler_factor,
 )
 from tilecast.step.weights import (
     HeldWeights,
     copy_seconds,
-    fetch_seconds,
     gradient_wait_seconds,
     host_seconds_per_step,
     optimizer_seconds,
     weight_copy_bytes_per_s,
+    weight_fetch_seconds,
 )
 from tilecast.zoo import Sharded
 
@@ -193,7 +193,7 @@ class Steps:
 
         def sync_seconds(sharded: Sharded, plans: Plans, rows: Rows) -> SyncSeconds:
             weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
-            return replica_sync(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
+            return replica_sync_seconds(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
 
         passes = per_distinct(
             ("shard", "checkpointing", "links"),
@@ -271,7 +271,7 @@ class Steps:
         repeats = plans.gradient_accumulation.astype(float)
         exposed_s, hidden_s = replica_seconds(self.workload, plans, micro, self.sync.take(rows))
         if self.workload.offload == "parameters":
-            exposed_s = exposed_s + repeats * fetch_seconds(self.held.take(rows), micro)
+            exposed_s = exposed_s + repeats * weight_fetch_seconds(self.held.take(rows), micro)
         compute_s = parts.compute_seconds(repeats, micro, self.copied_s.take(rows), hidden_s * self.slowdown)
         return micro, compute_s, exposed_s, hidden_s, parts.input_seconds(self.graph, plans, compute_s)
 
@@ -291,7 +291,7 @@ class Steps:
         return times.with_least_step(node_samples(plans, per_node) / samples_per_s)
 
 
-def with_bucket_sizes(
+def step_with_bucket_sizes(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, sizes_mib: Sequence[float]
 ) -> Floats:
     """Return the seconds of a step of one plan with gradient buckets of k sizes, (k,).
@@ -304,7 +304,7 @@ def with_bucket_sizes(
     return Steps.of(workload, plans, inputs, pool, priced).rows(slice(None)).total
 
 
-def on_faster_links(
+def step_on_faster_links(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, speeds: Floats
 ) -> Floats:
     """Return the seconds of a step of n plans with links faster by each of k factors, (n, k).

@@ -154,7 +154,7 @@ def straggler_factor(workload: Workload, plans: Plans, fitted: Constants) -> Flo
     return np.asarray(1.0 + spread * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
 
 
-def replica_sync(
+def replica_sync_seconds(
     workload: Workload,
     sharded: Sharded,
     plans: Plans,
@@ -238,7 +238,7 @@ def replica_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sync: S
 
 def _seconds_at_zero_0(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 0: buckets are all-reduced behind the last backward pass."""
-    reduced = overlap.exposed(
+    reduced = overlap.exposed_seconds(
         sync.reduce_s, sync.reduced, passes.backward_s * passes.overlaps, sync.first_s, sync.first_share
     )
     return reduced, sync.first_s + sync.reduce_s
@@ -249,16 +249,16 @@ def _seconds_at_zero_1(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floa
 
     Gradients are scattered once, and updated weights are gathered in the next forward pass.
     """
-    scattered = overlap.exposed(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
-    updated = overlap.exposed(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
+    scattered = overlap.exposed_seconds(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
+    updated = overlap.exposed_seconds(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
     return scattered + updated, sync.scatter_s + sync.updated_s
 
 
 def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
     """Return the exposed and the total seconds under ZeRO 2, where every micro-batch scatters its gradients."""
-    scattered = overlap.exposed(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
-    updated = overlap.exposed(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
-    gathered = overlap.exposed(sync.gather_s, sync.gathered, passes.forward_s)
+    scattered = overlap.exposed_seconds(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
+    updated = overlap.exposed_seconds(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
+    gathered = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
     visible = passes.repeats * scattered + np.where(passes.reshards, passes.repeats * gathered, updated)
     busy = passes.repeats * sync.scatter_s
     return visible, busy + np.where(passes.reshards, passes.repeats * sync.gather_s, sync.updated_s)
@@ -270,8 +270,8 @@ def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floa
     Every pass gathers the weights block by block, and gradients are scattered behind the backward pass.
     """
     both = sync.gather_s + sync.scatter_s
-    forward = overlap.exposed(sync.gather_s, sync.gathered, passes.forward_s)
+    forward = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
     # The last bucket of gradients, which may hold several blocks, comes after the pass.
     last = sync.scatter_s / sync.scattered
-    backward = np.maximum(overlap.exposed(both, sync.gathered, passes.backward_s), last)
+    backward = np.maximum(overlap.exposed_seconds(both, sync.gathered, passes.backward_s), last)
     return passes.repeats * (forward + backward), passes.repeats * (sync.gather_s + both)

@@ -43,7 +43,7 @@ def copy_seconds(workload: Workload, held: HeldWeights, plans: Plans, bytes_per_
 
     `bytes_per_s` is the memory bandwidth that copies reach.
     """
-    return np.asarray(copied_bytes(workload, held, plans) / bytes_per_s)
+    return np.asarray(weight_copy_bytes(workload, held, plans) / bytes_per_s)
 
 
 def weight_copy_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
@@ -51,7 +51,7 @@ def weight_copy_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
     return gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency
 
 
-def copied_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Floats:
+def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Floats:
     """Return the bytes that every micro-batch moves besides those of its operators, (n,).
 
     They are casts of weights, conversion and accumulation of gradients, and copies between shards and gathered weights.
@@ -174,7 +174,7 @@ def _count_weight_tensors(graph: Graph) -> float:
     )
 
 
-def fetch_seconds(held: HeldWeights, micro: MicroBatch) -> Floats:
+def weight_fetch_seconds(held: HeldWeights, micro: MicroBatch) -> Floats:
     """Return the seconds in which a micro-batch waits for weights that live on the host, at ZeRO 0 to 3, (4, n).
 
     Weights come once for the forward and once for the backward pass. Computation of a block hides the weights of the

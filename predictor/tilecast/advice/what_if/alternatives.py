@@ -141,7 +141,7 @@ def _suggest_bucket_size(best: Choice) -> str | None:
         return None
     sharded = candidates.tables[candidates.table[row]].sharded.take(candidates.origin[row : row + 1])
     priced = blocks.kernel_seconds(workload, sharded, candidates.pool.gpu)
-    seconds = step.with_bucket_sizes(workload, sharded, Plans.of(plan), candidates.pool, priced, SIZES_MIB)
+    seconds = step.step_with_bucket_sizes(workload, sharded, Plans.of(plan), candidates.pool, priced, SIZES_MIB)
     fastest = int(np.argmin(seconds))
     gain = 1 - float(seconds[fastest] / candidates.step_s[row])
     if gain <= LEAST_GAIN:

@@ -96,7 +96,7 @@ def _is_clearly_recommended(request: Request, choice: Choice, others: tuple[Choi
     The changed pool may recommend a plan that ties with its best one, so the choice has to win by the width of two
     ties.
     """
-    widths = [float(uncertainty.tie_between(choice.errors, other.errors)[0]) for other in others]
+    widths = [float(uncertainty.tie_width_between_pools(choice.errors, other.errors)[0]) for other in others]
     return _is_recommended(request, choice.scale_amounts(math.exp(2 * max(widths, default=0.0))), others)
 
 
@@ -256,7 +256,7 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     values = step_s * weight
     ratios = values / values[0]
     more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
-    ties = np.log(ratios) <= uncertainty.tie_within(errors, errors.take(np.array([0])), more)
+    ties = np.log(ratios) <= uncertainty.tie_width_on_pool(errors, errors.take(np.array([0])), more)
     over = needed - memory.usable_bytes(candidates.pool.gpu)
     is_behind = (ratios > 1) & (over <= 0) & ~ties & (rows >= 0)
     speeds = _find_winning_speeds(workload, table, candidates.pool, weight, np.flatnonzero(is_behind))
@@ -334,7 +334,7 @@ def _seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speed
     """Return the seconds of a step of n plans with links k different factors as fast, (n, k)."""
     sharded = zoo.shard(workload, plans)
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
-    return step.on_faster_links(workload, sharded, plans, pool, priced, speeds)
+    return step.step_on_faster_links(workload, sharded, plans, pool, priced, speeds)
 
 
 def _find_winning_speeds(
