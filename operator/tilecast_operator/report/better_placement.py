@@ -128,7 +128,7 @@ def places(
         least: share that has to be saved.
         moving: cost of moving.
     """
-    ran, best, pool = score.forecast, status.recommendation, pools.get(score.forecast.pool)
+    ran, best = score.forecast, status.recommendation
     batch = None if best is None else best.global_batch_size
     measured_s = score.window.seconds
     scale = measured_s / ran.step_seconds.target
@@ -137,7 +137,7 @@ def places(
         share = (batch or 1) / (item.global_batch_size or batch or 1)
         step_s = max(item.step_seconds.target, (item.raw_step_seconds or 0.0) * scale)
         quantities = dict.fromkeys((SECONDS, PRICE, goal.quantity))
-        amounts = {one: _amounts(one, score, item, step_s, share, pool, pools.get(item.pool)) for one in quantities}
+        amounts = {one: _amounts(one, score, item, step_s, share, pools) for one in quantities}
         saved = {one: None if both is None else 1 - both[1] / both[0] for one, both in amounts.items()}
         gain, rest, used = saved[goal.quantity], saved[goal.counterpart], amounts[goal.quantity]
         is_small = not goal.fewest_gpus or item.gpus <= ran.gpus
@@ -155,15 +155,9 @@ def places(
 
 
 def _amounts(
-    quantity: Quantity,
-    score: Score,
-    item: Alternative,
-    step_s: float,
-    share: float,
-    pool: Pool | None,
-    other: Pool | None,
+    quantity: Quantity, score: Score, item: Alternative, step_s: float, share: float, pools: Mapping[str, Pool]
 ) -> tuple[float, float] | None:
-    """Return what a step takes of a quantity where the job runs, and at an alternative; None if it is unknown.
+    """Return the amounts of a quantity for a step where the job runs, and for as many samples at an alternative.
 
     Args:
         quantity: the quantity.
@@ -171,17 +165,20 @@ def _amounts(
         item: the alternative.
         step_s: seconds of a step of the alternative.
         share: samples of a step of the job over those of a step of the alternative.
-        pool: pool where the job runs.
-        other: pool of the alternative.
+        pools: pools of the cluster, by name.
+
+    Returns:
+        None if one of the amounts is unknown, or if the first is 0.
     """
     ran, measured_s = score.forecast, score.window.seconds
     if quantity is SECONDS:
         return measured_s, step_s * share
+    pool, other = pools.get(ran.pool), pools.get(item.pool)
     if pool is None or other is None:
         return None
     if quantity is not PRICE:
-        both = quantity.amount(pool, ran.gpus, measured_s), quantity.amount(other, item.gpus, step_s * share)
-        return both if both[0] > 0 else None
+        here, there = (quantity.amount(pool, ran.gpus, measured_s), quantity.amount(other, item.gpus, step_s * share))
+        return (here, there) if here > 0 else None
     if not pool.price_per_gpu_hour or item.cost_per1000_steps is None or pool.currency != other.currency:
         return None
     price = cost.per_1000_steps(pool.price_per_gpu_hour * ran.gpus, measured_s)

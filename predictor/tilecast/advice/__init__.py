@@ -59,6 +59,7 @@ from tilecast.advice.values import (
     Rejection,
     Request,
     WhyNot,
+    require,
 )
 from tilecast.advice.what_if.alternatives import best_without_constraints, price_baseline, suggest_changes
 from tilecast.advice.what_if.fits import add_remedies
@@ -66,7 +67,6 @@ from tilecast.advice.what_if.wins import explain_why_not
 from tilecast.hardware import Pool
 from tilecast.model import Model
 from tilecast.objectives import bounded_by
-from tilecast.spec import SpecError
 
 __all__ = [
     "Advice",
@@ -193,34 +193,34 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
     names = [pool.name for pool in pools]
     known = f"known: {', '.join(names)}"
     limits, workload, goal = request.constraints, request.workload, request.goal
-    unknown = [name for name in limits.allowed_pools if name not in names]
-    if unknown:
-        raise SpecError("spec.constraints.allowedPools", f"there is no pool {unknown[0]!r}", known)
-    if limits.gpus and limits.max_gpus and limits.gpus > limits.max_gpus:
-        problem = f"{limits.gpus} is above maxGpus {limits.max_gpus}"
-        raise SpecError("spec.constraints.gpus", problem, "lower gpus or raise maxGpus")
-    if goal.is_whole_run and workload.steps is None and request.tokens is None:
-        problem = f"{goal.name} needs to know how long the run is"
-        raise SpecError("spec.objective", problem, "give training.steps or training.tokens")
+    for name in limits.allowed_pools:
+        require(name in names, "spec.constraints.allowedPools", f"there is no pool {name!r}", known)
+    is_reachable = not (limits.gpus and limits.max_gpus) or limits.gpus <= limits.max_gpus
+    problem = f"{limits.gpus} is above maxGpus {limits.max_gpus}"
+    require(is_reachable, "spec.constraints.gpus", problem, "lower gpus or raise maxGpus")
+    has_length = workload.steps is not None or request.tokens is not None
+    problem = f"{goal.name} needs to know how long the run is"
+    require(has_length or not goal.is_whole_run, "spec.objective", problem, "give training.steps or training.tokens")
     for name, given in (("deadlineSeconds", request.deadline_s), ("budget", request.budget)):
-        if goal.bound == name and given is None:
-            raise SpecError(f"spec.{name}", f"is missing, and objective {goal.name} needs it", f"add spec.{name}")
-        if goal.bound != name and given is not None:
-            problem = f"has no meaning with objective {goal.name}"
-            raise SpecError(f"spec.{name}", problem, f"use objective {' or '.join(bounded_by(name))}")
+        problem = f"is missing, and objective {goal.name} needs it"
+        require(given is not None or goal.bound != name, f"spec.{name}", problem, f"add spec.{name}")
+        problem = f"has no meaning with objective {goal.name}"
+        remedy = f"use objective {' or '.join(bounded_by(name))}"
+        require(given is None or goal.bound == name, f"spec.{name}", problem, remedy)
     _check_currencies(request, pools)
     low, high = request.batches or (workload.global_batch, workload.global_batch)
-    if not low <= workload.global_batch <= high:
-        problem = f"{workload.global_batch} is not between {low} and {high}"
-        raise SpecError("spec.training.globalBatchSize", problem, "choose one within globalBatchSizeRange")
-    if request.precisions and workload.precision not in request.precisions:
-        problem = f"{workload.precision} is not among allowedPrecisions"
-        raise SpecError("spec.training.precision", problem, "add it there, or choose one of them")
-    if workload.micro_batch and workload.global_batch % workload.micro_batch:
-        problem = f"{workload.micro_batch} does not divide globalBatchSize {workload.global_batch}"
-        raise SpecError("spec.training.microBatchSize", problem, "choose a divisor")
-    if request.baseline and request.baseline.pool not in names:
-        raise SpecError("spec.baseline.pool", f"there is no pool {request.baseline.pool!r}", known)
+    problem = f"{workload.global_batch} is not between {low} and {high}"
+    remedy = "choose one within globalBatchSizeRange"
+    require(low <= workload.global_batch <= high, "spec.training.globalBatchSize", problem, remedy)
+    is_allowed = not request.precisions or workload.precision in request.precisions
+    problem = f"{workload.precision} is not among allowedPrecisions"
+    require(is_allowed, "spec.training.precision", problem, "add it there, or choose one of them")
+    is_divided = not workload.micro_batch or workload.global_batch % workload.micro_batch == 0
+    problem = f"{workload.micro_batch} does not divide globalBatchSize {workload.global_batch}"
+    require(is_divided, "spec.training.microBatchSize", problem, "choose a divisor")
+    if request.baseline:
+        problem = f"there is no pool {request.baseline.pool!r}"
+        require(request.baseline.pool in names, "spec.baseline.pool", problem, known)
 
 
 def _check_currencies(request: Request, pools: Sequence[Pool]) -> None:
@@ -230,9 +230,10 @@ def _check_currencies(request: Request, pools: Sequence[Pool]) -> None:
     allowed = request.constraints.allowed_pools
     priced = [pool for pool in pools if pool.price_per_gpu_hour is not None and (not allowed or pool.name in allowed)]
     currencies = sorted({pool.currency for pool in priced})
-    if len(currencies) > 1:
-        problem = f"pools are priced in {' and '.join(currencies)}"
-        raise SpecError("spec.objective", problem, "give every price in one currency, or narrow allowedPools")
-    if request.budget and currencies and currencies != [request.budget.currency]:
+    problem = f"pools are priced in {' and '.join(currencies)}"
+    remedy = "give every price in one currency, or narrow allowedPools"
+    require(len(currencies) <= 1, "spec.objective", problem, remedy)
+    if request.budget and currencies:
         problem = f"{request.budget.currency} is not {currencies[0]}, in which the pools are priced"
-        raise SpecError("spec.budget.currency", problem, f"give the budget in {currencies[0]}")
+        remedy = f"give the budget in {currencies[0]}"
+        require(request.budget.currency == currencies[0], "spec.budget.currency", problem, remedy)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast import search, zoo
-from tilecast.advice.values import Request
+from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
 from tilecast.search import Limits, PlanTable
 from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
@@ -254,33 +254,30 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
     if zoo.spreads_tables(workload.model) and stated.expert == 1:
         stated = replace(stated, expert=data)
     _require_divisible(workload, data, stated, field)
-    if workload.global_batch % data:
-        problem = f"dp={data} does not divide the global batch {workload.global_batch}"
-        raise SpecError(field, problem, "choose a divisor")
     share = workload.global_batch // data
+    problem = f"dp={data} does not divide the global batch {workload.global_batch}"
+    require(workload.global_batch % data == 0, field, problem, "choose a divisor")
     micro = stated.micro_batch or workload.micro_batch
-    if micro is not None and share % micro:
+    if micro is not None:
         problem = f"mb={micro} does not divide the {share} samples of a data-parallel rank"
-        raise SpecError(field, problem, "choose a divisor")
-    if stated.virtual_stages > 1 and micro is not None and share // micro % stated.pipeline:
-        problem = (
-            f"vp={stated.virtual_stages} needs micro-batches that pp={stated.pipeline} divides, not {share // micro}"
-        )
-        raise SpecError(field, problem, "change mb, or leave vp out")
+        require(share % micro == 0, field, problem, "choose a divisor")
+        virtual, pipeline, repeats = stated.virtual_stages, stated.pipeline, share // micro
+        problem = f"vp={virtual} needs micro-batches that pp={pipeline} divides, not {repeats}"
+        require(virtual == 1 or repeats % pipeline == 0, field, problem, "change mb, or leave vp out")
     micros = [micro] if micro is not None else [b for b in search.divisors(share) if b & (b - 1) == 0 or b == share]
     checkpointing = stated.checkpointing or workload.checkpointing
     if checkpointing:
         zoo.refuse_recomputation(workload.model, checkpointing, field)
     modes = [checkpointing] if checkpointing else zoo.recomputes(workload.model)[: None if workload.training else 1]
     is_served = workload.gradient_sync == "parameterServer"
-    if is_served and stated.zero_stage:
-        problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
-        raise SpecError(field, problem, "leave zero out, or use training.gradientSync allReduce")
+    problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
+    remedy = "leave zero out, or use training.gradientSync allReduce"
+    require(not (is_served and stated.zero_stage), field, problem, remedy)
     zeros = range(4) if data * stated.context > 1 and workload.training and not is_served else range(1)
     stages = zeros if stated.zero_stage is None else [stated.zero_stage]
     can_spread = stated.tensor > 1 and workload.sequence_length // stated.context % stated.tensor == 0
-    if stated.sequence_parallel and not can_spread:
-        raise SpecError(field, f"sp=1 finds no tokens that tp={stated.tensor} divides", "leave sp out")
+    problem = f"sp=1 finds no tokens that tp={stated.tensor} divides"
+    require(can_spread or not stated.sequence_parallel, field, problem, "leave sp out")
     norms = [False, True][: 1 + can_spread] if stated.sequence_parallel is None else [stated.sequence_parallel]
     return Plans.of(
         *(
@@ -309,36 +306,31 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
     whole = {} if zoo.is_transformer(model) else {"tp": tensor, "cp": context}
     if whole and not model.trace:
         whole |= {"pp": pipeline, "vp": virtual}
+    kind = "whose trace is cut into stages alone" if model.trace else "whose family is priced data parallel alone"
     for name, degree in whole.items():
-        if degree > 1:
-            kind = (
-                "whose trace is cut into stages alone" if model.trace else "whose family is priced data parallel alone"
-            )
-            raise SpecError(field, f"{name}={degree} does not split {model.name}, {kind}", f"leave {name} out")
-    if not search.splits_heads(workload, tensor):
-        text = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
-        raise SpecError(field, f"tp={tensor} does not divide {text}", "choose a divisor")
-    if pipeline > 1 and not search.stages_are_full(workload, pipeline):
-        raise SpecError(field, f"pp={pipeline} leaves stages of {model.name} without a layer", "lower it")
-    if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
-        problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
-        raise SpecError(field, problem, "choose a divisor, or leave vp out")
+        problem = f"{name}={degree} does not split {model.name}, {kind}"
+        require(degree == 1, field, problem, f"leave {name} out")
+    noun = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
+    require(search.splits_heads(workload, tensor), field, f"tp={tensor} does not divide {noun}", "choose a divisor")
+    problem = f"pp={pipeline} leaves stages of {model.name} without a layer"
+    require(pipeline == 1 or search.stages_are_full(workload, pipeline), field, problem, "lower it")
+    is_cut = virtual == 1 or (pipeline > 1 and model.layers % (pipeline * virtual) == 0)
+    problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
+    require(is_cut, field, problem, "choose a divisor, or leave vp out")
     pieces = 2 * context if model.causal else context
-    if context > 1 and workload.sequence_length % pieces:
-        problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
-        raise SpecError(field, problem, "choose a divisor")
+    problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
+    require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")
     if zoo.spreads_rows(model):
-        if stated.expert not in search.expert_degrees(model, np.array([data]))[0]:
-            text = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
-            raise SpecError(field, text, f"write ep={data}")
+        problem = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
+        degrees = search.expert_degrees(model, np.array([data]))[0]
+        require(stated.expert in degrees, field, problem, f"write ep={data}")
         return
     experts = zoo.experts(model) or 1
-    if stated.expert > 1 and experts == 1:
-        problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
-        raise SpecError(field, problem, "leave ep out")
-    if experts % stated.expert or (data * tensor) % stated.expert:
-        problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
-        raise SpecError(field, problem, "choose a divisor of both")
+    problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
+    require(stated.expert == 1 or experts > 1, field, problem, "leave ep out")
+    divides = experts % stated.expert == 0 and data * tensor % stated.expert == 0
+    problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
+    require(divides, field, problem, "choose a divisor of both")
 
 
 def _data_degree(gpus: int, stated: Stated, field: str) -> int:

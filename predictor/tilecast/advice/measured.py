@@ -10,7 +10,7 @@ import numpy as np
 
 from tilecast import calibration, search, uncertainty
 from tilecast.advice.enumeration import enumerate_stated
-from tilecast.advice.values import Advice, Offer, Request
+from tilecast.advice.values import Advice, Offer, Request, require
 from tilecast.calibration import Key
 from tilecast.hardware import Pool
 from tilecast.job_calibration import ALL_COLUMNS, NO_PARTS, JobRun, JobRuns, MeasuredParts, RunSetting, part_deviations
@@ -216,31 +216,27 @@ def _forecast_own_run(request: Request, measurement: Measurement) -> OwnRun:
     Raises:
         SpecError: the measurement is impossible or in another unit, or no plan agrees with it.
     """
-    seconds, gpus, pool = measurement.seconds, measurement.gpus, measurement.pool
-
-    def require(is_fine: bool, problem: str, remedy: str) -> None:
-        if not is_fine:
-            raise SpecError(measurement.field, problem, remedy)
+    field, seconds, gpus, pool = measurement.field, measurement.seconds, measurement.gpus, measurement.pool
 
     def require_plausible(measured_s: float, expected_s: float, noun: str) -> None:
         ratio = measured_s / expected_s
+        is_plausible = 1 / MAX_FORECAST_RATIO <= ratio <= MAX_FORECAST_RATIO
         problem = f"{measured_s:.3g} s is {ratio:.3g} times {noun}"
-        is_fine = 1 / MAX_FORECAST_RATIO <= ratio <= MAX_FORECAST_RATIO
-        require(is_fine, problem, "check the unit, the batch and the plan")
+        require(is_plausible, field, problem, "check the unit, the batch and the plan")
 
-    require(0 < seconds < 1e9, f"{seconds:g} s is no step time", "give seconds, more than 0")
+    require(0 < seconds < 1e9, field, f"{seconds:g} s is no step time", "give seconds, more than 0")
     sum_s = measurement.parts.sum_s
-    problem = f"the parts of a step of {seconds:g} s take {sum_s:g} s"
     is_whole = sum_s <= seconds * (1 + ROUNDING) and measurement.spent_s > 0
-    require(is_whole, problem, "give what each part takes of the step; they do not overlap")
+    problem = f"the parts of a step of {seconds:g} s take {sum_s:g} s"
+    require(is_whole, field, problem, "give what each part takes of the step; they do not overlap")
     try:
         forecast = forecast_run(request, replace(pool, own=JobRuns()), gpus, measurement.plan)
     except SpecError as error:
-        raise SpecError(measurement.field, error.problem, error.remedy) from None
+        raise SpecError(field, error.problem, error.remedy) from None
     run, plan = OwnRun(measurement, forecast), forecast.plan
     peak = f"{gpus} {pool.name} at their peak take {forecast.least_s:.3g} s for {plan}"
     problem = f"{run.rest_s:.3g} s is faster than the roofline: {peak}"
-    require(run.rest_s >= forecast.least_s, problem, "check the unit and the plan")
+    require(run.rest_s >= forecast.least_s, field, problem, "check the unit and the plan")
     require_plausible(measurement.spent_s, forecast.step_s, f"the forecast of {forecast.step_s:.3g} s for {plan}")
     if "optimizer" in run.separate_s:
         update_s = forecast.parts["optimizer"]

@@ -195,14 +195,9 @@ class Details:
     def errors(self) -> Errors:
         """Return the uncertainties of the forecasts of all rows, (k,)."""
         parts = [uncertainty.errors(priced) for priced in self.priced]
-        columns = []
-        for item in fields(Errors):
-            column = np.zeros(len(self.rows))
-            for index, part in enumerate(parts):
-                members = self.table == index
-                column[members] = getattr(part, item.name)[self.place[members]]
-            columns.append(column)
-        return Errors(*columns)
+        starts = np.cumsum([0, *(len(priced.plans) for priced in self.priced)])
+        rows = starts[self.table] + self.place
+        return Errors(*(np.concatenate([getattr(part, item.name) for part in parts])[rows] for item in fields(Errors)))
 
     def offer(self, index: int) -> Offer:
         """Return the row at an index as an offer without a reason."""

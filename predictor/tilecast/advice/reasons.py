@@ -42,16 +42,17 @@ def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
         bound += f"; {goal.quantity.amount_format.format(1000 * amount)} per 1000 steps"
     if choice is best:
         is_least = goal.fewest_gpus or best.value <= min(item.best for item in choices)
-        return replace(offer, reason=f"{'' if is_least else 'among the '}{goal.best}; {bound}")
-    if goal.fewest_gpus and choice.gpus > best.gpus:
-        return replace(offer, reason=f"{choice.gpus / best.gpus:.3g}x the GPUs; {bound}")
-    if best.value <= 0:
-        return replace(offer, reason=f"costs more than nothing; {bound}")
-    factor = choice.value / best.value
-    if ranking.is_tied[place]:
+        standing = goal.best if is_least else f"among the {goal.best}"
+    elif goal.fewest_gpus and choice.gpus > best.gpus:
+        standing = f"{choice.gpus / best.gpus:.3g}x the GPUs"
+    elif best.value <= 0:
+        standing = "costs more than nothing"
+    elif ranking.is_tied[place]:
         more = " with more GPUs" if choice.gpus > best.gpus else ""
-        return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")
-    return replace(offer, reason=f"{factor:.1f}x {goal.other}; {bound}")
+        standing = f"a tie ({choice.value / best.value:.2f}x){more}"
+    else:
+        standing = f"{choice.value / best.value:.1f}x {goal.other}"
+    return replace(offer, reason=f"{standing}; {bound}")
 
 
 BOUND_BY: Mapping[str, str] = {

@@ -9,7 +9,13 @@ from typing import Literal
 from tilecast.hardware import Pool
 from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
 from tilecast.sharing import Sharing
-from tilecast.spec import Plan, Precision, Stated, Workload
+from tilecast.spec import Plan, Precision, SpecError, Stated, Workload
+
+
+def require(is_met: object, field: str, problem: str, remedy: str) -> None:
+    """Raise SpecError about a field unless a requirement is met."""
+    if not is_met:
+        raise SpecError(field, problem, remedy)
 
 
 @dataclass(frozen=True, slots=True)

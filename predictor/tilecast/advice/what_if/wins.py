@@ -226,26 +226,15 @@ def _round_down(value: float) -> float:
     return float(np.round(math.floor(value / scale) * scale, 10))
 
 
-@dataclass(frozen=True, slots=True)
-class _Neighbours:
-    """The k neighbours of the recommended plan."""
-
-    subjects: tuple[str, ...]
-    """Dimension in which each neighbour differs."""
-    plans: Plans
-    rows: Ints
-    """Row of each neighbour among the candidates; -1 if the pool is too small for it, (k,)."""
-
-
 def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     """Yield why each neighbour of the recommended plan is not recommended."""
     candidates, workload = best.candidates, best.candidates.variants[best.candidates.variant[best.row]]
     plan = candidates.plans.row(best.row)
     near = _find_neighbours(candidates, workload, plan, int(candidates.variant[best.row]))
-    if not near.subjects:
+    if not near:
         return
-    table = Plans.concatenate([Plans.of(plan), near.plans])
-    rows = np.append(best.row, near.rows)
+    table = Plans.of(plan, *(neighbour for _, neighbour, _ in near))
+    rows = np.array([best.row, *(row for _, _, row in near)])
     if np.all(rows >= 0):  # they are in the table that was searched
         step_s, needed = candidates.step_s[rows], candidates.memory_bytes[rows]
         errors = Details.from_rows(candidates, rows).errors()
@@ -255,29 +244,30 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     weight = table.gpus / plan.gpus if request.goal.quantity.grows_with_gpus else np.ones(len(table))
     values = step_s * weight
     ratios = values / values[0]
-    more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
+    more = np.array([False, *(subject == "gpus" for subject, _, _ in near)])
     ties = np.log(ratios) <= uncertainty.tie_width_on_pool(errors, errors.take(np.array([0])), more)
     over = needed - memory.usable_bytes(candidates.pool.gpu)
     is_behind = (ratios > 1) & (over <= 0) & ~ties & (rows >= 0)
     speeds = _find_winning_speeds(workload, table, candidates.pool, weight, np.flatnonzero(is_behind))
-    for index, subject in enumerate(near.subjects, 1):
-        row = int(near.rows[index - 1])
-        neighbour = _Neighbour(request, best, subject, table.row(index), row, float(ratios[index]), bool(ties[index]))
-        yield neighbour.explain(float(over[index]), float(needed[index]), speeds.get(index))
+    for index, (subject, neighbour, row) in enumerate(near, 1):
+        priced_neighbour = _Neighbour(request, best, subject, neighbour, row, float(ratios[index]), bool(ties[index]))
+        yield priced_neighbour.explain(float(over[index]), float(needed[index]), speeds.get(index))
 
 
-def _find_neighbours(candidates: Candidates, workload: Workload, plan: Plan, variant: int) -> _Neighbours:
-    """Return the neighbours of a plan that the pool could run, or could run if it grew."""
-    subjects, plans, rows = [], [], []
-    possible = list_pool_sizes(candidates.pool)[1:]
-    for subject, one in _neighbour_plans(plan, workload):
-        row = _find_row(candidates, one, variant)
-        is_beyond = subject == "gpus" and one.gpus in possible
-        if row >= 0 or is_beyond:
-            subjects.append(subject)
-            plans.append(one)
-            rows.append(row)
-    return _Neighbours(tuple(subjects), Plans.of(*plans), np.array(rows, dtype=np.int64))
+def _find_neighbours(
+    candidates: Candidates, workload: Workload, plan: Plan, variant: int
+) -> list[tuple[str, Plan, int]]:
+    """Return the neighbours of a plan that the pool could run, or could run if it grew.
+
+    Each has the dimension in which it differs, the plan, and its row among the candidates; -1 if the pool is too small.
+    """
+    larger = list_pool_sizes(candidates.pool)[1:]
+    near = []
+    for subject, neighbour in _neighbour_plans(plan, workload):
+        row = _find_row(candidates, neighbour, variant)
+        if row >= 0 or (subject == "gpus" and neighbour.gpus in larger):
+            near.append((subject, neighbour, row))
+    return near
 
 
 def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
@@ -394,32 +384,28 @@ class _Neighbour:
             needed_bytes: bytes that the neighbour needs.
             speed: factor on the speed of all links that puts it ahead; None if none does.
         """
+        candidates, goal, ratio = self.best.candidates, self.request.goal, f"{self.ratio:.2f}x"
         if over_bytes > 0:
-            return self._why_not(
-                "OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._describe_leaner(needed_bytes)
-            )
+            change = self._describe_leaner(needed_bytes)
+            return self._why_not("OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", change, over_bytes)
         if self.row < 0:
             return self._explain_small_pool()
-        allowed = self.best.candidates.keeps_bound(self.request)[self.row]
-        if not allowed:
-            return self._why_not(
-                self.request.goal.missed, f"{self.ratio:.2f}x, beyond the job's own limit", self.ratio, None
-            )
-        if not self.best.candidates.within(self.request.constraints)[self.row]:
+        if not candidates.keeps_bound(self.request)[self.row]:
+            return self._why_not(goal.missed, f"{ratio}, beyond the job's own limit")
+        if not candidates.within(self.request.constraints)[self.row]:
             return self._explain_constraint()
-        if self.request.goal.fewest_gpus and self.plan.gpus > self.best.gpus:
-            return self._why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
+        if goal.fewest_gpus and self.plan.gpus > self.best.gpus:
+            return self._why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}")
         if self.is_tie:
-            return self._why_not(
-                "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._why_not_chosen()}", self.ratio, None
-            )
+            return self._why_not("Tie", f"{ratio}, within the forecast's error{self._why_not_chosen()}")
         if self.ratio < 1 and not self.best.eligible[self.row]:
-            return self._why_not("NotNeeded", f"{self.ratio:.2f}x, but {self._why_unusual()}", self.ratio, None)
-        change = None if speed is None else _describe_links(speed)
-        return self._why_not(self.request.goal.quantity.worse_code, f"{self.ratio:.2f}x", self.ratio, change)
+            return self._why_not("NotNeeded", f"{ratio}, but {self._why_unusual()}")
+        return self._why_not(goal.quantity.worse_code, ratio, None if speed is None else _describe_links(speed))
 
-    def _why_not(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
-        return WhyNot(self.subject, self.best.candidates.pool.name, self.plan, code, message, value, change)
+    def _why_not(self, code: str, message: str, change: Change | None = None, value: float | None = None) -> WhyNot:
+        """Return the reason with its code; its value is the ratio to the recommended plan unless another is given."""
+        pool, value = self.best.candidates.pool.name, self.ratio if value is None else value
+        return WhyNot(self.subject, pool, self.plan, code, message, value, change)
 
     def _why_unusual(self) -> str:
         """Return the reason why the neighbour, which is ahead, is recommended only if the user states it."""
@@ -439,9 +425,9 @@ class _Neighbour:
 
     def _explain_small_pool(self) -> WhyNot:
         pool = self.best.candidates.pool
-        change = describe_growth(pool, self.plan.gpus, "wins")
+        change = describe_growth(pool, self.plan.gpus, "wins") if self.ratio < 1 else None
         message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
-        return self._why_not("PoolTooSmall", message, self.ratio, change if self.ratio < 1 else None)
+        return self._why_not("PoolTooSmall", message, change)
 
     def _explain_constraint(self) -> WhyNot:
         limits, plan = self.request.constraints, self.plan
@@ -455,8 +441,8 @@ class _Neighbour:
             if is_broken:
                 text = f"{name} {limit} -> {needed}"
                 change = Change(f"constraints.{name}", needed, "wins", text) if self.ratio < 1 else None
-                return self._why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", self.ratio, change)
-        return self._why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints", self.ratio, None)
+                return self._why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", change)
+        return self._why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints")
 
     def _describe_leaner(self, needed_bytes: float) -> Change:
         """Return the change to the plan of equal degrees that fits with the fewest changes of `_OPEN`.
