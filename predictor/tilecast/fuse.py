@@ -1,10 +1,10 @@
 """Fusion passes, by which compilers, hand-written kernels or libraries change the operators of an eager framework.
 
-A model family lists every operator of eager execution and, beside those that some pass changes, the operators that the
-pass leaves in their place: `Op.unless` names the pass that removes an operator, `Op.only` the pass that adds it.
-`passes` returns the passes of a workload, and `apply` runs them over a graph. Two passes change more than the list of
-operators. `attention` also decides which tensors are kept for the backward pass, so the block is built for it.
-`optimizer` changes the weight update, which `tilecast.step` prices.
+A model family lists every operator of eager execution, and the operators that a pass puts in place of others.
+`Op.unless` names the pass that removes an operator, `Op.only` the pass that adds an operator. `passes` returns the
+passes of a workload, and `apply` runs them over a graph. Two passes change more than the list of operators. `attention`
+also decides which tensors are kept for the backward pass, so the block is built for it. `optimizer` changes the weight
+update, which `tilecast.step` prices.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 
@@ -36,21 +36,6 @@ class Memo(Generic[Value]):
         """Drop all results."""
         with self._lock:
             self._results.clear()
-
-
-class Lazy(Generic[Value]):
-    """A value that is computed at the first call."""
-
-    def __init__(self, make: Callable[[], Value]) -> None:
-        self._make: Callable[[], Value] | None = make
-        self._value: Value | None = None
-
-    def __call__(self) -> Value:
-        """Return the value; threads that call at once may compute it twice."""
-        if (make := self._make) is not None:
-            self._value = make()
-            self._make = None
-        return cast("Value", self._value)
 
 
 _MEMOS: list[Memo[Any]] = []

@@ -116,7 +116,7 @@ def upper_bytes(device: Floats, error: float) -> Floats:
 
 
 def usable_bytes(gpu: Gpu) -> float:
-    """Return the bytes of a GPU that a job can use, without those of the driver and of a context's stacks."""
+    """Return the bytes of a GPU that a job can use: its memory without the driver's part and the context's stacks."""
     return gpu.memory_bytes * constants.shipped().device_memory.usable_share - stack_bytes(gpu)
 
 
@@ -363,7 +363,7 @@ def _weight_bytes(workload: Workload, sharded: Sharded, plans: Plans, each: _Par
 
 
 def reads_both_layouts(gpu: Gpu) -> bool:
-    """Return whether FP8 products read a weight by rows and by columns, so that one copy of it is enough."""
+    """Return whether FP8 products on a GPU read one copy of a weight both by rows and by columns."""
     return gpu.architecture == "blackwell" and gpu.compute_capability < 12
 
 

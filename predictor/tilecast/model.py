@@ -1,7 +1,7 @@
 """Models: the dimensions of an architecture.
 
-`Model` has the dimensions that are general, and its `dimensions` those that only its family has: one frozen dataclass
-for each family, beside the functions in `tilecast.zoo` that build its graph.
+`Model` has the dimensions that every family has. `Model.dimensions` has the dimensions that only one family has, in a
+frozen dataclass that stands beside the functions in `tilecast.zoo` that build the family's graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilecast.trace import Trace
 DimensionsT = TypeVar("DimensionsT", bound="Dimensions")
 
 Problem: TypeAlias = tuple[str, str, str]
-"""A dimension that contradicts others, what is wrong with it, and what to write instead."""
+"""Name of a dimension that contradicts others, the problem, and the remedy."""
 
 
 def numbered(name: str, default: Any = MISSING) -> Any:
@@ -70,7 +70,7 @@ class Dimensions:
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """Two dense layers between the tokens of a tower and those of the model that reads them."""
+    """Two dense layers that turn the tokens of a tower into tokens of the model."""
 
     inner: float
     """Outputs of the first layer."""
@@ -123,8 +123,8 @@ class Model:
     notes: tuple[str, ...] = ()
     """Sentences about assumptions on the model, or parts of it that are not priced."""
     auto: str | None = None
-    """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty where no class does,
-    None where the class of its family does."""
+    """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty if there is no such
+    class, None for the usual class of the family."""
 
     def own(self, kind: type[DimensionsT]) -> DimensionsT:
         """Return the dimensions that only the model's family has, which must be of the given class.

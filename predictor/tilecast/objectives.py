@@ -25,9 +25,9 @@ class Quantity:
     worse_code: str
     """Code of plans that are not recommended because they have more of the quantity."""
     gain: str
-    """Format string, with `ratio` (new over old) and its inverse `speedup`, that says what a better plan would do."""
+    """Format string of a better plan's gain, from `ratio` (new amount over old) and its inverse `speedup`."""
     per_gpu_hour: Callable[[Pool], float | None] | None = None
-    """Function for the amount that a GPU of a pool uses per hour, None where unknown; None for the seconds alone."""
+    """Function from a pool to the amount that one of its GPUs uses per hour, if known; None for plain seconds."""
     if_unknown: tuple[str, str, str] = ("", "", "")
     """Code, message and remedy of the rejection of a pool where `per_gpu_hour` is None."""
     winning_changes: tuple[Literal["nodes", "links", "price"], ...] = ("links",)
@@ -37,7 +37,7 @@ class Quantity:
 
     @property
     def grows_with_gpus(self) -> bool:
-        """Whether twice as many GPUs use up twice as much in the same time."""
+        """Whether the amount is proportional to the number of GPUs."""
         return self.per_gpu_hour is not None
 
     def is_known(self, pool: Pool) -> bool:
@@ -45,7 +45,7 @@ class Quantity:
         return self.per_gpu_hour is None or self.per_gpu_hour(pool) is not None
 
     def amount(self, pool: Pool, gpus: Amount, seconds: Amount) -> Amount:
-        """Return the amount for `gpus` GPUs of the pool that run for `seconds`; NaN if it is unknown."""
+        """Return the amount that `gpus` GPUs of a pool use in `seconds`; NaN if it is unknown."""
         if self.per_gpu_hour is None:
             return seconds
         hourly = self.per_gpu_hour(pool)
@@ -79,7 +79,7 @@ class ObjectiveRecord:
     fewest_gpus: bool = False
     """Whether the number of GPUs is minimised first."""
     is_whole_run: bool = False
-    """Whether it is about the whole run, whose length must be known, and not about a step."""
+    """Whether the quantity of the whole run is minimised, whose length must be known; otherwise that of a step."""
     bound: Literal["", "deadlineSeconds", "budget"] = ""
     """Field of the job that bounds the plans; no other objective uses that field."""
     missed: str = ""

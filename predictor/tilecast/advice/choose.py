@@ -33,7 +33,7 @@ from tilecast.spec import CHECKPOINTING, PRECISIONS, Floats, Ints, Plan, Plans, 
 from tilecast.uncertainty import Errors
 
 MAX_TIED = 128
-"""Most plans of a pool that are compared with its best one, to see whether the forecast can tell them apart."""
+"""Most plans of a pool that are compared with its best plan to find ties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ def is_split_too_far(candidates: Candidates) -> Mask:
 
 
 def _fits_whole(candidates: Candidates, share: float) -> Mask:
-    """Return which plans have a sample for every GPU and a job whose unsplit bytes fit this share of a GPU, (n,)."""
+    """Return a mask of plans, (n,), with a sample for every GPU and a job that fits unsplit into a share of a GPU."""
     most = share * candidates.pool.gpu.memory_bytes
     unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_bytes, workload)) for workload in candidates.variants]
     fits = np.array(unsplit) <= most

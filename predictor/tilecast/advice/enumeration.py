@@ -1,7 +1,8 @@
 """Enumerate the plans that a pool can run for a job, with the bytes that each needs.
 
-A job may leave its global batch and its precision open. Each combination is a variant, with an enumeration of its own.
-A job that states its plan gets the plans that agree with the statement, whether the search would consider them or not.
+A job may leave its global batch and its precision open. Each combination is a variant, whose plans are enumerated
+separately. A job that states its plan gets the plans that agree with the stated one, even if the search would not
+consider them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ The largest search in the documentation prices 400,000. Where there are more pla
 some global batches of a range.
 """
 MAX_BATCHES = 8
-"""Most global batches that are tried in a range: its ends, the job's own, and those with the most factors of two."""
+"""Most global batches of a range that are tried: the ends, the job's own batch, and batches with many factors of
+two."""
 FEWER_BATCHES = (4, 2, 0)
 """Most global batches that are tried in a range, besides the job's own, as long as there are too many plans."""
 
@@ -300,7 +302,7 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
 
 
 def _require_divisible(workload: Workload, data: int, stated: Stated, field: str) -> None:
-    """Raise SpecError unless every degree divides what it splits."""
+    """Raise SpecError unless every degree of a stated plan divides the dimension of the model that it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
     whole = {} if zoo.is_transformer(model) else {"tp": tensor, "cp": context}

@@ -106,7 +106,7 @@ MAX_FORECAST_RATIO = 10.0
 ROUNDING = 1e-5
 """Largest share by which the sum of the measured parts may exceed the measured step."""
 MAX_REPEAT_RATIO = 1.5
-"""Largest factor between two measurements of one setting that may belong to the same job."""
+"""Largest factor between two measurements of one plan on one pool that do not contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)

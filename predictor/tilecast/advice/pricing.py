@@ -5,7 +5,9 @@ Steps of different global batches are compared per sample: amounts are scaled to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import numpy as np
 
@@ -14,7 +16,6 @@ from tilecast.advice.enumeration import Enumeration, enumerate_plans
 from tilecast.advice.values import Constraints, Offer, Request
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
-from tilecast.memo import Lazy
 from tilecast.objectives import Quantity
 from tilecast.search import NO_LIMITS, Limits, Mask, PlanTable, Priced
 from tilecast.spec import Floats, Ints, Plans, Workload
@@ -44,7 +45,7 @@ class Candidates:
     batch: Floats
     steps: Floats
     """Steps of the whole run; NaN where its length is not known."""
-    _seconds: Lazy[tuple[Floats, Floats]]
+    _seconds: Callable[[], tuple[Floats, Floats]]
     """Seconds of each step, and of its part that waits for the host; priced at the first access."""
 
     def __len__(self) -> int:
@@ -53,7 +54,7 @@ class Candidates:
     def take(self, rows: slice | Ints) -> Candidates:
         """Return the candidates with only the chosen rows, in the given order."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        seconds = Lazy(lambda: (self.step_s[rows], self.launch_s[rows]))
+        seconds = cache(lambda: (self.step_s[rows], self.launch_s[rows]))
         return replace(self, plans=self.plans.take(rows), _seconds=seconds, **columns)
 
     @property
@@ -162,7 +163,7 @@ def price(enumeration: Enumeration) -> Candidates:
         fits=column("fits").astype(bool, copy=False),
         batch=batches[variant],
         steps=steps[variant],
-        _seconds=Lazy(lambda: (column("step_s"), column("launch_s"))),
+        _seconds=cache(lambda: (column("step_s"), column("launch_s"))),
     )
 
 

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tilecast import memory, step, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
-from tilecast.memo import Lazy, Memo
+from tilecast.memo import Memo
 from tilecast.memory import Footprint
 from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abilities, engine
 from tilecast.search.enumeration import (
@@ -98,8 +99,8 @@ class PlanTable:
     is_bounded: bool
     """Whether some node counts were left out, because there were more plans than the limit."""
     _space: _Space
-    _memory: Lazy[tuple[Floats, Floats, memory.Bills]]
-    _steps: Lazy[tuple[step.Steps | None, Floats, Floats]]
+    _memory: Callable[[], tuple[Floats, Floats, memory.Bills]]
+    _steps: Callable[[], tuple[step.Steps | None, Floats, Floats]]
     """Arguments of the formulas of steps (None for an empty table), seconds of each step, and seconds it waits for the
     host."""
 
@@ -182,12 +183,13 @@ def _price_table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
     """Return plans with prices on a pool, which are evaluated at the first access."""
     zoo.builder(workload)
     pool.gpu.peak(workload.precision)
-    gpu_bytes, priced = Lazy(lambda: space.gpu_bytes(pool.gpu)), Lazy(lambda: _price_steps(workload, space, pool))
+    gpu_bytes, priced = cache(lambda: space.gpu_bytes(pool.gpu)), cache(lambda: _price_steps(workload, space, pool))
     return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, gpu_bytes, priced)
 
 
 def _price_steps(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
-    """Return the arguments of the formulas of steps, the seconds of each step, and those that it waits for the host."""
+    """Return the arguments of the formulas of steps, the seconds of each step, and its seconds of waiting for the
+    host."""
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
@@ -208,9 +210,9 @@ class _Space:
 
     plans: Plans
     is_bounded: bool
-    sharded: Lazy[Sharded]
-    inputs: Lazy[StepInputs]
-    memory_bills: Lazy[tuple[memory.Bills, Floats, Floats]]
+    sharded: Callable[[], Sharded]
+    inputs: Callable[[], StepInputs]
+    memory_bills: Callable[[], tuple[memory.Bills, Floats, Floats]]
     """Memory bills, the least bytes of each plan, and the bytes that an allocator with room holds.
 
     Both numbers of bytes exclude the GPU's context.
@@ -218,7 +220,7 @@ class _Space:
 
     @classmethod
     def from_plans(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
-        sharded = Lazy(lambda: zoo.shard(workload, plans))
+        sharded = cache(lambda: zoo.shard(workload, plans))
 
         def memory_bills() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
@@ -228,7 +230,9 @@ class _Space:
                 least[rows], reserved[rows] = bill.least, bill.reserved
             return bills, least, reserved
 
-        return cls(plans, is_bounded, sharded, Lazy(lambda: StepInputs.of(sharded(), plans, pool)), Lazy(memory_bills))
+        return cls(
+            plans, is_bounded, sharded, cache(lambda: StepInputs.of(sharded(), plans, pool)), cache(memory_bills)
+        )
 
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
         """Return the bytes that each plan needs on a GPU, (n,), the upper end of their range, (n,), and the bills."""

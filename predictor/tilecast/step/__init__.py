@@ -98,14 +98,6 @@ class StepTimes:
         parts, ratio = {name: value * lift for name, value in parts.items()}, ratio * lift
         return replace(self, **parts, correction=self.correction * ratio, carried=ratio, width=self.width * width)
 
-    def with_wait(self, waited_s: Floats) -> StepTimes:
-        """Return the times with `waited_s` more seconds of waiting for input, (n,)."""
-        return replace(self, input=self.input + waited_s)
-
-    def with_least_step(self, least_s: Floats) -> StepTimes:
-        """Return the times with so long a wait for input that no step is below `least_s`, (n,)."""
-        return replace(self, input=self.input + np.maximum(least_s - self.total, 0.0))
-
     def parts(self, row: int) -> dict[str, float]:
         """Return one plan's breakdown, in seconds; the values sum to `total[row]`."""
         return {name: float(getattr(self, name)[row]) for name in PARTS}
@@ -284,11 +276,12 @@ class Steps:
         if own.runs:
             here = RunSetting.of(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)
             times = times.with_own_runs(*own.factors(here, plans, per_node))
-            times = times.with_wait(own.waited_s(plans, per_node))
+            times = replace(times, input=times.input + own.waited_s(plans, per_node))
         if samples_per_s is None:
             return times
-        # Loaders work ahead, so what they deliver bounds the step and adds nothing else to it.
-        return times.with_least_step(node_samples(plans, per_node) / samples_per_s)
+        # Loaders work ahead, so their rate only bounds the step from below.
+        missing_s = np.maximum(node_samples(plans, per_node) / samples_per_s - times.total, 0.0)
+        return replace(times, input=times.input + missing_s)
 
 
 def step_with_bucket_sizes(

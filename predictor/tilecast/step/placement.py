@@ -1,4 +1,4 @@
-"""Placement of a job's ranks: which of them share a node or an NVLink domain.
+"""Placement of a job's ranks on nodes and NVLink domains.
 
 Ranks are placed with tensor innermost, then context, data and pipeline; experts fold over tensor and data ranks.
 """

@@ -1,4 +1,4 @@
-"""Seconds of the communication of replicas in a step, and the part of them that computation hides."""
+"""Seconds of the communication of replicas in a step, and the part that computation hides."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
 
 
 def gathers(workload: Workload, plans: Plans) -> Floats:
-    """Return how many times a micro-batch gathers the weights that ZeRO spreads, (n,): twice under ZeRO 3."""
+    """Return the number of times that a micro-batch gathers the weights that ZeRO spreads, (n,)."""
     return np.where(plans.zero_stage >= 3, 2.0, np.where(reshards_weights(workload, plans), 1.0, 0.0))
 
 

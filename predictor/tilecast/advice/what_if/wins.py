@@ -47,7 +47,7 @@ SPEEDS = np.arange(20, 161) / 20
 
 
 def explain_why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
-    """Return why each choice after the first, and each neighbour of the first, is not recommended."""
+    """Return the reasons why the choices after the first, and the neighbours of the first, are not recommended."""
     choices = ranking.choices
     if not choices:
         return ()
@@ -56,7 +56,14 @@ def explain_why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
 
 
 def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: bool) -> WhyNot:
-    """Return why a choice is not recommended; the first of the choices is, and `is_tied` says whether they tie."""
+    """Return the reason why a choice is not recommended.
+
+    Args:
+        request: the job.
+        choices: the choices of all pools, the recommended one first.
+        choice: the choice to explain.
+        is_tied: whether the forecast cannot tell the choice from the recommended one.
+    """
     best = choices[0]
     ratio = choice.value / best.value if best.value > 0 else None
     change = _find_winning_change(request, choices, choice)
@@ -227,7 +234,7 @@ def _round_down(value: float) -> float:
 
 
 def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
-    """Yield why each neighbour of the recommended plan is not recommended."""
+    """Yield the reason why each neighbour of the recommended plan is not recommended."""
     candidates, workload = best.candidates, best.candidates.variants[best.candidates.variant[best.row]]
     plan = candidates.plans.row(best.row)
     near = _find_neighbours(candidates, workload, plan, int(candidates.variant[best.row]))
