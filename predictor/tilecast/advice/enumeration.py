@@ -17,7 +17,7 @@ import numpy as np
 from tilecast import search, zoo
 from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
-from tilecast.search import Limits, PlanTable
+from tilecast.search import NO_LIMITS, Limits, PlanTable
 from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
 
 MOST_KERNELS = 64_000
@@ -65,38 +65,29 @@ def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration
     if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
         raise _too_large_error(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
     *tried, last = _list_extents(request, pools)
-    for extent in tried:
+    for limits, batches in tried:
         with suppress(SearchTooLargeError):
-            return _enumerate_all(request, pools, extent)
-    return _enumerate_all(request, pools, last)
+            return _enumerate_all(request, pools, limits, batches)
+    return _enumerate_all(request, pools, *last)
 
 
-@dataclass(frozen=True, slots=True)
-class _SearchExtent:
-    """Bounds on the enumeration of a job that may have too many plans."""
+def _list_extents(request: Request, pools: Sequence[Pool]) -> list[tuple[Limits, int]]:
+    """Return the limits and numbers of global batches to try until there are at most `MOST_PLANS` plans.
 
-    limits: Limits
-    batches: int
-    """Most global batches of the job's range that are tried, besides the job's own."""
-
-
-def _list_extents(request: Request, pools: Sequence[Pool]) -> list[_SearchExtent]:
-    """Return the extents to try until there are at most `MOST_PLANS` plans.
-
-    The first has no bounds, the second fewer node counts, the others fewer global batches too.
+    The first have no bounds, the second fewer node counts, the others fewer global batches of the job's range too.
     """
-    extents = [_SearchExtent(Limits(), MAX_BATCHES)]
+    extents = [(NO_LIMITS, MAX_BATCHES)]
     for batches in (MAX_BATCHES, *FEWER_BATCHES) if request.batches else (MAX_BATCHES,):
         able = sum(len(variants(request, pool, batches)) for pool in pools)
-        extents.append(_SearchExtent(Limits(max_plans=MOST_PLANS // max(1, able)), batches))
+        extents.append((Limits(max_plans=MOST_PLANS // max(1, able)), batches))
     return extents
 
 
-def _enumerate_all(request: Request, pools: Sequence[Pool], extent: _SearchExtent) -> list[Enumeration]:
+def _enumerate_all(request: Request, pools: Sequence[Pool], limits: Limits, batches: int) -> list[Enumeration]:
     enumerations: list[Enumeration] = []
     for pool in pools:
         before = sum(len(each) for each in enumerations)
-        enumerations.append(_enumerate_pool(request, pool, extent, before))
+        enumerations.append(_enumerate_pool(request, pool, limits, batches, before))
     return enumerations
 
 
@@ -119,23 +110,30 @@ def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans
         limits: bounds of the enumeration.
         exactly: the only plans to consider; None for the plans that the job states, or else those of the search.
     """
-    *tried, last = _list_extents(request, [pool]) if limits == Limits() else [_SearchExtent(limits, MAX_BATCHES)]
-    for extent in tried:
+    *tried, last = _list_extents(request, [pool]) if limits == NO_LIMITS else [(limits, MAX_BATCHES)]
+    for bounds, batches in tried:
         with suppress(SearchTooLargeError):
-            return _enumerate_pool(request, pool, extent, 0, exactly)
-    return _enumerate_pool(request, pool, last, None, exactly)
+            return _enumerate_pool(request, pool, bounds, batches, 0, exactly)
+    return _enumerate_pool(request, pool, *last, None, exactly)
 
 
 def _enumerate_pool(
-    request: Request, pool: Pool, extent: _SearchExtent, before: int | None, exactly: Plans | None = None
+    request: Request, pool: Pool, limits: Limits, batches: int, before: int | None, exactly: Plans | None = None
 ) -> Enumeration:
     """Enumerate the plans of a pool.
 
+    Args:
+        request: the job.
+        pool: the pool.
+        limits: bounds of the enumeration.
+        batches: most global batches of the job's range that are tried, besides the job's own.
+        before: number of plans of other pools; None if the number of plans is not limited.
+        exactly: the only plans to consider.
+
     Raises:
-        SearchTooLargeError: with the `before` plans of other pools there are more than `MOST_PLANS`; never if `before`
-            is None.
+        SearchTooLargeError: with the plans of other pools there are more than `MOST_PLANS`.
     """
-    able, limits = variants(request, pool, extent.batches), extent.limits
+    able = variants(request, pool, batches)
     every: list[tuple[int, PlanTable]] = []
     for index, workload in enumerate(able):
         given = _requested_plans(request, workload, pool) if exactly is None else exactly

@@ -188,8 +188,7 @@ def _price_table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
 
 
 def _price_steps(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
-    """Return the arguments of the formulas of steps, the seconds of each step, and its seconds of waiting for the
-    host."""
+    """Return the arguments of the formulas of steps, the seconds of each step, and its stalls by the host."""
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
