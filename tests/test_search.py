@@ -357,7 +357,7 @@ def test_a_job_inside_an_nvlink_domain_does_not_feel_the_network() -> None:
 def test_a_job_takes_equally_many_whole_nodes_of_each_domain(nodes: int, per_node: int, domain: int) -> None:
     where = rack(40, per_node=per_node, gpus=domain)
     gpus = nodes * per_node
-    taken = int(placement.joined_gpus(np.array([gpus]), where)[0])
+    taken = int(placement.joined(np.array([gpus]), where)[0])
     assert gpus % taken == 0
     assert taken % per_node == 0
     assert per_node <= taken <= max(where.domain, per_node)

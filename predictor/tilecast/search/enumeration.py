@@ -123,7 +123,7 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: Limits, digits: in
     gpus = tensor * context * pipeline * data
     nodes = gpus // pool.gpus_per_node
     whole = gpus % pool.gpus_per_node == 0
-    inside = gpus if limits.tensor_across_nodes else placement.joined_gpus(gpus, pool)
+    inside = gpus if limits.tensor_across_nodes else placement.joined(gpus, pool)
     # If there are several nodes, each node, or each NVLink domain of nodes, holds whole tensor-parallel groups.
     keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (whole & (inside % tensor == 0)))
     if limits.gpus is None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilecast.hardware import Pool
 from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, distinct
-from tilecast.step.placement import joined_gpus
+from tilecast.step.placement import joined
 from tilecast.zoo import Sharded
 
 Value = TypeVar("Value", bound="Floats | Columns")
@@ -83,7 +83,7 @@ class StepInputs:
         neighbours = plans.distinct_splits(*trials)
         rows, trials = neighbours.first, [column[neighbours.first] for column in trials]
         sharded, plans = sharded.take(rows), plans.take(rows)
-        links = joined_gpus(plans.gpus, pool)
+        links = joined(plans.gpus, pool)
         degrees = distinct(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *trials)
         columns: dict[Column, Ints] = {
             "shard": sharded.index,

@@ -13,7 +13,7 @@ from tilecast.graph import CollectiveCall
 from tilecast.hardware import Pool
 from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct
 from tilecast.step.blocks import BlockTimes, KernelSeconds, host
-from tilecast.step.placement import group_of, joined_gpus
+from tilecast.step.placement import group_of, joined
 from tilecast.zoo import Sharded
 
 _FULL = CHECKPOINTING.index("full")
@@ -55,7 +55,7 @@ class Exchanges:
     def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
         """Prepare prices on the pool's links, or on links `speed` times as fast, (n,)."""
         degrees = (plans.tensor, plans.context, plans.expert)
-        senders = distinct(sharded.index, *degrees, joined_gpus(plans.gpus, pool))
+        senders = distinct(sharded.index, *degrees, joined(plans.gpus, pool))
         self._index, self._speed, self._pool = senders.index, speed, pool
         self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
         self._groups: dict[str, tuple[Rows, Group]] = {}

@@ -12,7 +12,7 @@ from tilecast.hardware import Pool
 from tilecast.spec import Floats, Ints
 
 
-def joined_gpus(gpus: Ints, pool: Pool) -> Ints:
+def joined(gpus: Ints, pool: Pool) -> Ints:
     """Return the number of a job's GPUs that the link inside nodes joins, (n,).
 
     It joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain takes equally many
@@ -39,7 +39,7 @@ def group_of(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> Group:
         gpus: number of GPUs of each job, (n,).
         pool: the pool that the jobs run on.
     """
-    node = joined_gpus(gpus, pool).astype(float)
+    node = joined(gpus, pool).astype(float)
     fitting = np.clip(np.floor(node / inner), 1.0, ranks)
     # All nodes have equally many members: the largest number that fits and divides the group.
     candidates = np.arange(1, max(2, int(fitting.max(initial=1.0)) + 1))
