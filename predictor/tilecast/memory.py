@@ -309,31 +309,32 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
     """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
-    each, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
+    per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
         """Return the parameters of which a rank holds a state that ZeRO spreads from a stage on, (n,)."""
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
     tables = sharded.stage("table_parameters", plans)
-    held = _weight_bytes(workload, sharded, plans, each, gpu) + 4.0 * tables
+    held = _weight_bytes(workload, sharded, plans, per_parameter, gpu) + 4.0 * tables
     gradients = optimizer = update = zero
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
-        gradients = spread(framework.gradients_stage) * trainable * each.gradient
+        gradients = spread(framework.gradients_stage) * trainable * per_parameter.gradient
         gradients = np.where((plans.replicas > 1) & (plans.zero_stage == 0), framework.gradient_copies, 1.0) * gradients
         gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
-        moments = _MOMENTS[workload.optimizer] * each.moment
+        moments = _MOMENTS[workload.optimizer] * per_parameter.moment
         optimizer = (
-            spread(1) * trainable * (each.master + moments + each.update) + tables * _MOMENTS[workload.optimizer] * 4.0
+            spread(1) * trainable * (per_parameter.master + moments + per_parameter.update)
+            + tables * _MOMENTS[workload.optimizer] * 4.0
         )
         if "optimizer" not in fuse.passes(workload) and _MOMENTS[workload.optimizer] > 1:
-            update = spread(1) * trainable * each.moment
+            update = spread(1) * trainable * per_parameter.moment
     block = _gather_largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
     if framework.updates_in_backward and not workload.lora_rank and not offloads:
         alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
-        gradients = np.where(alone, np.minimum(gradients, block * each.gradient), gradients)
+        gradients = np.where(alone, np.minimum(gradients, block * per_parameter.gradient), gradients)
         optimizer, update = np.where(alone, 0.0, optimizer), np.where(alone, 0.0, update)
     # A sharded model is gathered block by block, the current one and the next; embedding and head are blocks too.
     layer = _gather_largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
@@ -341,15 +342,17 @@ def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | 
     gathered = np.where(plans.zero_stage >= 3, blocks * sharded.gathered_bytes(workload, plans), 0.0)
     # The buffer from which a block's whole gradient is reduced exists beside it, in the type of the shards.
     spreads = workload.training and framework.weights in ("sharded", "pure")
-    whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + each.gradient)
+    whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + per_parameter.gradient)
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _StateBytes(
         zero if offloads else held, gradients, optimizer, gathered, reduced, update,
-        _buffer_bytes(workload, sharded, plans, each, parameters * trainable),
+        _buffer_bytes(workload, sharded, plans, per_parameter, parameters * trainable),
     )  # fmt: skip
 
 
-def _weight_bytes(workload: Workload, sharded: Sharded, plans: Plans, each: _ParameterBytes, gpu: Gpu | None) -> Floats:
+def _weight_bytes(
+    workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes, gpu: Gpu | None
+) -> Floats:
     """Return the bytes of all weights, and their copies, that a rank holds, (n,)."""
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
@@ -357,7 +360,7 @@ def _weight_bytes(workload: Workload, sharded: Sharded, plans: Plans, each: _Par
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
     shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
-    held = trainable * (shard * each.weight + whole * (each.cast if workload.training else 0.0))
+    held = trainable * (shard * per_parameter.weight + whole * (per_parameter.cast if workload.training else 0.0))
     held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layered_share(plans) * whole)
 
@@ -382,7 +385,7 @@ def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> flo
 
 
 def _buffer_bytes(
-    workload: Workload, sharded: Sharded, plans: Plans, each: _ParameterBytes, trainable: Floats
+    workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes, trainable: Floats
 ) -> Floats:
     """Return the bytes of the framework's buffers for communication, and of placeholders for gradients, (n,).
 
@@ -391,9 +394,9 @@ def _buffer_bytes(
     framework = frameworks.of(workload)
     if not workload.training:
         return np.zeros(len(plans))
-    bucket = overlap.BucketLimits.of(workload, plans, each.gradient, trainable * each.gradient).rest
+    bucket = overlap.BucketLimits.of(workload, plans, per_parameter.gradient, trainable * per_parameter.gradient).rest
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
-    buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * each.gradient), 0.0)
+    buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * per_parameter.gradient), 0.0)
     # Convolutional networks use none of the library's layers, which have the placeholders.
     is_network = zoo.recomputes(workload.model) == ("none",)
     if is_network or not (framework.wgrad_placeholders and workload.is_mixed):

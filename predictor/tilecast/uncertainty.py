@@ -34,33 +34,33 @@ class Errors(Columns):
     kernels: Floats
 
 
-def errors(priced: Priced, known: Widths | None = None) -> Errors:
+def errors(priced: Priced, widths: Widths | None = None) -> Errors:
     """Return the errors of every plan of a table, (n,), except the error that the job's description leaves open."""
-    known = known or constants.widths()
+    widths = widths or constants.widths()
     times = priced.times
     return Errors(
-        known.communication * times.communication / times.total,
-        known.host * times.launch / times.total,
-        known.kernels * times.spread * times.compute / times.total,
+        widths.communication * times.communication / times.total,
+        widths.host * times.launch / times.total,
+        widths.kernels * times.spread * times.compute / times.total,
     )
 
 
-def interval(workload: Workload, priced: Priced, row: int, known: Widths | None = None) -> tuple[float, float]:
+def interval(workload: Workload, priced: Priced, row: int, widths: Widths | None = None) -> tuple[float, float]:
     """Return the lower and the upper end of the 90 % range of the step of the plan in a row, in seconds.
 
     The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster narrow it, or widen it
     if they spread further than assumed.
     """
-    known = known or constants.widths()
-    own = errors(priced, known).take(np.array([row]))
-    unstated = known.unstated.get(workload.model.family, known.unstated["other"])
+    widths = widths or constants.widths()
+    own = errors(priced, widths).take(np.array([row]))
+    unstated = widths.unstated.get(workload.model.family, widths.unstated["other"])
     width = np.sqrt(unstated**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
     width = width * priced.times.width[row]
     total = priced.step_s[row]
     return float(total * np.exp(-width)), float(total * np.exp(width))
 
 
-def cautious(step_s: Floats, launch_s: Floats, known: Widths | None = None) -> Floats:
+def cautious(step_s: Floats, launch_s: Floats, widths: Widths | None = None) -> Floats:
     """Return the seconds of each plan's step on a slow host, (n,), which decide among plans that tie.
 
     Hosts differ more than GPUs and networks, and a slow host only makes a step longer. So of two plans with similar
@@ -68,8 +68,8 @@ def cautious(step_s: Floats, launch_s: Floats, known: Widths | None = None) -> F
     measured, the plan chosen in this way is 2.7 % behind the best plan. The plan with the best forecast is 5.0 %
     behind.
     """
-    known = known or constants.widths()
-    return np.asarray(step_s + np.expm1(known.slow_host) * launch_s)
+    widths = widths or constants.widths()
+    return np.asarray(step_s + np.expm1(widths.slow_host) * launch_s)
 
 
 ODDS = 1 / 3
@@ -82,18 +82,18 @@ _REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
 """Distance at which a wrong order has the probability `ODDS`, as a share of the half-width of a 90 % range."""
 
 
-def tie_width_on_pool(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], known: Widths | None = None) -> Floats:
+def tie_width_on_pool(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], widths: Widths | None = None) -> Floats:
     """Return the largest logarithm of the ratio of two plans on one pool that tie; columns broadcast.
 
     Args:
         own: the errors of some plans.
         other: the errors of the plans to compare with.
         alike: whether a GPU does equal work in both plans, which then differ only in the number of replicas.
-        known: widths to use instead of those that ship.
+        widths: widths to use instead of those that ship.
     """
-    known = known or constants.widths()
+    widths = widths or constants.widths()
     squares = (
-        np.where(alike, _REPEATED, known.plans) ** 2
+        np.where(alike, _REPEATED, widths.plans) ** 2
         + (own.communication - other.communication) ** 2
         + (own.host - other.host) ** 2
         + (own.kernels - other.kernels) ** 2
@@ -101,18 +101,18 @@ def tie_width_on_pool(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], 
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
-def tie_width_between_pools(own: Errors, other: Errors, known: Widths | None = None) -> Floats:
+def tie_width_between_pools(own: Errors, other: Errors, widths: Widths | None = None) -> Floats:
     """Return the largest logarithm of the ratio of plans on two pools that tie.
 
     The errors of networks, hosts and kernels of the two pools are independent.
     """
-    known = known or constants.widths()
-    squares = known.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (own, other))
+    widths = widths or constants.widths()
+    squares = widths.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (own, other))
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
-def most_tied(known: Widths | None = None) -> float:
+def most_tied(widths: Widths | None = None) -> float:
     """Return the logarithm of the ratio beyond which no two plans on one pool tie."""
-    known = known or constants.widths()
-    squares = known.plans**2 + known.communication**2 + known.host**2 + known.kernels**2
+    widths = widths or constants.widths()
+    squares = widths.plans**2 + widths.communication**2 + widths.host**2 + widths.kernels**2
     return min(_REACH * float(np.sqrt(squares)), MOST_TIED)

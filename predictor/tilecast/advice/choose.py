@@ -425,10 +425,10 @@ def _select_preferred(tied: list[Choice]) -> list[Choice]:
     return [item for item in roomy if item is least or item.counterpart <= least.counterpart * _tie_ratio(least, item)]
 
 
-def _ties_with_best(request: Request, first: Choice, other: Choice) -> bool:
-    """Return whether the choice `other` ties with the best plan of the pool of `first`."""
-    same = _ranking_key(request, first)[0] == _ranking_key(request, other)[0]
-    return same and other.value <= first.best * _tie_ratio(first, other)
+def _ties_with_best(request: Request, best: Choice, choice: Choice) -> bool:
+    """Return whether a choice ties with the best plan of the pool of another choice, `best`."""
+    same = _ranking_key(request, best)[0] == _ranking_key(request, choice)[0]
+    return same and choice.value <= best.best * _tie_ratio(best, choice)
 
 
 def _tie_ratio(first: Choice, second: Choice) -> float:

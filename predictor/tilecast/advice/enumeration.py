@@ -209,12 +209,12 @@ def _batches_in_range(request: Request) -> list[int]:
     return divided[:: -(-len(divided) // MAX_BATCHES)] if divided else []
 
 
-def _limit_batches(sizes: list[int], most: int) -> list[int]:
-    """Return at most `most` of the ascending sizes: both ends, then the sizes with the most factors of two."""
-    if len(sizes) <= most:
+def _limit_batches(sizes: list[int], limit: int) -> list[int]:
+    """Return at most `limit` of the ascending sizes: both ends, then the sizes with the most factors of two."""
+    if len(sizes) <= limit:
         return sizes
     inner = sorted(sizes[1:-1], key=lambda size: (-(size & -size), size))
-    return sorted([sizes[0], sizes[-1], *inner][:most])
+    return sorted([sizes[0], sizes[-1], *inner][:limit])
 
 
 def _steps_of_run(request: Request, batch: int) -> int | None:

@@ -82,26 +82,26 @@ def explain_pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, 
 MAX_PARETO = 8
 
 
-def _find_pareto_front(request: Request, everything: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
+def _find_pareto_front(request: Request, searched: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
     """Return at most `MAX_PARETO` plans that no other plan beats in time, cost and GPUs at once, fastest first.
 
     A pool without a price is compared by time and GPUs alone, and so are all pools with prices in several currencies.
 
     Args:
         request: the job.
-        everything: the plans of each pool, and a mask of the eligible ones.
+        searched: the plans of each pool, and a mask of the eligible ones.
 
     Returns:
         Pairs of a pool's plans and a row of them.
     """
     currencies = {
-        candidates.pool.currency for candidates, _ in everything if candidates.pool.price_per_gpu_hour is not None
+        candidates.pool.currency for candidates, _ in searched if candidates.pool.price_per_gpu_hour is not None
     }
     chosen: list[tuple[Candidates, int]] = []
     points: list[tuple[float, float, float]] = []
-    for each, eligible in everything:
+    for each, mask in searched:
         # On one pool the cost is time times GPUs, so only the fastest plan of each GPU count can be on the front.
-        rows = np.flatnonzero(eligible)
+        rows = np.flatnonzero(mask)
         gpus, own = each.gpus[rows], each.step_s[rows] * request.workload.global_batch / each.batch[rows]
         least = np.full(int(gpus.max(initial=0)) + 1, np.inf)
         np.minimum.at(least, gpus, own)
@@ -120,10 +120,11 @@ def _find_pareto_front(request: Request, everything: Sequence[tuple[Candidates, 
     same = np.all(axes[:, None] == axes[None], axis=2) & np.tri(len(axes), k=-1, dtype=bool).T
     front = np.flatnonzero(~(less | same).any(axis=0))
     kept_rows = _select_spread_rows(axes[front])
-    return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _seconds_and_name(request, *item))
+    return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _seconds_and_name(*item))
 
 
-def _seconds_and_name(request: Request, candidates: Candidates, row: int) -> tuple[float, str]:
+def _seconds_and_name(candidates: Candidates, row: int) -> tuple[float, str]:
+    """Return the seconds per sample of a plan and the name of its pool, the sort key of the front."""
     return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
 
 

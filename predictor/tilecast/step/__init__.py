@@ -15,7 +15,7 @@ columns of plans each argument depends on (`distinct`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from tilecast.job_calibration import RunSetting, corrected_parts, node_samples
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
-from tilecast.step.distinct import PerDistinct, StepInputs
+from tilecast.step.distinct import PerDistinct, StepInputs, Value
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
 from tilecast.step.replicas import (
     SyncSeconds,
@@ -183,15 +183,27 @@ class Steps:
         graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.factors
         copies_per_s, host_s = weight_copy_bytes_per_s(gpu, constant), host_seconds_per_step(workload, graph, constant)
 
+        def by_degrees(formula: Callable[[Sharded, Plans, Rows], Value]) -> PerDistinct[Value]:
+            return per_distinct(("degrees",), formula)
+
         def sync_seconds(sharded: Sharded, plans: Plans, rows: Rows) -> SyncSeconds:
             weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
             return replica_sync_seconds(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
+
+        def boundary(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
+            return boundary_seconds(workload, sharded, plans, pool) / speed_at(rows)
+
+        def copied(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+            return copy_seconds(workload, held.take(rows), plans, copies_per_s)
+
+        def updated(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+            return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
 
         passes = per_distinct(
             ("shard", "checkpointing", "links"),
             lambda sharded, plans, rows: block_passes(workload, sharded, plans, pool, priced, constant, speed_at(rows)),
         )
-        held = per_distinct(("degrees",), lambda sharded, plans, _: HeldWeights.from_plans(workload, sharded, plans))
+        held = by_degrees(lambda sharded, plans, _: HeldWeights.from_plans(workload, sharded, plans))
         return cls(
             workload=workload,
             graph=graph,
@@ -203,26 +215,14 @@ class Steps:
                 ("shard", "checkpointing", "links", "pipeline"),
                 lambda sharded, plans, rows: micro_batch(sharded, plans, priced, passes.take(rows)),
             ),
-            boundary_s=per_distinct(
-                ("shard", "degrees"),
-                lambda sharded, plans, rows: boundary_seconds(workload, sharded, plans, pool) / speed_at(rows),
-            ),
+            boundary_s=per_distinct(("shard", "degrees"), boundary),
             held=held,
-            sync=per_distinct(("degrees",), sync_seconds),
-            straggler=per_distinct(("degrees",), lambda _, plans, __: straggler_factor(workload, plans, constant)),
-            once_s=per_distinct(
-                ("degrees",), lambda _, plans, __: host_s + gradient_wait_seconds(workload, graph, plans, constant)
-            ),
-            calibrated=per_distinct(
-                ("degrees",), lambda _, plans, __: _Calibrated(*columns(gpu.name, workload, plans.gpus))
-            ),
-            copied_s=inputs.per_zero_stage(
-                ("degrees", "accumulates"),
-                lambda _, plans, rows: copy_seconds(workload, held.take(rows), plans, copies_per_s),
-            ),
-            update_s=inputs.per_zero_stage(
-                ("degrees",), lambda _, plans, rows: optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
-            ),
+            sync=by_degrees(sync_seconds),
+            straggler=by_degrees(lambda _, plans, __: straggler_factor(workload, plans, constant)),
+            once_s=by_degrees(lambda _, plans, __: host_s + gradient_wait_seconds(workload, graph, plans, constant)),
+            calibrated=by_degrees(lambda _, plans, __: _Calibrated(*columns(gpu.name, workload, plans.gpus))),
+            copied_s=inputs.per_zero_stage(("degrees", "accumulates"), copied),
+            update_s=inputs.per_zero_stage(("degrees",), updated),
         )
 
     def rows(self, rows: slice | Rows) -> StepTimes:
@@ -252,7 +252,7 @@ class Steps:
             width=ones,
             least=repeats / plans.pipeline * micro.roofline_s,
         )
-        return self._corrected(times, plans, some, place)
+        return self._apply_corrections(times, plans, some, place)
 
     def _at_every_zero_stage(self, rows: slice | Rows) -> tuple[MicroBatch, Floats, Floats, Floats, Floats]:
         """Return the micro-batch of some rows of the inputs, (n,), and seconds at every ZeRO stage, (4, n) each.
@@ -267,11 +267,11 @@ class Steps:
         compute_s = parts.compute_seconds(repeats, micro, self.copied_s.take(rows), hidden_s * self.slowdown)
         return micro, compute_s, exposed_s, hidden_s, parts.input_seconds(self.graph, plans, compute_s)
 
-    def _corrected(self, times: StepTimes, plans: Plans, some: slice | Rows, place: Rows) -> StepTimes:
+    def _apply_corrections(self, times: StepTimes, plans: Plans, rows: slice | Rows, place: Rows) -> StepTimes:
         """Return the times with all known corrections, and no step shorter than the input pipeline takes."""
         per_node, own, samples_per_s = self.pool.gpus_per_node, self.pool.own, self.workload.input_samples_per_s
         if self.pool.calibration.corrections:
-            calibrated = self.calibrated.take(some).take(place)
+            calibrated = self.calibrated.take(rows).take(place)
             times = times.with_calibration(calibrated.ratio, calibrated.width)
         if own.runs:
             here = RunSetting.of(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)

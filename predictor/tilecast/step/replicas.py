@@ -52,10 +52,10 @@ class SyncSeconds(Columns):
 def sync_seconds(
     workload: Workload,
     sharded: Sharded,
-    whole: HeldWeights,
+    held: HeldWeights,
     plans: Plans,
     pool: Pool,
-    caps: overlap.BucketLimits,
+    limits: overlap.BucketLimits,
     gathered: Floats,
     fitted: Constants,
 ) -> SyncSeconds:
@@ -64,10 +64,10 @@ def sync_seconds(
     Args:
         workload: the job.
         sharded: its graph under the plans' shards.
-        whole: weights of the fullest stage.
+        held: weights of the fullest stage.
         plans: the plans, (n,).
         pool: the pool that the job runs on.
-        caps: most bytes of a bucket of gradients.
+        limits: most bytes of a bucket of gradients.
         gathered: number of parts in which the weights of sharded models are gathered.
         fitted: the constants.
     """
@@ -79,18 +79,18 @@ def sync_seconds(
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte that is held.
     updated = weight - (sharded.layered_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
     # Parameters that a rank holds alone are not exchanged.
-    held = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
-    sums = [parameters * gradient * whole.trainable for parameters in held]
-    first = np.minimum(caps.first, sums[0])
+    exchanged = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
+    sums = [parameters * gradient * held.trainable for parameters in exchanged]
+    first = np.minimum(limits.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
-    reduced, scattered = ([caps.count(size) for size in sizes] for sizes in (rest, sums))
-    weights = [parameters * whole.gathered_bytes for parameters in held]
-    renewed = [parameters * updated * whole.trainable for parameters in held]
+    reduced, scattered = ([limits.count(size) for size in sizes] for sizes in (rest, sums))
+    weights = [parameters * held.gathered_bytes for parameters in exchanged]
+    renewed = [parameters * updated * held.trainable for parameters in exchanged]
     exchange = partial(_exchange_seconds, workload, [group for _, group in groups], pool, fitted)
     first_s, reduce_s = exchange("all_reduce", ([first, nil], [nil + 1] * 2), (rest, reduced))
     # A gather takes as long as a scatter.
     scatter_s, gather_s, updated_s = exchange(
-        "all_gather", (sums, scattered), (weights, [gathered] * len(held)), (renewed, scattered)
+        "all_gather", (sums, scattered), (weights, [gathered] * len(exchanged)), (renewed, scattered)
     )
     return SyncSeconds(
         first_s,

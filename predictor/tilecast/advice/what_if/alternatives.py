@@ -52,12 +52,13 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
     return None, [replace(outcome, message=f"your baseline of {baseline.gpus}: {outcome.message}")], notes
 
 
-def best_without_constraints(request: Request, everything: Sequence[Candidates]) -> Offer | None:
+def best_without_constraints(request: Request, candidates: Sequence[Candidates]) -> Offer | None:
     """Return the best offer without the job's own constraints; None if it has no constraints or there is no offer."""
     if request.constraints == Constraints():
         return None
     free = replace(request, constraints=Constraints())
-    choices = [item for candidates in everything if isinstance(item := choose_or_reject(free, candidates), Choice)]
+    outcomes = [choose_or_reject(free, plans) for plans in candidates]
+    choices = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not choices:
         return None
     offer = rank_choices(free, choices).choices[0].offer()

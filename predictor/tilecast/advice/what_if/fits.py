@@ -156,11 +156,11 @@ def _needs_only_to_fit(request: Request, pool: Pool) -> bool:
     return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
 
 
-def _gpu_counts(pool: Pool, most: int) -> list[int]:
-    """Return GPU counts of a pool up to `most`, ascending: divisors of a node, powers of two nodes, all nodes."""
-    nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {most // pool.gpus_per_node}
+def _gpu_counts(pool: Pool, limit: int) -> list[int]:
+    """Return GPU counts of a pool up to `limit`, ascending: divisors of a node, powers of two nodes, all nodes."""
+    nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {limit // pool.gpus_per_node}
     every = {*search.divisors(pool.gpus_per_node), *(count * pool.gpus_per_node for count in nodes)}
-    return sorted(count for count in every if 0 < count <= min(most, pool.max_gpus))
+    return sorted(count for count in every if 0 < count <= min(limit, pool.max_gpus))
 
 
 _MASKS = (
