@@ -193,7 +193,7 @@ def variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> t
 
 
 def _batches_in_range(request: Request) -> list[int]:
-    """Return about `MAX_BATCHES` global batches of the job's range that micro-batches divide, ascending."""
+    """Return at most `MAX_BATCHES` global batches of the job's range that micro-batches divide, ascending."""
     if request.batches is None:
         return []
     low, high = request.batches

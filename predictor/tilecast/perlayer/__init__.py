@@ -82,7 +82,7 @@ class PerLayer:
     resharding_s: float
     """Seconds of the step in which activations move between layouts."""
     bound_s: float
-    """Lower bound on the step of every choice that fits; `step_s` is optimal within `REORDERING_TOLERANCE` of it."""
+    """Lower bound on the step of every choice that fits. `step_s` is optimal if it is within `REORDERING_TOLERANCE`."""
     varies: tuple[Dimension, ...]
     """Dimensions in which layers differ."""
 

@@ -61,7 +61,6 @@ class Priced:
     """Plans with their full prices on one pool, every column (n,)."""
 
     plans: Plans
-    sharded: Sharded
     times: StepTimes
     footprint: Footprint
     usable_bytes: float
@@ -146,8 +145,7 @@ class PlanTable:
         steps = self._steps()[0]
         if steps is None:
             raise IndexError("a table of no plans has no rows")
-        parts = self.plans.take(rows), self.sharded.take(rows), steps.rows(rows), self.bill(rows)
-        return Priced(*parts, self.usable_bytes)
+        return Priced(self.plans.take(rows), steps.rows(rows), self.bill(rows), self.usable_bytes)
 
 
 def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTable:
@@ -291,4 +289,4 @@ def price_sharded(
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
     times = step.step(workload, sharded, plans, pool, priced, fitted)
     bills = memory.footprint(workload, sharded, plans, pool.gpu)
-    return Priced(plans, sharded, times, bills, memory.usable_bytes(pool.gpu))
+    return Priced(plans, times, bills, memory.usable_bytes(pool.gpu))

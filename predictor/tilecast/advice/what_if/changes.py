@@ -23,7 +23,7 @@ def apply_change(change: Change, request: Request, pool: Pool) -> tuple[Request,
     """Return the request and the pool after a change.
 
     Raises:
-        KeyError: the change is of the recommended plan (`plan`), which is no input.
+        KeyError: the change names no input; a change of a neighbour's plan (`plan`) names none.
     """
     return CHANGES[change.input](request, pool, change.value)
 
