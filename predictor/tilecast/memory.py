@@ -55,8 +55,7 @@ class Footprint:
     context: Floats
     """Bytes of libraries and communicators, outside the allocator."""
     cached: Floats
-    """Bytes that the allocator also holds while the GPU has room: blocks that are too small to use again,
-    workspaces."""
+    """Bytes that the allocator also holds while the GPU has room: unused blocks and workspaces."""
     error: float
     """Half the width of the range as a share of the bill (`Framework.memory_error`)."""
 
