@@ -252,12 +252,10 @@ def simplicity_columns(candidates: Candidates) -> tuple[Ints, ...]:
     return candidates.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, candidates.gpus
 
 
-HALF, THIRD = 1 / 2, 1 / 3
-"""Shares of a GPU's memory up to which a model counts as small.
-
-A model that takes at most `HALF`, with its training state and one sample, is not split over ranks. If it takes at most
-`THIRD`, its training state is not split either.
-"""
+HALF = 1 / 2
+"""Share of a GPU's memory up to which a model, with its training state and one sample, is not split over ranks."""
+THIRD = 1 / 3
+"""Share of a GPU's memory up to which the training state of a model is not split either."""
 
 
 def sensible(request: Request, candidates: Candidates, eligible: Mask) -> Mask:
@@ -287,11 +285,9 @@ def sensible(request: Request, candidates: Candidates, eligible: Mask) -> Mask:
     return eligible
 
 
+# Of the 3,460 measured steps at hand three use more, all over a network between nodes.
 MOST_TENSOR = 8
-"""Most ranks that split a matrix product, even where NVLink joins the GPUs of a whole rack.
-
-Of the 3,460 measured steps at hand three use more, all over a network between nodes.
-"""
+"""Most ranks that split a matrix product, even where NVLink joins the GPUs of a whole rack."""
 
 
 def gpus_on_fastest_link(candidates: Candidates) -> int:
@@ -300,14 +296,12 @@ def gpus_on_fastest_link(candidates: Candidates) -> int:
     return intra.domain if intra.beyond else candidates.pool.domain
 
 
+# Of the 3,460 measured steps at hand, 32 split a replica in three ways, all on at least 32 GPUs with NVLink. So no
+# measurement supports a gain that is forecast for a smaller replica split in three ways.
 MOST_WAYS = 2
+"""Most ways, among tensor, pipeline and context parallelism, to split a replica that is small or has no NVLink."""
 LEAST_SPLIT = 32
-"""Limits on splitting a replica by tensor, pipeline and context parallelism at once.
-
-A replica of fewer than `LEAST_SPLIT` GPUs, or without NVLink, is split in at most `MOST_WAYS` of these ways. Of the
-3,460 measured steps at hand, 32 split a replica in three ways, all on at least 32 GPUs with NVLink. So no measurement
-supports a gain that is forecast for a smaller replica split in three ways.
-"""
+"""Least GPUs of a replica with NVLink that may be split in more ways than `MOST_WAYS`."""
 
 
 def is_split_too_far(candidates: Candidates) -> Mask:

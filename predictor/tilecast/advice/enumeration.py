@@ -20,21 +20,14 @@ from tilecast.hardware import Pool
 from tilecast.search import NO_LIMITS, Limits, PlanTable
 from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
 
+# Each operator takes 0.1 ms and 3 KB. The largest published model whose layers all differ may have 13 combinations.
 MOST_KERNELS = 64_000
-"""Most operators that are priced for a job that leaves its batch or precision open.
-
-The operators of the model are counted once for each combination of global batch, precision and pool. Each takes 0.1 ms
-and 3 KB. The largest published model whose layers all differ may have 13 combinations.
-"""
+"""Most operators of a model times combinations of global batch, precision and pool, if there are several."""
+# Each plan takes 2 us and 500 to 900 bytes. The largest search in the documentation prices 400,000.
 MOST_PLANS = 500_000
-"""Most plans of all pools together that one search prices, each 2 us and 500 to 900 bytes.
-
-The largest search in the documentation prices 400,000. Where there are more plans, some node counts are left out, then
-some global batches of a range.
-"""
+"""Most plans of all pools that one search prices; of more, node counts and then global batches are left out."""
 MAX_BATCHES = 8
-"""Most global batches of a range that are tried: the ends, the job's own batch, and batches with many factors of
-two."""
+"""Most global batches of a range that are tried: the ends, and batches with many factors of two."""
 FEWER_BATCHES = (4, 2, 0)
 """Most global batches that are tried in a range, besides the job's own, as long as there are too many plans."""
 

@@ -38,10 +38,7 @@ class RunForecast:
     parts: Mapping[str, float]
     """Parts that sum to `step_s`."""
     exchanged_s: float
-    """Seconds of collectives, hidden ones included; 0 for pipelines and for weights in the host's memory.
-
-    In these two cases a step also waits for other stages or for copies.
-    """
+    """Seconds of collectives, hidden ones included; 0 for pipelines and for weights in the host's memory."""
 
 
 def forecast_run(

@@ -108,10 +108,7 @@ class Offer:
     """Whether the pool has as many GPUs free now; None where that is not known."""
     reason: str
     correction: float = 1.0
-    """Factor on the step from measured runs.
-
-    `step_s` divided by it is the raw forecast, except for the time that waits for input.
-    """
+    """Factor on the step, without the wait for input, that is learned from measured runs."""
     carried: float = 1.0
     """Part of `correction` that comes from the job's own runs."""
     device_requests: tuple[str, ...] = ()
@@ -219,10 +216,7 @@ class Advice:
     ties: int
     """Number of other plans that the forecast cannot tell from the best one."""
     tie_ratio: float
-    """Value of the recommended plan over the lowest value among the plans that tie with it, at least 1.
-
-    It is above 1 where the recommended plan is simpler or has memory to spare.
-    """
+    """Value of the recommended plan over the lowest value among the plans that tie with it, at least 1."""
     notes: tuple[str, ...]
     """Further facts for the reader, one sentence each."""
     plans_evaluated: int

@@ -210,10 +210,7 @@ class _Space:
     sharded: Callable[[], Sharded]
     inputs: Callable[[], StepInputs]
     memory_bills: Callable[[], tuple[memory.Bills, Floats, Floats]]
-    """Memory bills, the least bytes of each plan, and the bytes that an allocator with room holds.
-
-    Both numbers of bytes exclude the GPU's context.
-    """
+    """Memory bills, and least bytes and bytes of an allocator with room, both without the GPU's context."""
 
     @classmethod
     def from_plans(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:

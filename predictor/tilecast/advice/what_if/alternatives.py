@@ -161,11 +161,9 @@ def _describe_bucket_size(workload: Workload) -> str:
     return f"{size:g}" if size else f"{workload.framework}'s own"
 
 
+# Doubling the GPUs reaches it where the step becomes less than 1.19 times as fast.
 SEVERAL = 3
-"""Growth of a step's price over shrinkage of its time, as logarithms, from which more GPUs are too many.
-
-Doubling the GPUs reaches it where the step becomes less than 1.19 times as fast.
-"""
+"""Growth of a step's price over shrinkage of its time, as logarithms, from which more GPUs are too many."""
 
 
 def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
