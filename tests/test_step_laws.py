@@ -12,7 +12,7 @@ from tilecast.frameworks import gradient_bytes
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step
-from tilecast.step.blocks import host, kernel_seconds
+from tilecast.step.blocks import kernel_seconds
 from tilecast.step.replicas import sync_seconds
 from tilecast.step.weights import HeldWeights, optimizer_seconds, weight_copy_bytes, weight_copy_bytes_per_s
 
@@ -60,7 +60,7 @@ def test_one_faster_link_slows_no_step_down(name: str, plan: Plan) -> None:
     ],
 )
 def test_a_static_graph_launches_without_python(facts: dict[str, str], name: str) -> None:
-    assert host(replace(JOB, **facts)) == name
+    assert launch_host(replace(JOB, **facts)) == name
 
 
 @pytest.mark.parametrize(

@@ -35,16 +35,16 @@ class Dimensions:
     a default changes no digest."""
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._values() == other._values()
+        return type(self) is type(other) and self._field_values() == other._field_values()
 
     def __hash__(self) -> int:
-        return hash(self._values())
+        return hash(self._field_values())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}{self._values()!r}"
+        return f"{type(self).__name__}{self._field_values()!r}"
 
     # One comparison serves all families: a generated one for each would take longer to import than a forecast takes.
-    def _values(self) -> tuple[object, ...]:
+    def _field_values(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
     def problems(self, model: Model) -> Iterator[Problem]:

@@ -35,11 +35,11 @@ class Curve:
 def curves(request: Request, pools: Sequence[Pool]) -> tuple[Curve, ...]:
     """Return the curve of every pool that can run the job, the job's constraints and objective ignored."""
     free = replace(request, objective="time", constraints=Constraints(), batches=None, deadline_s=None, budget=None)
-    by_pool = (_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
+    by_pool = (_pool_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
     return tuple(curve for curve in by_pool if curve.points)
 
 
-def _curve(request: Request, pool: Pool) -> Curve:
+def _pool_curve(request: Request, pool: Pool) -> Curve:
     every = find_candidates(request, pool)
     points = []
     for gpus in np.unique(every.gpus[every.fits]):

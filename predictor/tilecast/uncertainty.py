@@ -34,7 +34,7 @@ class Errors(Columns):
     kernels: Floats
 
 
-def errors(priced: Priced, widths: Widths | None = None) -> Errors:
+def forecast_errors(priced: Priced, widths: Widths | None = None) -> Errors:
     """Return the errors of every plan of a table, (n,), except the error that the job's description leaves open."""
     widths = widths or constants.widths()
     times = priced.times
@@ -52,7 +52,7 @@ def interval(workload: Workload, priced: Priced, row: int, widths: Widths | None
     if they spread further than assumed.
     """
     widths = widths or constants.widths()
-    own = errors(priced, widths).take(np.array([row]))
+    own = forecast_errors(priced, widths).take(np.array([row]))
     unstated = widths.unstated.get(workload.model.family, widths.unstated["other"])
     width = np.sqrt(unstated**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
     width = width * priced.times.width[row]

@@ -267,11 +267,11 @@ def with_note(advice: Advice, job: str) -> Advice:
 def _add_to_reasons(advice: Advice, source: str) -> Advice:
     """Return the advice with the source of each offer's correction in the reason of the offer."""
 
-    def add(offer: Offer) -> Offer:
+    def add_source(offer: Offer) -> Offer:
         return replace(offer, reason=f"{offer.reason}; x{offer.carried:.2f} from {source}")
 
-    offers, baseline = tuple(map(add, advice.offers)), advice.baseline
-    return replace(advice, offers=offers, baseline=add(baseline) if baseline else None)
+    offers, baseline = tuple(map(add_source, advice.offers)), advice.baseline
+    return replace(advice, offers=offers, baseline=add_source(baseline) if baseline else None)
 
 
 def _describe_run(item: OwnRun) -> str:

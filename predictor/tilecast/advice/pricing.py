@@ -195,7 +195,7 @@ class Details:
 
     def errors(self) -> Errors:
         """Return the uncertainties of the forecasts of all rows, (k,)."""
-        parts = [uncertainty.errors(priced) for priced in self.priced]
+        parts = [uncertainty.forecast_errors(priced) for priced in self.priced]
         starts = np.cumsum([0, *(len(priced.plans) for priced in self.priced)])
         rows = starts[self.table] + self.place
         return Errors(*(np.concatenate([getattr(part, item.name) for part in parts])[rows] for item in fields(Errors)))

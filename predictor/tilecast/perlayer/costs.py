@@ -126,7 +126,7 @@ def exposed_seconds(
         The seconds, (S,), or (S, S) for pairs, where a row is a strategy of the previous block.
     """
     share = float(overlap.hides_gradients(workload))
-    slowdown = fitted.slowdown * replicas.contention(pool)
+    slowdown = fitted.slowdown * replicas.link_contention(pool)
     total = np.zeros(len(plans))
     for index in (0, 1):
         hiding = 0.0 if previous_passes_s is None else previous_passes_s[index] * share

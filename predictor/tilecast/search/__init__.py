@@ -193,7 +193,7 @@ def _price_steps(workload: Workload, space: _Space, pool: Pool) -> tuple[step.St
         sharded = space.sharded()
         kernels = blocks.kernel_seconds(workload, sharded, pool.gpu)
         steps = step.Steps.of(workload, plans, space.inputs(), pool, kernels)
-        for rows in _row_chunks(plans):
+        for rows in _split_rows(plans):
             times = steps.rows(rows)
             step_s[rows], launch_s[rows] = times.total, times.launch
     for column in (step_s, launch_s):
@@ -219,7 +219,7 @@ class _Space:
         def memory_bills() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
             bills = memory.Bills.of(workload, sharded(), plans, pool.gpu)
-            for rows in _row_chunks(plans):
+            for rows in _split_rows(plans):
                 bill = bills.rows(rows)
                 least[rows], reserved[rows] = bill.least, bill.reserved
             return bills, least, reserved
@@ -233,7 +233,7 @@ class _Space:
         common_bills, least, reserved = self.memory_bills()
         bills = common_bills.on_gpu(gpu)
         needed, upper = np.empty((2, len(self.plans)))
-        for rows in _row_chunks(self.plans):
+        for rows in _split_rows(self.plans):
             context = bills.context_of(rows)
             needed[rows] = least[rows] + context
             upper[rows] = memory.upper_bytes(reserved[rows] + context, bills.error)
@@ -246,7 +246,7 @@ _SPACES: Memo[_Space] = Memo(4)
 _TABLES: Memo[PlanTable] = Memo(8)
 
 
-def _row_chunks(plans: Plans) -> Iterator[slice]:
+def _split_rows(plans: Plans) -> Iterator[slice]:
     """Return slices that cover all plans, of at most `CHUNK` rows each."""
     return (slice(start, start + CHUNK) for start in range(0, len(plans), CHUNK))
 

@@ -32,7 +32,7 @@ from tilecast.step.distinct import PerDistinct, StepInputs, Value
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
 from tilecast.step.replicas import (
     SyncSeconds,
-    contention,
+    link_contention,
     replica_seconds,
     replica_sync_seconds,
     straggler_factor,
@@ -186,17 +186,17 @@ class Steps:
         def by_degrees(formula: Callable[[Sharded, Plans, Rows], Value]) -> PerDistinct[Value]:
             return per_distinct(("degrees",), formula)
 
-        def sync_seconds(sharded: Sharded, plans: Plans, rows: Rows) -> SyncSeconds:
+        def sync_at(sharded: Sharded, plans: Plans, rows: Rows) -> SyncSeconds:
             weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
             return replica_sync_seconds(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
 
-        def boundary(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def boundary_at(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
             return boundary_seconds(workload, sharded, plans, pool) / speed_at(rows)
 
-        def copied(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def copies_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
             return copy_seconds(workload, held.take(rows), plans, copies_per_s)
 
-        def updated(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def update_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
             return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
 
         passes = per_distinct(
@@ -210,19 +210,19 @@ class Steps:
             plans=plans,
             inputs=inputs,
             pool=pool,
-            slowdown=constant.slowdown * contention(pool),
+            slowdown=constant.slowdown * link_contention(pool),
             micro=per_distinct(
                 ("shard", "checkpointing", "links", "pipeline"),
                 lambda sharded, plans, rows: micro_batch(sharded, plans, priced, passes.take(rows)),
             ),
-            boundary_s=per_distinct(("shard", "degrees"), boundary),
+            boundary_s=per_distinct(("shard", "degrees"), boundary_at),
             held=held,
-            sync=by_degrees(sync_seconds),
+            sync=by_degrees(sync_at),
             straggler=by_degrees(lambda _, plans, __: straggler_factor(workload, plans, constant)),
             once_s=by_degrees(lambda _, plans, __: host_s + gradient_wait_seconds(workload, graph, plans, constant)),
             calibrated=by_degrees(lambda _, plans, __: _Calibrated(*columns(gpu.name, workload, plans.gpus))),
-            copied_s=inputs.per_zero_stage(("degrees", "accumulates"), copied),
-            update_s=inputs.per_zero_stage(("degrees",), updated),
+            copied_s=inputs.per_zero_stage(("degrees", "accumulates"), copies_at),
+            update_s=inputs.per_zero_stage(("degrees",), update_at),
         )
 
     def rows(self, rows: slice | Rows) -> StepTimes:

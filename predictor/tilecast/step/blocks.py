@@ -87,12 +87,12 @@ def kernel_seconds(
     if fitted is not None or timed is not None:
         return _kernel_seconds(workload, sharded.graph, gpu, fitted or constants.shipped(), timed)
 
-    def make() -> tuple[Graph, KernelSeconds]:
+    def price_kernels() -> tuple[Graph, KernelSeconds]:
         return sharded.graph, _kernel_seconds(alike, sharded.graph, gpu, constants.shipped())
 
     # The graph is kept with its times, so that its id is not reused for another graph.
     alike = zoo.of_any_batch(workload)
-    return _PRICED.get((id(sharded.graph), alike, gpu), make)[1]
+    return _PRICED.get((id(sharded.graph), alike, gpu), price_kernels)[1]
 
 
 _PRICED: Memo[tuple[Graph, KernelSeconds]] = Memo(32)
@@ -107,7 +107,7 @@ def _kernel_seconds(
     # The graph is kept with its kernels, so that its id is not reused for another graph.
     table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
     times = timed or kernels.seconds(table, gpu)
-    forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
+    forward_launch_s, backward_launch_s = fitted.launch_s[launch_host(workload)]
     recomputed = recomputed_share(workload)
     zero = _Pass(np.zeros(1), np.zeros(1))
     items, position = [], 0
@@ -130,7 +130,7 @@ def _kernel_seconds(
     return KernelSeconds(tuple(items), spread / np.maximum(weight, 1e-30), roofline_s)
 
 
-def host(workload: Workload) -> str:
+def launch_host(workload: Workload) -> str:
     """Return the kind of host that launches the kernels: `graph` or the workload's execution, such as `eager`.
 
     It is a key of `launch_us`, `collective_us`, `step_ms` and `gradient_us` in the constants.
@@ -144,7 +144,8 @@ def _memory_kernels(workload: Workload) -> str:
     if workload.execution == "eager" and workload.fused_kernels:
         return "fused"
     # Traces and networks that are no transformers list every operator that runs.
-    return "listed" if not zoo.is_transformer(workload.model) and host(workload) == "eager" else host(workload)
+    host = launch_host(workload)
+    return "listed" if not zoo.is_transformer(workload.model) and host == "eager" else host
 
 
 def recomputed_share(workload: Workload) -> Callable[[Op], float]:

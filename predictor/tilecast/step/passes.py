@@ -12,7 +12,7 @@ from tilecast.constants import Constants
 from tilecast.graph import CollectiveCall
 from tilecast.hardware import Pool
 from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct
-from tilecast.step.blocks import BlockTimes, KernelSeconds, host
+from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import group_of, joined
 from tilecast.zoo import Sharded
 
@@ -207,7 +207,7 @@ def block_seconds(
         if transfer.phase == "backward" and not workload.training:
             continue
         exposed_s = exchanges.seconds(transfer) * exposed_share(workload, transfer, fitted)
-        call_s = np.where(exposed_s > 0, fitted.collective_s[host(workload)], 0.0)
+        call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
             exchanged["backward"] = exchanged["backward"] + again * transfer.count * exposed_s

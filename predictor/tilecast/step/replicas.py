@@ -190,7 +190,7 @@ def replica_sync_seconds(
     return sync.map_seconds(lambda seconds: np.where(active, seconds, 0.0) / speed)
 
 
-def contention(pool: Pool) -> float:
+def link_contention(pool: Pool) -> float:
     """Return the share of a GPU's memory bandwidth that its link can take, relative to A100 on NVLink, at most 1.
 
     The link is that of the GPU's product inside a node.

@@ -13,7 +13,7 @@ from tilecast.constants import Constants
 from tilecast.graph import KIND_NAMES, Graph
 from tilecast.hardware import Gpu
 from tilecast.spec import Columns, Floats, Plans, Workload
-from tilecast.step.blocks import host
+from tilecast.step.blocks import launch_host
 from tilecast.step.passes import MicroBatch
 from tilecast.zoo import Sharded
 
@@ -149,7 +149,7 @@ def host_seconds_per_step(workload: Workload, graph: Graph, fitted: Constants) -
     known, share = fitted.host_step, fitted.host_step.fixed_share
     if workload.training:
         share += (1.0 - share) * calls * min(_count_weight_tensors(graph) / known.usual_tensors, known.most)
-    return fitted.step_s[host(workload)] * share
+    return fitted.step_s[launch_host(workload)] * share
 
 
 def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Constants) -> Floats:
@@ -162,7 +162,7 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
     waits = workload.training and not (workload.fused_kernels or zoo.has_equal_sequences(workload.model))
     if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
         return np.zeros(len(plans))
-    each_s = _count_weight_tensors(graph) / plans.pipeline * fitted.gradient_s[host(workload)]
+    each_s = _count_weight_tensors(graph) / plans.pipeline * fitted.gradient_s[launch_host(workload)]
     return np.asarray(np.where(plans.replicas > 1, each_s, 0.0))
 
 
