@@ -38,7 +38,7 @@ def pool(gpu: str, per_node: int = 8, nodes: int = 4) -> Pool:
 def families(
     workload: Workload, on: Pool, gpus: int, vary: tuple[Dimension, ...] = tuple(perlayer.DIMENSIONS)
 ) -> perlayer.Families:
-    result = perlayer.Families.of(workload, on, gpus, search.Limits(), vary)
+    result = perlayer.Families.from_job(workload, on, gpus, search.Limits(), vary)
     assert result is not None
     return result
 
@@ -66,7 +66,7 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     ratios, over = [], []
     every = families(workload, on, gpus)
     once_s = host_seconds_per_step(workload, every.graph, constants.shipped())
-    for rows in every.rows():
+    for rows in every.family_rows():
         family = every.strategy_chain(rows[:40])
         one, plans = family.chain, family.plans
         priced = search.price(workload, plans, on)
@@ -104,7 +104,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     best = np.inf
     every = families(workload, on, gpus, vary)
     seconds = every.uniform_s()
-    for rows in every.rows():
+    for rows in every.family_rows():
         family = every.strategy_chain(every.worthwhile(rows, seconds))
         one = family.chain
         paths = np.array(list(itertools.product(range(len(family.plans)), repeat=len(one.cost))))
@@ -169,7 +169,7 @@ def test_layers_that_alternate_stand_where_they_are() -> None:
     names = [block.name for block in sharded.graph.sequence()]
     assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
     every = families(workload, pool("a100-40"), 4)
-    family = every.strategy_chain(max(every.rows(), key=len))
+    family = every.strategy_chain(max(every.family_rows(), key=len))
     assert [every.graph.blocks[number].name for number in every.order] == names
     assert (np.diagonal(family.moving, axis1=1, axis2=2) == 0).all()
     assert family.moving[0].max() > 0

@@ -12,7 +12,7 @@ from tilecast.frameworks import gradient_bytes
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step
-from tilecast.step.blocks import kernel_seconds
+from tilecast.step.blocks import kernel_seconds, launch_host
 from tilecast.step.replicas import sync_seconds
 from tilecast.step.weights import HeldWeights, optimizer_seconds, weight_copy_bytes, weight_copy_bytes_per_s
 

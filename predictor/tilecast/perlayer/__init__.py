@@ -132,12 +132,12 @@ def best(
     best_path: tuple[float, StrategyChain, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
     limit = bound = np.inf
-    every = Families.of(workload, pool, gpus, limits, vary)
+    every = Families.from_job(workload, pool, gpus, limits, vary)
     if every is None:
         return None
     graph, order = every.graph, every.order
     seconds = every.uniform_s()
-    for rows in sorted(every.rows(), key=lambda rows: float(seconds[rows].min())):
+    for rows in sorted(every.family_rows(), key=lambda rows: float(seconds[rows].min())):
         family = every.strategy_chain(every.worthwhile(rows, seconds))
         row, same_s = cheapest_uniform(family.chain)
         if row is not None and (uniform is None or same_s < uniform[0]):
@@ -189,7 +189,7 @@ class Families:
     vary: tuple[Dimension, ...]
 
     @classmethod
-    def of(
+    def from_job(
         cls, workload: Workload, pool: Pool, gpus: int, limits: Limits, vary: tuple[Dimension, ...] | None
     ) -> Families | None:
         """Return the strategies of a job; None if there are no plans or a single block.
@@ -218,7 +218,7 @@ class Families:
         costs = block_costs(workload, sharded, plans, pool, priced, fitted)
         return cls(workload, pool, graph, order, plans, costs, fitted, vary)
 
-    def rows(self) -> Iterator[Ints]:
+    def family_rows(self) -> Iterator[Ints]:
         """Yield the strategies of each family, as rows of `plans`.
 
         The strategies of a family are equal in all dimensions that may not vary, and use the same communicators.
