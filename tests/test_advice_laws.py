@@ -172,7 +172,9 @@ def test_no_plan_that_is_tried_before_the_recommended_one_is_faster_and_cheaper(
             continue
         rows = np.flatnonzero(choice.eligible & ~(candidates.tight & (not choice.is_tight)))
         among = candidates.take(rows)
-        ahead = (among.value(request) < choice.value) & ~(among.other(request) > choice.other)
+        ahead = (among.objective_value(request) < choice.value) & ~(
+            among.counterpart_value(request) > choice.counterpart
+        )
         for row in np.flatnonzero(ahead):
             tried = tuple(int(column[row]) for column in simplicity_columns(among))
             assert tried >= choice.preference, among.plans.row(int(row))
