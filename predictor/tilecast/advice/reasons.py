@@ -68,7 +68,7 @@ BOUND_BY: Mapping[str, str] = {
 
 def explain_pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
     """Return the offers of the Pareto front of all choices, fastest first."""
-    front = _find_pareto_front(request, [(choice.candidates, choice.eligible) for choice in choices])
+    front = _pareto_front(request, [(choice.candidates, choice.eligible) for choice in choices])
     offers: dict[tuple[str, int], Offer] = {}
     for choice in choices:
         rows = np.array([row for candidates, row in front if candidates is choice.candidates], dtype=np.int64)
@@ -82,7 +82,7 @@ def explain_pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, 
 MAX_PARETO = 8
 
 
-def _find_pareto_front(request: Request, searched: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
+def _pareto_front(request: Request, searched: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
     """Return at most `MAX_PARETO` plans that no other plan beats in time, cost and GPUs at once, fastest first.
 
     A pool without a price is compared by time and GPUs alone, and so are all pools with prices in several currencies.

@@ -89,21 +89,21 @@ def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
     return np.asarray((plans.zero_stage == 2) & (plans.pipeline == 1) & each)
 
 
+# The weight in and out (8), each moment in and out (8), and for LAMB's two norms weight and update once more (16).
 _FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0,
 }  # fmt: skip
-"""Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy, with states in FP32: the
-weight in and out (8), each moment in and out (8), and for LAMB's two norms weight and update once more (16)."""
+"""Bytes that an update moves per parameter besides the gradient and the 16-bit copy, with states in FP32."""
 
 
+# An array is changed in place or written from another (8 bytes), and each further array is read (4); the first read of
+# the gradient is counted with the gradient. Momentum: decay (8), add (8), apply (12). Adam: first moment (8), second
+# moment (8 + 12), its root (8), corrected (8), epsilon (8), apply (16); AdamW also decays the weight (8). LAMB divides
+# moment by root (12) instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12).
 _STEPWISE_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0,
 }  # fmt: skip
-"""Bytes per parameter where every arithmetic step of the update is a separate pass over FP32 arrays: 8 bytes to change
-an array in place or to write one from another, 4 for each further one that is read; the first read of the gradient is
-counted with the gradient. Momentum: decay (8), add (8), apply (12). Adam: first moment (8), second moment (8 + 12), its
-root (8), corrected (8), epsilon (8), apply (16); AdamW also decays the weight (8). LAMB divides moment by root (12)
-instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12)."""
+"""Bytes as in `_FUSED_OPTIMIZER_BYTES` if every arithmetic step of the update is a separate pass over FP32 arrays."""
 
 
 def optimizer_seconds(workload: Workload, held: HeldWeights, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:

@@ -394,24 +394,22 @@ class _Neighbour:
         candidates, goal, ratio = self.best.candidates, self.request.goal, f"{self.ratio:.2f}x"
         if over_bytes > 0:
             change = self._describe_leaner(needed_bytes)
-            return self._make_why_not("OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", change, over_bytes)
+            return self._to_why_not("OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", change, over_bytes)
         if self.row < 0:
             return self._explain_small_pool()
         if not candidates.keeps_bound(self.request)[self.row]:
-            return self._make_why_not(goal.missed, f"{ratio}, beyond the job's own limit")
+            return self._to_why_not(goal.missed, f"{ratio}, beyond the job's own limit")
         if not candidates.within(self.request.constraints)[self.row]:
             return self._explain_constraint()
         if goal.fewest_gpus and self.plan.gpus > self.best.gpus:
-            return self._make_why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}")
+            return self._to_why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}")
         if self.is_tie:
-            return self._make_why_not("Tie", f"{ratio}, within the forecast's error{self._why_not_chosen()}")
+            return self._to_why_not("Tie", f"{ratio}, within the forecast's error{self._why_not_chosen()}")
         if self.ratio < 1 and not self.best.eligible[self.row]:
-            return self._make_why_not("NotNeeded", f"{ratio}, but {self._why_unusual()}")
-        return self._make_why_not(goal.quantity.worse_code, ratio, None if speed is None else _describe_links(speed))
+            return self._to_why_not("NotNeeded", f"{ratio}, but {self._why_unusual()}")
+        return self._to_why_not(goal.quantity.worse_code, ratio, None if speed is None else _describe_links(speed))
 
-    def _make_why_not(
-        self, code: str, message: str, change: Change | None = None, value: float | None = None
-    ) -> WhyNot:
+    def _to_why_not(self, code: str, message: str, change: Change | None = None, value: float | None = None) -> WhyNot:
         """Return the reason with its code; its value is the ratio to the recommended plan unless another is given."""
         pool, value = self.best.candidates.pool.name, self.ratio if value is None else value
         return WhyNot(self.subject, pool, self.plan, code, message, value, change)
@@ -436,7 +434,7 @@ class _Neighbour:
         pool = self.best.candidates.pool
         change = describe_growth(pool, self.plan.gpus, "wins") if self.ratio < 1 else None
         message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
-        return self._make_why_not("PoolTooSmall", message, change)
+        return self._to_why_not("PoolTooSmall", message, change)
 
     def _explain_constraint(self) -> WhyNot:
         limits, plan = self.request.constraints, self.plan
@@ -450,8 +448,8 @@ class _Neighbour:
             if is_broken:
                 text = f"{name} {limit} -> {needed}"
                 change = Change(f"constraints.{name}", needed, "wins", text) if self.ratio < 1 else None
-                return self._make_why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", change)
-        return self._make_why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints")
+                return self._to_why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", change)
+        return self._to_why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints")
 
     def _describe_leaner(self, needed_bytes: float) -> Change:
         """Return the change to the plan of equal degrees that fits with the fewest changes of `_OPEN`.
