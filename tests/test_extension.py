@@ -62,7 +62,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     house.add_line(
         "objectives.py", worked("quantity") + "\n\n", "@dataclass(frozen=True, slots=True)\nclass ObjectiveRecord:"
     )
-    house.add_line("objectives.py", worked("objective"), '        ObjectiveRecord("time",')
+    house.add_line("objectives.py", worked("objective").strip() + ",\n", '        ObjectiveRecord("time",')
     house.generate()
     return house
 
