@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilecast import uncertainty, zoo
 from tilecast.advice import Budget, Constraints, Offer, Request, advise
-from tilecast.advice.choose import Choice, choose_or_reject, simplicity
+from tilecast.advice.choose import Choice, choose_or_reject, simplicity_columns
 from tilecast.advice.pricing import find_candidates
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
@@ -45,7 +45,7 @@ def requests(draw: st.DrawFn) -> Request:
     precision = draw(st.sampled_from(precisions or ("fp16", "bf16", "fp32")))
     batch = draw(st.sampled_from([8, 24, 48, 64]))
     workload = Workload(model, 512 if model.vocab else 1, batch, precision, steps=draw(st.integers(1, 1000)))
-    objective = draw(st.sampled_from(list(OBJECTIVES)))
+    goal = draw(st.sampled_from(list(OBJECTIVES.values())))
     constraints = Constraints(
         gpus=draw(st.sampled_from([None, None, None, 4, 8, 12])),
         max_nodes=draw(st.sampled_from([None, None, 1, 2])),
@@ -56,10 +56,10 @@ def requests(draw: st.DrawFn) -> Request:
     return Request(
         "drawn",
         workload,
-        objective,
+        goal.name,
         constraints,
-        deadline_s=draw(st.floats(1.0, 1e5)) if objective == "cheapestBeforeDeadline" else None,
-        budget=Budget(draw(st.floats(0.01, 1e3))) if objective == "fastestWithinBudget" else None,
+        deadline_s=draw(st.floats(1.0, 1e5)) if goal.bound == "deadlineSeconds" else None,
+        budget=Budget(draw(st.floats(0.01, 1e3))) if goal.bound == "budget" else None,
         batches=draw(st.sampled_from([None, None, (batch // 2, batch * 2)])),
         precisions=precisions,
     )
@@ -67,16 +67,15 @@ def requests(draw: st.DrawFn) -> Request:
 
 def value(request: Request, offer: Offer) -> float:
     """Return the value of an offer that the objective minimizes."""
-    seconds = offer.step_s
-    if request.objective == "fewestGpus":
+    goal, seconds = request.goal, offer.step_s
+    if goal.fewest_gpus:
         return float(offer.gpus)
-    if request.objective in ("timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget"):
+    if goal.is_whole_run:
         seconds *= offer.workload.steps or 0
     else:
         seconds *= request.workload.global_batch / offer.workload.global_batch
-    if request.objective in ("cost", "cheapestBeforeDeadline"):
-        return seconds * offer.gpus * (offer.pool.price_per_gpu_hour or 0.0)
-    return seconds
+    per_gpu_hour = goal.quantity.per_gpu_hour
+    return seconds if per_gpu_hour is None else seconds * offer.gpus * (per_gpu_hour(offer.pool) or 0.0)
 
 
 def best_value(request: Request, pools: list[Pool]) -> tuple[float, float]:
@@ -173,9 +172,11 @@ def test_no_plan_that_is_tried_before_the_recommended_one_is_faster_and_cheaper(
             continue
         rows = np.flatnonzero(choice.eligible & ~(candidates.tight & (not choice.is_tight)))
         among = candidates.take(rows)
-        ahead = (among.value(request) < choice.value) & ~(among.other(request) > choice.other)
+        ahead = (among.objective_value(request) < choice.value) & ~(
+            among.counterpart_value(request) > choice.counterpart
+        )
         for row in np.flatnonzero(ahead):
-            tried = tuple(int(column[row]) for column in simplicity(among))
+            tried = tuple(int(column[row]) for column in simplicity_columns(among))
             assert tried >= choice.preference, among.plans.row(int(row))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tilecast import search, zoo
-from tilecast.advice.enumeration import stated_plans
+from tilecast.advice.enumeration import enumerate_stated
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import Setting, launch, refuse
@@ -194,10 +194,10 @@ def test_blocks_are_recomputed_whole_or_not_at_all() -> None:
     workload = Workload(huggingface.model(config(WAN)), 1, 8)
     plans = search.find(workload, pool(), Limits(gpus=8)).plans
     assert {CHECKPOINTING[mode] for mode in plans.checkpointing} == {"none", "full"}
-    assert set(stated_plans(workload, 8, Stated(data=8), "--plan").checkpointing.tolist()) == {0, 2}
+    assert set(enumerate_stated(workload, 8, Stated(data=8), "--plan").checkpointing.tolist()) == {0, 2}
     problem = "has nothing that selective recomputation would save memory of; use none or full"
     with pytest.raises(SpecError, match=problem):
-        stated_plans(workload, 8, Stated(data=8, checkpointing="selective"), "--plan")
+        enumerate_stated(workload, 8, Stated(data=8, checkpointing="selective"), "--plan")
     with pytest.raises(SpecError, match="^training.activationCheckpointing: .*" + problem):
         search.find(Workload(workload.model, 1, 8, checkpointing="selective"), pool(), Limits(gpus=8))
 
@@ -210,7 +210,7 @@ def test_norms_and_rotations_take_time_and_memory() -> None:
     seconds, bytes_ = [], []
     for model in (whole, bare):
         workload = Workload(model, 1, 8)
-        prices = search.price(workload, stated_plans(workload, 8, plan, "--plan"), pool())
+        prices = search.price(workload, enumerate_stated(workload, 8, plan, "--plan"), pool())
         seconds.append(float(prices.step_s[0]))
         bytes_.append(activation_bytes(zoo.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0)).layers[0]))
     assert 1.01 < seconds[0] / seconds[1] < 1.5

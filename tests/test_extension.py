@@ -3,12 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from conftest import Helm
 from repository_copy import RepositoryCopy
+from test_docs import worked
 
 pytestmark = pytest.mark.long
 
@@ -55,8 +57,12 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     house.add_line(
         "collectives/__init__.py", '            "zeta": lambda size, *_: 0.0 * size,\n', '            "nvls": nvls_all'
     )
-    record = 'ObjectiveRecord("zeta", "the zestiest step", "zestiest", "staler", "price", needs_price=True),\n        '
+    record = 'ObjectiveRecord("zeta", "the zestiest step", "zestiest", "staler", PRICE),\n        '
     house.add_line("objectives.py", record, 'ObjectiveRecord("cost",')
+    house.add_line(
+        "objectives.py", worked("quantity") + "\n\n", "@dataclass(frozen=True, slots=True)\nclass ObjectiveRecord:"
+    )
+    house.add_line("objectives.py", worked("objective").strip() + ",\n", '        ObjectiveRecord("time",')
     house.generate()
     return house
 
@@ -227,3 +233,25 @@ def test_an_objective_is_one_line(house: House) -> None:
     schema = house.read("crds/trainingjobs.yaml")
     assert "- zeta" in schema
     assert "the zestiest step (zeta)" in " ".join(schema.split())
+
+
+def test_an_objective_of_a_new_quantity_is_two_records_of_one_file(house: House) -> None:
+    thrifty = "h100-sxm:8,l4:8"
+    advices = {
+        name: json.loads(house.tilecast(*bare("gpt2", "--objective", name, "-o", "json", gpus=thrifty)))
+        for name in ("time", "energy")
+    }
+    best = advices["energy"]["recommendation"]
+    assert "leanest; " in best["reason"] and " kWh per 1000 steps" in best["reason"]
+
+    def energy(offer: dict[str, Any]) -> float:
+        watts = {"h100-sxm": 700, "l4": 72}[offer["pool"]]
+        return offer["gpus"] * watts * offer["stepSeconds"]["target"] / 3600
+
+    offers = [best, *advices["energy"]["alternatives"]]
+    assert {offer["pool"] for offer in offers} == {"h100-sxm", "l4"}
+    assert all(f"{float(f'{energy(offer):.3g}'):,g} kWh" in offer["reason"] for offer in offers)
+    assert energy(best) <= min(energy(advices["time"]["recommendation"]), *(energy(offer) for offer in offers))
+    codes = {item["code"] for item in advices["energy"]["whyNot"]}
+    assert "Hungrier" in codes and not codes & {"Slower", "Dearer"}
+    assert "- energy" in house.read("crds/trainingjobs.yaml")

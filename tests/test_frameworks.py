@@ -246,7 +246,7 @@ def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None)
     assert 0 < error <= 0.2
     assert footprint.lower == pytest.approx(footprint.total * (1 - error))
     assert footprint.upper == pytest.approx(footprint.device * (1 + error))
-    assert footprint.spans("allocated") == (
+    assert footprint.figure_range("allocated") == (
         pytest.approx(footprint.allocated * (1 - error)),
         pytest.approx(footprint.allocated * (1 + error)),
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import memory, search, zoo
-from tilecast.advice.enumeration import stated_plans
+from tilecast.advice.enumeration import enumerate_stated
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits, expert_degrees
@@ -184,6 +184,6 @@ def test_fewer_hidden_layers_replace_those_of_the_preset() -> None:
 
 def test_a_stated_plan_spreads_tables_without_being_told() -> None:
     workload = Workload(zoo.preset("dlrm-small"), 1, 1024, "fp16")
-    assert set(stated_plans(workload, 8, Stated(data=8), "--plan").expert.tolist()) == {8}
+    assert set(enumerate_stated(workload, 8, Stated(data=8), "--plan").expert.tolist()) == {8}
     with pytest.raises(SpecError, match="ep=4 does not spread the rows of dlrm-small over 8 ranks; write ep=8"):
-        stated_plans(workload, 8, Stated(data=8, expert=4), "--plan")
+        enumerate_stated(workload, 8, Stated(data=8, expert=4), "--plan")

@@ -19,10 +19,10 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import launch
 from tilecast.render.launch.setting import Setting
 from tilecast.spec import Framework, Plan, Plans, Workload
-from tilecast.step import with_bucket_sizes
+from tilecast.step import step_with_bucket_sizes
 from tilecast.step.blocks import kernel_seconds
 from tilecast.step.replicas import SyncSeconds, sync_seconds
-from tilecast.step.weights import Held
+from tilecast.step.weights import HeldWeights
 
 BERT = Workload(zoo.preset("bert-large"), 512, 256, framework="ddp")
 SLOW = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("ethernet-25"))
@@ -52,7 +52,7 @@ def test_the_closed_form_is_the_timeline(
     first_s: float, share: float, each_s: float, count: int, pass_s: float
 ) -> None:
     busy, parts, room = (np.array([value]) for value in (each_s * count, float(count), pass_s))
-    exposed = overlap.exposed(busy, parts, room, first_s, share)
+    exposed = overlap.exposed_seconds(busy, parts, room, first_s, share)
     assert exposed[0] == pytest.approx(simulated(first_s, share, each_s, count, pass_s), rel=1e-9, abs=1e-9)
 
 
@@ -61,7 +61,9 @@ def test_a_longer_pass_hides_more_and_never_the_last_bucket(
     each_s: float, count: int, shorter: float, more: float
 ) -> None:
     busy, parts = np.array([each_s * count]), np.array([float(count)])
-    long, short = (float(overlap.exposed(busy, parts, np.array([room]))[0]) for room in (shorter + more, shorter))
+    long, short = (
+        float(overlap.exposed_seconds(busy, parts, np.array([room]))[0]) for room in (shorter + more, shorter)
+    )
     assert each_s * (1 - 1e-9) <= long <= short * (1 + 1e-9) <= each_s * count * (1 + 1e-8)
 
 
@@ -70,7 +72,14 @@ def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeco
     sharded = zoo.shard(workload, plans)
     caps = overlap.BucketLimits.of(workload, plans, 4.0, np.ones(1))
     return sync_seconds(
-        workload, sharded, Held.of(workload, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped()
+        workload,
+        sharded,
+        HeldWeights.from_plans(workload, sharded, plans),
+        plans,
+        pool,
+        caps,
+        np.ones(1),
+        constants.shipped(),
     )
 
 
@@ -129,7 +138,7 @@ def test_buckets_after_the_backward_pass_cost_their_latency() -> None:
 def test_sizes_that_are_tried_cost_what_the_job_would_with_them() -> None:
     plans, sizes = Plans.of(PLAN), (1, 25, 200)
     sharded = zoo.shard(BERT, plans)
-    seconds = with_bucket_sizes(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
+    seconds = step_with_bucket_sizes(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
     assert seconds == pytest.approx([step_s(replace(BERT, bucket_mib=size)) for size in sizes], rel=1e-9)
     assert step_s(BERT) == seconds[1]
 
@@ -262,7 +271,9 @@ def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
     sharded = zoo.shard(job, plans)
     caps = overlap.BucketLimits.of(job, plans, gradient_bytes(job), np.ones(1))
-    sync = sync_seconds(job, sharded, Held.of(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped())
+    sync = sync_seconds(
+        job, sharded, HeldWeights.from_plans(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped()
+    )
     shared = sharded.stage("parameters", plans) - sharded.stage("expert_parameters", plans)
     whole = float((shared * gradient_bytes(job))[0])
     assert sync.scattered[0] == pytest.approx(float(caps.count(np.array([whole]))[0]))

@@ -24,7 +24,7 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.model import Model
 from tilecast.search import Dimension
 from tilecast.spec import Plan, Plans, SpecError, Workload
-from tilecast.step.weights import once_seconds
+from tilecast.step.weights import host_seconds_per_step
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "jobs" / "gpt2-xl-fp16.yaml"
@@ -38,7 +38,7 @@ def pool(gpu: str, per_node: int = 8, nodes: int = 4) -> Pool:
 def families(
     workload: Workload, on: Pool, gpus: int, vary: tuple[Dimension, ...] = tuple(perlayer.DIMENSIONS)
 ) -> perlayer.Families:
-    result = perlayer.Families.of(workload, on, gpus, search.Limits(), vary)
+    result = perlayer.Families.from_job(workload, on, gpus, search.Limits(), vary)
     assert result is not None
     return result
 
@@ -65,9 +65,9 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     on = pool(gpu)
     ratios, over = [], []
     every = families(workload, on, gpus)
-    once_s = once_seconds(workload, every.graph, constants.shipped())
-    for rows in every.rows():
-        family = every.family(rows[:40])
+    once_s = host_seconds_per_step(workload, every.graph, constants.shipped())
+    for rows in every.family_rows():
+        family = every.strategy_chain(rows[:40])
         one, plans = family.chain, family.plans
         priced = search.price(workload, plans, on)
         for row in range(len(plans)):
@@ -104,8 +104,8 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     best = np.inf
     every = families(workload, on, gpus, vary)
     seconds = every.uniform_s()
-    for rows in every.rows():
-        family = every.family(every.worthwhile(rows, seconds))
+    for rows in every.family_rows():
+        family = every.strategy_chain(every.worthwhile(rows, seconds))
         one = family.chain
         paths = np.array(list(itertools.product(range(len(family.plans)), repeat=len(one.cost))))
         cost, held = chain.price(one, paths)
@@ -113,7 +113,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     per_layer = perlayer.best(workload, on, gpus, vary=vary)
     assert (per_layer is None) == (best == np.inf)
     if per_layer is not None:
-        fixed_s = once_seconds(workload, every.graph, constants.shipped())
+        fixed_s = host_seconds_per_step(workload, every.graph, constants.shipped())
         assert best <= (per_layer.step_s - fixed_s) * (1 + 1e-11)
         assert per_layer.step_s - fixed_s <= best * (1 + 1.1 * perlayer.REORDERING_TOLERANCE)
         assert per_layer.bound_s - fixed_s == pytest.approx(best, rel=1e-9)
@@ -169,7 +169,7 @@ def test_layers_that_alternate_stand_where_they_are() -> None:
     names = [block.name for block in sharded.graph.sequence()]
     assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
     every = families(workload, pool("a100-40"), 4)
-    family = every.family(max(every.rows(), key=len))
+    family = every.strategy_chain(max(every.family_rows(), key=len))
     assert [every.graph.blocks[number].name for number in every.order] == names
     assert (np.diagonal(family.moving, axis1=1, axis2=2) == 0).all()
     assert family.moving[0].max() > 0

@@ -9,7 +9,7 @@ import pytest
 
 from tilecast import search, zoo
 from tilecast.advice import Request, advise
-from tilecast.advice.enumeration import stated_plans
+from tilecast.advice.enumeration import enumerate_stated
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
@@ -74,7 +74,7 @@ def test_what_a_table_prints_means_the_plan_it_printed(workload: Workload) -> No
     rng = np.random.default_rng(0)
     for row in rng.choice(len(plans), 60, replace=False):
         plan = plans.row(int(row))
-        table = stated_plans(workload, plan.gpus, Stated.parse(str(plan), "plan"), "plan")
+        table = enumerate_stated(workload, plan.gpus, Stated.parse(str(plan), "plan"), "plan")
         assert list(table) == [plan]
 
 
@@ -125,7 +125,7 @@ def test_contradictions_with_a_model_are_named(model: str, text: str, problem: s
     preset = zoo.preset(model)
     workload = Workload(preset, 512 if preset.vocab else 1, 64)
     with pytest.raises(SpecError, match=problem):
-        stated_plans(workload, 16, Stated.parse(text, "plan"), "plan")
+        enumerate_stated(workload, 16, Stated.parse(text, "plan"), "plan")
 
 
 def test_the_plan_is_priced_as_it_is_and_alone() -> None:

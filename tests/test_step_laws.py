@@ -12,9 +12,9 @@ from tilecast.frameworks import gradient_bytes
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step
-from tilecast.step.blocks import host, kernel_seconds
+from tilecast.step.blocks import kernel_seconds, launch_host
 from tilecast.step.replicas import sync_seconds
-from tilecast.step.weights import Held, copied_bytes, copied_bytes_per_s, optimizer_seconds
+from tilecast.step.weights import HeldWeights, optimizer_seconds, weight_copy_bytes, weight_copy_bytes_per_s
 
 JOB = Workload(zoo.preset("gpt2-xl"), 1024, 64, precision="bf16")
 
@@ -26,8 +26,8 @@ def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str =
 
 def copied(job: Workload, plans: Plans) -> list[float]:
     """Return the bytes that a micro-batch copies per parameter."""
-    held = Held.of(job, zoo.shard(job, plans), plans)
-    return (copied_bytes(job, held, plans) / held.parameters).tolist()
+    held = HeldWeights.from_plans(job, zoo.shard(job, plans), plans)
+    return (weight_copy_bytes(job, held, plans) / held.parameters).tolist()
 
 
 def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:
@@ -60,7 +60,7 @@ def test_one_faster_link_slows_no_step_down(name: str, plan: Plan) -> None:
     ],
 )
 def test_a_static_graph_launches_without_python(facts: dict[str, str], name: str) -> None:
-    assert host(replace(JOB, **facts)) == name
+    assert launch_host(replace(JOB, **facts)) == name
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
         own = replace(job, framework=name)
         caps, units = overlap.BucketLimits.single_bucket(1), np.ones(1)
         sharded = zoo.shard(own, plans)
-        whole = Held.of(own, sharded, plans)
+        whole = HeldWeights.from_plans(own, sharded, plans)
         seconds[name] = sync_seconds(own, sharded, whole, plans, where, caps, units, constants.shipped()).updated_s[0]
     layered = zoo.shard(job, plans).layered_share(plans)[0]
     assert seconds["nemo"] == pytest.approx(seconds["megatron"] * (1 - layered / 2), rel=0.05)
@@ -185,9 +185,9 @@ def test_userbuffers_need_sequence_parallelism() -> None:
 def test_an_update_moves_the_states_that_are_held(framework: Framework, each: float) -> None:
     job, plans, gpu = replace(JOB, framework=framework), Plans.of(Plan()), find_gpu("a100-80")
     sharded = zoo.shard(job, plans)
-    moved = optimizer_seconds(job, Held.of(job, sharded, plans), plans, gpu, constants.shipped()) * copied_bytes_per_s(
-        gpu, constants.shipped()
-    )
+    moved = optimizer_seconds(
+        job, HeldWeights.from_plans(job, sharded, plans), plans, gpu, constants.shipped()
+    ) * weight_copy_bytes_per_s(gpu, constants.shipped())
     assert moved[0] / sharded.stage("parameters", plans)[0] == pytest.approx(each)
 
 
@@ -197,9 +197,9 @@ def test_buckets_that_are_copies_are_read_and_written_twice(framework: Framework
     job, gpu = replace(JOB, framework=framework), find_gpu("a100-80")
     plans = Plans.of(Plan(), Plan(data=8))
     sharded = zoo.shard(job, plans)
-    moved = optimizer_seconds(job, Held.of(job, sharded, plans), plans, gpu, constants.shipped()) * copied_bytes_per_s(
-        gpu, constants.shipped()
-    )
+    moved = optimizer_seconds(
+        job, HeldWeights.from_plans(job, sharded, plans), plans, gpu, constants.shipped()
+    ) * weight_copy_bytes_per_s(gpu, constants.shipped())
     each = moved / sharded.stage("parameters", plans)
     assert each[1] - each[0] == pytest.approx(more)
 

@@ -13,7 +13,7 @@ from test_observe import body, until
 from test_targets import operating, shown, targeted, train_job
 from tilecast.advice import advise
 from tilecast.api.status import Alternative, Condition, Recommendation, StepSeconds, TrainingJobStatus
-from tilecast.objectives import OBJECTIVES
+from tilecast.objectives import OBJECTIVES, ObjectiveRecord, Quantity
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import ScoredForecast, StepReport, StepWindow
@@ -262,6 +262,17 @@ def test_a_better_place_saves_a_fifth_and_stays_one_while_it_saves_fifteen_perce
     assert gains(0.5, 1.1, None) == [], "dearer"
     assert gains(0.9, 0.7, None) == [] and gains(0.9, 0.7, None, "cost") == pytest.approx([0.3])
     assert gains(1.1, 0.5, None, "cost") == [], "slower"
+
+
+def test_a_place_may_be_better_by_a_quantity_that_no_field_of_an_alternative_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    energy = Quantity("energy", "leaner", "hungrier", "Hungrier", "", per_gpu_hour=lambda pool: pool.gpu.tdp_w)
+    monkeypatch.setitem(OBJECTIVES, "energy", ObjectiveRecord("energy", "", "", "", energy))
+    (place,) = better(0.5, 2.0, None, "energy")
+    assert place.gain == pytest.approx(0.5) and "50% shorter and" in place.text and " and 50% leaner than" in place.text
+    assert place.pays_after == better(0.5, 0.5, None, "time")[0].pays_after
+    assert gains(0.9, 0.5, None, "energy") == []
 
 
 def test_a_job_that_is_slow_wherever_it_runs_has_no_better_place() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from tilecast import search, zoo
 from tilecast.advice import Advice, Budget, Change, Constraints, Request, advise
-from tilecast.advice.what_if.changes import CHANGES, apply, roomier
+from tilecast.advice.what_if.changes import CHANGES, apply_change, describe_larger_memory
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
 from tilecast.spec import Plan, Plans, Stated, Workload
-from tilecast.step import on_faster_links
+from tilecast.step import step_on_faster_links
 from tilecast.step.blocks import kernel_seconds
 
 
@@ -67,7 +67,7 @@ def test_changes_do_what_they_say(name: str) -> None:
         if plan is not None:
             check_plan(advice, before, plan, change)
             continue
-        request, after = apply(change, advice.request, before)
+        request, after = apply_change(change, advice.request, before)
         again = advise(request, [after if item.name == where else item for item in POOLS])
         offered = [offer.pool.name for offer in again.offers]
         assert where in offered, change
@@ -85,7 +85,7 @@ def check_plan(advice: Advice, before: Pool, plan: Plan, change: Change) -> None
         one = plans.plans.row(row)
         assert (one.data, one.tensor, one.pipeline) == (plan.data, plan.tensor, plan.pipeline)
         return
-    _, after = apply(change, advice.request, before)
+    _, after = apply_change(change, advice.request, before)
     priced = search.price(best.workload, Plans.of(best.plan, plan), after)
     assert priced.fits[1], change
     if change.effect == "wins":
@@ -109,7 +109,7 @@ def test_just_less_than_the_change_is_not_enough(name: str) -> None:
     advice, changes = given(name)
     for where, _, change in changes:
         if change.input in ("deadlineSeconds", "budget.amount"):
-            request, _ = apply(replace(change, value=float(change.value) - 2), advice.request, POOLS[0])
+            request, _ = apply_change(replace(change, value=float(change.value) - 2), advice.request, POOLS[0])
             assert where not in [offer.pool.name for offer in advise(request, POOLS).offers]
 
 
@@ -136,7 +136,8 @@ def test_one_node_less_than_the_change_is_not_enough(name: str) -> None:
     for where, change in nodes:
         for value, is_enough in ((float(change.value), True), (float(change.value) - 1, False)):
             changed = [
-                apply(replace(change, value=value), request, one)[1] if one.name == where else one for one in pools
+                apply_change(replace(change, value=value), request, one)[1] if one.name == where else one
+                for one in pools
             ]
             best = advise(request, changed).best
             assert (best is not None and best.pool.name == where) == is_enough, (change, value)
@@ -149,7 +150,7 @@ def test_slightly_slower_links_than_the_change_do_not_win() -> None:
     (change,) = [item.change for item in advice.why_not if item.subject == "pool" and item.change]
     assert change.input == "pool.links"
     for factor, winner in ((1.0, "h100-sxm"), (0.95, "a100-80")):
-        _, faster = apply(replace(change, value=float(change.value) * factor), request, pools[1])
+        _, faster = apply_change(replace(change, value=float(change.value) * factor), request, pools[1])
         best = advise(request, [pools[0], faster]).best
         assert best is not None and best.pool.name == winner
 
@@ -158,9 +159,9 @@ def test_the_least_memory_that_would_do_is_told() -> None:
     request = Request("one", replace(LARGE, global_batch=1), constraints=Constraints(gpus=1))
     where = replace(pool("l4", 1, 0.8), max_nodes=1)
     (rejection,) = advise(request, [where]).rejections
-    change = roomier(where, float(rejection.memory_bytes or 0))
+    change = describe_larger_memory(where, float(rejection.memory_bytes or 0))
     for less, fits in ((0, True), (1, False)):
-        changed = apply(replace(change, value=float(change.value) - less), request, where)[1]
+        changed = apply_change(replace(change, value=float(change.value) - less), request, where)[1]
         assert (advise(request, [changed]).best is not None) == fits
 
 
@@ -170,7 +171,7 @@ def test_a_price_just_above_the_change_does_not_win() -> None:
     assert prices
     for where, change in prices:
         dearer = replace(change, value=float(change.value) * 1.02)
-        request, after = apply(dearer, advice.request, next(item for item in POOLS if item.name == where))
+        request, after = apply_change(dearer, advice.request, next(item for item in POOLS if item.name == where))
         again = advise(request, [after if item.name == where else item for item in POOLS])
         assert again.best is not None and again.best.pool.name != where
 
@@ -181,7 +182,7 @@ def test_an_unpriced_pool_is_told_the_price_at_which_it_would_win() -> None:
     assert [offer.pool.name for offer in advice.offers] == ["a100-80"]
     (rejection,) = advice.rejections
     assert rejection.code == "PriceUnknown" and rejection.change is not None
-    request, after = apply(rejection.change, advice.request, pools[0])
+    request, after = apply_change(rejection.change, advice.request, pools[0])
     best = advise(request, [after, pools[1]]).best
     assert best is not None and best.pool.name == "h100-sxm"
 
@@ -227,7 +228,7 @@ def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
     plan = Stated.parse("dp8,mb2", "plan")
     request = Request("x", LLAMA, "fastestWithinBudget", budget=Budget(1.0), deadline_s=1.0, plan=plan)
     for name, value in INPUTS.items():
-        after, changed = apply(Change(name, value, "fits", ""), request, POOLS[0])
+        after, changed = apply_change(Change(name, value, "fits", ""), request, POOLS[0])
         assert (after != request) != (changed != POOLS[0]), name
         assert (changed != POOLS[0]) == name.startswith("pool."), name
 
@@ -246,7 +247,7 @@ def test_a_part_of_a_node_grows_to_a_whole_one_before_there_are_more(model: str,
     request = Request("x", Workload(zoo.preset(model), 4096, 64))
     (rejection,) = advise(request, [part]).rejections
     assert rejection.change is not None and rejection.remedy == items
-    after, grown = apply(rejection.change, request, part)
+    after, grown = apply_change(rejection.change, request, part)
     assert advise(after, [grown]).best is not None
     assert (grown.gpus_per_node, grown.max_nodes) == ((2, 1) if model == "llama-3.1-8b" else (8, 2))
 
@@ -269,7 +270,7 @@ def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
             for change in (*(item.change for item in advice.why_not), *(item.change for item in advice.rejections)):
                 if change is not None and change.input == "pool.gpus":
                     assert int(change.value) in (4, 8, 16, 24, 32, 40, 48, 56, 64), change
-                    _, after = apply(change, request, part)
+                    _, after = apply_change(change, request, part)
                     assert (after.gpus_per_node, after.max_gpus) == (min(8, int(change.value)), int(change.value))
 
 
@@ -291,7 +292,7 @@ def test_a_limit_on_nodes_counts_nodes_not_parts_of_one() -> None:
 
 def test_faster_links_are_faster_and_leave_the_rest() -> None:
     workload = replace(LARGE, global_batch=16)
-    _, fast = apply(Change("pool.links", 4.0, "wins", ""), Request("x", workload), POOLS[2])
+    _, fast = apply_change(Change("pool.links", 4.0, "wins", ""), Request("x", workload), POOLS[2])
     plans = search.enumerate_plans(workload, POOLS[2])
     slow_times, fast_times = (search.price(workload, plans, item).times for item in (POOLS[2], fast))
     assert (fast_times.communication <= slow_times.communication).all()
@@ -305,9 +306,9 @@ def test_plans_on_several_speeds_at_once_take_what_they_do_on_each(workload: Wor
     plans = plans.take(np.arange(0, len(plans), 7))
     sharded = zoo.shard(workload, plans)
     kernels = kernel_seconds(workload, sharded, POOLS[2].gpu)
-    together = on_faster_links(workload, sharded, plans, POOLS[2], kernels, factors)
+    together = step_on_faster_links(workload, sharded, plans, POOLS[2], kernels, factors)
     for factor, column in zip(factors, together.T, strict=True):
-        _, fast = apply(Change("pool.links", factor, "wins", ""), Request("x", workload), POOLS[2])
+        _, fast = apply_change(Change("pool.links", factor, "wins", ""), Request("x", workload), POOLS[2])
         np.testing.assert_allclose(column, search.price(workload, plans, fast).step_s, rtol=1e-12)
 
 
@@ -348,5 +349,5 @@ def test_a_plan_that_does_not_fit_is_told_what_of_it_to_change(plan: str, change
     (rejection,) = advise(request, [pool("a100-40", 1, 3.4)]).rejections
     assert rejection.change is not None
     assert (rejection.change.input, rejection.remedy) == (changed, remedy)
-    after, where = apply(rejection.change, request, pool("a100-40", 1, 3.4))
+    after, where = apply_change(rejection.change, request, pool("a100-40", 1, 3.4))
     assert advise(after, [where]).best is not None

@@ -1,6 +1,6 @@
-"""Choose the cheapest strategy of each link of a chain under a budget, and cut a chain into stages of even cost.
+"""Choose the cheapest strategy of each link of a chain under a memory budget, and cut a chain into even stages.
 
-A link has the cost of its strategy, and the cost of the change from the strategy of the link before: a Markov chain.
+A link has the cost of its strategy and the cost of the change from the strategy of the previous link (a Markov chain).
 Without a budget, Viterbi's algorithm finds the cheapest path. Memory couples all links: it is summed over them, and the
 largest working memory of any link is added. Then the search goes over labels (cost and memory of the beginning of a
 path, one list for each strategy of its last link), as for resource-constrained shortest paths (Irnich and Desaulniers,
@@ -14,7 +14,7 @@ Both rules keep an optimal path, so the answer is exact. Costs are counted in pi
 integers: sums are exact, and equal beginnings compare as equal. If more than `MOST_LABELS` are alive at a link, those
 with the least bound stay, and the least bound among the dropped ones limits how far from the optimum the answer can be.
 
-`cheapest` and `cut` are the two entry points.
+`cheapest` and `cut` are the entry points.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PICO = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """N links with S strategies each. Seconds and bytes; an infinite cost forbids a strategy."""
+    """N links with S strategies each, in seconds and bytes; an infinite cost forbids a strategy."""
 
     cost: Floats
     """Cost of each link with each strategy, (N, S)."""
     change: Floats
-    """Cost between link i and i + 1, from strategy (row) to strategy (column), (N - 1, S, S)."""
+    """Cost between links i and i + 1, from a strategy (row) to a strategy (column), (N - 1, S, S)."""
     memory: Floats
     """Bytes that a link holds all the time, (N, S)."""
     working: Floats
@@ -51,7 +51,7 @@ class Chain:
 class Path:
     """A strategy for each link, (N,), with the cost of the path in seconds and its memory in bytes.
 
-    `bound` is a cost below which no path that fits can be. It equals `cost` where the answer is proved optimal.
+    `bound` is a lower bound on the cost of every path that fits. It equals `cost` if the path is proved optimal.
     """
 
     strategies: Ints
@@ -61,25 +61,25 @@ class Path:
 
 
 def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
-    """Return costs in seconds and memory in bytes of given strategies, (..., N); both have shape (...)."""
+    """Return the cost in seconds and the memory in bytes, (...) each, of paths given as strategies, (..., N)."""
     links = np.arange(strategies.shape[-1])
     changes = chain.change[links[:-1], strategies[..., :-1], strategies[..., 1:]].sum(-1)
     memory = chain.memory[links, strategies].sum(-1) + chain.working[links, strategies].max(-1)
     return chain.cost[links, strategies].sum(-1) + changes, memory
 
 
-def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
-    """Return the cheapest path that fits and costs less than `below` seconds; None if there is none."""
-    whole = _Whole.of(chain)
-    limit = below * PICO
+def cheapest(chain: Chain, limit_s: float = np.inf) -> Path | None:
+    """Return the cheapest path that fits and costs less than `limit_s` seconds; None if there is none."""
+    whole = _IntegerChain.from_chain(chain)
+    limit = limit_s * PICO
     best: _Solution | None = None
-    open_parts: list[tuple[float, float, _Whole]] = []
+    open_parts: list[tuple[float, float, _IntegerChain]] = []
     byte_price = 0.0
     for cap in np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])[::-1]:
-        part = whole.below(int(cap))
-        if part is None or part.relaxed(byte_price)[0] >= limit:
+        part = whole.with_working_limit(int(cap))
+        if part is None or part.solve_relaxed(byte_price)[0] >= limit:
             continue
-        bound, byte_price, known = part.dual()
+        bound, byte_price, known = part.solve_dual()
         if known.cost < limit:
             best, limit = known, known.cost
         open_parts.append((bound, byte_price, part))
@@ -89,7 +89,7 @@ def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
     least = limit
     for bound, byte_price, part in open_parts:
         if bound < limit:
-            better, dropped = part.labels(byte_price, limit)
+            better, dropped = part.search_labels(byte_price, limit)
             least = min(least, dropped)
             if better is not None and better.cost < limit:
                 best, limit = better, better.cost
@@ -102,6 +102,8 @@ def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
+    """A path and its cost in picoseconds."""
+
     strategies: Ints
     cost: int
 
@@ -110,8 +112,8 @@ _FORBIDDEN = np.iinfo(np.int64).max // 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """A chain in picoseconds and bytes. `allowed` says which strategies may be used."""
+class _IntegerChain:
+    """A chain in whole picoseconds and bytes; `allowed` is the mask of strategies that may be used, (N, S)."""
 
     cost: Ints
     change: Ints
@@ -121,7 +123,7 @@ class _Whole:
     budget: int
 
     @classmethod
-    def of(cls, chain: Chain) -> _Whole:
+    def from_chain(cls, chain: Chain) -> _IntegerChain:
         allowed = np.isfinite(chain.cost)
         return cls(
             np.rint(np.where(allowed, chain.cost, 0.0) * PICO).astype(np.int64),
@@ -132,21 +134,21 @@ class _Whole:
             int(chain.budget),
         )
 
-    def below(self, cap: int) -> _Whole | None:
-        """Return the chain with no link above `cap` bytes of working memory, and the budget that this leaves.
+    def with_working_limit(self, cap: int) -> _IntegerChain | None:
+        """Return the chain without strategies that need more than `cap` bytes of working memory.
 
-        None if nothing fits.
+        Its budget is what `cap` bytes leave. The result is None if no path fits.
         """
         allowed = self.allowed & (self.working <= cap)
-        part = _Whole(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
+        part = _IntegerChain(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
         lean = np.where(allowed, self.memory, _FORBIDDEN).min(axis=1)
         return part if allowed.any(axis=1).all() and lean.sum() <= part.budget else None
 
-    def relaxed(self, byte_price: float) -> tuple[float, _Solution, int]:
-        """Run Viterbi's algorithm with a price of a byte instead of a budget.
+    def solve_relaxed(self, byte_price: float) -> tuple[float, _Solution, int]:
+        """Find the cheapest path by Viterbi's algorithm, with a price in picoseconds for each byte instead of a budget.
 
         Returns:
-            The bound in picoseconds, the path and its bytes.
+            The lower bound in picoseconds on every path that fits, the cheapest path, and its bytes.
         """
         node = np.where(self.allowed, self.cost + byte_price * self.memory, np.inf)
         value = node[0]
@@ -159,32 +161,34 @@ class _Whole:
         path[-1] = value.argmin()
         for link in range(len(node) - 1, 0, -1):
             path[link - 1] = back[link, path[link]]
-        cost, memory = self.sums(path)
+        cost, memory = self.sum_path(path)
         return float(value.min()) - byte_price * self.budget, _Solution(path, cost), memory
 
-    def sums(self, path: Ints) -> tuple[int, int]:
-        """Return picoseconds and bytes of a path."""
+    def sum_path(self, path: Ints) -> tuple[int, int]:
+        """Return the picoseconds and the bytes of a path, (N,)."""
         links = np.arange(len(path))
         cost = self.cost[links, path].sum() + self.change[links[:-1], path[:-1], path[1:]].sum()
         return int(cost), int(self.memory[links, path].sum())
 
-    def dual(self) -> tuple[float, float, _Solution]:
+    def solve_dual(self) -> tuple[float, float, _Solution]:
         """Return the best bound in picoseconds, the price of a byte that gives it, and the cheapest path that fits.
 
-        That path is the cheapest among those seen. The price moves along the lower hull of (memory, cost): from the two
-        ends on either side of the budget to the slope of the line between them, until no path is below that line.
+        Only the paths that the search passes are considered.
+
+        The price moves along the lower hull of the points (memory, cost). It starts from a path on either side of the
+        budget, and takes the slope of the line between both paths until no path lies under the line.
         """
-        bound, rich, rich_bytes = self.relaxed(0.0)
+        bound, rich, rich_bytes = self.solve_relaxed(0.0)
         if rich_bytes <= self.budget:
             return bound, 0.0, rich
         lean_path = np.where(self.allowed, self.memory, _FORBIDDEN).argmin(axis=1)
-        lean_cost, lean_bytes = self.sums(lean_path)
+        lean_cost, lean_bytes = self.sum_path(lean_path)
         lean = _Solution(lean_path, lean_cost)
         byte_price = 0.0
         while lean.cost > rich.cost:
             slope = (lean.cost - rich.cost) / (rich_bytes - lean_bytes)
             line = rich.cost + slope * (rich_bytes - self.budget)
-            value, middle, middle_bytes = self.relaxed(slope)
+            value, middle, middle_bytes = self.solve_relaxed(slope)
             if value > bound:
                 bound, byte_price = value, slope
             if value >= line - 1 - 1e-12 * abs(line):
@@ -193,24 +197,24 @@ class _Whole:
                 lean, lean_bytes = middle, middle_bytes
             else:
                 rich, rich_bytes = middle, middle_bytes
-        return bound, byte_price, self._crossed(rich, lean)
+        return bound, byte_price, self._cross_paths(rich, lean)
 
-    def _crossed(self, rich: _Solution, lean: _Solution) -> _Solution:
+    def _cross_paths(self, rich: _Solution, lean: _Solution) -> _Solution:
         """Return the cheapest path that fits among those that join a beginning of one path to an end of the other."""
         best = lean
         for one, other in ((rich, lean), (lean, rich)):
             for link in range(1, len(one.strategies)):
                 path = np.concatenate([one.strategies[:link], other.strategies[link:]])
-                cost, memory = self.sums(path)
+                cost, memory = self.sum_path(path)
                 if memory <= self.budget and cost < best.cost:
                     best = _Solution(path, cost)
         return best
 
-    def labels(self, byte_price: float, known: float) -> tuple[_Solution | None, float]:
+    def search_labels(self, byte_price: float, known: float) -> tuple[_Solution | None, float]:
         """Return the cheapest path that fits and costs less than `known`, and the least bound of the dropped labels.
 
-        Both costs are in picoseconds. The path is None if there is none, and the bound is infinite where no label was
-        dropped.
+        Costs are in picoseconds. The path is None if there is none. The bound is infinite if no label was dropped for
+        want of room.
         """
         count, width = self.cost.shape
         ending = np.zeros((count, width))
@@ -235,7 +239,7 @@ class _Whole:
                 memory, strategy = memory[parent] + self.memory[link, new], new
             bound = cost + byte_price * (memory - self.budget) + ending[link, strategy]
             rows = np.flatnonzero((memory + leanest[link] <= self.budget) & (bound < limit))
-            rows = rows[_undominated(strategy[rows], memory[rows], cost[rows])]
+            rows = rows[_select_undominated(strategy[rows], memory[rows], cost[rows])]
             if len(rows) > MOST_LABELS:
                 order = np.argsort(bound[rows], kind="stable")
                 dropped = min(dropped, float(bound[rows[order[MOST_LABELS]]]))
@@ -253,8 +257,8 @@ class _Whole:
         return _Solution(path, total), dropped
 
 
-def _undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray[np.intp]:
-    """Return the rows that no other row of the same strategy beats in memory and cost; the first of equal ones."""
+def _select_undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray[np.intp]:
+    """Return the rows that no other row of equal strategy beats in memory and cost; of equal rows, only the first."""
     if not len(cost):
         return np.zeros(0, np.intp)
     order = np.lexsort((cost, memory, strategy))
@@ -265,18 +269,15 @@ def _undominated(strategy: Ints, memory: Ints, cost: Ints) -> npt.NDArray[np.int
 
 
 def cut(cost: Floats, fits: npt.NDArray[np.bool_], stages: int) -> Ints | None:
-    """Return where to cut N links into stages so that the costliest stage costs least.
+    """Return the first link of each stage, (stages,), for N links cut so that the costliest stage costs least.
 
-    This is dynamic programming over the last cut: best(k, i) = min over j < i of max(best(k - 1, j), cost of links j to
-    i).
+    It uses dynamic programming over the last cut: best(k, i) is the minimum over j < i of the larger one of
+    best(k - 1, j) and the cost of links j to i. The result is None if no cut fits.
 
     Args:
         cost: of each link, (N,).
         fits: whether links from (row) up to and without (column) fit the k-th stage, (stages, N + 1, N + 1).
         stages: number of stages; each has at least one link.
-
-    Returns:
-        The first link of each stage, (stages,); None if no cut fits.
     """
     count = len(cost)
     upto = np.concatenate([[0.0], np.cumsum(cost)])

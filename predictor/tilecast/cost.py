@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def per_1000_steps(hourly: float, step_s: float) -> float:
-    """Return the cost of 1000 steps of `step_s` seconds each, in the currency of the price of an hour."""
+    """Return the price of 1000 steps of `step_s` seconds each, from the price of an hour of all GPUs."""
     return hourly * step_s / 3.6

@@ -1,10 +1,10 @@
-"""Fusion passes: what compilers, hand-written kernels or libraries make of the operators of an eager framework.
+"""Fusion passes, by which compilers, hand-written kernels or libraries change the operators of an eager framework.
 
-A model family lists every operator of eager execution and, beside those that some pass changes, the operators that the
-pass leaves in their place: `Op.unless` names the pass that removes an operator, `Op.only` the pass that adds it.
-`passes` says which passes a workload has, `apply` runs them over a graph. Two passes change more than the list of
-operators: `attention` also decides what is kept for the backward pass, so the block is built for it, and `optimizer` is
-about the weight update, which `tilecast.step` prices.
+A model family lists every operator of eager execution, and the operators that a pass puts in place of others.
+`Op.unless` names the pass that removes an operator, `Op.only` the pass that adds an operator. `passes` returns the
+passes of a workload, and `apply` runs them over a graph. Two passes change more than the list of operators. `attention`
+also decides which tensors are kept for the backward pass, so the block is built for it. `optimizer` changes the weight
+update, which `tilecast.step` prices.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from tilecast.spec import Execution, PassName, Workload
 
 
 class FusionPass(NamedTuple):
-    """A pass, and who runs it besides frameworks (`frameworks.Framework.fuses`)."""
+    """A fusion pass; frameworks may run it too (`frameworks.Framework.fuses`)."""
 
     purpose: str
     executions: tuple[Execution, ...] = ()
+    """Executions that run the pass."""
     is_hand_written: bool = False
-    """Whether a job with hand-written kernels has it."""
+    """Whether hand-written kernels include the pass."""
 
 
 _COMPILERS: tuple[Execution, ...] = ("compiled", "xla")
@@ -40,21 +41,20 @@ PASSES: dict[PassName, FusionPass] = {
     "attention": FusionPass("scores, mask, softmax and values are one kernel that never writes the scores to memory"),
     "optimizer": FusionPass("one kernel reads and writes every state of a weight once"),
 }
-"""Every pass by name."""
+"""Every fusion pass by name."""
 
 
 def passes(workload: Workload) -> frozenset[PassName]:
-    """Return the passes that run over a workload's graph.
+    """Return the names of the fusion passes that run over a workload's graph.
 
-    They come from its execution, its framework, its hand-written kernels, and the attention and optimizer that it
-    chose.
+    They depend on its execution, its framework, its hand-written kernels, its attention and its optimizer.
     """
     cells = frameworks.of(workload)
-    chosen = cells.fuses | {name for name, one in PASSES.items() if workload.execution in one.executions}
+    chosen = cells.fuses | {name for name, item in PASSES.items() if workload.execution in item.executions}
     if not workload.compiled_loss:
         chosen -= {"loss"}
     if workload.fused_kernels:
-        chosen |= {name for name, one in PASSES.items() if one.is_hand_written}
+        chosen |= {name for name, item in PASSES.items() if item.is_hand_written}
     can_be_flash = workload.is_mixed and workload.model.head_dim <= 256 and cells.attention != "eager"
     if workload.attention == "flash" or (workload.attention == "auto" and can_be_flash):
         chosen |= {"attention"}
@@ -66,12 +66,12 @@ def passes(workload: Workload) -> frozenset[PassName]:
 
 
 def remains(op: Op, names: frozenset[PassName]) -> bool:
-    """Return whether an operator exists after these passes."""
+    """Return whether an operator is left after the named fusion passes."""
     return op.unless not in names and (op.only is None or op.only in names)
 
 
 def apply(graph: Graph, names: frozenset[PassName]) -> Graph:
-    """Return the graph after these passes: the operators that remain, in order."""
+    """Return the graph with the operators that the named fusion passes leave, in order."""
 
     def fused(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
         return tuple(replace(block, ops=tuple(op for op in block.ops if remains(op, names))) for block in blocks)

@@ -1,11 +1,11 @@
 """Operators that one rank runs, with FLOPs and bytes that follow from their shapes.
 
-A model is a short list of blocks (embedding, layer, head …), each repeated some number of times. A block has operators,
-and every dimension of an operator is a column over the distinct shards of the plan table, shape (S,), so that one graph
-describes thousands of plans.
+A model is a short list of blocks (embedding, layer, head …), each of which repeats. A block has operators. Every
+dimension of an operator is a column over the distinct shards of the plan table, (S,), so that one graph describes
+thousands of plans.
 
-`KINDS` lists all kinds of kernels. Each kind names its dimensions in order and gives two formulas over them;
-`tilecast.kernels` turns a `KernelTable` of any mixture of kinds into seconds.
+`KINDS` lists all kinds of kernels with the names of their dimensions and the formulas of their FLOPs and bytes.
+`tilecast.kernels` forecasts the seconds of a `KernelTable` of any kinds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Dims: TypeAlias = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of kernel: the names of its dimensions, and FLOPs and DRAM bytes as functions of them.
+    """A kind of kernel, with the names of its dimensions and the formulas of its FLOPs and DRAM bytes.
 
-    `flops(d)` counts a multiply-add as two. `bytes(d, element)` is the least DRAM traffic: every input is read once and
-    every output written once; `element` is the bytes of one element, shape (n,). `optional` dimensions are zero where a
-    table does not state them.
+    `flops(dims)` counts a multiply-add as two. `bytes(dims, element)` is the least DRAM traffic: every input is read
+    once and every output written once; `element` is the bytes of one element, shape (n,). `optional` dimensions are
+    zero where a table does not state them.
     """
 
     name: str
@@ -39,48 +39,48 @@ class Kind:
     optional: tuple[str, ...] = ()
 
 
-def _attention_flops(d: Dims) -> Floats:
+def _attention_flops(dims: Dims) -> Floats:
     # Two products of 2·s_q·s_kv·head_dim each forward, five backward (FlashAttention-2, arXiv 2307.08691, sec. 3).
     # With a causal mask the queries, last of the sequence, see their own prefixes: on average s_kv - (s_q - 1) / 2
     # keys.
-    queries = np.minimum(d["seq_q"], d["seq_kv"])
-    visible = np.where(d["causal"] > 0, d["seq_kv"] - (queries - 1) / 2, d["seq_kv"])
-    forward = 4.0 * d["batch"] * d["heads"] * d["seq_q"] * visible * d["head_dim"]
-    return np.where(d["backward"] > 0, 2.5 * forward, forward)
+    queries = np.minimum(dims["seq_q"], dims["seq_kv"])
+    visible = np.where(dims["causal"] > 0, dims["seq_kv"] - (queries - 1) / 2, dims["seq_kv"])
+    forward = 4.0 * dims["batch"] * dims["heads"] * dims["seq_q"] * visible * dims["head_dim"]
+    return np.where(dims["backward"] > 0, 2.5 * forward, forward)
 
 
-def _attention_bytes(d: Dims, element: Floats) -> Floats:
-    query = d["batch"] * d["heads"] * d["seq_q"] * d["head_dim"]
-    key = d["batch"] * d["kv_heads"] * d["seq_kv"] * d["head_dim"]
-    statistics = 4.0 * d["batch"] * d["heads"] * d["seq_q"]
+def _attention_bytes(dims: Dims, element: Floats) -> Floats:
+    query = dims["batch"] * dims["heads"] * dims["seq_q"] * dims["head_dim"]
+    key = dims["batch"] * dims["kv_heads"] * dims["seq_kv"] * dims["head_dim"]
+    statistics = 4.0 * dims["batch"] * dims["heads"] * dims["seq_q"]
     forward = element * (2 * query + 2 * key) + statistics
-    return np.where(d["backward"] > 0, element * (5 * query + 4 * key) + 2 * statistics, forward)
+    return np.where(dims["backward"] > 0, element * (5 * query + 4 * key) + 2 * statistics, forward)
 
 
-def gemm_output_bytes(d: Dims, element: Floats | float) -> Floats:
-    """Return the bytes of DRAM traffic of each output of a product, (n,).
+def gemm_output_bytes(dims: Dims, element: Floats | float) -> Floats:
+    """Return the bytes of DRAM traffic of one output of each matrix product, (n,).
 
     An output is written once; where it is added to an FP32 buffer, it is read and written. The 16 bits that an FP8
     product writes count as one byte, like its operands, and so do the bytes of such a buffer.
     """
     added = np.minimum(8.0, 4.0 * np.asarray(element))
-    return np.asarray(np.where(d["accumulated"] > 0, added, element))
+    return np.asarray(np.where(dims["accumulated"] > 0, added, element))
 
 
-def _gemm_bytes(d: Dims, element: Floats) -> Floats:
-    inputs = element * (d["m"] * d["k"] + d["k"] * d["n"])
-    return d["batch"] * (inputs + gemm_output_bytes(d, element) * d["m"] * d["n"])
+def _gemm_bytes(dims: Dims, element: Floats) -> Floats:
+    inputs = element * (dims["m"] * dims["k"] + dims["k"] * dims["n"])
+    return dims["batch"] * (inputs + gemm_output_bytes(dims, element) * dims["m"] * dims["n"])
 
 
-def _conv_flops(d: Dims) -> Floats:
-    outputs = d["batch"] * d["c_out"] * d["out_d"] * d["out_h"] * d["out_w"]
-    return 2.0 * outputs * d["c_in"] / d["groups"] * d["k_d"] * d["k_h"] * d["k_w"]
+def _conv_flops(dims: Dims) -> Floats:
+    outputs = dims["batch"] * dims["c_out"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
+    return 2.0 * outputs * dims["c_in"] / dims["groups"] * dims["k_d"] * dims["k_h"] * dims["k_w"]
 
 
-def _conv_bytes(d: Dims, element: Floats) -> Floats:
-    inputs = d["batch"] * d["c_in"] * d["in_d"] * d["in_h"] * d["in_w"]
-    outputs = d["batch"] * d["c_out"] * d["out_d"] * d["out_h"] * d["out_w"]
-    weights = d["c_out"] * d["c_in"] / d["groups"] * d["k_d"] * d["k_h"] * d["k_w"]
+def _conv_bytes(dims: Dims, element: Floats) -> Floats:
+    inputs = dims["batch"] * dims["c_in"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
+    outputs = dims["batch"] * dims["c_out"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
+    weights = dims["c_out"] * dims["c_in"] / dims["groups"] * dims["k_d"] * dims["k_h"] * dims["k_w"]
     return element * (inputs + outputs + weights)
 
 
@@ -90,17 +90,22 @@ _CONV = (
 )  # fmt: skip
 
 
-def _rowwise(name: str, forward_flops: float, backward_flops: float, forward: float, backward: float) -> Kind:
+def _row_kind(name: str, forward_flops: float, backward_flops: float, forward: float, backward: float) -> Kind:
     """Return the kind of a reduction along rows.
 
-    The four numbers are FLOPs and elements moved per element, forward and backward.
+    Args:
+        name: name of the kind.
+        forward_flops: FLOPs per element of the forward pass.
+        backward_flops: FLOPs per element of the backward pass.
+        forward: elements read and written per element in the forward pass.
+        backward: elements read and written per element in the backward pass.
     """
 
-    def flops(d: Dims) -> Floats:
-        return d["rows"] * d["cols"] * np.where(d["backward"] > 0, backward_flops, forward_flops)
+    def flops(dims: Dims) -> Floats:
+        return dims["rows"] * dims["cols"] * np.where(dims["backward"] > 0, backward_flops, forward_flops)
 
-    def moved(d: Dims, element: Floats) -> Floats:
-        return element * d["rows"] * d["cols"] * np.where(d["backward"] > 0, backward, forward)
+    def moved(dims: Dims, element: Floats) -> Floats:
+        return element * dims["rows"] * dims["cols"] * np.where(dims["backward"] > 0, backward, forward)
 
     return Kind(name, ("rows", "cols", "backward"), flops, moved)
 
@@ -111,7 +116,7 @@ KINDS: Mapping[str, Kind] = {
         Kind(
             "gemm",
             ("batch", "m", "n", "k", "accumulated"),
-            lambda d: 2.0 * d["batch"] * d["m"] * d["n"] * d["k"],
+            lambda dims: 2.0 * dims["batch"] * dims["m"] * dims["n"] * dims["k"],
             _gemm_bytes,
             optional=("accumulated",),
         ),
@@ -122,21 +127,23 @@ KINDS: Mapping[str, Kind] = {
             _attention_bytes,
         ),
         Kind("conv", _CONV, _conv_flops, _conv_bytes),
-        _rowwise("softmax", 5.0, 4.0, 2.0, 3.0),
-        _rowwise("layernorm", 8.0, 14.0, 2.0, 3.0),
-        _rowwise("rmsnorm", 4.0, 10.0, 2.0, 3.0),
-        _rowwise("cross_entropy", 5.0, 3.0, 1.0, 2.0),
+        _row_kind("softmax", 5.0, 4.0, 2.0, 3.0),
+        _row_kind("layernorm", 8.0, 14.0, 2.0, 3.0),
+        _row_kind("rmsnorm", 4.0, 10.0, 2.0, 3.0),
+        _row_kind("cross_entropy", 5.0, 3.0, 1.0, 2.0),
         Kind(
             "embedding",
             ("rows", "cols", "backward"),
-            lambda d: d["rows"] * d["cols"] * np.where(d["backward"] > 0, 1.0, 0.0),
-            lambda d, e: d["rows"] * (8.0 + e * d["cols"] * np.where(d["backward"] > 0, 3.0, 2.0)),
+            lambda dims: dims["rows"] * dims["cols"] * np.where(dims["backward"] > 0, 1.0, 0.0),
+            lambda dims, element: (
+                dims["rows"] * (8.0 + element * dims["cols"] * np.where(dims["backward"] > 0, 3.0, 2.0))
+            ),
         ),
         Kind(
             "elementwise",
             ("elements", "read_bytes", "written_bytes", "drawn"),
-            lambda d: d["elements"],
-            lambda d, e: d["elements"] * (d["read_bytes"] + d["written_bytes"]),
+            lambda dims: dims["elements"],
+            lambda dims, element: dims["elements"] * (dims["read_bytes"] + dims["written_bytes"]),
             optional=("drawn",),
         ),
         Kind("direct_conv", _CONV, _conv_flops, _conv_bytes),
@@ -170,7 +177,7 @@ class KernelTable:
         return len(self.kind)
 
     def groups(self) -> Sequence[tuple[Kind, npt.NDArray[np.intp], Dims]]:
-        """Return (kind, rows, dims of those rows) for every kind present."""
+        """Return every kind in the table with its rows, and the dimensions of these rows by name."""
         groups = []
         for code, name in enumerate(KIND_NAMES):
             rows = np.flatnonzero(self.kind == code)
@@ -228,22 +235,22 @@ class KernelTable:
         )
 
     def distinct(self) -> tuple[KernelTable, npt.NDArray[np.intp]]:
-        """Return the distinct kernels, and for every row of this table its index among them."""
+        """Return the distinct kernels, and the index of every row of this table among them, (N,)."""
         width = max(len(KINDS[KIND_NAMES[code]].dims) for code in np.flatnonzero(np.bincount(self.kind)))
         key = np.column_stack([self.kind * float(len(PRECISIONS)) + self.precision, self.dims[:, :width] + 0.0])
         # Equal rows are found by a hash of their bits and then compared, since numbers sort faster than rows.
-        hashes = np.concatenate([_hashes(key[start : start + _CHUNK]) for start in range(0, len(key), _CHUNK)])
+        hashes = np.concatenate([_hash_rows(key[start : start + _CHUNK]) for start in range(0, len(key), _CHUNK)])
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         if not np.array_equal(key[first[inverse]], key):
             _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
         return self.take(first), inverse.ravel()
 
     def take(self, rows: npt.NDArray[np.intp]) -> KernelTable:
-        """Return the chosen rows, in the order given."""
+        """Return the chosen rows, in the given order."""
         return KernelTable(self.kind[rows], self.precision[rows], self.dims[rows])
 
 
-def _hashes(rows: Floats) -> npt.NDArray[np.uint64]:
+def _hash_rows(rows: Floats) -> npt.NDArray[np.uint64]:
     """Return a number for each row, equal for equal rows, (N,)."""
     bits = rows.view(np.uint64)
     mixed = (bits ^ (bits >> np.uint64(29))) * _MIX[: rows.shape[1]]
@@ -259,41 +266,37 @@ _CHUNK = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator of a block on one rank. `table` has a row per shard (S rows)."""
+    """An operator of a block on one rank; `table` has one row per shard, (S,)."""
 
     name: str
     table: KernelTable
     phase: Phase = "forward"
     count: float = 1.0
-    """Number of times that one block runs it."""
+    """Number of times that one repetition of the block runs the operator."""
     launches: Floats | float = 1.0
-    """CUDA kernels that an eager framework launches for it, (S,) or one number."""
+    """CUDA kernels that an eager framework launches for the operator, (S,) or one number."""
     selective: bool = False
-    """Whether selective recomputation runs it again in the backward pass (the attention core)."""
+    """Whether selective recomputation repeats the operator in the backward pass, as it does the core of attention."""
     unless: PassName | None = None
-    """Fusion pass that removes it."""
+    """Fusion pass that removes the operator."""
     only: PassName | None = None
-    """Fusion pass without which it does not exist."""
+    """Fusion pass that adds the operator."""
 
 
+# The largest published model, the U-Net of Stable Diffusion XL, has 4,851.
 MOST_OPERATORS = 12_000
-"""Most distinct operators of a model: the largest published one has 4,851 (the U-Net of Stable Diffusion XL), and
-layers that repeat count once."""
+"""Most distinct operators of a model, where layers that repeat count once."""
 
 
 def check_operators(count: int) -> None:
-    """Refuse a model with too many distinct operators.
-
-    Raises:
-        SearchTooLargeError: it has more than `MOST_OPERATORS`.
-    """
+    """Raise SearchTooLargeError if a model has more than `MOST_OPERATORS` distinct operators."""
     if count > MOST_OPERATORS:
         remedy = "name a model with fewer layers, or lower the depths in its config"
         raise SearchTooLargeError.of("spec.model", count, MOST_OPERATORS, "distinct operators of the model", remedy)
 
 
 class OperatorList(list[Op]):
-    """Operators that a network appends to, up to as many as one search prices."""
+    """List of operators that raises SearchTooLargeError when more than `MOST_OPERATORS` are added."""
 
     def __iadd__(self, more: Iterable[Op]) -> Self:  # type: ignore[override,misc]  # `+` makes a list without a limit
         super().__iadd__(more)
@@ -303,7 +306,7 @@ class OperatorList(list[Op]):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """Data exchanged inside a block. `size_bytes` follows nccl-tests: the whole buffer of one rank, (S,)."""
+    """A collective inside a block; `size_bytes` is the whole buffer of one rank, as in nccl-tests, (S,)."""
 
     name: str
     collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
@@ -312,15 +315,15 @@ class CollectiveCall:
     phase: Phase = "forward"
     count: float = 1.0
     fanout: float = 1.0
-    """Ranks that one datum of an all-to-all goes to (the experts of a token)."""
+    """Number of ranks that one item of an all-to-all goes to, such as the experts of a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the model that repeats. All columns are per repetition and per rank, shape (S,).
+    """A part of the model that repeats; all columns are per repetition and per rank, (S,).
 
-    `activation_bytes` has one column per recomputation mode (`spec.CHECKPOINTING`), shape (3, S): what stays alive from
-    a forward pass to its backward pass for one micro-batch.
+    `activation_bytes` are the bytes of one micro-batch that stay from the forward to the backward pass, for each
+    recomputation mode of `spec.CHECKPOINTING`, (3, S).
     """
 
     name: str
@@ -330,31 +333,29 @@ class Block:
     activation_bytes: Floats
     collectives: tuple[CollectiveCall, ...] = ()
     expert_parameters: Floats = field(default_factory=lambda: np.zeros(1))
-    """Parameters among `parameters` that expert parallelism spreads, so fewer ranks hold a copy."""
+    """Parameters among `parameters` that expert parallelism spreads over ranks."""
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Scratch memory that is alive only while the block runs (logits, unfused scores)."""
+    """Scratch memory that exists only while the block runs, such as logits and unfused scores."""
     copied_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes of the largest weight that is copied in another type right before its product and freed after it, (S,)."""
+    """Bytes of the largest weight whose copy in another type exists only during its matrix product, (S,)."""
     workspace_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes that a library takes while one of its kernels runs, as the allocator sees it, (S,)."""
+    """Bytes that a library allocates while one of its kernels runs, (S,)."""
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
     positions: tuple[int, ...] = ()
-    """Positions of its repetitions among the layers, counted from 0; empty where they follow each other and the blocks
-    before."""
+    """Positions of the repetitions among the layers, from 0; empty if they follow the previous block in a row."""
     table_parameters: Floats = field(default_factory=lambda: np.zeros(1))
-    """Parameters in FP32, beside `parameters`, of which a step reads and updates only the rows of its samples: the
-    block's operators include that traffic, and no gradient of the whole table exists."""
+    """Parameters of embedding tables in FP32, not counted in `parameters`. A step reads and updates only the rows of
+    its samples, as operators of the block, so no gradient of the whole table exists."""
     remembered_bytes: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes that it reads of earlier layers besides its input (a decoder layer reads the output of the encoder)."""
+    """Bytes that the block reads of earlier layers besides its input, such as the output of an encoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Shares of pipeline stages where layers are cut by cost and not by count.
+    """Largest share of one pipeline stage in the cost, the parameters and the activations of layers cut by cost.
 
-    Each column has an entry for 1, 2, … stages, (most stages,): the share of the costliest stage, and the largest
-    shares of the parameters and of the activations that one stage holds.
+    Each column has an entry for 1, 2, … stages, (most stages,).
     """
 
     cost: Floats
@@ -364,11 +365,11 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A model under S distinct shards: blocks before the layers, the layers, and blocks after them.
+    """A model under S distinct shards: blocks before the layers, the layers, and blocks after the layers.
 
-    Pipeline stages split `layers` evenly, or as `stages` says; `first` blocks run on the first stage, `last` blocks on
-    the last. `boundary_bytes` is what one rank sends the next stage per micro-batch, (S,): every tensor-parallel rank
-    sends its part of the activations (arXiv 2104.04473, section 4.1).
+    Pipeline stages split `layers` evenly, or as `stages` says. `first` blocks run on the first stage, `last` blocks on
+    the last one. `boundary_bytes` are the bytes that one rank sends to the next stage per micro-batch, (S,): every
+    tensor-parallel rank sends its part of the activations (arXiv 2104.04473, section 4.1).
     """
 
     first: tuple[Block, ...]
@@ -385,24 +386,24 @@ class Graph:
         return self.first + self.layers + self.last
 
     def sequence(self) -> tuple[Block, ...]:
-        """Return every repetition of every block, in the order in which a sample passes them."""
+        """Return every repetition of every block, in the order of a forward pass."""
         placed, end = [], 0
         for block in self.layers:
             positions = block.positions or range(end, end + block.repeat)
             placed += [(position, block) for position in positions]
             end = max(end, max(positions) + 1)
         placed.sort(key=lambda item: item[0])
-        return (*_repeated(self.first), *(block for _, block in placed), *_repeated(self.last))
+        return (*_repeat_blocks(self.first), *(block for _, block in placed), *_repeat_blocks(self.last))
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
-        """Return the distinct kernels of all operators, and per operator (in block order) its rows, each (S,)."""
+        """Return the distinct kernels of all operators, and the rows of each operator, (S,), in the order of blocks."""
         ops = [op for block in self.blocks for op in block.ops]
         distinct, inverse = KernelTable.concatenate([op.table for op in ops]).distinct()
         ends = np.cumsum([len(op.table) for op in ops])
         return distinct, np.split(inverse, ends[:-1])
 
 
-def _repeated(blocks: Sequence[Block]) -> list[Block]:
+def _repeat_blocks(blocks: Sequence[Block]) -> list[Block]:
     return [block for block in blocks for _ in range(block.repeat)]
 
 

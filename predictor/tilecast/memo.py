@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 
 
 class Memo(Generic[Value]):
-    """Results by key; the least recently used one is dropped first."""
+    """Cache of results by key, which drops the least recently used result."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -20,7 +20,7 @@ class Memo(Generic[Value]):
         _MEMOS.append(self)
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the result for the key; call `make` where it is not stored."""
+        """Return the stored result for the key, or the result of `make` if none is stored."""
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)
@@ -38,25 +38,10 @@ class Memo(Generic[Value]):
             self._results.clear()
 
 
-class Lazy(Generic[Value]):
-    """A value that is made when it is first needed."""
-
-    def __init__(self, make: Callable[[], Value]) -> None:
-        self._make: Callable[[], Value] | None = make
-        self._value: Value | None = None
-
-    def __call__(self) -> Value:
-        """Return the value; threads that call at once may make it twice."""
-        if (make := self._make) is not None:
-            self._value = make()
-            self._make = None
-        return cast("Value", self._value)
-
-
 _MEMOS: list[Memo[Any]] = []
 
 
 def clear_all() -> None:
-    """Empty every memo, as in a new process."""
-    for one in _MEMOS:
-        one.clear()
+    """Empty all caches of the process."""
+    for memo in _MEMOS:
+        memo.clear()

@@ -1,4 +1,4 @@
-"""Itemised memory of the fullest GPU of a plan, in bytes: whether it fits, and by how much.
+"""Itemised memory of the fullest GPU of a plan, in bytes.
 
 Static bytes per parameter follow ZeRO (arXiv 1910.02054, section 3 and 5) and what the framework holds
 (`tilecast.frameworks`): weights and gradients, and the optimizer's master weights and moments. Stage 1 spreads the
@@ -34,14 +34,14 @@ from tilecast.zoo.cnn.images import Images
 Figure = Literal["allocated", "reserved", "device"]
 
 _MOMENTS: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Tensors of a weight's shape that an optimizer keeps, each in FP32, or in 16 bit where weights are in 16 bit alone."""
+"""Number of moments that an optimizer keeps of each weight, in FP32, or in 16 bit where weights are in 16 bit alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes of the fullest rank of each plan, every column (n,).
 
-    `total`, without which the plan cannot run, is the sum of all columns but `cached`.
+    `total`, which the plan needs to run, is the sum of all columns except `cached`.
     """
 
     parameters: Floats
@@ -50,14 +50,14 @@ class Footprint:
     activations: Floats
     working: Floats
     buffers: Floats
-    """Buffers that a framework holds to communicate, and unused gradients."""
+    """Buffers of a framework for communication, and placeholders for gradients."""
     fragmentation: Floats
     context: Floats
-    """Libraries and communicators, outside the allocator."""
+    """Bytes of libraries and communicators, outside the allocator."""
     cached: Floats
-    """Bytes that the allocator also holds while the GPU has room: blocks that do not fit again, and workspaces."""
+    """Bytes that the allocator also holds while the GPU has room: unused blocks and workspaces."""
     error: float
-    """Half the width of the range, as a share of the bill (`Framework.memory_error`)."""
+    """Half the width of the range as a share of the bill (`Framework.memory_error`)."""
 
     @property
     def allocated(self) -> Floats:
@@ -67,7 +67,7 @@ class Footprint:
 
     @property
     def least(self) -> Floats:
-        """Bytes without which the allocator cannot do."""
+        """Least bytes that the allocator needs."""
         return self.allocated + self.fragmentation
 
     @property
@@ -91,46 +91,46 @@ class Footprint:
 
     @property
     def upper(self) -> Floats:
-        """Upper end of that range. A plan whose upper end fits does not need its allocator to release anything."""
+        """Upper end of the range of the memory of a run in which the allocator never has to release any."""
         return upper_bytes(self.device, self.error)
 
-    def spans(self, figure: Figure) -> tuple[Floats, Floats]:
-        """Return both ends of the range of one of the three figures, (n,) each.
+    def figure_range(self, figure: Figure) -> tuple[Floats, Floats]:
+        """Return both ends of the range of one of the three measured figures, (n,) each.
 
-        The range goes from what the plan cannot do without to what an allocator with room holds, each with the bill's
-        error.
+        The range goes from the least bytes of the plan to the bytes that an allocator with room holds, widened by the
+        bill's error.
         """
         least = {"allocated": self.allocated, "reserved": self.least, "device": self.total}
         return least[figure] * (1.0 - self.error), getattr(self, figure) * (1.0 + self.error)
 
     def items(self, row: int) -> dict[str, float]:
-        """Return one plan's bill, in bytes: the lines that sum to its total."""
+        """Return the bill of the plan in a row, in bytes by item; the items sum to its total."""
         names = (item.name for item in fields(self) if item.name not in ("cached", "error"))
         return {name: float(getattr(self, name)[row]) for name in names}
 
 
 def upper_bytes(device: Floats, error: float) -> Floats:
-    """Return the upper end of the range of what a device reports for a run, given the error of the bill."""
+    """Return the upper end of the range of a run's memory from the bytes on the device and the error of the bill."""
     return device * (1.0 + error)
 
 
 def usable_bytes(gpu: Gpu) -> float:
-    """Return the bytes of a GPU that a job can use: its memory without the driver's part and a context's stacks."""
+    """Return the bytes of a GPU that a job can use: its memory without the driver's part and the context's stacks."""
     return gpu.memory_bytes * constants.shipped().device_memory.usable_share - stack_bytes(gpu)
 
 
 def stack_bytes(gpu: Gpu) -> float:
-    """Return the bytes that a CUDA context reserves for the threads of a GPU; a slice has its share."""
+    """Return the bytes that a CUDA context reserves for the stacks of a GPU's threads; a slice has its share."""
     known = constants.shipped()
     return known.device_memory.thread_bytes * known.resident_threads.of(gpu) * gpu.sm_count
 
 
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
-"""Parallel dimensions with their own communicator."""
+"""Dimensions of parallelism that each have a communicator."""
 
 
 def channel_buffers(gpu: Gpu | None) -> ChannelBuffers:
-    """Return the buffers of NCCL's channels on a GPU; without a GPU, those of the fastest kind."""
+    """Return the buffers of NCCL's channels on a GPU; without a GPU, the buffers on the fastest kind of link."""
     link, known = gpu.intra_link if gpu else "", constants.shipped().channel_buffers
     return next((known[prefix] for prefix in known if link.startswith(prefix)), [*known.values()][-1])
 
@@ -138,32 +138,32 @@ def channel_buffers(gpu: Gpu | None) -> ChannelBuffers:
 def context_bytes(workload: Workload, plans: Plans, gpu: Gpu | None) -> Floats:
     """Return the bytes of libraries and communicators of each plan, (n,)."""
     groups = np.sum([getattr(plans, name) > 1 for name in _DEGREES], axis=0, dtype=float)
-    return _context(workload, groups, plans.expert, gpu)
+    return _library_bytes(workload, groups, plans.expert, gpu)
 
 
 def shared_context_bytes(workload: Workload, plans: Plans, gpu: Gpu) -> float:
-    """Return the bytes of libraries and communicators of a job whose layers follow any of these plans."""
+    """Return the bytes of libraries and communicators of a job whose layers follow different plans."""
     groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _DEGREES)
-    return float(_context(workload, np.array(float(groups)), plans.expert.max(), gpu))
+    return float(_library_bytes(workload, np.array(float(groups)), plans.expert.max(), gpu))
 
 
-def _context(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu | None) -> Floats:
+def _library_bytes(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu | None) -> Floats:
+    """Return the bytes of libraries, `groups` communicators, and the peers of expert-parallel ranks."""
     opened, peers = channel_buffers(gpu), np.clip(experts - 1, 0, constants.shipped().nccl.node_peers)
     libraries = frameworks.of(workload).context_bytes
     return np.asarray(libraries + opened.communicator_bytes * groups + opened.peer_bytes * peers)
 
 
 def footprint(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None = None) -> Footprint:
-    """Return the bill of each plan's fullest rank on a GPU, whose link determines the memory of communicators."""
+    """Return the memory bill of each plan's fullest rank; the GPU's link determines the memory of communicators."""
     return Bills.of(workload, sharded, plans, gpu).rows(slice(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Bills:
-    """The bills of a plan table, without the parts that differ from plan to plan.
+    """Parts of the memory bills of a table of plans that several plans share; `rows` gives the bills of some plans.
 
-    Plans share most of their bytes, so each formula is evaluated once for every distinct row of the columns it reads.
-    `rows` combines the results for each plan.
+    Each formula is evaluated once for all plans that are equal in the columns it reads.
     """
 
     workload: Workload
@@ -171,22 +171,21 @@ class Bills:
     cached_share: float
     plans: Plans
     alike: Distinct
-    """Neighbours that are equal in all but ZeRO stage and virtual stages. All other fields are for the first rows of
-    these."""
+    """Plans that differ from their neighbours in more than ZeRO stage and virtual stages."""
     degrees: Distinct
-    """Rows with equal degrees."""
-    states: _States
-    """Weights, gradients and optimizer states of these rows at ZeRO stage 0, then at stages 1, 2 and 3."""
+    """Rows of `alike` with distinct degrees."""
+    states: _StateBytes
+    """Weights, gradients and optimizer states of the rows of `degrees` at ZeRO 0, then at ZeRO 1, 2 and 3."""
     context: Floats
-    """Bytes of libraries and communicators of each of these rows."""
+    """Bytes of libraries and communicators of the rows of `degrees`."""
     activations: Distinct
-    """Rows with equal shard, recomputation and pipeline: these share what a micro-batch keeps."""
-    micro: _Micro
+    """Rows of `alike` with distinct shard, recomputation and pipeline, which decide the bytes of a micro-batch."""
+    micro: _MicroBatchBytes
 
     @classmethod
     def of(cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> Bills:
-        """Return the parts of the bills that the plans of a table share."""
-        workload, sharded = _at_largest(workload, sharded, plans)
+        """Return the shared parts of the bills of a table of plans."""
+        workload, sharded = _with_largest_images(workload, sharded, plans)
         framework = frameworks.of(workload)
         alike = plans.distinct_splits()
         sharded, some = sharded.take(alike.first), plans.take(alike.first)
@@ -195,25 +194,25 @@ class Bills:
         activations = distinct(sharded.index, some.checkpointing, some.pipeline)
         four = np.tile(degrees.first, 4)
         staged = replace(some.take(four), zero_stage=np.repeat(np.arange(4), len(degrees)))
-        states = _states(workload, sharded.take(four), staged, gpu)
-        micro = _micro(workload, sharded.take(activations.first), some.take(activations.first))
+        states = _state_bytes(workload, sharded.take(four), staged, gpu)
+        micro = _micro_batch_bytes(workload, sharded.take(activations.first), some.take(activations.first))
         context = context_bytes(workload, some.take(degrees.first), gpu)
         known = constants.shipped().device_memory
         share = known.varied if _largest_image(workload.model) else known.cached
         cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
         return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
 
-    def on(self, gpu: Gpu) -> Bills:
-        """Return the bills on another GPU that holds weights in the same way (`reads_both_layouts`)."""
+    def on_gpu(self, gpu: Gpu) -> Bills:
+        """Return the bills on another GPU with equal `reads_both_layouts`."""
         plans = self.plans.take(self.alike.first[self.degrees.first])
         return replace(self, context=context_bytes(self.workload, plans, gpu))
 
     def context_of(self, rows: slice | Rows) -> Floats:
-        """Return the bytes of libraries and communicators of these rows of the table, (n,)."""
+        """Return the bytes of libraries and communicators of some plans of the table, (k,)."""
         return self.context[self.degrees.index[self.alike.index[rows]]]
 
     def rows(self, rows: slice | Rows) -> Footprint:
-        """Return the bills of these rows of the table."""
+        """Return the bills of some plans of the table."""
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # a table may state any number
         states = self.states.take(stage * len(self.degrees) + self.degrees.index[place])
@@ -246,10 +245,10 @@ class Bills:
         )
 
 
-def _at_largest(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Workload, Sharded]:
-    """Return the job with its largest images, where the size of images varies.
+def _with_largest_images(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Workload, Sharded]:
+    """Return the job with its largest images, where the size of images varies, and its graph.
 
-    A step is as long as its average batch, and needs the memory of its largest one.
+    Memory is billed at the largest batch, whereas seconds are priced at the average batch.
     """
     if (sides := _largest_image(workload.model)) is None:
         return workload, sharded
@@ -258,7 +257,7 @@ def _at_largest(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Wor
 
 
 def _largest_image(model: Model) -> tuple[int, int] | None:
-    """Return the height and width of the largest image in pixels, or None where images are equal."""
+    """Return the height and width of the largest image in pixels; None if all images have one size."""
     dims = model.dimensions
     if not isinstance(dims, Images) or dims.largest_image is None:
         return None
@@ -266,35 +265,35 @@ def _largest_image(model: Model) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _States(Columns):
-    """Bytes that plans of equal degrees and ZeRO stage share, (n,)."""
+class _StateBytes(Columns):
+    """Bytes of states, equal for plans of equal degrees and ZeRO stage, (n,)."""
 
     parameters: Floats
     gradients: Floats
     optimizer: Floats
     gathered: Floats
     reduced: Floats
-    """Gradient of a block before it is spread."""
+    """Whole gradient of a block before ZeRO spreads it."""
     update: Floats
     """Temporary tensors of the weight update."""
     buffers: Floats
 
 
 @dataclass(frozen=True, slots=True)
-class _Each:
+class _ParameterBytes:
     """Bytes of one trainable parameter."""
 
     weight: float
     cast: float
-    """Copy that matrix products read, where it is not the weight itself."""
+    """Copy of the weight that matrix products read; 0 where they read the weight."""
     gradient: float
     master: float
     moment: float
     update: float
-    """Copy of the gradient that the update reads, where it is not the gradient itself."""
+    """Copy of the gradient that the update reads; 0 where it reads the gradient."""
 
     @classmethod
-    def of(cls, workload: Workload, framework: Framework) -> _Each:
+    def from_framework(cls, workload: Workload, framework: Framework) -> _ParameterBytes:
         if not workload.is_mixed:
             return cls(4.0, 0.0, 4.0, 0.0, 4.0, 0.0)
         copy = 0.0 if framework.weights in ("master", "pure") else 2.0
@@ -305,72 +304,76 @@ class _Each:
         )  # fmt: skip
 
 
-def _states(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> _States:
+def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> _StateBytes:
+    """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
-    each, zero = _Each.of(workload, framework), np.zeros(len(plans))
+    per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
-        """Return the parameters of a rank, where ZeRO spreads this kind of state from `stage_from` on."""
+        """Return the parameters of which a rank holds a state that ZeRO spreads from a stage on, (n,)."""
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
     tables = sharded.stage("table_parameters", plans)
-    held = _weights(workload, sharded, plans, each, gpu) + 4.0 * tables
+    held = _weight_bytes(workload, sharded, plans, per_parameter, gpu) + 4.0 * tables
     gradients = optimizer = update = zero
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
-        gradients = spread(framework.gradients_stage) * trainable * each.gradient
+        gradients = spread(framework.gradients_stage) * trainable * per_parameter.gradient
         gradients = np.where((plans.replicas > 1) & (plans.zero_stage == 0), framework.gradient_copies, 1.0) * gradients
         gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
-        moments = _MOMENTS[workload.optimizer] * each.moment
+        moments = _MOMENTS[workload.optimizer] * per_parameter.moment
         optimizer = (
-            spread(1) * trainable * (each.master + moments + each.update) + tables * _MOMENTS[workload.optimizer] * 4.0
+            spread(1) * trainable * (per_parameter.master + moments + per_parameter.update)
+            + tables * _MOMENTS[workload.optimizer] * 4.0
         )
         if "optimizer" not in fuse.passes(workload) and _MOMENTS[workload.optimizer] > 1:
-            update = spread(1) * trainable * each.moment
-    block = _largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
+            update = spread(1) * trainable * per_parameter.moment
+    block = _gather_largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
     if framework.updates_in_backward and not workload.lora_rank and not offloads:
         alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
-        gradients = np.where(alone, np.minimum(gradients, block * each.gradient), gradients)
+        gradients = np.where(alone, np.minimum(gradients, block * per_parameter.gradient), gradients)
         optimizer, update = np.where(alone, 0.0, optimizer), np.where(alone, 0.0, update)
     # A sharded model is gathered block by block, the current one and the next; embedding and head are blocks too.
-    layer = _largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
+    layer = _gather_largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
     blocks = np.minimum(block, parameters) + (framework.gathered_blocks - 1) * np.minimum(layer, parameters)
     gathered = np.where(plans.zero_stage >= 3, blocks * sharded.gathered_bytes(workload, plans), 0.0)
     # The buffer from which a block's whole gradient is reduced exists beside it, in the type of the shards.
     spreads = workload.training and framework.weights in ("sharded", "pure")
-    whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + each.gradient)
+    whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + per_parameter.gradient)
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
-    return _States(
+    return _StateBytes(
         zero if offloads else held, gradients, optimizer, gathered, reduced, update,
-        _buffers(workload, sharded, plans, each, parameters * trainable),
+        _buffer_bytes(workload, sharded, plans, per_parameter, parameters * trainable),
     )  # fmt: skip
 
 
-def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, gpu: Gpu | None) -> Floats:
-    """Return the bytes of the weights that a rank holds between steps and during them, (n,)."""
+def _weight_bytes(
+    workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes, gpu: Gpu | None
+) -> Floats:
+    """Return the bytes of all weights, and their copies, that a rank holds, (n,)."""
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
     resident = np.where(plans.zero_stage >= 3, own, parameters)
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
     shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
-    held = trainable * (shard * each.weight + whole * (each.cast if workload.training else 0.0))
+    held = trainable * (shard * per_parameter.weight + whole * (per_parameter.cast if workload.training else 0.0))
     held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layered_share(plans) * whole)
 
 
 def reads_both_layouts(gpu: Gpu) -> bool:
-    """Return whether FP8 products read a weight by rows and by columns, so that one copy of it is enough."""
+    """Return whether FP8 products on a GPU read one copy of a weight both by rows and by columns."""
     return gpu.architecture == "blackwell" and gpu.compute_capability < 12
 
 
 def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> float:
     """Return the bytes that FP8 adds to a weight of a layer.
 
-    Products of Hopper and Ada need a copy by columns beside that by rows; those of Blackwell read either (Transformer
-    Engine, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported).
+    Products on Hopper and Ada read a copy by columns besides the copy by rows. Products on Blackwell read either copy
+    (Transformer Engine, pytorch/csrc/extensions/util.cpp: non_tn_fp8_gemm_supported).
     """
     if workload.precision != "fp8":
         return 0.0
@@ -380,18 +383,19 @@ def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> flo
     return framework.fp8_weight_bytes * (0.5 if either else 1.0)
 
 
-def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, trainable: Floats) -> Floats:
-    """Return the bytes of buffers for gradients and weights, and of the unused gradients of weights, (n,).
+def _buffer_bytes(
+    workload: Workload, sharded: Sharded, plans: Plans, per_parameter: _ParameterBytes, trainable: Floats
+) -> Floats:
+    """Return the bytes of the framework's buffers for communication, and of placeholders for gradients, (n,).
 
-    A framework holds the buffers to reduce gradients and gather weights. `trainable` is the number of a rank's
-    parameters with gradients.
+    `trainable` is the number of a rank's parameters with gradients, (n,).
     """
     framework = frameworks.of(workload)
     if not workload.training:
         return np.zeros(len(plans))
-    bucket = overlap.BucketLimits.of(workload, plans, each.gradient, trainable * each.gradient).rest
+    bucket = overlap.BucketLimits.of(workload, plans, per_parameter.gradient, trainable * per_parameter.gradient).rest
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
-    buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * each.gradient), 0.0)
+    buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * per_parameter.gradient), 0.0)
     # Convolutional networks use none of the library's layers, which have the placeholders.
     is_network = zoo.recomputes(workload.model) == ("none",)
     if is_network or not (framework.wgrad_placeholders and workload.is_mixed):
@@ -400,16 +404,16 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     graph = sharded.graph
     dense = [item.parameters - item.expert_parameters for item in graph.layers]
     ends = [item.parameters for item in (*graph.first, *graph.last)]
-    placeholders = _largest(sharded, dense, len(plans)) + _largest(sharded, ends, len(plans))
+    placeholders = _gather_largest(sharded, dense, len(plans)) + _gather_largest(sharded, ends, len(plans))
     return np.asarray(buckets + np.minimum(placeholders, trainable) * workload.weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Micro(Columns):
+class _MicroBatchBytes(Columns):
     """Bytes of one micro-batch, (n,).
 
-    `early` and `late` are what the first and the last stage keep of it: without a pipeline, all of it. The others are
-    scratch memory.
+    The first stage keeps `early`, the last stage `late`; without a pipeline, both are all activations. The other
+    columns are scratch memory, except `head`.
     """
 
     early: Floats
@@ -417,11 +421,12 @@ class _Micro(Columns):
     layer_working: Floats
     head_working: Floats
     head: Floats
-    """Bytes that the last blocks keep."""
+    """Activations of the blocks after the layers."""
     workspace: Floats
 
 
-def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
+def _micro_batch_bytes(workload: Workload, sharded: Sharded, plans: Plans) -> _MicroBatchBytes:
+    """Return the bytes of activations and scratch memory of one micro-batch of each plan, (n,)."""
     graph, code = sharded.graph, plans.checkpointing
     activations = np.zeros(len(plans))
     for item in graph.layers:
@@ -429,14 +434,16 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
         activations = activations + item.repeat * modes[code, sharded.index]
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
-    layer_working = _largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
-    head_working = _largest(sharded, [item.working_bytes for item in graph.last], len(plans))
-    copied = _largest(sharded, [item.copied_bytes for item in graph.layers], len(plans))
+    layer_working = _gather_largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
+    head_working = _gather_largest(sharded, [item.working_bytes for item in graph.last], len(plans))
+    copied = _gather_largest(sharded, [item.copied_bytes for item in graph.layers], len(plans))
     if not workload.training:
         nothing = np.zeros(len(plans))
-        return _Micro(nothing, nothing, nothing, 2 * layer_working + copied + head_working + first, nothing, nothing)
+        return _MicroBatchBytes(
+            nothing, nothing, nothing, 2 * layer_working + copied + head_working + first, nothing, nothing
+        )
     # The layer that is recomputed is whole again while its backward pass runs.
-    whole = _largest(
+    whole = _gather_largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
     )
     layer_working = np.where(code == 2, whole, np.where(code == 1, np.minimum(whole, layer_working * 2), layer_working))
@@ -445,10 +452,11 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     everything, staged = activations + first + last, plans.pipeline > 1
     early = np.where(staged, activations * share + first, everything)
     late = np.where(staged, activations * share + last, everything)
-    workspace = _largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    return _Micro(early, late, layer_working, head_working, last, workspace)
+    workspace = _gather_largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
+    return _MicroBatchBytes(early, late, layer_working, head_working, last, workspace)
 
 
-def _largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:
+def _gather_largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:
+    """Return the largest value of some columns over shards, for each of n plans, (n,); 0 without columns."""
     gathered = [sharded.gather(column) for column in columns]
     return np.maximum.reduce(gathered) if gathered else np.zeros(rows)

@@ -1,7 +1,7 @@
 """Models: the dimensions of an architecture.
 
-`Model` has the dimensions that are general, and its `dimensions` those that only its family has: one frozen dataclass
-for each family, beside the functions in `tilecast.zoo` that build its graph.
+`Model` has the dimensions that every family has. `Model.dimensions` has the dimensions that only one family has, in a
+frozen dataclass that stands beside the functions in `tilecast.zoo` that build the family's graph.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from tilecast.trace import Trace
 DimensionsT = TypeVar("DimensionsT", bound="Dimensions")
 
 Problem: TypeAlias = tuple[str, str, str]
-"""A dimension that contradicts others, what is wrong with it, and what to write instead."""
+"""Name of a dimension that contradicts others, the problem, and the remedy."""
 
 
 def numbered(name: str, default: Any = MISSING) -> Any:
-    """Return the dataclass field of a tuple whose items have the names `name`1, `name`2, … in documents."""
+    """Return the dataclass field of a tuple whose items documents name `name`1, `name`2 and so on."""
     return field(default=default, metadata={"numbered": name})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Dimensions:
-    """Dimensions that only one family has, of a model of any family.
+    """Dimensions of a model that only its family has.
 
-    They are counts unless their docstring says otherwise. One without a default must be stated, and be positive.
+    They are counts unless their docstring says otherwise. A dimension without a default must be stated and positive.
     """
 
     stated: tuple[str, ...] = ()
-    """Names of the dimensions that were stated rather than left to their defaults, in that order. Digests cover these
-    alone, so that a new dimension with a default changes no digest."""
+    """Names of the stated dimensions, in the order of statement. Digests cover only these, so that a new dimension with
+    a default changes no digest."""
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._values() == other._values()
+        return type(self) is type(other) and self._field_values() == other._field_values()
 
     def __hash__(self) -> int:
-        return hash(self._values())
+        return hash(self._field_values())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}{self._values()!r}"
+        return f"{type(self).__name__}{self._field_values()!r}"
 
     # One comparison serves all families: a generated one for each would take longer to import than a forecast takes.
-    def _values(self) -> tuple[object, ...]:
+    def _field_values(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
     def problems(self, model: Model) -> Iterator[Problem]:
-        """Yield the dimensions that contradict others of the model."""
+        """Yield the dimensions that contradict other dimensions of the model."""
         yield from ()
 
     def unmeasured(self, *counted: str) -> Iterator[Problem]:
-        """Yield the widths that are not stated of the states `NAME_tokens`, where there are such states."""
+        """Yield a problem for each name whose `NAME_tokens` is positive but whose `NAME_width` is not."""
         for name in counted:
             count = getattr(self, f"{name}_tokens")
             if count > 0 and not getattr(self, f"{name}_width") > 0:
                 yield f"{name}_width", f"must be positive beside {name}_tokens {count}", "state it"
 
     def document(self) -> dict[str, float]:
-        """Return the stated dimensions as documents and digests hold them: numbers by name."""
+        """Return the stated dimensions as numbers by name, for documents and digests."""
         numbers: dict[str, float] = {}
         for name in self.stated:
             value, prefix = getattr(self, name), self.__dataclass_fields__[name].metadata.get("numbered")
@@ -70,7 +70,7 @@ class Dimensions:
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """Two dense layers between the tokens of a tower and those of the model that reads them."""
+    """Two dense layers that turn the tokens of a tower into tokens of the model."""
 
     inner: float
     """Outputs of the first layer."""
@@ -79,12 +79,12 @@ class Projector:
     tokens: float
     """Tokens of a sample that it reads."""
     outputs: float | None = None
-    """Outputs of the second layer; None: there is only the first."""
+    """Outputs of the second layer; None if there is only the first layer."""
     count: float | None = None
-    """Number of such projectors, which read different layers of the tower (DeepStack, arXiv 2406.04334); None: one."""
+    """Number of projectors, which read different layers of the tower (DeepStack, arXiv 2406.04334); None for one."""
 
     def document(self) -> dict[str, float]:
-        """Return the dimensions as digests hold them."""
+        """Return the stated dimensions by name, for digests."""
         sizes = {"projector": self.inner, "projector_inputs": self.inputs, "projector_tokens": self.tokens,
                  "projector_outputs": self.outputs, "projectors": self.count}  # fmt: skip
         return {name: size for name, size in sizes.items() if size is not None}
@@ -117,32 +117,32 @@ class Model:
     trace: Trace | None = None
     """Operators of a model of family "traced", which has no dimensions of its own."""
     towers: tuple[Model, ...] = ()
-    """Separate networks whose output the model reads, trained with it: an encoder of images or of sound."""
+    """Encoders of images or sound whose output the model reads and that are trained with it."""
     projector: Projector | None = None
     """Layers between a tower and the model that reads it."""
     notes: tuple[str, ...] = ()
     """Sentences about assumptions on the model, or parts of it that are not priced."""
     auto: str | None = None
-    """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty where no class does,
-    None where the class of its family does."""
+    """Part after `AutoModel` in the name of the Transformers class that returns the loss; empty if there is no such
+    class, None for the usual class of the family."""
 
     def own(self, kind: type[DimensionsT]) -> DimensionsT:
-        """Return the dimensions that only its family has.
+        """Return the dimensions that only the model's family has, which must be of the given class.
 
         Raises:
-            TypeError: they are not of this kind.
+            TypeError: they are of another class.
         """
         if not isinstance(self.dimensions, kind):
             raise TypeError(f"{self.name} is of family {self.family}, which has no {kind.__name__}")
         return self.dimensions
 
     def having(self, **changes: Any) -> Model:
-        """Return the model with some of its family's dimensions changed, and stated."""
+        """Return the model with some dimensions of its family changed; these then count as stated."""
         stated = tuple(dict.fromkeys((*self.dimensions.stated, *changes)))
         return replace(self, dimensions=replace(self.dimensions, **changes, stated=stated))
 
     def document(self) -> dict[str, Any]:
-        """Return the model as documents and digests hold it, with the dimensions of its family as `extra`."""
+        """Return the model as a dictionary for documents and digests, with the dimensions of its family as `extra`."""
         general: dict[str, Any] = {}
         for item in fields(self):
             if item.name == "dimensions":

@@ -1,9 +1,66 @@
-"""Objectives, one record each: what is minimised, what it requires, and the words for it."""
+"""Objectives, and the quantities that they minimise: one record each, with all that depends on it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from tilecast.hardware import Pool
+    from tilecast.spec import Floats
+
+    Amount = TypeVar("Amount", float, Floats)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """Quantity of a step that an objective minimises: its seconds, or an amount that every GPU uses up over time."""
+
+    name: str
+    less: str
+    """Word for a plan with less of the quantity: `cheaper`."""
+    more: str
+    """Word for a plan with more of the quantity: `dearer`."""
+    worse_code: str
+    """Code of plans that are not recommended because they have more of the quantity."""
+    gain: str
+    """Format string of a better plan's gain, from `ratio` (new amount over old) and its inverse `speedup`."""
+    per_gpu_hour: Callable[[Pool], float | None] | None = None
+    """Function from a pool to the amount that one of its GPUs uses per hour, if known; None for plain seconds."""
+    if_unknown: tuple[str, str, str] = ("", "", "")
+    """Code, message and remedy of the rejection of a pool where `per_gpu_hour` is None."""
+    winning_changes: tuple[Literal["nodes", "links", "price"], ...] = ("links",)
+    """Changes of a pool that are tried, in this order, to make the pool the recommended one."""
+    amount_format: str = ""
+    """Format string of the amount for 1000 steps, to be added to reasons; empty if offers have a field for it."""
+
+    @property
+    def grows_with_gpus(self) -> bool:
+        """Whether the amount is proportional to the number of GPUs."""
+        return self.per_gpu_hour is not None
+
+    def is_known(self, pool: Pool) -> bool:
+        """Return whether the amount that the pool's GPUs use is known."""
+        return self.per_gpu_hour is None or self.per_gpu_hour(pool) is not None
+
+    def amount(self, pool: Pool, gpus: Amount, seconds: Amount) -> Amount:
+        """Return the amount that `gpus` GPUs of a pool use in `seconds`; NaN if it is unknown."""
+        if self.per_gpu_hour is None:
+            return seconds
+        hourly = self.per_gpu_hour(pool)
+        return gpus * (float("nan") if hourly is None else hourly) / 3600 * seconds
+
+
+SECONDS = Quantity(
+    "seconds", "shorter", "longer", "Slower", "be {speedup:.2f}x as fast", winning_changes=("nodes", "links")
+)
+PRICE = Quantity(
+    "price", "cheaper", "dearer", "Dearer", "cost {ratio:.0%} as much",
+    per_gpu_hour=lambda pool: pool.price_per_gpu_hour,
+    if_unknown=("PriceUnknown", "no price known", "give its GPUPool a price"),
+    winning_changes=("price",),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,42 +74,50 @@ class ObjectiveRecord:
     """Word for the recommendation, in reasons."""
     other: str
     """Word for the other plans, in reasons."""
-    minimises: Literal["seconds", "price"] = "seconds"
+    quantity: Quantity = SECONDS
     """Quantity to minimise among plans with equally many GPUs."""
     fewest_gpus: bool = False
     """Whether the number of GPUs is minimised first."""
     is_whole_run: bool = False
-    """Whether it is about the whole run, whose length must be known, and not about a step."""
-    needs_price: bool = False
+    """Whether the quantity of the whole run is minimised, whose length must be known; otherwise that of a step."""
     bound: Literal["", "deadlineSeconds", "budget"] = ""
     """Field of the job that bounds the plans; no other objective uses that field."""
     missed: str = ""
     """Code of plans that exceed that bound."""
 
     @property
-    def is_price(self) -> bool:
-        """Whether it minimises a price, rather than a time."""
-        return self.minimises == "price"
+    def counterpart(self) -> Quantity:
+        """Quantity that the objective leaves open, which decides between plans that tie."""
+        return PRICE if self.quantity is SECONDS else SECONDS
+
+    @property
+    def needed_quantities(self) -> tuple[Quantity, ...]:
+        """Quantities that must be known on a pool."""
+        return (self.quantity, PRICE) if self.bound == "budget" else (self.quantity,)
+
+    @property
+    def needs_price(self) -> bool:
+        return PRICE in self.needed_quantities
 
     @property
     def saves_gpus(self) -> bool:
         """Whether a slower step on a part of a GPU can be better."""
-        return self.is_price or self.fewest_gpus
+        return self.quantity.grows_with_gpus or self.fewest_gpus
 
 
 OBJECTIVES: dict[str, ObjectiveRecord] = {
     record.name: record
     for record in (
         ObjectiveRecord("time", "the shortest step", "fastest", "slower"),
-        ObjectiveRecord("cost", "the cheapest step", "cheapest", "dearer", "price", needs_price=True),
+        ObjectiveRecord("cost", "the cheapest step", "cheapest", "dearer", PRICE),
         ObjectiveRecord("timeToFinish", "the shortest run", "first to finish", "later", is_whole_run=True),
         ObjectiveRecord(
             "cheapestBeforeDeadline", "the cheapest run that meets deadlineSeconds", "cheapest before the deadline",
-            "dearer", "price", is_whole_run=True, needs_price=True, bound="deadlineSeconds", missed="DeadlineMissed",
+            "dearer", PRICE, is_whole_run=True, bound="deadlineSeconds", missed="DeadlineMissed",
         ),
         ObjectiveRecord(
             "fastestWithinBudget", "the shortest that keeps to the budget", "fastest within the budget", "slower",
-            is_whole_run=True, needs_price=True, bound="budget", missed="OverBudget",
+            is_whole_run=True, bound="budget", missed="OverBudget",
         ),
         ObjectiveRecord(
             "fewestGpus", "the fewest GPUs that hold the job", "fewest GPUs", "slower", fewest_gpus=True,
@@ -68,6 +133,6 @@ else:
     """Names that documents accept."""
 
 
-def bounded_by(bound: str) -> list[str]:
-    """Return the objectives that a field of the job bounds."""
-    return [name for name, record in OBJECTIVES.items() if record.bound == bound]
+def bounded_by(field: str) -> list[str]:
+    """Return the names of the objectives that a field of the job bounds."""
+    return [name for name, record in OBJECTIVES.items() if record.bound == field]

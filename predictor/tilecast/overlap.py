@@ -27,9 +27,9 @@ MIB = 2.0**20
 
 
 def hides_gradients(workload: Workload) -> bool:
-    """Return whether gradients are reduced behind the backward pass below ZeRO 3.
+    """Return whether the framework hides the reduction of gradients behind the backward pass below ZeRO 3.
 
-    That is so if the framework does it and the job does not disable it.
+    The job may disable it.
     """
     return workload.overlap and frameworks.of(workload).overlap
 
@@ -45,22 +45,22 @@ class BucketLimits(Columns):
 
     @classmethod
     def single_bucket(cls, rows: int) -> BucketLimits:
-        """Return the limits of one bucket for everything, (rows,)."""
+        """Return the limits of a single bucket for all gradients, (rows,)."""
         return cls(np.zeros(rows), np.full(rows, np.inf))
 
     @classmethod
     def of_sizes(cls, workload: Workload, sizes_mib: Floats) -> BucketLimits:
-        """Return the limits of buckets of stated sizes, (n,), after the framework's first one, if that is smaller."""
+        """Return the limits of buckets of stated sizes, (n,); the framework's first bucket stays if it is smaller."""
         return cls(np.minimum(frameworks.of(workload).bucket_mib[0], sizes_mib) * MIB, sizes_mib * MIB)
 
     @classmethod
     def of(cls, workload: Workload, plans: Plans, gradient_bytes: float, block_bytes: Floats) -> BucketLimits:
         """Return the limits of the buckets of a workload's framework.
 
-        Where the framework has no buckets, a bucket is what a block holds. A framework that hides gradients behind the
-        backward pass has a single bucket for a job that disables this (Megatron-Core,
+        A framework without buckets reduces the gradients of each block at once. A framework that hides gradients behind
+        the backward pass has a single bucket for a job that disables this (Megatron-Core,
         distributed/distributed_data_parallel.py: bucket_size is None without overlap_grad_reduce). A framework that
-        never hides them keeps its own buckets.
+        never hides gradients keeps its buckets.
 
         Args:
             workload: the job.
@@ -82,21 +82,21 @@ class BucketLimits(Columns):
         return cls(np.zeros(rows), block_bytes)
 
     def count(self, size_bytes: Floats) -> Floats:
-        """Return the number of equal buckets that `size_bytes` take, at least one, (n,)."""
+        """Return the number of equal buckets that hold `size_bytes`, at least one, (n,)."""
         return np.asarray(np.maximum(np.ceil(size_bytes / np.maximum(self.rest, 1.0)), 1.0))
 
 
-def exposed(
+def exposed_seconds(
     busy_s: Floats, count: Floats, pass_s: Floats, first_s: Floats | float = 0.0, first_share: Floats | float = 0.0
 ) -> Floats:
-    """Return the seconds that stay visible behind a pass, (n,).
+    """Return the seconds of collectives that a pass of computation does not hide, (n,).
 
     Args:
-        busy_s: seconds of all `count` equal collectives together.
-        count: number of these collectives, at least one.
-        pass_s: seconds of the pass, over which their data become ready, or are needed, evenly; 0 hides nothing.
-        first_s: seconds of one more collective before them.
-        first_share: share of that collective in all bytes, in [0, 1].
+        busy_s: seconds of all `count` equal collectives together, (n,).
+        count: number of equal collectives, at least one, (n,).
+        pass_s: seconds of the pass, during which the data of the collectives become ready evenly, (n,).
+        first_s: seconds of one more collective before the equal ones, (n,).
+        first_share: share of that collective in all bytes, from 0 to 1, (n,).
     """
     each_s, later_s = busy_s / count, pass_s * (1.0 - first_share)
     return np.asarray(np.maximum(np.maximum(each_s, busy_s - later_s * (1 - 1 / count)), first_s + busy_s - later_s))

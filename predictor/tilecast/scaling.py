@@ -1,4 +1,4 @@
-"""Best step of each pool as a function of its number of GPUs."""
+"""Fastest step of each pool as a function of its number of GPUs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tilecast.hardware import Pool
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
-    """The fastest plan of a pool on some number of GPUs."""
+class FastestPlan:
+    """The fastest plan of a pool on a number of GPUs."""
 
     gpus: int
     plan: str
@@ -25,21 +25,21 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The best plans of one pool over its GPU counts, ascending; counts without a plan that fits are left out."""
+    """The fastest plans of one pool by GPU count, ascending; counts without a plan that fits are left out."""
 
     pool: str
     currency: str
-    points: tuple[Best, ...]
+    points: tuple[FastestPlan, ...]
 
 
 def curves(request: Request, pools: Sequence[Pool]) -> tuple[Curve, ...]:
-    """Return a curve for every pool that can run the job, without the job's constraints and objective."""
+    """Return the curve of every pool that can run the job, the job's constraints and objective ignored."""
     free = replace(request, objective="time", constraints=Constraints(), batches=None, deadline_s=None, budget=None)
-    by_pool = (_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
+    by_pool = (_pool_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
     return tuple(curve for curve in by_pool if curve.points)
 
 
-def _curve(request: Request, pool: Pool) -> Curve:
+def _pool_curve(request: Request, pool: Pool) -> Curve:
     every = find_candidates(request, pool)
     points = []
     for gpus in np.unique(every.gpus[every.fits]):
@@ -47,7 +47,7 @@ def _curve(request: Request, pool: Pool) -> Curve:
         row = int(rows[np.argmin(every.step_s[rows])])
         cost = per_1000_steps(every.hourly[row], every.step_s[row]) if pool.price_per_gpu_hour is not None else None
         points.append(
-            Best(
+            FastestPlan(
                 int(gpus),
                 str(every.plans.row(row)),
                 float(every.step_s[row]),

@@ -148,7 +148,7 @@ def _billed(group: runs.RunGroup, priced: Priced, kind: Figure, place: int) -> t
     The allocator's cache grows no further than the GPU's usable memory.
     """
     bill, stacks = priced.footprint, memory.stack_bytes(group.pool.gpu) if kind == "device" else 0.0
-    lower, upper = (float(end[place]) for end in bill.spans(kind))
+    lower, upper = (float(end[place]) for end in bill.figure_range(kind))
     value = float(getattr(bill, kind)[place])
     if kind == "device":
         value = max(min(value, priced.usable_bytes), float(bill.total[place]))

@@ -11,7 +11,7 @@ from tilecast import cost
 from tilecast.api.status import Alternative, Condition, TrainingJobStatus
 from tilecast.api.training import RESTART_S
 from tilecast.hardware import Pool
-from tilecast.objectives import ObjectiveRecord
+from tilecast.objectives import PRICE, SECONDS, ObjectiveRecord, Quantity
 from tilecast.render import units
 from tilecast_operator.kube.times import seconds
 from tilecast_operator.observed.calibrator import Score
@@ -122,35 +122,62 @@ def find_better_places(
         least: Share that an alternative has to save.
         moving: Cost of moving.
     """
-    ran, best, pool = score.forecast, status.recommendation, pools.get(score.forecast.pool)
+    ran, best = score.forecast, status.recommendation
     batch = None if best is None else best.global_batch_size
     measured_s = score.window.seconds
     scale = measured_s / ran.step_seconds.target
-    hourly = None if pool is None or pool.price_per_gpu_hour is None else pool.price_per_gpu_hour * ran.gpus
-    price = None if hourly is None else cost.per_1000_steps(hourly, measured_s)
     better = []
     for item in status.alternatives:
         share = (batch or 1) / (item.global_batch_size or batch or 1)
         step_s = max(item.step_seconds.target, (item.raw_step_seconds or 0.0) * scale)
-        faster = 1 - step_s * share / measured_s
-        other = pools.get(item.pool)
-        is_comparable = pool is not None and other is not None and pool.currency == other.currency
-        both = price is not None and item.cost_per1000_steps is not None and price > 0 and is_comparable
-        spent = (item.cost_per1000_steps or 0.0) * step_s / item.step_seconds.target
-        cheaper = 1 - spent * share / price if both and price else None
-        gain, rest = (cheaper, faster) if goal.is_price else (faster, cheaper)
+        quantities = dict.fromkeys((SECONDS, PRICE, goal.quantity))
+        amounts = {one: _amounts(one, score, item, step_s, share, pools) for one in quantities}
+        saved = {one: None if both is None else 1 - both[1] / both[0] for one, both in amounts.items()}
+        gain, rest, used = saved[goal.quantity], saved[goal.counterpart], amounts[goal.quantity]
         is_small = not goal.fewest_gpus or item.gpus <= ran.gpus
-        if item.pool != ran.pool and is_small and gain is not None and gain >= least and (rest is None or rest >= 0):
+        is_better = gain is not None and gain >= least and (rest is None or rest >= 0)
+        if used is not None and gain is not None and is_better and item.pool != ran.pool and is_small:
             own_s = step_s * share
             moving_s = moving.move_seconds(own_s, measured_s)
-            # By price, a second there costs what a step there costs divided by its duration.
-            lost = moving_s * (spent * share / own_s if goal.is_price else 1.0)
-            pays_after = math.ceil(lost / (gain * ((price or 0.0) if goal.is_price else measured_s)))
-            better_text = _describe_alternative(item, step_s, score, faster, cheaper)
+            here, there = used
+            # A second there takes as much of the quantity as a step there, divided by its duration.
+            pays_after = math.ceil(moving_s * (there / own_s) / (gain * here))
+            better_text = _describe_alternative(item, step_s, score, saved)
             text = f"{better_text}; {moving.describe_cost(moving_s, pays_after)}"
             is_worth_it = moving.left is None or pays_after < moving.left
             better.append(BetterPlace(item, gain, text, pays_after, is_worth_it))
     return sorted(better, key=lambda place: (not place.is_worth_it, -place.gain))
+
+
+def _amounts(
+    quantity: Quantity, score: Score, item: Alternative, step_s: float, share: float, pools: Mapping[str, Pool]
+) -> tuple[float, float] | None:
+    """Return the amounts of a quantity for a step where the job runs, and for as many samples at an alternative.
+
+    Args:
+        quantity: the quantity.
+        score: the measured step of the job.
+        item: the alternative.
+        step_s: seconds of a step of the alternative.
+        share: samples of a step of the job over those of a step of the alternative.
+        pools: pools of the cluster, by name.
+
+    Returns:
+        None if one of the amounts is unknown, or if the first is 0.
+    """
+    ran, measured_s = score.forecast, score.window.seconds
+    if quantity is SECONDS:
+        return measured_s, step_s * share
+    pool, other = pools.get(ran.pool), pools.get(item.pool)
+    if pool is None or other is None:
+        return None
+    if quantity is not PRICE:
+        here, there = (quantity.amount(pool, ran.gpus, measured_s), quantity.amount(other, item.gpus, step_s * share))
+        return (here, there) if here > 0 else None
+    if not pool.price_per_gpu_hour or item.cost_per1000_steps is None or pool.currency != other.currency:
+        return None
+    price = cost.per_1000_steps(pool.price_per_gpu_hour * ran.gpus, measured_s)
+    return price, item.cost_per1000_steps * step_s / item.step_seconds.target * share
 
 
 def make_aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
@@ -183,9 +210,9 @@ def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
     return since_s is None or clock_s - since_s >= EVENT_COOLDOWN_S
 
 
-def _describe_alternative(item: Alternative, step_s: float, score: Score, faster: float, cheaper: float | None) -> str:
+def _describe_alternative(item: Alternative, step_s: float, score: Score, saved: Mapping[Quantity, float | None]) -> str:
     step = units.duration(step_s)
-    saved = f"{faster:.0%} shorter" if faster >= 0 else f"{-faster:.0%} longer"
-    price = "" if cheaper is None else f" and {abs(cheaper):.0%} {'cheaper' if cheaper >= 0 else 'dearer'}"
+    known = [(one, gain) for one, gain in saved.items() if gain is not None]
+    than = " and ".join(f"{abs(gain):.0%} {one.less if gain >= 0 else one.more}" for one, gain in known)
     where, measured = f"{item.plan} on {item.gpus} {item.pool}", units.duration(score.window.seconds)
-    return f"{where} would take {step} a step by forecast, {saved}{price} than the {measured} measured"
+    return f"{where} would take {step} a step by forecast, {than} than the {measured} measured"

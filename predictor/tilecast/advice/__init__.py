@@ -10,16 +10,15 @@ Enumeration
    │ price                            pricing.py       seconds, price and memory of every plan, as columns
    ▼
 Candidates
-   │ find_ties, choose_or_reject      choose.py        plans that the forecast cannot tell apart; one plan per pool
+   │ find_tied_plans                  choose.py        plans that the forecast cannot tell apart
+   │ choose_or_reject                 choose.py        one plan for each pool, or the reason why it has none
    ▼
 Choice or Rejection
    │ rank_choices                     choose.py        the pools in order, the recommended one first
    ▼
 Ranking
-   │ explain                          reasons.py       offers with their reasons, notes
-   ▼
-Explanation
-   │ what_if.ask                      what_if/         the same pipeline again, with a changed request or pool
+   │ explain_choices, …               reasons.py       offers with their reasons, notes
+   │ explain_why_not, …               what_if/         the pipeline again, with a changed request or pool
    ▼
 Advice
 ```
@@ -34,14 +33,21 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from tilecast import __version__, constants, hardware, kernels
-from tilecast.advice import what_if
 from tilecast.advice.choose import Choice, choose_or_reject, rank_choices
-from tilecast.advice.enumeration import enumerate_pools, left_out
+from tilecast.advice.enumeration import describe_left_out, enumerate_pools
 from tilecast.advice.pricing import price
-from tilecast.advice.reasons import explain
+from tilecast.advice.reasons import (
+    describe_confidence,
+    describe_offers,
+    describe_sharing,
+    explain_choices,
+    explain_pareto,
+    find_sharing,
+)
 from tilecast.advice.values import (
     Advice,
     AdviceOrigin,
@@ -53,11 +59,14 @@ from tilecast.advice.values import (
     Rejection,
     Request,
     WhyNot,
+    require,
 )
+from tilecast.advice.what_if.alternatives import best_without_constraints, price_baseline, suggest_changes
+from tilecast.advice.what_if.fits import add_remedies
+from tilecast.advice.what_if.wins import explain_why_not
 from tilecast.hardware import Pool
 from tilecast.model import Model
 from tilecast.objectives import bounded_by
-from tilecast.spec import SpecError
 
 __all__ = [
     "Advice",
@@ -86,41 +95,43 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         SpecError: the request contradicts itself, or names a pool that does not exist.
         SearchTooLargeError: the search has too many plans or operators, whatever is left out.
     """
-    _check(request, pools)
-    considered = sorted(pools, key=_name)
+    _check_request(request, pools)
+    considered = sorted(pools, key=attrgetter("name"))
     enumerations = enumerate_pools(request, considered)
     candidates = [price(enumeration) for enumeration in enumerations]
     outcomes = [choose_or_reject(request, each) for each in candidates]
     ranking = rank_choices(request, [outcome for outcome in outcomes if isinstance(outcome, Choice)])
-    explanation = explain(request, ranking)
-    answers = what_if.ask(request, considered, candidates, outcomes, ranking)
-    origin = _origin(considered)
+    offers = explain_choices(request, ranking)
+    sharing = find_sharing(request, offers)
+    baseline, refused, baseline_notes = price_baseline(request, considered)
+    origin = _describe_origin(considered)
     return Advice(
         request=request,
-        offers=explanation.offers,
-        pareto=explanation.pareto,
-        rejections=answers.rejections,
-        baseline=answers.baseline,
-        uncapped=answers.uncapped,
-        sharing=explanation.sharing,
-        why_not=answers.why_not,
+        offers=offers,
+        pareto=explain_pareto(request, ranking.choices),
+        rejections=(*add_remedies(request, candidates, outcomes, ranking.choices), *refused),
+        baseline=baseline,
+        uncapped=best_without_constraints(request, candidates),
+        sharing=sharing,
+        why_not=explain_why_not(request, ranking),
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
         notes=(
-            *explanation.notes,
-            *left_out(request, enumerations),
-            *answers.suggestions,
-            *explanation.sharing_notes,
-            *answers.baseline_notes,
+            *describe_offers(request, offers),
+            *describe_left_out(request, enumerations),
+            *suggest_changes(request, ranking.choices),
+            *describe_sharing(request, sharing),
+            *baseline_notes,
         ),
         plans_evaluated=sum(len(each) for each in candidates),
-        confidence=explanation.confidence,
+        confidence=describe_confidence(offers),
         provenance=origin,
         inputs_hash=inputs_hash(request, considered, origin.model_sha256),
     )
 
 
-def _origin(pools: Sequence[Pool]) -> AdviceOrigin:
+def _describe_origin(pools: Sequence[Pool]) -> AdviceOrigin:
+    """Return the versions and digests of all data behind an advice, and the sources of the facts of each pool."""
     version, digest = kernels.model_info()
     return AdviceOrigin(
         version=__version__,
@@ -134,100 +145,95 @@ def _origin(pools: Sequence[Pool]) -> AdviceOrigin:
 
 
 def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> str:
-    """Return a short digest of everything that decides an advice.
+    """Return a digest of 16 characters of all inputs that decide an advice.
 
-    It covers the request except for its name, the pools in any order, the utilization model, the constants and the
-    version. It leaves out what does not decide anything: the GPUs that are free now, the layer that each fact comes
-    from, and the class that Transformers builds a model with.
+    It covers the request without its name, the pools in any order, the utilization model, the constants and the
+    version. It leaves out the GPUs that are free now, the source of each fact, and the class that Transformers builds a
+    model with.
     """
     inputs = {
         "request": replace(request, name=""),
-        "pools": [_deciding_facts(pool) for pool in sorted(pools, key=_name)],
+        "pools": [_deciding_facts(pool) for pool in sorted(pools, key=attrgetter("name"))],
         "model": model_sha256,
         "constants": constants.digest(),
         "version": __version__,
     }
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=_encode_value).encode()).hexdigest()[:16]
 
 
 def _deciding_facts(pool: Pool) -> dict[str, object]:
-    """Return the facts of a pool that decide an advice.
+    """Return the facts of a pool that decide an advice, by name.
 
-    Corrections count only where there are any: `own` if the job has runs of its own, the calibration's `software` if it
-    is set.
+    The job's own runs are included if there are any. The calibration's `software` is included if it is set.
     """
-    facts = _facts(replace(pool, free_gpus=None, layers={}))
+    facts = _fields_of(replace(pool, free_gpus=None, layers={}))
     if not pool.own.runs:
         del facts["own"]
     if not pool.calibration.software:
-        facts["calibration"] = _facts(pool.calibration)
+        facts["calibration"] = _fields_of(pool.calibration)
         del facts["calibration"]["software"]
     return facts
 
 
-def _facts(record: Any) -> dict[str, Any]:
+def _fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _plain(value: object) -> object:
+def _encode_value(value: object) -> object:
+    """Return a value that JSON cannot hold as a dictionary of its fields, or as text."""
     if not is_dataclass(value):
         return repr(value)
     if not isinstance(value, Model):
-        return _facts(value)
+        return _fields_of(value)
     return {name: fact for name, fact in value.document().items() if name != "auto"}
 
 
-def _name(pool: Pool) -> str:
-    return pool.name
-
-
-def _check(request: Request, pools: Sequence[Pool]) -> None:
+def _check_request(request: Request, pools: Sequence[Pool]) -> None:
+    """Raise SpecError if the request contradicts itself or names a pool that does not exist."""
     names = [pool.name for pool in pools]
     known = f"known: {', '.join(names)}"
     limits, workload, goal = request.constraints, request.workload, request.goal
-    unknown = [name for name in limits.allowed_pools if name not in names]
-    if unknown:
-        raise SpecError("spec.constraints.allowedPools", f"there is no pool {unknown[0]!r}", known)
-    if limits.gpus and limits.max_gpus and limits.gpus > limits.max_gpus:
-        problem = f"{limits.gpus} is above maxGpus {limits.max_gpus}"
-        raise SpecError("spec.constraints.gpus", problem, "lower gpus or raise maxGpus")
-    if goal.is_whole_run and workload.steps is None and request.tokens is None:
-        problem = f"{goal.name} needs to know how long the run is"
-        raise SpecError("spec.objective", problem, "give training.steps or training.tokens")
+    for name in limits.allowed_pools:
+        require(name in names, "spec.constraints.allowedPools", f"there is no pool {name!r}", known)
+    is_reachable = not (limits.gpus and limits.max_gpus) or limits.gpus <= limits.max_gpus
+    problem = f"{limits.gpus} is above maxGpus {limits.max_gpus}"
+    require(is_reachable, "spec.constraints.gpus", problem, "lower gpus or raise maxGpus")
+    has_length = workload.steps is not None or request.tokens is not None
+    problem = f"{goal.name} needs to know how long the run is"
+    require(has_length or not goal.is_whole_run, "spec.objective", problem, "give training.steps or training.tokens")
     for name, given in (("deadlineSeconds", request.deadline_s), ("budget", request.budget)):
-        if goal.bound == name and given is None:
-            raise SpecError(f"spec.{name}", f"is missing, and objective {goal.name} needs it", f"add spec.{name}")
-        if goal.bound != name and given is not None:
-            problem = f"has no meaning with objective {goal.name}"
-            raise SpecError(f"spec.{name}", problem, f"use objective {' or '.join(bounded_by(name))}")
-    _check_currency(request, pools)
+        problem = f"is missing, and objective {goal.name} needs it"
+        require(given is not None or goal.bound != name, f"spec.{name}", problem, f"add spec.{name}")
+        problem = f"has no meaning with objective {goal.name}"
+        remedy = f"use objective {' or '.join(bounded_by(name))}"
+        require(given is None or goal.bound == name, f"spec.{name}", problem, remedy)
+    _check_currencies(request, pools)
     low, high = request.batches or (workload.global_batch, workload.global_batch)
-    if not low <= workload.global_batch <= high:
-        problem = f"{workload.global_batch} is not between {low} and {high}"
-        raise SpecError("spec.training.globalBatchSize", problem, "choose one within globalBatchSizeRange")
-    if request.precisions and workload.precision not in request.precisions:
-        problem = f"{workload.precision} is not among allowedPrecisions"
-        raise SpecError("spec.training.precision", problem, "add it there, or choose one of them")
-    if workload.micro_batch and workload.global_batch % workload.micro_batch:
-        problem = f"{workload.micro_batch} does not divide globalBatchSize {workload.global_batch}"
-        raise SpecError("spec.training.microBatchSize", problem, "choose a divisor")
-    if request.baseline and request.baseline.pool not in names:
-        raise SpecError("spec.baseline.pool", f"there is no pool {request.baseline.pool!r}", known)
+    problem = f"{workload.global_batch} is not between {low} and {high}"
+    remedy = "choose one within globalBatchSizeRange"
+    require(low <= workload.global_batch <= high, "spec.training.globalBatchSize", problem, remedy)
+    is_allowed = not request.precisions or workload.precision in request.precisions
+    problem = f"{workload.precision} is not among allowedPrecisions"
+    require(is_allowed, "spec.training.precision", problem, "add it there, or choose one of them")
+    is_divided = not workload.micro_batch or workload.global_batch % workload.micro_batch == 0
+    problem = f"{workload.micro_batch} does not divide globalBatchSize {workload.global_batch}"
+    require(is_divided, "spec.training.microBatchSize", problem, "choose a divisor")
+    if request.baseline:
+        problem = f"there is no pool {request.baseline.pool!r}"
+        require(request.baseline.pool in names, "spec.baseline.pool", problem, known)
 
 
-def _check_currency(request: Request, pools: Sequence[Pool]) -> None:
-    """Raise SpecError if prices or the budget are in more than one currency.
-
-    Amounts in different currencies do not compare, and no exchange rate is known here.
-    """
+def _check_currencies(request: Request, pools: Sequence[Pool]) -> None:
+    """Raise SpecError if the objective needs prices, and prices and budget are in more than one currency."""
     if not request.goal.needs_price:
         return
     allowed = request.constraints.allowed_pools
     priced = [pool for pool in pools if pool.price_per_gpu_hour is not None and (not allowed or pool.name in allowed)]
     currencies = sorted({pool.currency for pool in priced})
-    if len(currencies) > 1:
-        problem = f"pools are priced in {' and '.join(currencies)}"
-        raise SpecError("spec.objective", problem, "give every price in one currency, or narrow allowedPools")
-    if request.budget and currencies and currencies != [request.budget.currency]:
+    problem = f"pools are priced in {' and '.join(currencies)}"
+    remedy = "give every price in one currency, or narrow allowedPools"
+    require(len(currencies) <= 1, "spec.objective", problem, remedy)
+    if request.budget and currencies:
         problem = f"{request.budget.currency} is not {currencies[0]}, in which the pools are priced"
-        raise SpecError("spec.budget.currency", problem, f"give the budget in {currencies[0]}")
+        remedy = f"give the budget in {currencies[0]}"
+        require(request.budget.currency == currencies[0], "spec.budget.currency", problem, remedy)

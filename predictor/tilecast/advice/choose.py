@@ -1,13 +1,15 @@
 """Choose the plan to recommend: first one on each pool, then one pool.
 
-Of a pool's plans, those that tie with the best one (`find_ties`) are narrowed down in three steps. Those with memory to
-spare stay; then those that are not clearly behind in the criterion that the objective leaves open (price where time
-counts, time where price counts); then those that are not clearly behind on a slow host. Of the rest, the plan is taken
-that a practitioner tries first: data parallelism before ZeRO before tensor parallelism before pipelines, nothing
-recomputed, fewer GPUs.
+On each pool, the plans that tie with the best one (`find_tied_plans`) are narrowed down in three steps:
 
-A plan that a practitioner tries even earlier, and that is behind the chosen one in neither criterion, is taken instead,
-however it does on a slow host.
+1. Plans with memory to spare stay.
+2. Plans that are not clearly behind in the quantity that the objective leaves open stay. It is the price where time is
+   minimised, otherwise the time.
+3. Plans that are not clearly behind on a slow host stay.
+
+Of the rest, the plan is chosen that a practitioner tries first: data parallelism before ZeRO before tensor parallelism
+before pipelines, nothing recomputed, fewer GPUs. A plan that a practitioner tries even earlier replaces it if it is
+behind in neither quantity, however slow it is on a slow host.
 
 A pool without such a plan is rejected with a reason (`choose_or_reject`). `rank_choices` orders the others.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -25,35 +28,38 @@ from tilecast.advice.pricing import Candidates, Details, find_candidates
 from tilecast.advice.values import Offer, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
-from tilecast.search import Limits, Mask
+from tilecast.search import NO_LIMITS, Limits, Mask
 from tilecast.spec import CHECKPOINTING, PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct
 from tilecast.uncertainty import Errors
 
 MAX_TIED = 128
-"""Most plans of a pool that are compared with its best one, to see whether the forecast can tell them apart."""
+"""Most plans of a pool that are compared with its best plan to find ties."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The recommended plan of a pool, and what else the forecast cannot tell from the best."""
+    """The recommended plan of a pool, with its value and its offer."""
 
     candidates: Candidates
     eligible: Mask
-    """Rows that it was chosen from."""
+    """Rows of `candidates` that the plan was chosen from."""
     row: int
+    """Row of the plan in `candidates`."""
     value: float
+    """Amount of the quantity that the objective minimises."""
     best: float
-    """Lowest value of all eligible plans. Plans that tie may be behind it."""
-    other: float
-    """Value of the criterion that the objective leaves open: `Candidates.other` of the plan."""
+    """Lowest such amount of all eligible plans, at most `value`."""
+    counterpart: float
+    """Amount of the quantity that the objective leaves open."""
     preference: tuple[int, ...]
-    """`simplicity` of the plan."""
+    """`simplicity_columns` of the plan."""
     ties: int
+    """Number of other plans of the pool that the forecast cannot tell from the best."""
     details: Details
     place: int
-    """Index of the recommended plan in `details`."""
+    """Index of the plan in `details`."""
     errors: Errors
-    """Uncertainties of its forecast, in columns of length one."""
+    """Uncertainties of the plan's forecast, in columns of length one."""
 
     @property
     def gpus(self) -> int:
@@ -64,26 +70,25 @@ class Choice:
         return bool(self.candidates.take(slice(self.row, self.row + 1)).tight[0])
 
     def offer(self) -> Offer:
-        """Return the plan in full."""
+        """Return the plan as an offer, without a reason."""
         return self.details.offer(self.place)
 
-    def scaled(self, factor: float, other: float = 1.0) -> Choice:
-        """Return the choice with its value, and the criterion that the objective leaves open, multiplied by factors."""
-        return replace(self, value=self.value * factor, best=self.best * factor, other=self.other * other)
+    def scale_amounts(self, factor: float, counterpart: float = 1.0) -> Choice:
+        """Return the choice with `value` and `best` multiplied by `factor`, and its `counterpart` by `counterpart`."""
+        return replace(
+            self, value=self.value * factor, best=self.best * factor, counterpart=self.counterpart * counterpart
+        )
 
 
-_UNLIMITED = Limits()
-
-
-def choose_on(
-    request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None
+def choose_on_pool(
+    request: Request, pool: Pool, limits: Limits = NO_LIMITS, exactly: Plans | None = None
 ) -> Choice | Rejection:
-    """Enumerate, price and choose for one pool; `enumerate_plans` describes the arguments."""
+    """Return the choice or rejection of one pool, searched anew; `enumerate_plans` describes the arguments."""
     return choose_or_reject(request, find_candidates(request, pool, limits, exactly))
 
 
 def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejection:
-    """Return the plan that represents a pool in the ranking, or the reason why the pool has none."""
+    """Return the recommended plan of a pool, or the reason why the pool has none."""
     pool, limits = candidates.pool, request.constraints
     within = candidates.within(limits)
     if limits.allowed_pools and pool.name not in limits.allowed_pools:
@@ -96,63 +101,69 @@ def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejec
         return _reject_gpu_count(request, pool)
     if not (within & candidates.fits).any():
         return _reject_memory(request, candidates, within)
-    if request.goal.needs_price and pool.price_per_gpu_hour is None:
-        return Rejection(pool.name, "PriceUnknown", "no price known", "give its GPUPool a price")
-    mask = sensible(request, candidates, within & candidates.fits & candidates.allowed(request))
+    for quantity in request.goal.needed_quantities:
+        if not quantity.is_known(pool):
+            return Rejection(pool.name, *quantity.if_unknown)
+    mask = sensible(request, candidates, within & candidates.fits & candidates.keeps_bound(request))
     return choose(request, candidates, mask) or _reject_bound(request, candidates, within & candidates.fits)
 
 
 def choose(request: Request, candidates: Candidates, eligible: Mask) -> Choice | None:
-    """Return the plan to recommend among the eligible ones, as the module docstring says; None if none is left."""
-    ties = find_ties(request, candidates, eligible)
-    return None if ties is None else _choose_tied(request, ties)
+    """Return the plan to recommend among the eligible rows (n,); None if none of them has a known value."""
+    ties = find_tied_plans(request, candidates, eligible)
+    return None if ties is None else _choose_among_tied(request, ties)
 
 
 @dataclass(frozen=True, slots=True)
-class Ties:
-    """The best eligible plan of a table, and those near it that the forecast may not tell from it, (k,), best first."""
+class TiedPlans:
+    """The k plans of a table that may tie with its best eligible plan, and that plan, best first."""
 
     candidates: Candidates
     """The table with all plans."""
     eligible: Mask
+    """Rows of the table that the objective may choose from."""
     rows: Ints
-    """Rows of these plans in the table, (k,)."""
+    """Rows of the k plans in the table, (k,)."""
     near: Candidates
-    """These plans alone."""
+    """The k plans alone."""
     value: Floats
-    """What the objective minimises, (k,)."""
+    """Amount of the quantity that the objective minimises, (k,)."""
     details: Details
     errors: Errors
-    """Uncertainties of their forecasts."""
+    """Uncertainties of the forecasts of the k plans."""
 
-    def not_behind(self, places: Ints, column: Floats) -> Ints:
-        """Return the places that the forecast cannot tell from the one with the lowest value in a column.
+    def select_tied(self, places: Ints, column: Floats) -> Ints:
+        """Return the places whose plans tie in a column, (k,), with the plan that has the lowest value.
 
-        Places that are ahead of one of those are included too. All places are returned if a value of the column is
-        unknown or zero.
+        Places with a lower value than one of the tied plans are included. All places are returned if a value is unknown
+        or zero.
+
+        Args:
+            places: indices of some of the k plans.
+            column: values of all k plans, (k,).
         """
         values = column[places]
         if not np.all(values > 0):
             return places
         first = int(places[np.argmin(values)])
-        tied = np.log(values / values.min()) <= self._width(first)[places]
+        tied = np.log(values / values.min()) <= self._tie_widths(first)[places]
         return np.asarray(places[values <= values[tied].max()])
 
-    def _width(self, first: int) -> Floats:
-        """Return the logarithm of the ratio up to which the forecast cannot tell each plan from the first, (k,)."""
+    def _tie_widths(self, first: int) -> Floats:
+        """Return the logarithm of the largest ratio at which each plan ties with the plan at index `first`, (k,)."""
         plans = self.near.plans
         columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
         alike = np.all([column == column[first] for column in (*columns, self.near.variant)], axis=0)
-        return uncertainty.tie_within(self.errors, self.errors.take(np.array([first])), alike)
+        return uncertainty.tie_width_on_pool(self.errors, self.errors.take(np.array([first])), alike)
 
 
 _REPLICAS = ("data", "gradient_accumulation")
-"""Columns that say how often a GPU's work is repeated, not what the work is."""
+"""Columns of plans that change how often a GPU's work is repeated."""
 
 
-def find_ties(request: Request, candidates: Candidates, eligible: Mask) -> Ties | None:
-    """Return the eligible plans that may tie with the best one, it included; None if no plan has a value."""
-    value = candidates.value(request)
+def find_tied_plans(request: Request, candidates: Candidates, eligible: Mask) -> TiedPlans | None:
+    """Return the best eligible plan and the plans that may tie with it; None if no eligible plan has a known value."""
+    value = candidates.objective_value(request)
     eligible = eligible & np.isfinite(value)
     if not eligible.any():
         return None
@@ -160,44 +171,44 @@ def find_ties(request: Request, candidates: Candidates, eligible: Mask) -> Ties 
         eligible = eligible & (candidates.gpus == candidates.gpus[eligible].min())
     rows = np.flatnonzero(eligible)
     best = float(value[rows].min())
-    rows = _best_of_each_kind(candidates, rows[value[rows] <= best * np.exp(uncertainty.most_tied())], request)
-    details = Details.of(candidates, rows)
-    return Ties(candidates, eligible, rows, candidates.take(rows), value[rows], details, details.errors())
+    rows = _keep_best_of_each_kind(candidates, rows[value[rows] <= best * np.exp(uncertainty.most_tied())], request)
+    details = Details.from_rows(candidates, rows)
+    return TiedPlans(candidates, eligible, rows, candidates.take(rows), value[rows], details, details.errors())
 
 
-def _best_of_each_kind(candidates: Candidates, rows: Ints, request: Request) -> Ints:
-    """Return the best `MAX_TIED` of the rows, best first, and the best of each kind of plan.
+def _keep_best_of_each_kind(candidates: Candidates, rows: Ints, request: Request) -> Ints:
+    """Return the best `MAX_TIED` rows and the best of each kind of plan, best first.
 
-    Plans are of one kind if they are equal in all that decides among ties. Of each kind, the best plan and the best
-    plan on a slow host are included.
+    Plans of one kind are equal in memory to spare and in `simplicity_columns`. The best plan of each kind and the best
+    plan of each kind on a slow host are kept.
     """
     some = candidates.take(rows)
-    order = np.lexsort((some.step_s, some.value(request)))
+    order = np.lexsort((some.step_s, some.objective_value(request)))
     rows, some = rows[order], some.take(order)
     if len(rows) <= MAX_TIED:
         return rows
     mask = np.arange(len(rows)) < MAX_TIED
     slow = np.argsort(_value_on_slow_host(some, request), kind="stable")
-    kinds = [*simplicity(some), some.tight.astype(np.int64)]
+    kinds = [*simplicity_columns(some), some.tight.astype(np.int64)]
     mask[distinct(*kinds).first] = True
     mask[slow[distinct(*(column[slow] for column in kinds)).first]] = True
     return rows[mask]
 
 
-def _choose_tied(request: Request, ties: Ties) -> Choice:
-    """Return the plan to recommend among those that tie, as the module docstring says."""
+def _choose_among_tied(request: Request, ties: TiedPlans) -> Choice:
+    """Return the plan to recommend among tied plans, by the three steps of the module docstring."""
     near, value = ties.near, ties.value
-    places = ties.not_behind(np.arange(len(near)), value)
+    places = ties.select_tied(np.arange(len(near)), value)
     count = len(places) - 1
     tight = near.tight[places]
     places = places if tight.all() else places[~tight]
-    other, slow = near.other(request), _value_on_slow_host(near, request)
-    places = ties.not_behind(places, other)
-    columns = simplicity(near.take(places))
+    counterpart, slow = near.counterpart_value(request), _value_on_slow_host(near, request)
+    places = ties.select_tied(places, counterpart)
+    columns = simplicity_columns(near.take(places))
     order = np.lexsort((near.step_s[places], slow[places], *columns[::-1]))
     ordered = places[order]
-    robust = ordered[np.isin(ordered, ties.not_behind(places, slow))][0]
-    no_worse = (value[ordered] <= value[robust]) & ~(other[ordered] > other[robust])
+    robust = ordered[np.isin(ordered, ties.select_tied(places, slow))][0]
+    no_worse = (value[ordered] <= value[robust]) & ~(counterpart[ordered] > counterpart[robust])
     first = order[no_worse][0]
     place = int(places[first])
     return Choice(
@@ -206,7 +217,7 @@ def _choose_tied(request: Request, ties: Ties) -> Choice:
         row=int(ties.rows[place]),
         value=float(value[place]),
         best=float(value.min()),
-        other=float(other[place]),
+        counterpart=float(counterpart[place]),
         preference=tuple(int(column[first]) for column in columns),
         ties=count,
         details=ties.details,
@@ -216,18 +227,20 @@ def _choose_tied(request: Request, ties: Ties) -> Choice:
 
 
 def _value_on_slow_host(candidates: Candidates, request: Request) -> Floats:
-    """Return what the objective minimises, on a slow host, (n,)."""
+    """Return the amount that the objective minimises, on a slow host, (n,)."""
     return np.asarray(
-        candidates.value(request) * uncertainty.cautious(candidates.step_s, candidates.launch_s) / candidates.step_s
+        candidates.objective_value(request)
+        * uncertainty.cautious(candidates.step_s, candidates.launch_s)
+        / candidates.step_s
     )
 
 
-def simplicity(candidates: Candidates) -> tuple[Ints, ...]:
-    """Return columns that are lower for a plan that is tried earlier, the most important first.
+def simplicity_columns(candidates: Candidates) -> tuple[Ints, ...]:
+    """Return columns, (n,) each, that are lower for plans that a practitioner tries earlier, the most important first.
 
-    They prefer the job's own batch and precision; then no splitting, ZeRO, tensor parallelism, context or expert
-    parallelism, pipelines, in this order; fewer degrees of parallelism at once; nothing recomputed; a lower ZeRO stage;
-    fewer ranks that a replica is split over; fewer GPUs.
+    The columns are: the variant of the job (its own batch and precision first); the most complex way of splitting
+    (none, ZeRO, tensor, context or expert, pipeline); the number of degrees above one; recomputation; the ZeRO stage;
+    the ranks of a replica; the GPUs.
     """
     plans = candidates.plans
     sharded = np.minimum(plans.zero_stage, 1)
@@ -239,23 +252,22 @@ def simplicity(candidates: Candidates) -> tuple[Ints, ...]:
     return candidates.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, candidates.gpus
 
 
-HALF, THIRD = 1 / 2, 1 / 3
-"""Shares of a GPU's memory up to which a model counts as small.
-
-A model that takes at most `HALF`, with its training state and one sample, is not split over ranks. If it takes at most
-`THIRD`, its training state is not split either.
-"""
+HALF = 1 / 2
+"""Share of a GPU's memory up to which a model, with its training state and one sample, is not split over ranks."""
+THIRD = 1 / 3
+"""Share of a GPU's memory up to which the training state of a model is not split either."""
 
 
 def sensible(request: Request, candidates: Candidates, eligible: Mask) -> Mask:
-    """Keep the eligible rows that a practitioner would use without a special reason.
+    """Return the eligible rows, (n,), that a practitioner would use without a special reason.
 
-    A model that a GPU holds with room to spare is replicated, not split, as long as every GPU has a sample. A replica
-    that is small, or has no NVLink, is split in two ways at most. Tensor parallelism stays on GPUs that NVLink joins,
-    where the node has any, and on at most `MOST_TENSOR` of them.
+    - A model that takes at most `HALF` of a GPU's memory is replicated as long as every GPU has a sample.
+    - A model that takes at most `THIRD` is not sharded by ZeRO where a plan without ZeRO is eligible.
+    - A replica is split in few ways (`is_split_too_far`).
+    - Tensor parallelism stays on the GPUs that the fastest link joins, and on at most `MOST_TENSOR` of them.
 
-    A rule that would leave nothing is skipped. No rule applies to a stated plan, and a stated limit on tensor
-    parallelism lifts the rules on it.
+    A rule that would leave no row is skipped. A stated plan is under no rule, and a stated limit on tensor parallelism
+    replaces the rules on it.
     """
     if request.plan is not None:
         return eligible
@@ -266,73 +278,66 @@ def sensible(request: Request, candidates: Candidates, eligible: Mask) -> Mask:
         masks.append(~((plans.zero_stage > 0) & _fits_whole(candidates, THIRD)))
     masks.append(~is_split_too_far(candidates))
     if request.constraints.max_tensor is None:
-        masks += [plans.tensor <= fastest_domain(candidates), plans.tensor <= MOST_TENSOR]
+        masks += [plans.tensor <= gpus_on_fastest_link(candidates), plans.tensor <= MOST_TENSOR]
     for mask in masks:
         narrowed = eligible & mask
         eligible = narrowed if narrowed.any() else eligible
     return eligible
 
 
+# Of the 3,460 measured steps at hand three use more, all over a network between nodes.
 MOST_TENSOR = 8
-"""Most ranks that split a product, even where NVLink joins the GPUs of a whole rack.
-
-Of the 3,460 measured steps at hand three use more, all over a network between nodes.
-"""
+"""Most ranks that split a matrix product, even where NVLink joins the GPUs of a whole rack."""
 
 
-def fastest_domain(candidates: Candidates) -> int:
-    """Return how many GPUs of a node the fastest link joins: those of an NVLink island, where there are islands."""
+def gpus_on_fastest_link(candidates: Candidates) -> int:
+    """Return the number of GPUs that a pool's fastest link joins: those of an island, a node or an NVLink domain."""
     intra = candidates.pool.intra
     return intra.domain if intra.beyond else candidates.pool.domain
 
 
+# Of the 3,460 measured steps at hand, 32 split a replica in three ways, all on at least 32 GPUs with NVLink. So no
+# measurement supports a gain that is forecast for a smaller replica split in three ways.
 MOST_WAYS = 2
+"""Most ways, among tensor, pipeline and context parallelism, to split a replica that is small or has no NVLink."""
 LEAST_SPLIT = 32
-"""Limits on splitting a replica in several ways among tensor, pipeline and context parallelism.
-
-A replica is split in at most `MOST_WAYS` ways if it has fewer than `LEAST_SPLIT` GPUs or no NVLink. Of the 3,460
-measured steps at hand, 32 split it in three ways, none of them on fewer than 32 GPUs (four nodes) and none without
-NVLink, so no measurement supports a gain that is forecast for such a plan.
-"""
+"""Least GPUs of a replica with NVLink that may be split in more ways than `MOST_WAYS`."""
 
 
 def is_split_too_far(candidates: Candidates) -> Mask:
-    """Return which plans split a replica in more ways than `MOST_WAYS` where that limit applies, (n,).
+    """Return which plans split a replica in more than `MOST_WAYS` ways where that limit applies, (n,).
 
-    Within a node without NVLink, sharding counts as one of the ways: no measured run shards what tensor parallelism and
-    a pipeline split over a bus.
+    Within a node without NVLink, ZeRO counts as one of the ways.
     """
     plans, pool = candidates.plans, candidates.pool
     degrees = (plans.tensor, plans.pipeline, plans.context)
     replica, ways = math.prod(degrees), sum((degree > 1).astype(np.int8) for degree in degrees)
     has_bus = pool.intra.kind != "nvlink"
+    # No measured run shards a replica that tensor parallelism and a pipeline split over a bus.
     if has_bus:
         ways = ways + ((replica <= pool.gpus_per_node) & (plans.zero_stage > 0))
     return np.asarray(((replica < LEAST_SPLIT) | has_bus) & (ways > MOST_WAYS))
 
 
 def _fits_whole(candidates: Candidates, share: float) -> Mask:
-    """Return which plans leave a sample for every GPU and a model that fits whole in this share of its memory, (n,)."""
+    """Return a mask of plans, (n,), with a sample for every GPU and a job that fits unsplit into a share of a GPU."""
     most = share * candidates.pool.gpu.memory_bytes
-    fits = np.array([whole_bytes(workload) <= most for workload in candidates.variants], bool)
+    unsplit = [_UNSPLIT_BYTES.get(workload, partial(_unsplit_bytes, workload)) for workload in candidates.variants]
+    fits = np.array(unsplit) <= most
     return np.asarray(fits[candidates.variant] & (candidates.gpus <= candidates.batch))
 
 
-def whole_bytes(workload: Workload) -> float:
+_UNSPLIT_BYTES: Memo[float] = Memo(64)
+
+
+def _unsplit_bytes(workload: Workload) -> float:
     """Return the bytes of training state and activations of a job that is not split.
 
-    One sample at a time is assumed, or the job's own micro-batch. The result is infinite for a model whose own code
-    spreads it over all ranks.
+    The micro-batch is one sample, or the job's own. The result is infinite for a model whose own code spreads it over
+    all ranks.
     """
     if zoo.spreads_rows(workload.model):
         return np.inf
-    return _WHOLE.get(workload, lambda: _whole_bytes(workload))
-
-
-_WHOLE: Memo[float] = Memo(64)
-
-
-def _whole_bytes(workload: Workload) -> float:
     micro = workload.micro_batch or 1
     plan = Plan(
         micro_batch=micro,
@@ -344,111 +349,111 @@ def _whole_bytes(workload: Workload) -> float:
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 
 
-def _rank_key(request: Request, choice: Choice) -> tuple[float, float, int, str]:
-    """Return the sort key of a choice: the lowest is the best."""
+def _ranking_key(request: Request, choice: Choice) -> tuple[float, float, int, str]:
+    """Return the sort key of a choice; the best choice has the lowest key."""
     few = choice.gpus if request.goal.fewest_gpus else 0
     return few, choice.value, choice.gpus, choice.candidates.pool.name
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Choices of all pools: the recommended one first, then the others by their value."""
+    """Choices of all pools: the recommended one first, then the others by their values."""
 
     choices: tuple[Choice, ...]
     ties: int
     """Number of plans that the forecast cannot tell apart from the recommended one."""
     ratio: float
-    """Forecast of the recommended plan over the lowest forecast among those that tie with it."""
+    """Value of the recommended plan over the lowest value among the plans that tie with it."""
     is_tied: tuple[bool, ...]
-    """Whether the forecast cannot tell each choice apart from the recommended one."""
+    """For each choice, whether the forecast cannot tell it apart from the recommended one."""
 
 
 def rank_choices(request: Request, choices: Iterable[Choice]) -> Ranking:
-    """Rank the choices and decide which one is recommended among the pools that tie.
+    """Return the choices ranked, with the recommended one of those that tie with the best in first place.
 
-    Of the pools that tie with the best one, those with memory to spare are preferred, then those that are not clearly
-    behind in the criterion that the objective leaves open, then the one whose plan is tried first
-    (`simplicity`).
+    Among pools that tie, a plan with memory to spare is preferred, then one that is not clearly behind in the quantity
+    that the objective leaves open, then the simplest one (`simplicity_columns`).
     """
-    ranked = sorted(choices, key=lambda choice: _rank_key(request, choice))
+    ranked = sorted(choices, key=lambda choice: _ranking_key(request, choice))
     if not ranked:
         return Ranking((), 0, 1.0, ())
-    first, tied = _tied_pools(request, ranked)
-    chosen = _simplest(tied)
+    first, tied = _find_tied_choices(request, ranked)
+    chosen = _select_simplest(tied)
     ordered = (chosen, *(choice for choice in ranked if choice is not chosen))
     ratio = chosen.value / first.best if first.best > 0 else 1.0
-    is_tied = tuple(choice is chosen or _is_tie(request, chosen, choice) for choice in ordered)
+    is_tied = tuple(choice is chosen or _are_tied(request, chosen, choice) for choice in ordered)
     return Ranking(ordered, len(tied) - 1 + chosen.ties, ratio, is_tied)
 
 
-def recommended(request: Request, choices: Iterable[Choice]) -> Choice:
-    """Return the first choice of their ranking; there must be at least one."""
-    return _simplest(_tied_pools(request, sorted(choices, key=lambda choice: _rank_key(request, choice)))[1])
+def recommend_choice(request: Request, choices: Iterable[Choice]) -> Choice:
+    """Return the recommended one of the choices, of which there must be at least one."""
+    return _select_simplest(
+        _find_tied_choices(request, sorted(choices, key=lambda choice: _ranking_key(request, choice)))[1]
+    )
 
 
-def _tied_pools(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, list[Choice]]:
-    """Return the choice of the pool with the best plan, and the choices of all pools that tie with that plan."""
-    few = _rank_key(request, ranked[0])[0]
-    first = min((choice for choice in ranked if _rank_key(request, choice)[0] == few), key=lambda choice: choice.best)
-    return first, [choice for choice in ranked if choice is first or _ties(request, first, choice)]
+def _find_tied_choices(request: Request, ranked: Sequence[Choice]) -> tuple[Choice, list[Choice]]:
+    """Return the choice of the pool with the best plan, and the choices of all pools that tie with the best plan."""
+    few = _ranking_key(request, ranked[0])[0]
+    first = min(
+        (choice for choice in ranked if _ranking_key(request, choice)[0] == few), key=lambda choice: choice.best
+    )
+    return first, [choice for choice in ranked if choice is first or _ties_with_best(request, first, choice)]
 
 
-def _simplest(tied: list[Choice]) -> Choice:
-    """Return the choice, among those to prefer, whose plan is tried first."""
-    return min(_preferred(tied), key=lambda choice: (*choice.preference, choice.value))
+def _select_simplest(tied: list[Choice]) -> Choice:
+    """Return the preferred choice with the simplest plan."""
+    return min(_select_preferred(tied), key=lambda choice: (*choice.preference, choice.value))
 
 
-def _preferred(tied: list[Choice]) -> list[Choice]:
-    """Return the choices to prefer among those that tie.
+def _select_preferred(tied: list[Choice]) -> list[Choice]:
+    """Return the tied choices with memory to spare that are not clearly behind in the quantity left open.
 
-    Those with memory to spare stay, and of these the ones that are not clearly behind in the other criterion. That
-    criterion decides nothing if it is unknown for one of them, or if prices are in two currencies.
+    That quantity decides nothing if it is unknown for one of the choices or if prices are in two currencies.
     """
     roomy = [choice for choice in tied if not choice.is_tight] or tied
-    known = (
-        all(choice.other > 0 for choice in roomy) and len({choice.candidates.pool.currency for choice in roomy}) == 1
-    )
-    if not known:
+    currencies = {choice.candidates.pool.currency for choice in roomy}
+    if len(currencies) > 1 or not all(choice.counterpart > 0 for choice in roomy):
         return roomy
-    least = min(roomy, key=lambda choice: choice.other)
-    return [choice for choice in roomy if choice is least or choice.other <= least.other * _width(least, choice)]
+    least = min(roomy, key=lambda choice: choice.counterpart)
+    return [item for item in roomy if item is least or item.counterpart <= least.counterpart * _tie_ratio(least, item)]
 
 
-def _ties(request: Request, first: Choice, other: Choice) -> bool:
-    """Return whether the forecast cannot tell the choice of one pool from the best plan of another."""
-    same = _rank_key(request, first)[0] == _rank_key(request, other)[0]
-    return same and other.value <= first.best * _width(first, other)
+def _ties_with_best(request: Request, best: Choice, choice: Choice) -> bool:
+    """Return whether a choice ties with the best plan of the pool of another choice, `best`."""
+    same = _ranking_key(request, best)[0] == _ranking_key(request, choice)[0]
+    return same and choice.value <= best.best * _tie_ratio(best, choice)
 
 
-def _width(one: Choice, other: Choice) -> float:
-    """Return the largest ratio at which the forecast cannot tell two choices apart."""
-    return float(np.exp(uncertainty.tie_between(one.errors, other.errors)[0]))
+def _tie_ratio(first: Choice, second: Choice) -> float:
+    """Return the largest ratio at which the forecast cannot tell the choices of two pools apart."""
+    return float(np.exp(uncertainty.tie_width_between_pools(first.errors, second.errors)[0]))
 
 
-def _is_tie(request: Request, one: Choice, other: Choice) -> bool:
+def _are_tied(request: Request, first: Choice, second: Choice) -> bool:
     """Return whether the forecast cannot tell the choices of two pools apart."""
-    best, behind = sorted((one, other), key=lambda choice: _rank_key(request, choice))
-    if _rank_key(request, best)[0] != _rank_key(request, behind)[0] or best.value <= 0:
+    best, behind = sorted((first, second), key=lambda choice: _ranking_key(request, choice))
+    if _ranking_key(request, best)[0] != _ranking_key(request, behind)[0] or best.value <= 0:
         return False
-    return behind.value <= best.value * _width(best, behind)
+    return behind.value <= best.value * _tie_ratio(best, behind)
 
 
-def usable_precisions(request: Request, pool: Pool) -> list[Precision]:
-    """Return the precisions that the pool's GPU supports and the job's framework trains in, the most usual first."""
+def list_usable_precisions(request: Request, pool: Pool) -> list[Precision]:
+    """Return the precisions that the pool's GPU supports and the job's framework runs, the most usual first."""
     framework = request.workload.framework
     able = search.abilities(framework).precisions if framework else PRECISIONS
-    named: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
-    return [name for name in named if pool.gpu.supports(name) and name in able]
+    usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
+    return [name for name in usual if pool.gpu.supports(name) and name in able]
 
 
 def _reject_precision(request: Request, pool: Pool) -> Rejection:
-    other = next(iter(usable_precisions(request, pool)), "another precision")
+    other = next(iter(list_usable_precisions(request, pool)), "another precision")
     asked = " or ".join(name.upper() for name in dict.fromkeys((request.workload.precision, *request.precisions)))
     return Rejection(pool.name, "PrecisionNotSupported", f"no {asked} units", f"train in {other}")
 
 
 def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
-    """Return the reason why no plan of the pool could be enumerated."""
+    """Return the rejection of a pool without a plan that keeps the limits on GPUs."""
     batch, limits = request.workload.global_batch, request.constraints
     most = min(
         pool.max_gpus,
@@ -470,7 +475,7 @@ def _reject_gpu_count(request: Request, pool: Pool) -> Rejection:
 
 
 def _reject_memory(request: Request, candidates: Candidates, within: Mask) -> Rejection:
-    """Return the rejection of a pool without enough memory, for its leanest plan and the largest item of its bill."""
+    """Return the rejection of a pool without enough memory; it names the largest item of the leanest plan's bill."""
     rows = np.flatnonzero(within)
     row = int(rows[np.argmin(candidates.memory_bytes[rows])])
     plan, workload = candidates.plans.row(row), candidates.variants[candidates.variant[row]]
@@ -507,7 +512,7 @@ _REMEDIES: Mapping[str, str] = {
     "fragmentation": "a smaller micro-batch, or expandable segments in the allocator",
     "context": "GPUs with more memory",
 }
-"""Remedies by the largest item of the memory bill."""
+"""Remedies by the largest item of the memory bill; `samples` are activations of models without tokens."""
 
 
 def _reject_bound(request: Request, candidates: Candidates, fitting: Mask) -> Rejection:
@@ -517,12 +522,12 @@ def _reject_bound(request: Request, candidates: Candidates, fitting: Mask) -> Re
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
         return Rejection(candidates.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
     least = float(candidates.finish_s[fitting].min())
-    message = f"the fastest plan takes {_time(least)}, not {_time(request.deadline_s or 0)}"
+    message = f"the fastest plan takes {_format_time(least)}, not {_format_time(request.deadline_s or 0)}"
     return Rejection(candidates.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")
 
 
-def _time(seconds: float) -> str:
-    """Format a time in hours, in minutes if it is shorter than an hour, or in seconds if shorter than a minute."""
+def _format_time(seconds: float) -> str:
+    """Return a time as text in hours, minutes or seconds, in the largest unit of which it has at least one."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:,.1f} {unit}"

@@ -1,7 +1,8 @@
 """Enumerate the plans that a pool can run for a job, with the bytes that each needs.
 
-A job may leave its global batch and its precision open. Each combination is a variant, with an enumeration of its own.
-A job that states its plan gets the plans that agree with the statement, whether the search would consider them or not.
+A job may leave its global batch and its precision open. Each combination is a variant, whose plans are enumerated
+separately. A job that states its plan gets the plans that agree with the stated one, even if the search would not
+consider them.
 """
 
 from __future__ import annotations
@@ -14,32 +15,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast import search, zoo
-from tilecast.advice.values import Request
+from tilecast.advice.values import Request, require
 from tilecast.hardware import Pool
-from tilecast.search import Limits, PlanTable
+from tilecast.search import NO_LIMITS, Limits, PlanTable
 from tilecast.spec import PRECISIONS, Plan, Plans, SearchTooLargeError, SpecError, Stated, Workload
 
+# Each operator takes 0.1 ms and 3 KB. The largest published model whose layers all differ may have 13 combinations.
 MOST_KERNELS = 64_000
-"""Most operators that are priced for a job that leaves its batch or precision open.
-
-The number is the model's operators times global batches, precisions and pools. Each takes 0.1 ms and 3 KB. The largest
-published model whose layers all differ may have 13 such combinations.
-"""
+"""Most operators of a model times combinations of global batch, precision and pool, if there are several."""
+# Each plan takes 2 us and 500 to 900 bytes. The largest search in the documentation prices 400,000.
 MOST_PLANS = 500_000
-"""Most plans of all pools together that one search prices, each 2 us and 500 to 900 bytes.
-
-The largest search in the documentation prices 400,000. Where there are more plans, some node counts are left
-out, then some global batches of a range.
-"""
+"""Most plans of all pools that one search prices; of more, node counts and then global batches are left out."""
 MAX_BATCHES = 8
-"""Most global batches that are tried in a range: its ends, the job's own, and those with the most factors of two."""
+"""Most global batches of a range that are tried: the ends, and batches with many factors of two."""
 FEWER_BATCHES = (4, 2, 0)
 """Most global batches that are tried in a range, besides the job's own, as long as there are too many plans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """Every plan that a pool could run for a job, whatever the job's constraints."""
+    """Every plan that a pool could run for a job, the job's constraints ignored."""
 
     pool: Pool
     variants: tuple[Workload, ...]
@@ -61,42 +56,36 @@ def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration
     able = [len(variants(request, pool)) for pool in pools]
     kernels_priced = sum(able) * zoo.operators(request.workload)
     if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
-        raise _too_large(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
-    *tried, last = _extents(request, pools)
-    for extent in tried:
+        raise _too_large_error(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
+    *tried, last = _list_extents(request, pools)
+    for limits, batches in tried:
         with suppress(SearchTooLargeError):
-            return _enumerate_within(request, pools, extent)
-    return _enumerate_within(request, pools, last)
+            return _enumerate_all(request, pools, limits, batches)
+    return _enumerate_all(request, pools, *last)
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """What is enumerated of a job that may have too many plans."""
+def _list_extents(request: Request, pools: Sequence[Pool]) -> list[tuple[Limits, int]]:
+    """Return the limits and numbers of global batches to try until there are at most `MOST_PLANS` plans.
 
-    limits: Limits
-    batches: int
-    """Most global batches of the job's range that are tried besides its own."""
-
-
-def _extents(request: Request, pools: Sequence[Pool]) -> list[_Extent]:
-    """Return what is tried until there are at most `MOST_PLANS` plans: everything, fewer node counts, fewer batches."""
-    extents = [_Extent(Limits(), MAX_BATCHES)]
+    The first have no bounds, the second fewer node counts, the others fewer global batches of the job's range too.
+    """
+    extents = [(NO_LIMITS, MAX_BATCHES)]
     for batches in (MAX_BATCHES, *FEWER_BATCHES) if request.batches else (MAX_BATCHES,):
         able = sum(len(variants(request, pool, batches)) for pool in pools)
-        extents.append(_Extent(Limits(max_plans=MOST_PLANS // max(1, able)), batches))
+        extents.append((Limits(max_plans=MOST_PLANS // max(1, able)), batches))
     return extents
 
 
-def _enumerate_within(request: Request, pools: Sequence[Pool], extent: _Extent) -> list[Enumeration]:
+def _enumerate_all(request: Request, pools: Sequence[Pool], limits: Limits, batches: int) -> list[Enumeration]:
     enumerations: list[Enumeration] = []
     for pool in pools:
         before = sum(len(each) for each in enumerations)
-        enumerations.append(_enumerate(request, pool, extent, before))
+        enumerations.append(_enumerate_pool(request, pool, limits, batches, before))
     return enumerations
 
 
-def _too_large(request: Request, number: int, limit: int, noun: str) -> SearchTooLargeError:
-    """Return the error for a job that leaves too much open."""
+def _too_large_error(request: Request, number: int, limit: int, noun: str) -> SearchTooLargeError:
+    """Return the error for a job whose open inputs make the search too large."""
     is_range = request.batches is not None
     name = "globalBatchSizeRange" if is_range else "allowedPrecisions" if request.precisions else "globalBatchSize"
     remedy = "narrow globalBatchSizeRange and allowedPrecisions, or state constraints.gpus"
@@ -104,7 +93,7 @@ def _too_large(request: Request, number: int, limit: int, noun: str) -> SearchTo
 
 
 def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans | None = None) -> Enumeration:
-    """Enumerate every plan that a pool could run for a job, whatever the job's constraints.
+    """Enumerate every plan that a pool could run for a job, the job's constraints ignored.
 
     Without limits, node counts and global batches are left out where there are more than `MOST_PLANS` plans.
 
@@ -112,25 +101,32 @@ def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans
         request: the job.
         pool: the pool.
         limits: bounds of the enumeration.
-        exactly: the only plans to consider; None for those that the search, or the job's statement, gives.
+        exactly: the only plans to consider; None for the plans that the job states, or else those of the search.
     """
-    *tried, last = _extents(request, [pool]) if limits == Limits() else [_Extent(limits, MAX_BATCHES)]
-    for extent in tried:
+    *tried, last = _list_extents(request, [pool]) if limits == NO_LIMITS else [(limits, MAX_BATCHES)]
+    for bounds, batches in tried:
         with suppress(SearchTooLargeError):
-            return _enumerate(request, pool, extent, 0, exactly)
-    return _enumerate(request, pool, last, None, exactly)
+            return _enumerate_pool(request, pool, bounds, batches, 0, exactly)
+    return _enumerate_pool(request, pool, *last, None, exactly)
 
 
-def _enumerate(
-    request: Request, pool: Pool, extent: _Extent, before: int | None, exactly: Plans | None = None
+def _enumerate_pool(
+    request: Request, pool: Pool, limits: Limits, batches: int, before: int | None, exactly: Plans | None = None
 ) -> Enumeration:
     """Enumerate the plans of a pool.
 
+    Args:
+        request: the job.
+        pool: the pool.
+        limits: bounds of the enumeration.
+        batches: most global batches of the job's range that are tried, besides the job's own.
+        before: number of plans of other pools; None if the number of plans is not limited.
+        exactly: the only plans to consider.
+
     Raises:
-        SearchTooLargeError: with the `before` plans of other pools there are more than `MOST_PLANS`; never if `before`
-            is None.
+        SearchTooLargeError: with the plans of other pools there are more than `MOST_PLANS`.
     """
-    able, limits = variants(request, pool, extent.batches), extent.limits
+    able = variants(request, pool, batches)
     every: list[tuple[int, PlanTable]] = []
     for index, workload in enumerate(able):
         given = _requested_plans(request, workload, pool) if exactly is None else exactly
@@ -145,12 +141,15 @@ def _enumerate(
             every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
         count = sum(len(table.plans) for _, table in every)
         if before is not None and before + count > MOST_PLANS:
-            raise _too_large(request, before + count, MOST_PLANS, "plans left")
+            raise _too_large_error(request, before + count, MOST_PLANS, "plans left")
     return Enumeration(pool, able, tuple(item for item in every if len(item[1].plans)))
 
 
-def left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]:
-    """Return a sentence on what was left out to keep the plans few, as a list; empty if nothing was."""
+def describe_left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]:
+    """Return a sentence on node counts and batches that were left out to keep the plans few, as a list.
+
+    The list is empty if nothing was left out.
+    """
     parts = []
     if any(table.is_bounded for each in enumerations for _, table in each.tables):
         parts.append("some node counts were left out")
@@ -167,26 +166,27 @@ def left_out(request: Request, enumerations: Sequence[Enumeration]) -> list[str]
 
 
 def variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> tuple[Workload, ...]:
-    """Return the job in every precision and global batch that it allows and the pool supports, its own first.
+    """Return the job in every precision and global batch that the request allows and the pool supports.
 
-    At most `most_batches` global batches are taken from the job's range.
+    The job's own precision and batch come first. At most `most_batches` global batches of the range are taken.
     """
     own = request.workload
     able = search.abilities(own.framework).precisions if own.framework else PRECISIONS
-    precisions = search.variants(own, [name for name in request.precisions if name in able])
+    precisions = dict.fromkeys((own.precision, *(name for name in request.precisions if name in able)))
     batches = (
         own.global_batch,
-        *(item for item in _fewest(_batches(request), most_batches) if item != own.global_batch),
+        *(item for item in _limit_batches(_batches_in_range(request), most_batches) if item != own.global_batch),
     )
     return tuple(
-        replace(workload, global_batch=batch, steps=_steps(request, batch))
-        for workload in precisions
-        if pool.gpu.supports(workload.precision)
+        replace(own, precision=precision, global_batch=batch, steps=_steps_of_run(request, batch))
+        for precision in precisions
+        if pool.gpu.supports(precision)
         for batch in batches
     )
 
 
-def _batches(request: Request) -> list[int]:
+def _batches_in_range(request: Request) -> list[int]:
+    """Return at most `MAX_BATCHES` global batches of the job's range that micro-batches divide, ascending."""
     if request.batches is None:
         return []
     low, high = request.batches
@@ -202,15 +202,15 @@ def _batches(request: Request) -> list[int]:
     return divided[:: -(-len(divided) // MAX_BATCHES)] if divided else []
 
 
-def _fewest(sizes: list[int], most: int) -> list[int]:
-    """Return at most `most` of the ascending sizes: both ends, then those with the most factors of two."""
-    if len(sizes) <= most:
+def _limit_batches(sizes: list[int], limit: int) -> list[int]:
+    """Return at most `limit` of the ascending sizes: both ends, then the sizes with the most factors of two."""
+    if len(sizes) <= limit:
         return sizes
     inner = sorted(sizes[1:-1], key=lambda size: (-(size & -size), size))
-    return sorted([sizes[0], sizes[-1], *inner][:most])
+    return sorted([sizes[0], sizes[-1], *inner][:limit])
 
 
-def _steps(request: Request, batch: int) -> int | None:
+def _steps_of_run(request: Request, batch: int) -> int | None:
     """Return the steps of the whole run at a global batch, which keep the job's number of tokens or samples."""
     own = request.workload
     if request.tokens is not None:
@@ -219,10 +219,10 @@ def _steps(request: Request, batch: int) -> int | None:
 
 
 def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans | None:
-    """Return the plans that agree with the one that the request states; None if it states none.
+    """Return the plans that agree with the plan that the request states; None if it states no plan.
 
-    They use the GPUs that the statement gives, or as many as the job may use. If the job's framework executes some of
-    them, only those are returned.
+    The plans use the stated number of GPUs, or as many as the job may use. If the job's framework executes some of the
+    plans, only those are returned.
     """
     given, limits = request.plan, request.constraints
     if given is None:
@@ -231,49 +231,46 @@ def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans 
     gpus = given.data * given.tensor * given.pipeline * given.context if given.data else most
     if not 0 < gpus <= pool.max_gpus:
         return Plans.of()
-    plans = stated_plans(workload, gpus, given, "plan")
+    plans = enumerate_stated(workload, gpus, given, "plan")
     able = search.abilities(workload.framework).executes(plans) if workload.framework else None
     return plans.take(able) if able is not None and able.any() else plans
 
 
-def stated_plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
-    """Return every plan on `gpus` GPUs that agrees with the statement; a complete statement gives exactly one.
+def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
+    """Return every plan on `gpus` GPUs that agrees with a stated plan; a completely stated plan gives exactly one.
 
     Raises:
         SpecError: the degrees do not multiply to the number of GPUs, or do not divide the model or the batch. Errors
-            call the statement `field`.
+            name `field`.
     """
-    data = _data(gpus, stated, field)
+    data = _data_degree(gpus, stated, field)
     if zoo.spreads_tables(workload.model) and stated.expert == 1:
         stated = replace(stated, expert=data)
-    _require_shards(workload, data, stated, field)
-    if workload.global_batch % data:
-        problem = f"dp={data} does not divide the global batch {workload.global_batch}"
-        raise SpecError(field, problem, "choose a divisor")
+    _require_divisible(workload, data, stated, field)
     share = workload.global_batch // data
+    problem = f"dp={data} does not divide the global batch {workload.global_batch}"
+    require(workload.global_batch % data == 0, field, problem, "choose a divisor")
     micro = stated.micro_batch or workload.micro_batch
-    if micro is not None and share % micro:
+    if micro is not None:
         problem = f"mb={micro} does not divide the {share} samples of a data-parallel rank"
-        raise SpecError(field, problem, "choose a divisor")
-    if stated.virtual_stages > 1 and micro is not None and share // micro % stated.pipeline:
-        problem = (
-            f"vp={stated.virtual_stages} needs micro-batches that pp={stated.pipeline} divides, not {share // micro}"
-        )
-        raise SpecError(field, problem, "change mb, or leave vp out")
+        require(share % micro == 0, field, problem, "choose a divisor")
+        virtual, pipeline, repeats = stated.virtual_stages, stated.pipeline, share // micro
+        problem = f"vp={virtual} needs micro-batches that pp={pipeline} divides, not {repeats}"
+        require(virtual == 1 or repeats % pipeline == 0, field, problem, "change mb, or leave vp out")
     micros = [micro] if micro is not None else [b for b in search.divisors(share) if b & (b - 1) == 0 or b == share]
     checkpointing = stated.checkpointing or workload.checkpointing
     if checkpointing:
         zoo.refuse_recomputation(workload.model, checkpointing, field)
     modes = [checkpointing] if checkpointing else zoo.recomputes(workload.model)[: None if workload.training else 1]
     is_served = workload.gradient_sync == "parameterServer"
-    if is_served and stated.zero_stage:
-        problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
-        raise SpecError(field, problem, "leave zero out, or use training.gradientSync allReduce")
+    problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
+    remedy = "leave zero out, or use training.gradientSync allReduce"
+    require(not (is_served and stated.zero_stage), field, problem, remedy)
     zeros = range(4) if data * stated.context > 1 and workload.training and not is_served else range(1)
     stages = zeros if stated.zero_stage is None else [stated.zero_stage]
     can_spread = stated.tensor > 1 and workload.sequence_length // stated.context % stated.tensor == 0
-    if stated.sequence_parallel and not can_spread:
-        raise SpecError(field, f"sp=1 finds no tokens that tp={stated.tensor} divides", "leave sp out")
+    problem = f"sp=1 finds no tokens that tp={stated.tensor} divides"
+    require(can_spread or not stated.sequence_parallel, field, problem, "leave sp out")
     norms = [False, True][: 1 + can_spread] if stated.sequence_parallel is None else [stated.sequence_parallel]
     return Plans.of(
         *(
@@ -295,46 +292,46 @@ def stated_plans(workload: Workload, gpus: int, stated: Stated, field: str) -> P
     )
 
 
-def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -> None:
-    """Raise SpecError unless every degree divides what it splits."""
+def _require_divisible(workload: Workload, data: int, stated: Stated, field: str) -> None:
+    """Raise SpecError unless every degree of a stated plan divides the dimension of the model that it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
     whole = {} if zoo.is_transformer(model) else {"tp": tensor, "cp": context}
     if whole and not model.trace:
         whole |= {"pp": pipeline, "vp": virtual}
+    kind = "whose trace is cut into stages alone" if model.trace else "whose family is priced data parallel alone"
     for name, degree in whole.items():
-        if degree > 1:
-            kind = (
-                "whose trace is cut into stages alone" if model.trace else "whose family is priced data parallel alone"
-            )
-            raise SpecError(field, f"{name}={degree} does not split {model.name}, {kind}", f"leave {name} out")
-    if not search.splits_heads(workload, tensor):
-        text = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
-        raise SpecError(field, f"tp={tensor} does not divide {text}", "choose a divisor")
-    if pipeline > 1 and not search.stages_are_full(workload, pipeline):
-        raise SpecError(field, f"pp={pipeline} leaves stages of {model.name} without a layer", "lower it")
-    if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
-        problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
-        raise SpecError(field, problem, "choose a divisor, or leave vp out")
+        problem = f"{name}={degree} does not split {model.name}, {kind}"
+        require(degree == 1, field, problem, f"leave {name} out")
+    noun = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
+    require(search.splits_heads(workload, tensor), field, f"tp={tensor} does not divide {noun}", "choose a divisor")
+    problem = f"pp={pipeline} leaves stages of {model.name} without a layer"
+    require(pipeline == 1 or search.stages_are_full(workload, pipeline), field, problem, "lower it")
+    is_cut = virtual == 1 or (pipeline > 1 and model.layers % (pipeline * virtual) == 0)
+    problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
+    require(is_cut, field, problem, "choose a divisor, or leave vp out")
     pieces = 2 * context if model.causal else context
-    if context > 1 and workload.sequence_length % pieces:
-        problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
-        raise SpecError(field, problem, "choose a divisor")
+    problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
+    require(context == 1 or workload.sequence_length % pieces == 0, field, problem, "choose a divisor")
     if zoo.spreads_rows(model):
-        if stated.expert not in search.expert_degrees(model, np.array([data]))[0]:
-            text = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
-            raise SpecError(field, text, f"write ep={data}")
+        problem = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
+        degrees = search.expert_degrees(model, np.array([data]))[0]
+        require(stated.expert in degrees, field, problem, f"write ep={data}")
         return
     experts = zoo.experts(model) or 1
-    if stated.expert > 1 and experts == 1:
-        problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
-        raise SpecError(field, problem, "leave ep out")
-    if experts % stated.expert or (data * tensor) % stated.expert:
-        problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
-        raise SpecError(field, problem, "choose a divisor of both")
+    problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
+    require(stated.expert == 1 or experts > 1, field, problem, "leave ep out")
+    divides = experts % stated.expert == 0 and data * tensor % stated.expert == 0
+    problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
+    require(divides, field, problem, "choose a divisor of both")
 
 
-def _data(gpus: int, stated: Stated, field: str) -> int:
+def _data_degree(gpus: int, stated: Stated, field: str) -> int:
+    """Return the data-parallel ranks of a stated plan on `gpus` GPUs.
+
+    Raises:
+        SpecError: the degrees do not multiply to the number of GPUs.
+    """
     others = stated.tensor * stated.pipeline * stated.context
     if stated.data is None and gpus % others == 0:
         return gpus // others

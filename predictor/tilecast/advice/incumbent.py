@@ -1,4 +1,4 @@
-"""Keep a recommendation until another is clearly better: advice that flaps helps nobody."""
+"""Keep a job's recommendation until another is clearly better, so that the advice does not flap."""
 
 from __future__ import annotations
 
@@ -13,59 +13,60 @@ from tilecast.hardware import Pool
 from tilecast.spec import Plan, Plans, Precision
 
 MARGIN = 0.03
-"""Share by which the objective must find a new recommendation better before it replaces the standing one."""
+"""Share of the objective's value by which a new recommendation must be better to replace the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """The previous recommendation: its pool, plan, global batch and precision."""
+    """The previous recommendation of a job."""
 
     pool: str
     plan: Plan
     global_batch: int
     precision: Precision
 
+    @classmethod
+    def from_offer(cls, offer: Offer) -> Incumbent:
+        return cls(offer.pool.name, offer.plan, offer.workload.global_batch, offer.workload.precision)
+
     def __str__(self) -> str:
         return f"{self.plan} on {self.plan.gpus} {self.pool}"
 
 
 def hold(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Advice:
-    """Return the advice with the standing recommendation first, unless it is invalid or beaten by `MARGIN`.
+    """Return the advice with the previous recommendation first, unless it is invalid or beaten by `MARGIN`.
 
-    The reason of the first offer says which of these it was. It says nothing where the new recommendation is the same.
+    The reason of the first offer then says that the previous recommendation was kept or why it was replaced.
 
     Args:
-        advice: the result of the search now.
-        pools: the pools that it was found on.
+        advice: the advice of a new search.
+        pools: the pools of that search.
         incumbent: the previous recommendation for the same request.
     """
     best = advice.best
-    if best is None or _of(best) == incumbent:
+    if best is None or Incumbent.from_offer(best) == incumbent:
         return advice
-    offer = _current(advice.request, pools, incumbent)
+    offer = _price_incumbent(advice.request, pools, incumbent)
     if isinstance(offer, str):
-        return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {offer}"), ())
+        return _put_first(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {offer}"), ())
     standing, value = offer
-    gain = 1 - _value(advice.request, best) / value if value > 0 else 0.0
+    gain = 1 - _objective_value(advice.request, best) / value if value > 0 else 0.0
     if advice.request.goal.fewest_gpus and best.gpus < standing.gpus:
         gain = 1 - best.gpus / standing.gpus
     if gain >= MARGIN:
-        return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {gain:.0%} better"), ())
-    other = f"{_of(best)} is {max(gain, 0.0):.1%} better" if gain > 0 else f"{_of(best)} is no better"
+        return _put_first(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {gain:.0%} better"), ())
+    found = Incumbent.from_offer(best)
+    other = f"{found} is {gain:.1%} better" if gain > 0 else f"{found} is no better"
     unchanged = replace(standing, reason=f"kept: {other}, a change needs {MARGIN:.0%}")
-    return _with(advice, unchanged, (best,))
+    return _put_first(advice, unchanged, (best,))
 
 
-def _with(advice: Advice, first: Offer, then: tuple[Offer, ...]) -> Advice:
+def _put_first(advice: Advice, first: Offer, then: tuple[Offer, ...]) -> Advice:
     return replace(advice, offers=(first, *then, *advice.offers[1:]))
 
 
-def _of(offer: Offer) -> Incumbent:
-    return Incumbent(offer.pool.name, offer.plan, offer.workload.global_batch, offer.workload.precision)
-
-
-def _current(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> tuple[Offer, float] | str:
-    """Return the standing recommendation, priced anew, and its value; or the reason why it is not valid any more."""
+def _price_incumbent(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> tuple[Offer, float] | str:
+    """Return the previous recommendation priced anew, with its value, or the reason why it is no longer valid."""
     pool = next((item for item in pools if item.name == incumbent.pool), None)
     limits = request.constraints
     if pool is None:
@@ -74,25 +75,25 @@ def _current(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> t
         return "whose pool is not allowed"
     if incumbent.plan.gpus > pool.max_gpus:
         return f"whose pool has {pool.max_gpus} GPUs now"
-    candidates, row = _row(request, pool, incumbent.plan, incumbent.global_batch, incumbent.precision)
+    candidates, row = _find_plan(request, pool, incumbent.plan, incumbent.global_batch, incumbent.precision)
     if row is None:
         return "which the job does not allow any more"
     if not candidates.fits[row]:
         return "which does not fit any more"
-    value = float(candidates.value(request)[row])
-    if not (candidates.within(limits) & candidates.allowed(request))[row] or not np.isfinite(value):
+    value = float(candidates.objective_value(request)[row])
+    if not (candidates.within(limits) & candidates.keeps_bound(request))[row] or not np.isfinite(value):
         return "which is out of the job's limits now"
-    return Details.of(candidates, np.array([row])).offer(0), value
+    return Details.from_rows(candidates, np.array([row])).offer(0), value
 
 
-def _value(request: Request, offer: Offer) -> float:
-    """Return the value of an offer that the objective minimises; infinite if the job does not allow the offer."""
-    candidates, row = _row(request, offer.pool, offer.plan, offer.workload.global_batch, offer.workload.precision)
-    return float(candidates.value(request)[row]) if row is not None else np.inf
+def _objective_value(request: Request, offer: Offer) -> float:
+    """Return the amount of an offer that the objective minimises; infinite if the job does not allow the offer."""
+    candidates, row = _find_plan(request, offer.pool, offer.plan, offer.workload.global_batch, offer.workload.precision)
+    return float(candidates.objective_value(request)[row]) if row is not None else np.inf
 
 
-def _row(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Candidates, int | None]:
-    """Return one plan as candidates, one per variant of the job, and the row with this batch and precision."""
+def _find_plan(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Candidates, int | None]:
+    """Return a plan in every variant of the job as candidates, and the row of the given batch and precision, if any."""
     candidates = find_candidates(request, pool, exactly=Plans.of(plan))
     meant = (
         index

@@ -1,4 +1,4 @@
-"""Forecast plans that run, compare a job's own measured runs with them, and correct every other forecast with those."""
+"""Forecast plans that run, and compare a job's own measured runs with their forecasts to correct other forecasts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast import search, uncertainty
-from tilecast.advice.enumeration import stated_plans
-from tilecast.advice.values import Advice, Offer, Request
+from tilecast.advice.enumeration import enumerate_stated
+from tilecast.advice.values import Advice, Offer, Request, require
 from tilecast.hardware import Pool
 from tilecast.learning import calibration
 from tilecast.learning.calibration import Key
@@ -43,14 +43,11 @@ class RunForecast:
     framework: str
     """Framework that calibration counts the run for."""
     least_s: float
-    """Time of all kernels at the peak of compute or memory bandwidth."""
+    """Seconds of all kernels at the peak of compute or memory bandwidth."""
     parts: Mapping[str, float]
     """Parts that sum to `step_s`."""
     exchanged_s: float
-    """Time of collectives, hidden ones included, where a step waits for them.
-
-    Zero otherwise: the stages of a pipeline wait for each other, and weights in the host's memory are copied.
-    """
+    """Seconds of collectives, hidden ones included; 0 for pipelines and for weights in the host's memory."""
 
 
 def forecast_run(
@@ -61,28 +58,28 @@ def forecast_run(
     batch: int | None = None,
     precision: Precision | None = None,
 ) -> RunForecast:
-    """Return the forecast for a plan on `gpus` GPUs of a pool.
+    """Return the forecast for a run on `gpus` GPUs of a pool.
 
-    If the plan is known only in part, the fastest plan that agrees with it and fits is taken; if none fits, the
-    leanest.
+    If the plan is known only in part, the fastest plan that agrees with the known part and fits is assumed. If none
+    fits, the plan with the least memory is assumed.
 
     Args:
         request: the job.
-        pool: the pool that it runs on.
+        pool: the pool that the job runs on.
         gpus: the number of GPUs.
-        plan: the whole plan, the part of it that is known, or None.
+        plan: the whole plan, the known part of the plan, or None.
         batch: the global batch, if it is not the job's own.
         precision: the precision, if it is not the job's own.
 
     Raises:
-        SpecError: no plan agrees with this, or the pool's GPU does not support the precision.
+        SpecError: no plan agrees with the arguments, or the pool's GPU does not support the precision.
     """
     own = request.workload
     workload = replace(own, global_batch=batch or own.global_batch, precision=precision or own.precision)
     if isinstance(plan, Plan):
         table = Plans.of(plan)
     elif plan is not None:
-        table = stated_plans(workload, gpus, plan, "plan")
+        table = enumerate_stated(workload, gpus, plan, "plan")
     else:
         nodes = max(pool.max_nodes, -(-gpus // pool.gpus_per_node))
         table = search.find(workload, replace(pool, max_nodes=nodes), Limits(gpus=gpus)).plans
@@ -111,11 +108,11 @@ def forecast_run(
 
 
 MAX_FORECAST_RATIO = 10.0
-"""Factor, up or down, between step and forecast above which a measurement is taken to be in another unit."""
+"""Largest factor, up or down, between a forecast and a measurement; beyond it the unit is assumed to be wrong."""
 ROUNDING = 1e-5
-"""Relative excess that the sum of the parts may have over the step."""
+"""Largest share by which the sum of the measured parts may exceed the measured step."""
 MAX_REPEAT_RATIO = 1.5
-"""Largest factor between two measurements of one setting that may belong to the same job."""
+"""Largest factor between two measurements of one plan on one pool that do not contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +123,21 @@ class Measurement:
     gpus: int
     seconds: float
     plan: Plan | Stated | None = None
-    """The known part of the plan; the fastest plan that agrees with it is taken to have run."""
+    """The plan or its known part; the fastest plan that agrees with the known part is assumed to have run."""
     parts: MeasuredParts = NO_PARTS
     """Seconds of the step's parts, as far as they are known."""
     field: str = "--measured"
-    """Candidates name that errors show."""
+    """Name of the input in errors."""
 
     @property
     def spent_s(self) -> float:
-        """Seconds in which the GPU did not wait for the data loader."""
+        """Seconds of the step without the wait for the data loader."""
         return self.seconds - (self.parts.input_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """A measurement and its forecast in seconds, which none of the job's own runs has corrected."""
+    """A measurement and its forecast, which is not corrected by the job's own runs."""
 
     measurement: Measurement
     forecast: RunForecast
@@ -151,28 +148,31 @@ class OwnRun:
 
     @property
     def expected_s(self) -> dict[str, float]:
-        """Parts of the forecast, without the wait for data where that was measured."""
+        """Seconds of the parts of the forecast, without the wait for input if that wait was measured."""
         without = () if self.measurement.parts.input_s is None else ("input",)
         return {name: part for name, part in self.forecast.parts.items() if name not in without}
 
     @property
     def separate_s(self) -> dict[str, float]:
-        """Measured seconds of the parts with a correction of their own: those that are forecast to take some time."""
+        """Measured seconds of communication and of the optimizer, where the forecast of the part is above 0.
+
+        Each of these parts is corrected separately.
+        """
         known_s = {"communication": self.forecast.exchanged_s, "optimizer": self.forecast.parts["optimizer"]}
         return {name: part for name, part in self.measurement.parts.separate_s.items() if known_s[name] > 0}
 
     @property
     def rest_s(self) -> float:
-        """Seconds of the measured step that the parts in `separate_s` leave."""
+        """Seconds of the measured step without the parts in `separate_s`."""
         return self.measurement.spent_s - sum(self.separate_s.values())
 
     @property
     def ratio(self) -> float:
-        """Factor from the forecast step to the measured one, the wait for the data loader left out."""
+        """Factor from the forecast step to the measured step, both without the wait for the data loader."""
         return self.measurement.spent_s / sum(self.expected_s.values())
 
     def own(self, request: Request) -> JobRun:
-        """Return the run in the form that `tilecast.learning.job_calibration` reads."""
+        """Return the run as a `JobRun`, from which `tilecast.learning.job_calibration` learns."""
         pool, plan = self.measurement.pool, self.measurement.plan
         separate_s = self.separate_s
         elsewhere_s = {name: part for name, part in separate_s.items() if name != "communication"}
@@ -200,94 +200,98 @@ def own_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[Own
     """Return the measurements with their forecasts.
 
     Raises:
-        SpecError: a measurement is impossible or in another unit, two of them contradict each other, or no plan agrees
-            with what one of them says.
+        SpecError: a measurement is impossible or in another unit, two measurements contradict each other, or no plan
+            agrees with a measurement.
     """
-    items: list[OwnRun] = []
-    for one in measurements:
-        item = _own_run(request, one)
-        for other in items:
-            same = (item.plan, item.measurement.pool.name) == (other.plan, other.measurement.pool.name)
-            if same and abs(math.log(one.seconds / other.measurement.seconds)) > math.log(MAX_REPEAT_RATIO):
-                problem = f"{item} take {one.seconds:g} s here and {other.measurement.seconds:g} s there"
-                raise SpecError(one.field, problem, "name the plans, or leave one of them out")
-        items.append(item)
-    return tuple(items)
+    runs: list[OwnRun] = []
+    for measurement in measurements:
+        run = _forecast_own_run(request, measurement)
+        for other in runs:
+            same = (run.plan, measurement.pool.name) == (other.plan, other.measurement.pool.name)
+            seconds, other_s = measurement.seconds, other.measurement.seconds
+            if same and abs(math.log(seconds / other_s)) > math.log(MAX_REPEAT_RATIO):
+                problem = f"{run} take {seconds:g} s here and {other_s:g} s there"
+                raise SpecError(measurement.field, problem, "name the plans, or leave one of them out")
+        runs.append(run)
+    return tuple(runs)
 
 
-def _own_run(request: Request, one: Measurement) -> OwnRun:
-    if not 0 < one.seconds < 1e9:
-        raise SpecError(one.field, f"{one.seconds:g} s is no step time", "give seconds, more than 0")
-    if one.parts.sum_s > one.seconds * (1 + ROUNDING) or one.spent_s <= 0:
-        text = f"the parts of a step of {one.seconds:g} s take {one.parts.sum_s:g} s"
-        raise SpecError(one.field, text, "give what each part takes of the step; they do not overlap")
+def _forecast_own_run(request: Request, measurement: Measurement) -> OwnRun:
+    """Return a measurement with its forecast.
+
+    Raises:
+        SpecError: the measurement is impossible or in another unit, or no plan agrees with it.
+    """
+    field, seconds, gpus, pool = measurement.field, measurement.seconds, measurement.gpus, measurement.pool
+
+    def require_plausible(measured_s: float, expected_s: float, noun: str) -> None:
+        ratio = measured_s / expected_s
+        is_plausible = 1 / MAX_FORECAST_RATIO <= ratio <= MAX_FORECAST_RATIO
+        problem = f"{measured_s:.3g} s is {ratio:.3g} times {noun}"
+        require(is_plausible, field, problem, "check the unit, the batch and the plan")
+
+    require(0 < seconds < 1e9, field, f"{seconds:g} s is no step time", "give seconds, more than 0")
+    sum_s = measurement.parts.sum_s
+    is_whole = sum_s <= seconds * (1 + ROUNDING) and measurement.spent_s > 0
+    problem = f"the parts of a step of {seconds:g} s take {sum_s:g} s"
+    require(is_whole, field, problem, "give what each part takes of the step; they do not overlap")
     try:
-        held = forecast_run(request, replace(one.pool, own=JobRuns()), one.gpus, one.plan)
+        forecast = forecast_run(request, replace(pool, own=JobRuns()), gpus, measurement.plan)
     except SpecError as error:
-        raise SpecError(one.field, error.problem, error.remedy) from None
-    item = OwnRun(one, held)
-    if item.rest_s < held.least_s:
-        peak = f"{one.gpus} {one.pool.name} at their peak take {held.least_s:.3g} s for {held.plan}"
-        text = f"{item.rest_s:.3g} s is faster than the roofline: {peak}"
-        raise SpecError(one.field, text, "check the unit and the plan")
-    _require_plausible(one.field, one.spent_s, held.step_s, f"the forecast of {held.step_s:.3g} s for {held.plan}")
-    if "optimizer" in item.separate_s:
-        update_s = held.parts["optimizer"]
-        _require_plausible(
-            one.field, item.separate_s["optimizer"], update_s, f"the forecast update of {update_s:.3g} s"
-        )
-    return item
-
-
-def _require_plausible(field: str, seconds: float, expected_s: float, what: str) -> None:
-    ratio = seconds / expected_s
-    if not 1 / MAX_FORECAST_RATIO <= ratio <= MAX_FORECAST_RATIO:
-        text = f"{seconds:.3g} s is {ratio:.3g} times {what}"
-        raise SpecError(field, text, "check the unit, the batch and the plan")
+        raise SpecError(field, error.problem, error.remedy) from None
+    run, plan = OwnRun(measurement, forecast), forecast.plan
+    peak = f"{gpus} {pool.name} at their peak take {forecast.least_s:.3g} s for {plan}"
+    problem = f"{run.rest_s:.3g} s is faster than the roofline: {peak}"
+    require(run.rest_s >= forecast.least_s, field, problem, "check the unit and the plan")
+    require_plausible(measurement.spent_s, forecast.step_s, f"the forecast of {forecast.step_s:.3g} s for {plan}")
+    if "optimizer" in run.separate_s:
+        update_s = forecast.parts["optimizer"]
+        require_plausible(run.separate_s["optimizer"], update_s, f"the forecast update of {update_s:.3g} s")
+    return run
 
 
 def corrected(request: Request, pools: Sequence[Pool], items: Sequence[OwnRun]) -> tuple[Pool, ...]:
-    """Return the pools with the corrections from the job's own runs."""
+    """Return the pools with the job's own runs, which correct the forecasts on them."""
     own = JobRuns(tuple(item.own(request) for item in items))
     return tuple(replace(pool, own=own) for pool in pools)
 
 
 def with_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
-    """Return the advice with the runs in its notes and, in each offer's reason, the correction from them."""
+    """Return the advice with the job's own runs in its notes and their correction in the reason of each offer."""
     if not items:
         return advice
     runs = f"your run on {items[0]}" if len(items) == 1 else f"your {len(items)} runs"
-
-    def offer(one: Offer) -> Offer:
-        return replace(one, reason=f"{one.reason}; x{one.carried:.2f} from {runs}")
-
     return replace(
-        advice,
-        offers=tuple(offer(one) for one in advice.offers),
-        baseline=offer(advice.baseline) if advice.baseline else None,
-        notes=(*advice.notes, *(_note(item) for item in items)),
+        _add_to_reasons(advice, runs),
+        notes=(*advice.notes, *(_describe_run(item) for item in items)),
         confidence=f"{runs}; {advice.confidence}" if advice.best else advice.confidence,
     )
 
 
 def with_note(advice: Advice, job: str) -> Advice:
-    """Return the advice with the correction from a run of another workload in each offer's reason."""
-
-    def offer(one: Offer) -> Offer:
-        return replace(one, reason=f"{one.reason}; x{one.carried:.2f} from the run of {job}, another workload")
-
-    offers, baseline = tuple(offer(one) for one in advice.offers), advice.baseline
-    return replace(advice, offers=offers, baseline=offer(baseline) if baseline else None)
+    """Return the advice with the correction from a run of another job in the reason of each offer."""
+    return _add_to_reasons(advice, f"the run of {job}, another workload")
 
 
-def _note(item: OwnRun) -> str:
-    one, forecast = item.measurement, item.forecast
-    input_s = one.parts.input_s or 0.0
+def _add_to_reasons(advice: Advice, source: str) -> Advice:
+    """Return the advice with the source of each offer's correction in the reason of the offer."""
+
+    def add_source(offer: Offer) -> Offer:
+        return replace(offer, reason=f"{offer.reason}; x{offer.carried:.2f} from {source}")
+
+    offers, baseline = tuple(map(add_source, advice.offers)), advice.baseline
+    return replace(advice, offers=offers, baseline=add_source(baseline) if baseline else None)
+
+
+def _describe_run(item: OwnRun) -> str:
+    """Return a sentence on a measured run and its forecast."""
+    measurement, forecast = item.measurement, item.forecast
+    input_s = measurement.parts.input_s or 0.0
     loader = f" beside {input_s:.3g} s of waiting for its loader, which stay on every pool" if input_s else ""
     parts = [
         f"{part:.3g} s for {name} ({forecast.parts[name]:.3g} s forecast)" for name, part in item.separate_s.items()
     ]
     rest = f"; of that {' and '.join(parts)}" if parts else ""
-    spent = f"{one.spent_s:.3g} s{loader}"
+    spent = f"{measurement.spent_s:.3g} s{loader}"
     expected_s = sum(item.expected_s.values())
     return f"Your run on {item} ({item.plan}) took {spent}, {item.ratio:.2f}x its forecast of {expected_s:.3g} s{rest}."

@@ -1,11 +1,13 @@
-"""Price enumerated plans, as columns, and single ones of them in full.
+"""Price enumerated plans as columns, and single plans in full.
 
-Steps of different batches are compared per sample: a value is scaled to the job's own batch.
+Steps of different global batches are compared per sample: amounts are scaled to the job's own batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import numpy as np
 
@@ -14,27 +16,27 @@ from tilecast.advice.enumeration import Enumeration, enumerate_plans
 from tilecast.advice.values import Constraints, Offer, Request
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
-from tilecast.memo import Lazy
-from tilecast.search import Limits, Mask, PlanTable, Priced
+from tilecast.objectives import Quantity
+from tilecast.search import NO_LIMITS, Limits, Mask, PlanTable, Priced
 from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Every plan of every variant that a pool can run, as columns (n,)."""
+    """The n plans that a pool can run, of all variants of the job, as columns (n,)."""
 
     pool: Pool
     variants: tuple[Workload, ...]
-    """Variants that the pool's GPU supports."""
+    """Variants of the job (precision, global batch) that the pool's GPU supports."""
     variant: Ints
     """Index into `variants`."""
     tables: tuple[PlanTable, ...]
-    """Tables that the rows come from."""
+    """Tables of plans that the rows come from."""
     table: Ints
     """Index into `tables`."""
     origin: Ints
-    """Row in that table."""
+    """Row in the table of origin."""
     plans: Plans
     gpus: Ints
     memory_bytes: Floats
@@ -43,16 +45,16 @@ class Candidates:
     batch: Floats
     steps: Floats
     """Steps of the whole run; NaN where its length is not known."""
-    _seconds: Lazy[tuple[Floats, Floats]]
+    _seconds: Callable[[], tuple[Floats, Floats]]
     """Seconds of each step, and of its part that waits for the host; priced at the first access."""
 
     def __len__(self) -> int:
         return len(self.gpus)
 
     def take(self, rows: slice | Ints) -> Candidates:
-        """Return the chosen rows, in the order given."""
+        """Return the candidates with only the chosen rows, in the given order."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        seconds = Lazy(lambda: (self.step_s[rows], self.launch_s[rows]))
+        seconds = cache(lambda: (self.step_s[rows], self.launch_s[rows]))
         return replace(self, plans=self.plans.take(rows), _seconds=seconds, **columns)
 
     @property
@@ -66,13 +68,13 @@ class Candidates:
 
     @property
     def hourly(self) -> Floats:
-        """Price of each plan's GPUs per hour; NaN if the pool has no price."""
+        """Price of each plan's GPUs per hour, (n,); NaN if the pool has no price."""
         price = self.pool.price_per_gpu_hour
         return self.gpus.astype(float) * (np.nan if price is None else price)
 
     @property
     def tight(self) -> Mask:
-        """Whether the upper end of each plan's memory range does not fit."""
+        """Whether the upper end of each plan's memory range exceeds the GPU's memory, (n,)."""
         return self.upper_bytes > memory.usable_bytes(self.pool.gpu)
 
     @property
@@ -84,7 +86,7 @@ class Candidates:
         return self.hourly * self.finish_s / 3600
 
     def within(self, limits: Constraints) -> Mask:
-        """Return which plans keep the job's constraints."""
+        """Return which plans keep the job's constraints, (n,)."""
         mask = np.ones(len(self), dtype=bool)
         if limits.gpus is not None:
             mask &= self.gpus == limits.gpus
@@ -96,27 +98,21 @@ class Candidates:
             mask &= self.plans.tensor <= limits.max_tensor
         return mask
 
-    def value(self, request: Request) -> Floats:
-        """Return what the objective minimises, (n,); NaN where a price is missing."""
-        return self._price(request) if request.goal.is_price else self._time(request)
+    def objective_value(self, request: Request) -> Floats:
+        """Return the amount of the quantity that the objective minimises, (n,); NaN where it is unknown."""
+        return self._amount(request, request.goal.quantity)
 
-    def other(self, request: Request) -> Floats:
-        """Return the criterion that the objective leaves open, (n,).
+    def counterpart_value(self, request: Request) -> Floats:
+        """Return the amount of the quantity that the objective leaves open, (n,); NaN where it is unknown."""
+        return self._amount(request, request.goal.counterpart)
 
-        It is the time in seconds if the objective minimises a price, or else the price; NaN where the price is missing.
-        """
-        return self._time(request) if request.goal.is_price else self._price(request)
-
-    def _time(self, request: Request) -> Floats:
-        """Return the seconds of the run, or of as many samples as a step of the job's own batch has."""
+    def _amount(self, request: Request, quantity: Quantity) -> Floats:
+        """Return the amount for the whole run, or for the samples of a step of the job's own batch, (n,)."""
         steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
-        return self.step_s * steps
+        return quantity.amount(self.pool, self.gpus.astype(float), self.step_s * steps)
 
-    def _price(self, request: Request) -> Floats:
-        return self.hourly / 3600 * self._time(request)
-
-    def allowed(self, request: Request) -> Mask:
-        """Return which plans the objective allows: those before the deadline, or within the budget."""
+    def keeps_bound(self, request: Request) -> Mask:
+        """Return which plans meet the deadline or the budget that bounds the objective, (n,)."""
         mask = np.ones(len(self), dtype=bool)
         if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
             mask &= self.finish_s <= request.deadline_s
@@ -130,20 +126,17 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-_UNLIMITED = Limits()
-
-
 def find_candidates(
-    request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None
+    request: Request, pool: Pool, limits: Limits = NO_LIMITS, exactly: Plans | None = None
 ) -> Candidates:
-    """Enumerate and price the plans of one pool; `enumerate_plans` describes the arguments."""
+    """Return the plans of one pool, enumerated and priced; `enumerate_plans` describes the arguments."""
     return price(enumerate_plans(request, pool, limits, exactly))
 
 
 def price(enumeration: Enumeration) -> Candidates:
     """Return the enumerated plans as columns.
 
-    Their seconds are evaluated at the first access: a pool that is rejected for its memory does not need them.
+    Seconds are evaluated at the first access, because a pool that is rejected for its memory does not need them.
     """
     tables = enumeration.tables
 
@@ -170,13 +163,13 @@ def price(enumeration: Enumeration) -> Candidates:
         fits=column("fits").astype(bool, copy=False),
         batch=batches[variant],
         steps=steps[variant],
-        _seconds=Lazy(lambda: (column("step_s"), column("launch_s"))),
+        _seconds=cache(lambda: (column("step_s"), column("launch_s"))),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Some rows of a table of candidates, priced in full."""
+    """Some rows of candidates, (k,), priced in full."""
 
     candidates: Candidates
     rows: Ints
@@ -185,11 +178,11 @@ class Details:
     table: Ints
     """Index into `priced` for each row, (k,)."""
     place: Ints
-    """Place of each row in that table, (k,)."""
+    """Row of each in that priced table, (k,)."""
 
     @classmethod
-    def of(cls, candidates: Candidates, rows: Ints) -> Details:
-        """Price these rows, in the order given."""
+    def from_rows(cls, candidates: Candidates, rows: Ints) -> Details:
+        """Return the rows of candidates priced in full, in the given order."""
         present, table = np.unique(candidates.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
         priced = []
@@ -201,19 +194,14 @@ class Details:
         return cls(candidates, rows, tuple(priced), table, place)
 
     def errors(self) -> Errors:
-        """Return the uncertainties of each row's forecast."""
-        parts = [uncertainty.errors(priced) for priced in self.priced]
-        columns = []
-        for item in fields(Errors):
-            column = np.zeros(len(self.rows))
-            for index, part in enumerate(parts):
-                members = self.table == index
-                column[members] = getattr(part, item.name)[self.place[members]]
-            columns.append(column)
-        return Errors(*columns)
+        """Return the uncertainties of the forecasts of all rows, (k,)."""
+        parts = [uncertainty.forecast_errors(priced) for priced in self.priced]
+        starts = np.cumsum([0, *(len(priced.plans) for priced in self.priced)])
+        rows = starts[self.table] + self.place
+        return Errors(*(np.concatenate([getattr(part, item.name) for part in parts])[rows] for item in fields(Errors)))
 
     def offer(self, index: int) -> Offer:
-        """Return one of the rows in full; the caller fills in the reason."""
+        """Return the row at an index as an offer without a reason."""
         candidates, row = self.candidates, int(self.rows[index])
         priced, place = self.priced[self.table[index]], int(self.place[index])
         pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]

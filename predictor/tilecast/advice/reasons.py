@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,34 +16,17 @@ from tilecast.search import Mask
 from tilecast.spec import Floats
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The offers of an advice, and what a reader must know of them."""
-
-    offers: tuple[Offer, ...]
-    """The offer of each choice, ranked, with the reason for its place."""
-    pareto: tuple[Offer, ...]
-    sharing: Sharing | None
-    notes: tuple[str, ...]
-    sharing_notes: tuple[str, ...]
-    confidence: str
+def explain_choices(request: Request, ranking: Ranking) -> tuple[Offer, ...]:
+    """Return the offers of the ranked choices, each with the reason for its place in the ranking."""
+    return tuple(_explain_choice(request, place, ranking) for place in range(len(ranking.choices)))
 
 
-def explain(request: Request, ranking: Ranking) -> Explanation:
-    """Return the ranked choices as offers, with reasons and notes."""
-    offers = tuple(_explained(request, place, ranking) for place in range(len(ranking.choices)))
-    sharing = _ways_to_share(request, offers)
-    return Explanation(
-        offers=offers,
-        pareto=_pareto_offers(request, ranking.choices),
-        sharing=sharing,
-        notes=(*request.workload.model.notes, *_changed_inputs(request, offers), *_input_notes(offers)),
-        sharing_notes=tuple(_sharing_notes(request, sharing)),
-        confidence=_confidence(offers),
-    )
+def describe_offers(request: Request, offers: Sequence[Offer]) -> tuple[str, ...]:
+    """Return notes on the job's model, on inputs that the recommendation changes, and on its input pipeline."""
+    return (*request.workload.model.notes, *_note_changed_inputs(request, offers), *_note_input_pipeline(offers))
 
 
-def _explained(request: Request, place: int, ranking: Ranking) -> Offer:
+def _explain_choice(request: Request, place: int, ranking: Ranking) -> Offer:
     """Return the offer of the choice at a place of the ranking, with the reason for that place."""
     choices = ranking.choices
     best, choice = choices[0], choices[place]
@@ -54,18 +37,22 @@ def _explained(request: Request, place: int, ranking: Ranking) -> Offer:
     if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
         bound += "; may miss the deadline"
     goal = request.goal
+    if goal.quantity.amount_format:
+        amount = goal.quantity.amount(offer.pool, offer.gpus, offer.step_s)
+        bound += f"; {goal.quantity.amount_format.format(1000 * amount)} per 1000 steps"
     if choice is best:
         is_least = goal.fewest_gpus or best.value <= min(item.best for item in choices)
-        return replace(offer, reason=f"{'' if is_least else 'among the '}{goal.best}; {bound}")
-    if goal.fewest_gpus and choice.gpus > best.gpus:
-        return replace(offer, reason=f"{choice.gpus / best.gpus:.3g}x the GPUs; {bound}")
-    if best.value <= 0:
-        return replace(offer, reason=f"costs more than nothing; {bound}")
-    factor = choice.value / best.value
-    if ranking.is_tied[place]:
+        standing = goal.best if is_least else f"among the {goal.best}"
+    elif goal.fewest_gpus and choice.gpus > best.gpus:
+        standing = f"{choice.gpus / best.gpus:.3g}x the GPUs"
+    elif best.value <= 0:
+        standing = "costs more than nothing"
+    elif ranking.is_tied[place]:
         more = " with more GPUs" if choice.gpus > best.gpus else ""
-        return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")
-    return replace(offer, reason=f"{factor:.1f}x {goal.other}; {bound}")
+        standing = f"a tie ({choice.value / best.value:.2f}x){more}"
+    else:
+        standing = f"{choice.value / best.value:.1f}x {goal.other}"
+    return replace(offer, reason=f"{standing}; {bound}")
 
 
 BOUND_BY: Mapping[str, str] = {
@@ -76,17 +63,17 @@ BOUND_BY: Mapping[str, str] = {
     "launch": "bound by kernel launches",
     "input": "bound by its input",
 }
-"""What bounds a step, in words, by its bottleneck."""
+"""Texts on the bottleneck of a step, by the part of the step that is the bottleneck."""
 
 
-def _pareto_offers(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
+def explain_pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
     """Return the offers of the Pareto front of all choices, fastest first."""
-    front = _pareto(request, [(choice.candidates, choice.eligible) for choice in choices])
+    front = _pareto_front(request, [(choice.candidates, choice.eligible) for choice in choices])
     offers: dict[tuple[str, int], Offer] = {}
     for choice in choices:
         rows = np.array([row for candidates, row in front if candidates is choice.candidates], dtype=np.int64)
         if len(rows):
-            details = Details.of(choice.candidates, rows)
+            details = Details.from_rows(choice.candidates, rows)
             offers |= {(choice.candidates.pool.name, int(row)): details.offer(place) for place, row in enumerate(rows)}
     found_offers = (offers[candidates.pool.name, row] for candidates, row in front)
     return tuple(replace(offer, reason=BOUND_BY[offer.bottleneck]) for offer in found_offers)
@@ -95,23 +82,26 @@ def _pareto_offers(request: Request, choices: Sequence[Choice]) -> tuple[Offer, 
 MAX_PARETO = 8
 
 
-def _pareto(request: Request, everything: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
-    """Return at most `MAX_PARETO` plans of all pools that no other beats in time, cost and GPUs at once, fastest first.
+def _pareto_front(request: Request, searched: Sequence[tuple[Candidates, Mask]]) -> list[tuple[Candidates, int]]:
+    """Return at most `MAX_PARETO` plans that no other plan beats in time, cost and GPUs at once, fastest first.
 
-    A pool without a price is compared by time and GPUs alone; all pools are if their prices are in several currencies.
+    A pool without a price is compared by time and GPUs alone, and so are all pools with prices in several currencies.
 
     Args:
         request: the job.
-        everything: the fields, and which of their rows count.
+        searched: the plans of each pool, and a mask of the eligible ones.
+
+    Returns:
+        Pairs of a pool's plans and a row of them.
     """
     currencies = {
-        candidates.pool.currency for candidates, _ in everything if candidates.pool.price_per_gpu_hour is not None
+        candidates.pool.currency for candidates, _ in searched if candidates.pool.price_per_gpu_hour is not None
     }
     chosen: list[tuple[Candidates, int]] = []
     points: list[tuple[float, float, float]] = []
-    for each, eligible in everything:
+    for each, mask in searched:
         # On one pool the cost is time times GPUs, so only the fastest plan of each GPU count can be on the front.
-        rows = np.flatnonzero(eligible)
+        rows = np.flatnonzero(mask)
         gpus, own = each.gpus[rows], each.step_s[rows] * request.workload.global_batch / each.batch[rows]
         least = np.full(int(gpus.max(initial=0)) + 1, np.inf)
         np.minimum.at(least, gpus, own)
@@ -129,18 +119,22 @@ def _pareto(request: Request, everything: Sequence[tuple[Candidates, Mask]]) -> 
     less = np.all(axes[:, None] <= axes[None], axis=2) & np.any(axes[:, None] < axes[None], axis=2)
     same = np.all(axes[:, None] == axes[None], axis=2) & np.tri(len(axes), k=-1, dtype=bool).T
     front = np.flatnonzero(~(less | same).any(axis=0))
-    kept_rows = _spread(axes[front])
-    return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _place(request, *item))
+    kept_rows = _select_spread_rows(axes[front])
+    return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _seconds_and_name(*item))
 
 
-def _place(request: Request, candidates: Candidates, row: int) -> tuple[float, str]:
+def _seconds_and_name(candidates: Candidates, row: int) -> tuple[float, str]:
+    """Return the seconds per sample of a plan and the name of its pool, the sort key of the front."""
     return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
 
 
-def _spread(axes: Floats) -> list[int]:
-    """Return rows that show the whole front.
+def _select_spread_rows(axes: Floats) -> list[int]:
+    """Return at most `MAX_PARETO` of n rows of a Pareto front, spread over the whole front.
 
-    First come the lowest rows on each axis, then repeatedly the row that is farthest, as a ratio, from those chosen.
+    The lowest row on each axis is chosen first, then repeatedly the row with the largest ratio to all chosen rows.
+
+    Args:
+        axes: seconds, cost and GPUs of each row, (n, 3).
     """
     finite = np.where(np.isfinite(axes), np.maximum(axes, 1e-12), np.nan)
     logs = np.log(finite)
@@ -156,11 +150,11 @@ def _spread(axes: Floats) -> list[int]:
 
 
 LEAST_DISTANCE = float(np.log(1.05))
-"""Least distance between two members of the front, as a logarithm; closer ones say nothing new to a reader."""
+"""Least distance between two plans of the front that are shown, as the logarithm of a ratio."""
 
 
-def _changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
-    """Return a note on each input of the job that the recommendation changed: global batch and precision."""
+def _note_changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
+    """Return a note on the global batch and one on the precision, where the recommendation changes them."""
     if not offers:
         return []
     own, best = request.workload, offers[0].workload
@@ -177,14 +171,14 @@ def _changed_inputs(request: Request, offers: Sequence[Offer]) -> list[str]:
 
 
 NEAR = 0.8
-"""Share of the input pipeline's rate above which a step is said to come near to that bound."""
+"""Share of the input pipeline's rate above which a note says how much of it the step takes."""
 
 
-def _input_notes(offers: Sequence[Offer]) -> list[str]:
-    """Return a note on what the recommended plan needs from the input pipeline of each node.
+def _note_input_pipeline(offers: Sequence[Offer]) -> list[str]:
+    """Return a note on the rate that the recommended plan needs from the input pipeline of each node, as a list.
 
-    It is a warning where the stated rate bounds the step or nearly does. Where the model reads images and no rate is
-    stated, it gives the rate that is needed.
+    If a rate is stated, there is a note only where the rate bounds the step or nearly does. If none is stated, there is
+    a note only for a model that reads images.
     """
     if not offers:
         return []
@@ -193,25 +187,27 @@ def _input_notes(offers: Sequence[Offer]) -> list[str]:
     if stated is None:
         if not zoo.reads_images(best.workload.model):
             return []
-        rate = f"{_rate(samples / best.step_s)} images/s"
+        rate = f"{_format_rate(samples / best.step_s)} images/s"
         return [f"The input pipeline of each node has to deliver {rate}; state it as training.inputSamplesPerSecond."]
     without = samples / (best.step_s - best.breakdown["input"])
     if without > stated:
-        text = f"each node could take {_rate(without)} samples/s and gets {_rate(stated)}"
+        text = f"each node could take {_format_rate(without)} samples/s and gets {_format_rate(stated)}"
         return [f"The input pipeline bounds the step: {text}."]
-    text = f"{without / stated:.0%} of the {_rate(stated)} samples/s that the input pipeline of each node delivers"
+    text = (
+        f"{without / stated:.0%} of the {_format_rate(stated)} samples/s that the input pipeline of each node delivers"
+    )
     return [f"The step takes {text}."] if without > NEAR * stated else []
 
 
-def _rate(per_s: float) -> str:
+def _format_rate(per_s: float) -> str:
     """Return a rate with three significant figures."""
     return f"{float(f'{per_s:.3g}'):,g}"
 
 
-def _ways_to_share(request: Request, offers: Sequence[Offer]) -> Sharing | None:
-    """Return the ways to share a GPU, for a job whose best plan uses a single one.
+def find_sharing(request: Request, offers: Sequence[Offer]) -> Sharing | None:
+    """Return the ways to share a GPU for a job whose recommended plan uses a single one.
 
-    None if the job does not train, or if no way is worthwhile and the job does not allow sharing.
+    The result is None if the job does not train, or if no way is worthwhile and the job does not allow sharing.
     """
     if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
         return None
@@ -222,8 +218,8 @@ def _ways_to_share(request: Request, offers: Sequence[Offer]) -> Sharing | None:
 _SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS", "timeSlicing": "a time-sliced GPU"}
 
 
-def _sharing_notes(request: Request, shared: Sharing | None) -> list[str]:
-    """Return a sentence on what sharing would bring, as a list; empty if no way to share is worthwhile."""
+def describe_sharing(request: Request, shared: Sharing | None) -> list[str]:
+    """Return a sentence on the best way to share a GPU, as a list; empty if no way is worthwhile."""
     if shared is None or shared.best is None:
         return []
     best = shared.best
@@ -236,8 +232,8 @@ def _sharing_notes(request: Request, shared: Sharing | None) -> list[str]:
     return [note + ("." if request.constraints.allow_sharing else "; constraints.allowSharing lets it.")]
 
 
-def _confidence(offers: Sequence[Offer]) -> str:
-    """Say how wide the range of the recommendation is, and which runs it rests on."""
+def describe_confidence(offers: Sequence[Offer]) -> str:
+    """Return the width of the recommendation's range, and the number of measured runs behind it, as text."""
     if not offers:
         return "nothing to be sure of"
     best = offers[0]

@@ -9,12 +9,18 @@ from typing import Literal
 from tilecast.advice.sharing import Sharing
 from tilecast.hardware import Pool
 from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
-from tilecast.spec import Plan, Precision, Stated, Workload
+from tilecast.spec import Plan, Precision, SpecError, Stated, Workload
+
+
+def require(is_met: object, field: str, problem: str, remedy: str) -> None:
+    """Raise SpecError about a field unless a requirement is met."""
+    if not is_met:
+        raise SpecError(field, problem, remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Limits that the user sets on the answer; None is no limit."""
+    """Limits that the user sets on the plans of an advice; None is no limit."""
 
     gpus: int | None = None
     max_gpus: int | None = None
@@ -22,17 +28,17 @@ class Constraints:
     max_tensor: int | None = None
     allowed_pools: tuple[str, ...] = ()
     allow_sharing: bool = False
-    """Whether the job may run on part of a GPU: a slice, or a GPU shared with others."""
+    """Whether the job may run on a part of a GPU: a MIG slice, or a GPU shared with other jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The pool and plan that the user would use today, priced as a row of its own."""
+    """Pool and plan that the user would use today."""
 
     pool: str
     gpus: int
     plan: Stated | None = None
-    """None leaves the plan to the search."""
+    """Plan or part of it; None leaves the plan to the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Everything that decides an advice, except the pools."""
+    """All inputs of an advice except the pools."""
 
     name: str
     workload: Workload
@@ -66,13 +72,16 @@ class Request:
 
     @property
     def goal(self) -> ObjectiveRecord:
-        """Record of the objective: what it minimises, and what it needs."""
+        """Record of the objective, with its quantity and its requirements."""
         return OBJECTIVES[self.objective]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One plan on one pool, in full. Seconds, bytes; `breakdown` sums to `step_s` and `memory` to `memory_bytes`."""
+    """A plan on a pool with its full price, in seconds and bytes.
+
+    `breakdown` sums to `step_s`, and `memory` to `memory_bytes`.
+    """
 
     pool: Pool
     nodes: int
@@ -88,7 +97,7 @@ class Offer:
     """Bytes that the plan cannot do without on its fullest GPU."""
     memory_lower_bytes: float
     memory_upper_bytes: float
-    """Upper end of the range: what an allocator takes that never has to release memory, if the bill is too low."""
+    """Upper end of the range: the bytes that an allocator holds if it never has to release memory."""
     memory_available_bytes: float
     memory: Mapping[str, float]
     tokens_per_s: float
@@ -96,15 +105,12 @@ class Offer:
     finish_s: float | None
     cost_to_finish: float | None
     fits_now: bool | None
-    """Whether the pool has this many GPUs free now; None where that is not known."""
+    """Whether the pool has as many GPUs free now; None where that is not known."""
     reason: str
     correction: float = 1.0
-    """Factor on the step from measured runs.
-
-    `step_s` divided by it is the raw forecast, except for the time that waits for input.
-    """
+    """Factor on the step, without the wait for input, that is learned from measured runs."""
     carried: float = 1.0
-    """Part of that factor that comes from the job's own runs."""
+    """Part of `correction` that comes from the job's own runs."""
     device_requests: tuple[str, ...] = ()
     """Requests of the job's ResourceClaims that the pool's devices meet; empty for a job without claims."""
 
@@ -119,10 +125,7 @@ class Offer:
 
     @property
     def bottleneck(self) -> str:
-        """The largest part of the breakdown.
-
-        It is the input where its stated rate bounds the step, because nothing else then shortens the step.
-        """
+        """The largest part of the breakdown, or the input where its stated rate bounds the step."""
         if self.workload.input_samples_per_s is not None and self.breakdown["input"] > 0:
             return "input"
         return max(self.breakdown, key=lambda part: self.breakdown[part])
@@ -130,12 +133,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The smallest change of one input that makes a plan fit or win; `tilecast.advice.what_if.changes` applies it."""
+    """The smallest change of one input that makes a plan fit or win; `what_if.changes.apply_change` applies it."""
 
     input: str
     """Key of `tilecast.advice.what_if.changes.CHANGES`: the path of the input in the job, or in the pool."""
     value: float | str
-    """Value that the input must have, in that field's unit."""
+    """Value that the input must have, in the unit of the input's field."""
     effect: Literal["fits", "wins"]
     text: str
     """The change as a phrase: `micro-batch 4 -> 1`."""
@@ -143,7 +146,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Reason why a pool has no offer. `code` is one of a closed list, `remedy` the nearest change that would help."""
+    """Reason why a pool has no offer.
+
+    `code` is one of a closed list. `remedy` says which change would help.
+    """
 
     pool: str
     code: str
@@ -153,22 +159,22 @@ class Rejection:
     memory_bytes: float | None = None
     memory_available_bytes: float | None = None
     change: Change | None = None
-    """The remedy as a value, where one was found and tried."""
+    """The remedy as a change that was tried and helps; None if none was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """A plan that is not the recommendation: the best of another pool, or a neighbour one step away."""
+    """Reason why a plan is not recommended: the best plan of another pool, or a neighbour of the recommended plan."""
 
     subject: str
-    """What differs: `pool`, or a dimension of the plan (`tensor`, `pipeline`, `zeroStage`, `microBatchSize` …)."""
+    """Difference to the recommendation: `pool`, or a dimension of the plan such as `tensor` or `zeroStage`."""
     pool: str
     plan: Plan
     code: str
-    """Code of the reason that binds.
+    """Code of the reason.
 
-    One of `Slower`, `Dearer`, `MoreGpus`, `OutOfMemory`, `PoolTooSmall`, `Constraint`, `DeadlineMissed`, `OverBudget`,
-    `NotNeeded` or `Tie`.
+    One of the `worse_code` of a quantity (`Slower`, `Dearer`), `MoreGpus`, `OutOfMemory`, `PoolTooSmall`,
+    `Constraint`, `DeadlineMissed`, `OverBudget`, `NotNeeded` or `Tie`.
     """
     message: str
     value: float | None
@@ -196,7 +202,7 @@ class AdviceOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Answer for one job. `offers` are the best of every pool, best first; `best` is the first of them."""
+    """Answer for one job. `offers` has the best plan of every pool, the recommended one first."""
 
     request: Request
     offers: tuple[Offer, ...]
@@ -205,17 +211,14 @@ class Advice:
     rejections: tuple[Rejection, ...]
     baseline: Offer | None
     uncapped: Offer | None
-    """The best without the job's own constraints; None if the job has none."""
+    """The best offer without the job's own constraints; None if the job has no constraints."""
     why_not: tuple[WhyNot, ...]
     ties: int
-    """Number of plans that the forecast cannot tell from the best."""
+    """Number of other plans that the forecast cannot tell from the best one."""
     tie_ratio: float
-    """Forecast of the recommendation over the best forecast among those ties; 1 means equal.
-
-    It may be above 1 where the recommendation is simpler or has memory to spare.
-    """
+    """Value of the recommended plan over the lowest value among the plans that tie with it, at least 1."""
     notes: tuple[str, ...]
-    """Other things that a reader must know, one sentence each."""
+    """Further facts for the reader, one sentence each."""
     plans_evaluated: int
     confidence: str
     """Reason for the width of the range, in one sentence."""

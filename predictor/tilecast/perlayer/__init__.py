@@ -27,7 +27,7 @@ from tilecast.chain import Chain
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
-from tilecast.perlayer.costs import Costs, block_costs, exposed_seconds, number_of, resharding_seconds
+from tilecast.perlayer.costs import Costs, block_costs, exposed_seconds, index_of_block, resharding_seconds
 from tilecast.perlayer.cut import PipelineCut, cut_pipeline
 from tilecast.search import NO_LIMITS, Dimension, Limits
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError, Workload
@@ -52,13 +52,13 @@ DIMENSIONS: Mapping[Dimension, tuple[str, ...]] = {
     "tensor": ("data", "tensor", "context", "sequence_parallel", "micro_batch"),
     "expert": ("expert",),
 }
-"""Properties that may differ from layer to layer, and the columns of `Plans` that each one changes. The number of
-micro-batches never differs."""
+"""Dimensions that may differ from layer to layer, and the columns of `Plans` that each changes. All layers have equally
+many micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Blocks with one strategy. `layers` counts from 1 and is empty for a block that is no layer."""
+    """Blocks with one strategy; `layers` are their numbers from 1, empty for a block that is no layer."""
 
     name: str
     layers: tuple[int, ...]
@@ -67,7 +67,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """The best strategy of each layer on `gpus` GPUs of a pool, with seconds of a step and bytes of a GPU."""
+    """The best strategy of each layer on `gpus` GPUs of a pool, with the seconds of a step and the bytes of a GPU."""
 
     pool: Pool
     gpus: int
@@ -76,14 +76,15 @@ class PerLayer:
     memory_bytes: float
     memory_available_bytes: float
     uniform: Plan | None
-    """Best plan that is the same everywhere, priced in the same way; None where none fits."""
+    """Best plan with one strategy for all layers; None if none fits."""
     uniform_s: float | None
+    """Seconds of a step of `uniform`, priced as `step_s` is."""
     resharding_s: float
     """Seconds of the step in which activations move between layouts."""
     bound_s: float
-    """Lower bound for every choice that fits: within `REORDERING_TOLERANCE` of `step_s` if that is proved optimal."""
+    """Lower bound on the step of every choice that fits. `step_s` is optimal if it is within `REORDERING_TOLERANCE`."""
     varies: tuple[Dimension, ...]
-    """Dimensions that are not the same everywhere."""
+    """Dimensions in which layers differ."""
 
     @property
     def saving(self) -> float | None:
@@ -92,15 +93,15 @@ class PerLayer:
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Frameworks that can vary all these dimensions."""
+        """Frameworks that can vary all dimensions of `varies`."""
         return tuple(name for name, able in search.FRAMEWORKS.items() if set(self.varies) <= set(able.per_layer))
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyChain:
-    """Strategies (S) that one plan may mix, and the chain of the model's blocks (N) under them.
+    """S strategies that one plan may mix, and the chain of the model's N blocks under them.
 
-    `moving` is the part of the changes in which activations move, (N - 1, S, S).
+    `moving` is the part of the costs of changes in which activations move, (N - 1, S, S).
     """
 
     plans: Plans
@@ -119,11 +120,11 @@ def best(
 
     Args:
         workload: the job.
-        pool: where it runs.
-        gpus: number of GPUs of the pool.
-        limits: bounds of the strategies, as of plans.
-        vary: dimensions that may differ between layers; by default those that the job's framework can vary, or all
-            without a framework.
+        pool: the pool that it runs on.
+        gpus: number of GPUs.
+        limits: bounds on the strategies.
+        vary: dimensions that may differ between layers; None for those that the job's framework can vary, or for all
+            if the job names no framework.
 
     Raises:
         SpecError: the workload does not train, or offloads; the pool's GPU cannot run its precision.
@@ -131,28 +132,28 @@ def best(
     best_path: tuple[float, StrategyChain, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
     limit = bound = np.inf
-    every = Families.of(workload, pool, gpus, limits, vary)
+    every = Families.from_job(workload, pool, gpus, limits, vary)
     if every is None:
         return None
     graph, order = every.graph, every.order
     seconds = every.uniform_s()
-    for rows in sorted(every.rows(), key=lambda rows: float(seconds[rows].min())):
-        family = every.family(every.worthwhile(rows, seconds))
+    for rows in sorted(every.family_rows(), key=lambda rows: float(seconds[rows].min())):
+        family = every.strategy_chain(every.worthwhile(rows, seconds))
         row, same_s = cheapest_uniform(family.chain)
         if row is not None and (uniform is None or same_s < uniform[0]):
             uniform = same_s, family.plans.row(row)
-        for part in _tied(workload, graph, order, family):
-            path = chain.cheapest(part, below=limit)
+        for part in _chains_with_tied_ends(workload, graph, order, family):
+            path = chain.cheapest(part, limit_s=limit)
             if path is not None:
                 bound, limit = min(bound, path.bound), path.cost
-                best_path = path.cost, family, _grouped(part, order, path.strategies)
+                best_path = path.cost, family, _group_equal_strategies(part, order, path.strategies)
     if best_path is None:
         return None
     _, family, used = best_path
     cost_s, held_bytes = chain.price(family.chain, used)
     links = np.arange(len(used) - 1)
-    groups = _groups(graph, order, family.plans, used)
-    fixed_s = weights.once_seconds(workload, graph, constants.shipped())
+    groups = _make_layer_groups(graph, order, family.plans, used)
+    fixed_s = weights.host_seconds_per_step(workload, graph, constants.shipped())
     available = memory.usable_bytes(pool.gpu)
     return PerLayer(
         pool=pool,
@@ -165,36 +166,36 @@ def best(
         uniform_s=uniform[0] + fixed_s if uniform else None,
         resharding_s=float(family.moving[links, used[:-1], used[1:]].sum()),
         bound_s=bound + fixed_s,
-        varies=_varies(groups),
+        varies=_varying_dimensions(groups),
     )
 
 
 MOST_STRATEGIES = 32
-"""Most strategies that one plan may mix. If there are more, the fastest everywhere and the leanest are kept."""
+"""Most strategies that one plan may mix; of more strategies, the fastest ones and the leanest one are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Families:
-    """Every strategy (S) on a number of GPUs, and which of them one plan may mix."""
+    """All S strategies on a number of GPUs, in families that one plan may mix."""
 
     workload: Workload
     pool: Pool
     graph: Graph
     order: Ints
-    """The blocks' numbers in the model's order, (N,)."""
+    """Index into `graph.blocks` of each block in the order of the model, (N,)."""
     plans: Plans
     costs: Costs
     fitted: Constants
     vary: tuple[Dimension, ...]
 
     @classmethod
-    def of(
+    def from_job(
         cls, workload: Workload, pool: Pool, gpus: int, limits: Limits, vary: tuple[Dimension, ...] | None
     ) -> Families | None:
-        """Return the strategies of a job; None where there is nothing to choose.
+        """Return the strategies of a job; None if there are no plans or a single block.
 
         Raises:
-            SpecError: as `best`.
+            SpecError: the workload does not train, or offloads.
         """
         if not workload.training:
             raise SpecError("spec.workload", "strategies per layer are for training", "price it without them")
@@ -210,17 +211,17 @@ class Families:
         fitted = constants.shipped()
         sharded = zoo.shard(workload, plans)
         graph = sharded.graph
-        order = np.array([number_of(graph.blocks, block) for block in graph.sequence()])
+        order = np.array([index_of_block(graph.blocks, block) for block in graph.sequence()])
         if len(order) < 2:
             return None  # one block: no neighbour to differ from, or to hide behind
         priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
         costs = block_costs(workload, sharded, plans, pool, priced, fitted)
         return cls(workload, pool, graph, order, plans, costs, fitted, vary)
 
-    def rows(self) -> Iterator[Ints]:
-        """Yield the strategies of each family.
+    def family_rows(self) -> Iterator[Ints]:
+        """Yield the strategies of each family, as rows of `plans`.
 
-        A family has equal values in all that may not vary, and uses the same kinds of groups.
+        The strategies of a family are equal in all dimensions that may not vary, and use the same communicators.
         """
         fixed = [column for dimension in DIMENSIONS if dimension not in self.vary for column in DIMENSIONS[dimension]]
         key = np.column_stack([getattr(self.plans, column) for column in ("gradient_accumulation", *fixed)])
@@ -234,67 +235,65 @@ class Families:
                     yield rows
 
     def uniform_s(self) -> Floats:
-        """Return the seconds of each strategy used everywhere, whether it fits or not, (S,)."""
+        """Return the seconds of a step if all blocks use one strategy, (S,), whether it fits or not."""
         workload, plans, costs, order = self.workload, self.plans, self.costs, self.order
         pairs, counts = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_counts=True)
         total = costs.alone_s[order].sum(axis=0) + exposed_seconds(
             workload, plans, costs, None, int(order[0]), self.pool, self.fitted
         )
-        for (one, other), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        for (before, block), count in zip(pairs.tolist(), counts.tolist(), strict=True):
             total = total + count * exposed_seconds(
-                workload, plans, costs, costs.rooms(one), other, self.pool, self.fitted
+                workload, plans, costs, costs.pass_seconds(before), block, self.pool, self.fitted
             )
         return np.asarray(total)
 
     def worthwhile(self, rows: Ints, seconds: Floats) -> Ints:
-        """Return the strategies of a family that enter the chain: the fastest everywhere, and the leanest."""
+        """Return at most `MOST_STRATEGIES` rows of a family: the fastest strategies and the leanest one.
+
+        `seconds` are those of `uniform_s`.
+        """
         if len(rows) <= MOST_STRATEGIES:
             return rows
         fast = rows[np.argsort(seconds[rows], kind="stable")][: MOST_STRATEGIES - 1]
         held = self.costs.held_bytes[self.order].sum(axis=0) + self.costs.working_bytes.max(axis=0)
         return np.unique(np.append(fast, rows[held[rows].argmin()]))
 
-    def family(self, rows: Ints) -> StrategyChain:
-        """Return the chain of the model's blocks under these strategies."""
-        return _family(self.workload, self.plans.take(rows), self.costs.take(rows), self.order, self.pool, self.fitted)
+    def strategy_chain(self, rows: Ints) -> StrategyChain:
+        """Return the chain of the model's blocks under some of the strategies."""
+        plans, costs, order, pool = self.plans.take(rows), self.costs.take(rows), self.order, self.pool
+        straggle = replicas.straggler_factor(self.workload, plans, self.fitted)
+        pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
+
+        def exposed(before: Floats | None, block: int) -> Floats:
+            return exposed_seconds(self.workload, plans, costs, before, block, pool, self.fitted)
+
+        moving = [resharding_seconds(plans, costs.moved_bytes[block], pool) * straggle for _, block in pairs]
+        moves = np.array(moving)[where.ravel()]
+        pass_s = [exposed(costs.pass_seconds(before)[:, :, None], block) for before, block in pairs.tolist()]
+        cost = costs.alone_s[order].copy()
+        cost[0] += exposed(None, int(order[0]))
+        budget = memory.usable_bytes(pool.gpu) - memory.shared_context_bytes(self.workload, plans, pool.gpu)
+        change = np.array(pass_s)[where.ravel()] + moves
+        whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
+        return StrategyChain(plans, whole, moves)
 
 
 _COMMUNICATING = ("data", "tensor", "context", "expert")
 
 
-def cheapest_uniform(one: Chain) -> tuple[int | None, float]:
-    """Return the cheapest strategy that fits everywhere, and its seconds; None if none does."""
-    seconds = one.cost.sum(axis=0) + np.diagonal(one.change, axis1=1, axis2=2).sum(axis=0)
-    held = one.memory.sum(axis=0) + one.working.max(axis=0)
-    seconds = np.where(held <= one.budget, seconds, np.inf)
+def cheapest_uniform(links: Chain) -> tuple[int | None, float]:
+    """Return the cheapest strategy that fits if all links use it, and its seconds; None if no strategy fits."""
+    seconds = links.cost.sum(axis=0) + np.diagonal(links.change, axis1=1, axis2=2).sum(axis=0)
+    held = links.memory.sum(axis=0) + links.working.max(axis=0)
+    seconds = np.where(held <= links.budget, seconds, np.inf)
     row = int(seconds.argmin())
     return (row if np.isfinite(seconds[row]) else None), float(seconds[row])
 
 
-def _family(
-    workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: Pool, fitted: Constants
-) -> StrategyChain:
-    straggle = replicas.straggler_factor(workload, plans, fitted)
-    pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
-    exposed = [
-        exposed_seconds(workload, plans, costs, costs.rooms(one, pairs=True), other, pool, fitted)
-        for one, other in pairs.tolist()
-    ]
-    moving = [resharding_seconds(plans, costs.moved_bytes[other], pool) * straggle for _, other in pairs]
-    shape = (0, len(plans), len(plans))
-    moves = np.array(moving).reshape(-1, *shape[1:])[where.ravel()]
-    change = np.array(exposed).reshape(-1, *shape[1:])[where.ravel()] + moves
-    cost = costs.alone_s[order].copy()
-    cost[0] += exposed_seconds(workload, plans, costs, None, int(order[0]), pool, fitted)
-    budget = memory.usable_bytes(pool.gpu) - memory.shared_context_bytes(workload, plans, pool.gpu)
-    whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
-    return StrategyChain(plans, whole, moves)
-
-
-def _tied(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) -> Iterator[Chain]:
-    """Yield the chain; where embedding and head share their weights, once for each layout that both may have."""
+def _chains_with_tied_ends(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) -> Iterator[Chain]:
+    """Yield the chain of a family; if embedding and head share weights, yield it once for each layout of both."""
     model = workload.model
-    ends = np.isin(order, [number_of(graph.blocks, block) for block in (*graph.first, *graph.last)])
+    ends = np.isin(order, [index_of_block(graph.blocks, block) for block in (*graph.first, *graph.last)])
     if not (model.vocab and model.tied_embeddings and graph.first and graph.last) or model.own(zoo.Transformer).classes:
         yield family.chain
         return
@@ -305,27 +304,28 @@ def _tied(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) 
 
 
 REORDERING_TOLERANCE = 1e-4
-"""Share of the step that it may cost to put equal strategies side by side."""
+"""Largest share of the step by which putting equal strategies side by side may make it longer."""
 
 
-def _grouped(one: Chain, order: Ints, used: Ints) -> Ints:
-    """Return the strategies, with equal ones side by side where that costs almost nothing.
+def _group_equal_strategies(links: Chain, order: Ints, used: Ints) -> Ints:
+    """Return the strategies of a path with equal ones side by side, where that costs almost nothing.
 
     They are reordered only within each run of equal blocks.
     """
-    most = chain.price(one, used)[0] * (1 + REORDERING_TOLERANCE)
+    most = chain.price(links, used)[0] * (1 + REORDERING_TOLERANCE)
     edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
     for start, end in pairwise(edges):
         part = np.sort(used[start:end])
         trials = np.array([np.concatenate([used[:start], strategy, used[end:]]) for strategy in (part, part[::-1])])
-        cost_s, held_bytes = chain.price(one, trials)
+        cost_s, held_bytes = chain.price(links, trials)
         tidy = int(np.argmin(cost_s))
-        if cost_s[tidy] <= most and held_bytes[tidy] <= one.budget:
+        if cost_s[tidy] <= most and held_bytes[tidy] <= links.budget:
             used = trials[tidy]
     return used
 
 
-def _groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> tuple[LayerGroup, ...]:
+def _make_layer_groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> tuple[LayerGroup, ...]:
+    """Return the blocks of a path in groups of equal strategies."""
     groups: dict[tuple[str, Plan], list[int]] = {}
     before = sum(block.repeat for block in graph.first)
     depth = sum(block.repeat for block in graph.layers)
@@ -338,7 +338,9 @@ def _groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> tuple[LayerG
     return tuple(LayerGroup(name, tuple(layers), plan) for (name, plan), layers in groups.items())
 
 
-def _varies(groups: tuple[LayerGroup, ...]) -> tuple[Dimension, ...]:
+def _varying_dimensions(groups: tuple[LayerGroup, ...]) -> tuple[Dimension, ...]:
+    """Return the dimensions in which the strategies of the groups differ."""
+
     def differ(columns: tuple[str, ...], among: tuple[LayerGroup, ...]) -> bool:
         return len({tuple(getattr(group.plan, column) for column in columns) for group in among}) > 1
 

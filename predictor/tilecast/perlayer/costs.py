@@ -18,32 +18,31 @@ from tilecast.zoo import Sharded
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of blocks (K, in the graph's order) under strategies (S), columns (K, S).
-
-    They are seconds of a step unless another unit is given.
-    """
+    """Costs of the K blocks of a graph under S strategies, columns (K, S), in seconds of a step."""
 
     alone_s: Floats
-    """Cost that does not depend on neighbours."""
+    """Cost that does not depend on the neighbours of the block."""
     forward_s: Floats
+    """Forward pass of one micro-batch, which hides exchanges of the next block."""
     backward_s: Floats
-    """Backward pass of one micro-batch; like `forward_s`, a neighbour's exchanges hide behind it."""
+    """Backward pass of one micro-batch, which hides exchanges of the next block."""
     once: tuple[Floats, Floats]
-    """Exchanges once a step, behind the forward and behind the backward pass."""
+    """Exchanges once a step that the forward, and that the backward pass of the previous block hides."""
     each: tuple[Floats, Floats]
-    """Exchanges of one micro-batch, behind the forward and behind the backward pass."""
+    """Exchanges of every micro-batch that the forward, and that the backward pass of the previous block hides."""
     moved_bytes: Floats
-    """Bytes that a rank holds of the block's input, and of other tensors that it reads."""
+    """Bytes that a rank holds of the block's input and of other tensors that the block reads."""
     held_bytes: Floats
+    """Bytes of states and activations that a rank holds of the block."""
     working_bytes: Floats
+    """Bytes that a rank holds while the block runs."""
 
-    def rooms(self, block: int, *, pairs: bool = False) -> tuple[Floats, Floats]:
-        """Return the forward and the backward pass of a block, (S,) each; with `pairs` as columns, (S, 1)."""
-        forward, backward = self.forward_s[block], self.backward_s[block]
-        return (forward[:, None], backward[:, None]) if pairs else (forward, backward)
+    def pass_seconds(self, block: int) -> Floats:
+        """Return the seconds of the forward and of the backward pass of a block, (2, S)."""
+        return np.array([self.forward_s[block], self.backward_s[block]])
 
     def take(self, rows: Ints) -> Costs:
-        """Return the costs under the chosen strategies."""
+        """Return the costs with only the chosen strategies."""
         return Costs(
             self.alone_s[:, rows], self.forward_s[:, rows], self.backward_s[:, rows],
             (self.once[0][:, rows], self.once[1][:, rows]), (self.each[0][:, rows], self.each[1][:, rows]),
@@ -54,28 +53,28 @@ class Costs:
 def block_costs(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
 ) -> Costs:
-    """Return the costs of each block of the graph under each plan.
+    """Return the costs of each block of a graph under each of S plans.
 
-    They are the prices that `step` and `memory` give for a graph of that block alone, once.
+    They are the prices that `step` and `memory` give for a graph with one repetition of the block alone.
     """
     graph, spread = sharded.graph, 1 + constants.shipped().device_memory.fragmentation
     repeats = plans.gradient_accumulation
     straggle = replicas.straggler_factor(workload, plans, fitted)
-    copied_bytes_per_s, reshards = (
-        weights.copied_bytes_per_s(pool.gpu, fitted),
+    weight_copy_bytes_per_s, reshards = (
+        weights.weight_copy_bytes_per_s(pool.gpu, fitted),
         weights.reshards_weights(workload, plans),
     )
     one_bucket, ones, nil = overlap.BucketLimits.single_bucket(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
     rows, exchanges = [], passes.Exchanges(sharded, plans, pool)
     for times in priced.blocks:
-        is_layer, alone = alone_block(sharded, times.block)
+        is_layer, alone = isolate_block(sharded, times.block)
         gpu_s, stall_s, exchange_s, backward_s = passes.block_seconds(
             workload, alone, plans, times, fitted, exchanges, recomputed=is_layer
         )
-        whole = weights.Held.of(workload, alone, plans)
+        whole = weights.HeldWeights.from_plans(workload, alone, plans)
         once_s = weights.optimizer_seconds(workload, whole, plans, pool.gpu, fitted)
-        once_s = once_s + weights.gradient_seconds(workload, alone.graph, plans, fitted)
-        copied_s = weights.copied_seconds(workload, whole, plans, copied_bytes_per_s)
+        once_s = once_s + weights.gradient_wait_seconds(workload, alone.graph, plans, fitted)
+        copied_s = weights.copy_seconds(workload, whole, plans, weight_copy_bytes_per_s)
         sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
@@ -104,24 +103,35 @@ def exposed_seconds(
     workload: Workload,
     plans: Plans,
     costs: Costs,
-    rooms: tuple[Floats, Floats] | None,
+    previous_passes_s: Floats | None,
     block: int,
     pool: Pool,
     fitted: Constants,
 ) -> Floats:
-    """Return the seconds of a step that a block's exchanges add behind the block before it.
+    """Return the seconds that the exchanges of a block add to a step.
 
-    They are the part of the exchanges that does not hide, and the slow-down by the part that hides. `rooms` are the
-    passes of the block before: (S,) for the same strategies, (S, 1) for every pair of strategies, None if there is no
-    such block. The result has the shape that they broadcast to with (S,).
+    They are the part of the exchanges that the previous block does not hide, and the slow-down by the hidden part.
+
+    Args:
+        workload: the job.
+        plans: the strategies, (S,).
+        costs: costs of all blocks under the strategies.
+        previous_passes_s: forward and backward pass of the previous block; (2, S) if both blocks have the same
+            strategy, (2, S, 1) for every pair of strategies, None without a previous block.
+        block: index of the block.
+        pool: the pool that the job runs on.
+        fitted: the constants.
+
+    Returns:
+        The seconds, (S,), or (S, S) for pairs, where a row is a strategy of the previous block.
     """
     share = float(overlap.hides_gradients(workload))
-    slowdown = fitted.slowdown * replicas.contention(pool)
+    slowdown = fitted.slowdown * replicas.link_contention(pool)
     total = np.zeros(len(plans))
     for index in (0, 1):
-        room = 0.0 if rooms is None else rooms[index] * share
+        hiding = 0.0 if previous_passes_s is None else previous_passes_s[index] * share
         for times, busy in ((1, costs.once[index][block]), (plans.gradient_accumulation, costs.each[index][block])):
-            visible = np.maximum(busy - room, 0.0)
+            visible = np.maximum(busy - hiding, 0.0)
             total = total + times * (visible + slowdown * (busy - visible))
     return np.asarray(total * replicas.straggler_factor(workload, plans, fitted))
 
@@ -129,10 +139,9 @@ def exposed_seconds(
 def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
     """Return the seconds of a step in which activations move between the layouts of two strategies, (S, S).
 
-    The rows are the strategies of the block before, the columns those of the block itself. The block's input moves
-    forward, and its gradient backward. Where they are spread over all ranks, they are exchanged if the tensor or
-    context degree changes. Where tensor ranks hold them whole (no sequence parallelism), they are also gathered:
-    forward on the way in, the gradient backward on the way out.
+    A row is a strategy of the previous block, a column a strategy of the block. The block's input moves forward, and
+    the gradient of the input backward. They are exchanged if the tensor or the context degree changes. If a strategy
+    has no sequence parallelism, tensor ranks hold them whole, and they are also gathered.
     """
     count = len(plans)
     before, after = np.repeat(np.arange(count), count), np.tile(np.arange(count), count)
@@ -142,27 +151,27 @@ def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
     degree = (plans.tensor[before] != plans.tensor[after]) | (plans.context[before] != plans.context[after])
     differ = degree | (whole[before] != whole[after])
 
-    def one(collective: str, ranks: Floats, size: Floats) -> Floats:
+    def seconds_of(collective: str, ranks: Floats, size: Floats) -> Floats:
         group = placement.group_of(ranks, np.ones(count * count), plans.gpus[after], pool)
         return collectives.seconds(collective, size, group, pool.intra, pool.inter)
 
     holders = plans.tensor * plans.context
     ranks = np.lcm(holders[before], holders[after]).astype(float)
-    seconds = np.where(degree, 2 * one("all_to_all", ranks, spread_bytes), 0.0)
+    seconds = np.where(degree, 2 * seconds_of("all_to_all", ranks, spread_bytes), 0.0)
     for end in (before, after):
-        gathered = one("all_gather", tensor[end], spread_bytes * tensor[end])
+        gathered = seconds_of("all_gather", tensor[end], spread_bytes * tensor[end])
         seconds = seconds + np.where(differ & whole[end], gathered, 0.0)
     return np.asarray(seconds * plans.gradient_accumulation[after], float).reshape(count, count)
 
 
-def alone_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
-    """Return whether a block is a layer, and the graph of that block once and nothing else."""
-    is_layer = number_of(sharded.graph.layers, block) >= 0
+def isolate_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
+    """Return whether a block is a layer, and the graph with one repetition of the block and nothing else."""
+    is_layer = index_of_block(sharded.graph.layers, block) >= 0
     one = (replace(block, repeat=1, positions=()),)
     layers, last = (one, ()) if is_layer else ((), one)
     return is_layer, Sharded(replace(sharded.graph, first=(), layers=layers, last=last, stages=None), sharded.index)
 
 
-def number_of(blocks: tuple[Block, ...], block: Block) -> int:
-    """Return the place of exactly this block (by identity); -1 where it is not among them."""
+def index_of_block(blocks: tuple[Block, ...], block: Block) -> int:
+    """Return the index of a block among blocks, by identity; -1 if it is not among them."""
     return next((index for index, other in enumerate(blocks) if other is block), -1)

@@ -9,7 +9,7 @@ import numpy as np
 from tilecast import chain, constants, memory, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Pool
-from tilecast.perlayer.costs import alone_block, number_of
+from tilecast.perlayer.costs import index_of_block, isolate_block
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks, passes, replicas, weights
 from tilecast.zoo import Sharded
@@ -17,10 +17,10 @@ from tilecast.zoo import Sharded
 
 @dataclass(frozen=True, slots=True)
 class PipelineCut:
-    """A pipeline that is cut into stages of similar cost.
+    """A pipeline whose layers are cut into stages of similar cost.
 
-    `layers` has the number of layers of each stage. `step_s` is the step with this cut, `even_s` that with equally many
-    layers in each stage, both priced in the same way.
+    `layers` has the number of layers of each stage. `step_s` are the seconds of a step with this cut. `even_s` are
+    those with equally many layers in each stage.
     """
 
     plan: Plan
@@ -30,26 +30,25 @@ class PipelineCut:
 
 
 def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | None:
-    """Return the cut of a pipeline's layers whose costliest stage costs least, among those that fit.
+    """Return the cut of a pipeline's layers, among the cuts that fit, whose costliest stage costs least.
 
-    The first stage has the embedding and the last one the head, and stage k of p keeps min(m, p - k) of m
-    micro-batches. With T the time of the costliest stage, the step is (m - 1) T + the sum of all, which no cut changes.
+    The first stage has the embedding and the last one the head. Stage k of p keeps min(m, p - k) of m micro-batches.
+    With T the time of the costliest stage, a step takes (m - 1) T and the time of all stages, which no cut changes.
 
-    Returns:
-        None where nothing can be cut: one stage, interleaved stages, or nothing that fits.
+    The result is None if there is one stage, if stages are interleaved, or if no cut fits.
     """
     if plan.pipeline == 1 or plan.virtual_stages > 1 or not workload.training:
         return None
     plans = Plans.of(plan)
     sharded, fitted = zoo.shard(workload, plans), constants.shipped()
     graph = sharded.graph
-    order = [number_of(graph.blocks, block) for block in graph.sequence()]
-    seconds, static, activations, working = _blocks(workload, sharded, plan, pool, fitted)
+    order = [index_of_block(graph.blocks, block) for block in graph.sequence()]
+    seconds, static, activations, working = _block_costs(workload, sharded, plan, pool, fitted)
     ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
     depth = len(order) - sum(ends)
 
     def folded(column: Floats) -> Floats:
-        """Return a column of each layer, (L,); blocks at the ends are added to the first and the last layer."""
+        """Return the costs of each layer, (L,); blocks at the ends are added to the first and the last layer."""
         every = column[order]
         layers = every[ends[0] : ends[0] + depth].copy()
         layers[0] += every[: ends[0]].sum()
@@ -83,22 +82,22 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     )
 
 
-def _blocks(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted: Constants) -> Floats:
-    """Return costs of each block once, (4, K).
+def _block_costs(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted: Constants) -> Floats:
+    """Return the costs of one repetition of each of K blocks, (4, K).
 
-    The rows are seconds of a micro-batch, and the bytes of weights with their gradients and optimizer states, of a
-    micro-batch's activations, and of working memory.
+    The rows are: seconds of a micro-batch; bytes of weights, gradients and optimizer states; bytes of a micro-batch's
+    activations; bytes of working memory.
     """
     plans, whole = Plans.of(plan), Plans.of(replace(plan, pipeline=1))
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
     columns, exchanges = np.zeros((4, len(priced.blocks))), passes.Exchanges(sharded, plans, pool)
     for number, times in enumerate(priced.blocks):
-        is_layer, alone = alone_block(sharded, times.block)
+        is_layer, alone = isolate_block(sharded, times.block)
         gpu_s, stall_s, exchange_s, _ = passes.block_seconds(
             workload, alone, plans, times, fitted, exchanges, recomputed=is_layer
         )
-        held = weights.Held.of(workload, alone, whole)
-        copied_s = weights.copied_seconds(workload, held, plans, weights.copied_bytes_per_s(pool.gpu, fitted))
+        held = weights.HeldWeights.from_plans(workload, alone, whole)
+        copied_s = weights.copy_seconds(workload, held, plans, weights.weight_copy_bytes_per_s(pool.gpu, fitted))
         bill = memory.footprint(workload, alone, whole, pool.gpu)
         columns[:, number] = (
             (gpu_s + stall_s + exchange_s + copied_s)[0],

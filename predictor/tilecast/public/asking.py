@@ -146,12 +146,11 @@ def _is_run(advice: Advice) -> bool:
 
 
 def _value(advice: Advice, offer: Offer) -> float:
-    """Return the value of an offer that the objective minimises: its GPUs, or the seconds or the price per sample."""
+    """Return the number that the objective minimises: an offer's GPUs, or the amount of the quantity per sample."""
     goal = advice.request.goal
     if goal.fewest_gpus:
         return float(offer.gpus)
-    price = offer.cost_per_1000_steps if goal.is_price else None
-    return (offer.step_s if price is None else price) / offer.workload.global_batch
+    return goal.quantity.amount(offer.pool, offer.gpus, offer.step_s) / offer.workload.global_batch
 
 
 def _advise(request: Request, pools: Sequence[Pool]) -> Advice:

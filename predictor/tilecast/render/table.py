@@ -8,6 +8,7 @@ from dataclasses import replace
 from tilecast import zoo
 from tilecast.advice import Advice, Offer, WhyNot
 from tilecast.advice.choose import MAX_TIED
+from tilecast.objectives import OBJECTIVES
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters
 from tilecast.step import PARTS
@@ -102,7 +103,8 @@ def _why_not(advice: Advice) -> list[str]:
 def _is_no_better(item: WhyNot) -> bool:
     """Return whether a plan would be no better than the recommendation even without what bars it."""
     bound = item.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
-    return item.code in ("Slower", "Dearer", "Tie") or (bound and (item.value or 0.0) >= 1)
+    worse = {record.quantity.worse_code for record in OBJECTIVES.values()}
+    return item.code in ("Tie", *worse) or (bound and (item.value or 0.0) >= 1)
 
 
 def _pareto(advice: Advice) -> list[str]:

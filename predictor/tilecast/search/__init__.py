@@ -1,12 +1,13 @@
-"""Enumerate the plans of a pool as columns and price them. The formulas live in `step` and `memory`.
+"""Enumerate the plans of a pool as columns, and price them by the formulas of `step` and `memory`.
 
-`enumeration` says which plans there are, `engines` which of them a framework executes.
+`enumeration` lists the plans. `engines` says which of them a framework executes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tilecast import memory, step, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
-from tilecast.memo import Lazy, Memo
+from tilecast.memo import Memo
 from tilecast.memory import Footprint
 from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abilities, engine
 from tilecast.search.enumeration import (
@@ -27,7 +28,7 @@ from tilecast.search.enumeration import (
     splits_heads,
     stages_are_full,
 )
-from tilecast.spec import Floats, Ints, Plans, Precision, Workload
+from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.step import StepTimes, blocks
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
@@ -52,16 +53,14 @@ __all__ = [
     "price_sharded",
     "splits_heads",
     "stages_are_full",
-    "variants",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A plan table with its prices on one pool, every column (n,)."""
+    """Plans with their full prices on one pool, every column (n,)."""
 
     plans: Plans
-    sharded: Sharded
     times: StepTimes
     footprint: Footprint
     usable_bytes: float
@@ -89,19 +88,20 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """Plans of a pool with their prices, as columns of shape (n,); `price` gives any of the rows in full.
+    """Plans of a pool with their bytes and seconds, as columns (n,); `price` gives rows with full prices.
 
-    Bytes and steps are priced at the first access, so the number of plans is known without either.
+    Bytes and seconds are evaluated at the first access.
     """
 
     plans: Plans
     usable_bytes: float
     is_bounded: bool
-    """Whether there were more plans than the limit, so that not every node count was tried."""
+    """Whether some node counts were left out, because there were more plans than the limit."""
     _space: _Space
-    _memory: Lazy[tuple[Floats, Floats, memory.Bills]]
-    _priced: Lazy[tuple[step.Steps | None, Floats, Floats]]
-    """Parts that steps are built from (None for an empty table), each step, and its part that waits for the host."""
+    _memory: Callable[[], tuple[Floats, Floats, memory.Bills]]
+    _steps: Callable[[], tuple[step.Steps | None, Floats, Floats]]
+    """Arguments of the formulas of steps (None for an empty table), seconds of each step, and seconds it waits for the
+    host."""
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -125,71 +125,75 @@ class PlanTable:
 
     @property
     def step_s(self) -> Floats:
-        return self._priced()[1]
+        return self._steps()[1]
 
     @property
     def launch_s(self) -> Floats:
         """Seconds of each step that wait for the host, (n,)."""
-        return self._priced()[2]
+        return self._steps()[2]
 
     def bill(self, rows: Ints) -> Footprint:
-        """Return the memory bills of some of the rows, in the order given."""
+        """Return the memory bills of some of the rows, in the given order."""
         return self._memory()[2].rows(rows)
 
     def price(self, rows: Ints) -> Priced:
-        """Price some of the rows in full, in the order given.
+        """Return the full prices of some of the rows, in the given order.
 
         Raises:
             IndexError: the table has no rows.
         """
-        steps = self._priced()[0]
+        steps = self._steps()[0]
         if steps is None:
             raise IndexError("a table of no plans has no rows")
-        parts = self.plans.take(rows), self.sharded.take(rows), steps.rows(rows), self.bill(rows)
-        return Priced(*parts, self.usable_bytes)
+        return Priced(self.plans.take(rows), steps.rows(rows), self.bill(rows), self.usable_bytes)
 
 
 def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTable:
-    """Price every plan of a pool that divides evenly and that the workload's framework executes.
+    """Return every plan of a pool that divides evenly and that the workload's framework executes, with prices.
 
     Raises:
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
-    return _TABLES.get((workload, pool, limits), lambda: _table(workload, _space(workload, pool, limits), pool))
+    return _TABLES.get(
+        (workload, pool, limits), lambda: _price_table(workload, _find_space(workload, pool, limits), pool)
+    )
 
 
 def plan_table(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
-    """Price given plans instead of those that `find` enumerates.
+    """Return the given plans with prices on a pool.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    return _table(workload, _Space.of(workload, plans, False, pool), pool)
+    return _price_table(workload, _Space.from_plans(workload, plans, False, pool), pool)
 
 
-def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
+def _find_space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
+    """Return the enumerated plans of a workload, shared by all pools of one shape."""
     gpu = pool.gpu
     gpu_key = bool(gpu.mig), memory.reads_both_layouts(gpu)
     key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, *gpu_key, limits
-    return _SPACES.get(key, lambda: _Space.of(workload, *enumerate_bounded(workload, pool, limits), pool))
+    return _SPACES.get(key, lambda: _Space.from_plans(workload, *enumerate_bounded(workload, pool, limits), pool))
 
 
-def _table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
+def _price_table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
+    """Return plans with prices on a pool, which are evaluated at the first access."""
     zoo.builder(workload)
     pool.gpu.peak(workload.precision)
-    gpu_bytes, priced = Lazy(lambda: space.gpu_bytes(pool.gpu)), Lazy(lambda: _priced(workload, space, pool))
+    gpu_bytes, priced = cache(lambda: space.gpu_bytes(pool.gpu)), cache(lambda: _price_steps(workload, space, pool))
     return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, gpu_bytes, priced)
 
 
-def _priced(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
+def _price_steps(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
+    """Return the arguments of the formulas of steps, the seconds of each step, and its stalls by the host."""
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
         sharded = space.sharded()
         kernels = blocks.kernel_seconds(workload, sharded, pool.gpu)
         steps = step.Steps.of(workload, plans, space.inputs(), pool, kernels)
-        for rows in _chunks(plans):
+        for rows in _split_rows(plans):
             times = steps.rows(rows)
             step_s[rows], launch_s[rows] = times.total, times.launch
     for column in (step_s, launch_s):
@@ -199,38 +203,37 @@ def _priced(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps |
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """Plans of a workload, with the parts of their prices that are equal on all pools of one shape."""
+    """Plans of a workload with the parts of their prices that are equal on all pools of one shape."""
 
     plans: Plans
     is_bounded: bool
-    sharded: Lazy[Sharded]
-    inputs: Lazy[StepInputs]
-    memory_bills: Lazy[tuple[memory.Bills, Floats, Floats]]
-    """Memory bills, bytes that a plan cannot do without, and bytes that an allocator with room holds.
-
-    Neither number of bytes includes the GPU's context.
-    """
+    sharded: Callable[[], Sharded]
+    inputs: Callable[[], StepInputs]
+    memory_bills: Callable[[], tuple[memory.Bills, Floats, Floats]]
+    """Memory bills, and least bytes and bytes of an allocator with room, both without the GPU's context."""
 
     @classmethod
-    def of(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
-        sharded = Lazy(lambda: zoo.shard(workload, plans))
+    def from_plans(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
+        sharded = cache(lambda: zoo.shard(workload, plans))
 
         def memory_bills() -> tuple[memory.Bills, Floats, Floats]:
             least, reserved = np.empty((2, len(plans)))
             bills = memory.Bills.of(workload, sharded(), plans, pool.gpu)
-            for rows in _chunks(plans):
+            for rows in _split_rows(plans):
                 bill = bills.rows(rows)
                 least[rows], reserved[rows] = bill.least, bill.reserved
             return bills, least, reserved
 
-        return cls(plans, is_bounded, sharded, Lazy(lambda: StepInputs.of(sharded(), plans, pool)), Lazy(memory_bills))
+        return cls(
+            plans, is_bounded, sharded, cache(lambda: StepInputs.of(sharded(), plans, pool)), cache(memory_bills)
+        )
 
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
-        """Return the bytes that each plan needs on a GPU, the upper end of their range, both (n,), and their bills."""
+        """Return the bytes that each plan needs on a GPU, (n,), the upper end of their range, (n,), and the bills."""
         common_bills, least, reserved = self.memory_bills()
-        bills = common_bills.on(gpu)
+        bills = common_bills.on_gpu(gpu)
         needed, upper = np.empty((2, len(self.plans)))
-        for rows in _chunks(self.plans):
+        for rows in _split_rows(self.plans):
             context = bills.context_of(rows)
             needed[rows] = least[rows] + context
             upper[rows] = memory.upper_bytes(reserved[rows] + context, bills.error)
@@ -243,7 +246,8 @@ _SPACES: Memo[_Space] = Memo(4)
 _TABLES: Memo[PlanTable] = Memo(8)
 
 
-def _chunks(plans: Plans) -> Iterator[slice]:
+def _split_rows(plans: Plans) -> Iterator[slice]:
+    """Return slices that cover all plans, of at most `CHUNK` rows each."""
     return (slice(start, start + CHUNK) for start in range(0, len(plans), CHUNK))
 
 
@@ -251,14 +255,8 @@ CHUNK = 1 << 14
 """Plans that are priced at once, so that their columns stay in the processor's second-level cache."""
 
 
-def variants(workload: Workload, precisions: Sequence[Precision]) -> tuple[Workload, ...]:
-    """Return the workload in each precision that its user allows, its own first."""
-    others = [name for name in dict.fromkeys(precisions) if name != workload.precision]
-    return (workload, *(replace(workload, precision=name) for name in others))
-
-
 def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
-    """Price the step time and memory of every plan on a pool.
+    """Return the full prices of all plans on a pool.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
@@ -275,11 +273,17 @@ def price_sharded(
     fitted: Constants | None = None,
     timed: KernelTimes | None = None,
 ) -> Priced:
-    """Price as `price` does, with inputs that are at hand already.
+    """Return the full prices of all plans on a pool, from inputs that are at hand.
 
-    These are the graph (which does not depend on the pool), other constants, and kernel times.
+    Args:
+        workload: the job.
+        sharded: its graph under the plans' shards, which does not depend on the pool.
+        plans: the plans, (n,).
+        pool: the pool.
+        fitted: constants to use instead of those that ship.
+        timed: seconds of the graph's kernels; None evaluates them.
     """
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
     times = step.step(workload, sharded, plans, pool, priced, fitted)
     bills = memory.footprint(workload, sharded, plans, pool.gpu)
-    return Priced(plans, sharded, times, bills, memory.usable_bytes(pool.gpu))
+    return Priced(plans, times, bills, memory.usable_bytes(pool.gpu))

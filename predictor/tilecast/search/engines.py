@@ -19,12 +19,12 @@ Dimension = Literal["recomputation", "zero", "tensor", "expert"]
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Plans and options that a training framework executes; a table of `frameworks.toml`."""
+    """Plans and options that a training framework executes, as a table of `frameworks.toml` has them."""
 
     parallelism: Sequence[str]
-    """Degrees that may exceed one: data, tensor, pipeline, context, expert, virtual."""
+    """Degrees that may exceed one, among data, tensor, pipeline, context, expert and virtual."""
     zero_stages: Mapping[str, Sequence[int]]
-    """ZeRO stages of data parallelism `alone`, and those allowed with each other degree; the default is `alone`."""
+    """ZeRO stages allowed with data parallelism `alone`, and with each other degree; the default is `alone`."""
     checkpointing: Sequence[str]
     precisions: Sequence[str]
     offload: Sequence[str]
@@ -37,7 +37,7 @@ class Abilities:
     """Whether tensor ranks may hold different experts, or only data ranks."""
 
     def executes(self, plans: Plans) -> Mask:
-        """Return which plans the framework can run, (n,)."""
+        """Return which plans the framework executes, (n,)."""
         modes = [CHECKPOINTING.index(mode) for mode in self.checkpointing]
         fine: Mask = np.isin(plans.checkpointing, modes) & (
             np.isin(plans.sequence_parallel, self.sequence_parallel) | (plans.tensor == 1)
@@ -52,15 +52,16 @@ class Abilities:
         return fine
 
 
-def _abilities(table: Mapping[str, Any]) -> Abilities:
+def _read_abilities(table: Mapping[str, Any]) -> Abilities:
+    """Return the abilities in a table of `frameworks.toml`."""
     abilities = {name: value for name, value in table.items() if name != "cells"}
     return Abilities(**{**abilities, "per_layer": tuple(abilities.get("per_layer", ()))})
 
 
 FRAMEWORKS: Mapping[Framework, Abilities] = {
-    name: _abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
+    name: _read_abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
 }
-"""Every training framework that is its own engine, by name."""
+"""Abilities of every training framework that is its own engine, by name."""
 
 
 def abilities(framework: Framework) -> Abilities:
@@ -69,5 +70,5 @@ def abilities(framework: Framework) -> Abilities:
 
 
 def engine(framework: Framework) -> Framework:
-    """Return the framework whose plans and command line a framework uses."""
+    """Return the framework that executes a framework's plans; most are their own engine."""
     return cast("Framework", frameworks.FRAMEWORKS[framework].engine)

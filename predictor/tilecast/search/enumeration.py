@@ -9,9 +9,9 @@ recomputation x sequence parallelism x virtual stages, under exact divisibility:
 - context divides the sequence, and every pipeline stage has layers;
 - data divides the global batch, and micro-batches divide a rank's share.
 
-A plan is one that the job's framework executes, or any framework if the job names none. Each precision and global batch
-makes a workload of its own. Overlap is not a dimension, since a step without it is never faster. The order of rows is
-fixed, so that equal prices always choose the same plan.
+The job's framework must execute a plan; if the job names none, any framework must. Each precision and global batch is a
+separate workload. Overlap is not a dimension, since a step without it is never faster. The order of rows is fixed, so
+that equal prices always choose the same plan.
 """
 
 from __future__ import annotations
@@ -41,21 +41,19 @@ class Limits:
     max_gpus: int | None = None
     max_tensor: int | None = None
     tensor_across_nodes: bool = False
-    """Whether tensor parallelism may leave the node, as measured runs sometimes do."""
+    """Whether tensor parallelism may leave the node, as it does in some measured runs."""
     max_plans: int = 1_000_000
     """Number of plans above which node counts are left out, step by step until only powers of two remain."""
 
 
 NO_LIMITS = Limits()
 MAX_VIRTUAL = 4
-"""Most virtual stages; more of them send more than they save."""
+"""Most virtual stages of a pipeline rank; more stages send more than they save."""
 MAX_MICRO_TOKENS = 1 << 22
 """Most tokens of a micro-batch; no GPU holds the activations of more."""
+# With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
 MIN_CONTEXT_TOKENS = 1024
-"""Fewest tokens of a context rank; with fewer, ranks send more than they save.
-
-With down to 128 tokens allowed, no best plan of six models from 2,048 to 8,192 tokens on H100 and L4 had fewer.
-"""
+"""Fewest tokens of a context rank; with fewer, ranks send more than they save."""
 
 
 def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> Plans:
@@ -76,17 +74,17 @@ def divisors(number: int) -> list[int]:
 _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
 _DECIDING = ("training", "precision", "framework", "checkpointing", "offload", "gradient_sync", "bucket_mib")
-"""Fields of a workload that decide its ways, besides what can be recomputed of its model."""
+"""Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
-    """Return the plans, and whether node counts were left out to keep them few."""
+    """Return the plans of `enumerate_plans`, and whether node counts were left out to keep them few."""
     deciding = zoo.recomputes(workload.model), *(getattr(workload, name) for name in _DECIDING)
-    ways, allowed = _WAYS.get(deciding, lambda: _ways(workload))
+    ways, allowed = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
     for digits in (64, 4, 3, 2, 1):
-        outer = _batches(workload, _splits(workload, pool, limits, digits))
-        mask = _combined(workload, outer, ways, allowed)
+        outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
+        mask = _allow_combinations(workload, outer, ways, allowed)
         if np.count_nonzero(mask) <= limits.max_plans:
             break
     rows, chosen = np.nonzero(mask)
@@ -97,8 +95,8 @@ def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[P
     return Plans(*(columns[name] for name in names)), digits < 64
 
 
-def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Table:
-    """Return the tensor, context, pipeline and data ranks of every split.
+def _enumerate_splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Table:
+    """Return the tensor, context, pipeline and data ranks of every split of the pool's GPUs, as columns.
 
     Unless `limits.gpus` is set, GPU counts are divisors of a node, whole nodes, or, for plain data parallelism, the
     largest number of GPUs in one node that share the batch evenly. A node count is kept if its binary form has only
@@ -109,15 +107,15 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     most = min(most_gpus, limits.max_gpus or most_gpus, limits.gpus or most_gpus)
     widest = most if limits.tensor_across_nodes else min(most, pool.domain)
 
-    def able_to(degrees: Iterable[int]) -> list[int]:
+    def dividing(degrees: Iterable[int]) -> list[int]:
         return [degree for degree in degrees if limits.gpus is None or limits.gpus % degree == 0]
 
-    tensors = able_to(t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t))
+    tensors = dividing(t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t))
     stages = range(1, min(most, _most_stages(workload)) + 1)
-    pipelines = able_to(p for p in stages if p == 1 or stages_are_full(workload, p))
+    pipelines = dividing(p for p in stages if p == 1 or stages_are_full(workload, p))
     contexts = [c for c in divisors(workload.sequence_length) if c <= most]
-    contexts = able_to(c for c in contexts if c == 1 or _splits_sequence(workload, c))
-    datas = able_to(d for d in divisors(workload.global_batch) if d <= most)
+    contexts = dividing(c for c in contexts if c == 1 or _splits_sequence(workload, c))
+    datas = dividing(d for d in divisors(workload.global_batch) if d <= most)
     grid = np.meshgrid(tensors, contexts, pipelines, datas, indexing="ij")
     tensor, context, pipeline, data = (column.ravel() for column in grid)
     gpus = tensor * context * pipeline * data
@@ -142,7 +140,7 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
 
 
 def splits_heads(workload: Workload, tensor: int) -> bool:
-    """Return whether heads, key and value heads (or copies of them) and the MLP divide by `tensor` ranks."""
+    """Return whether `tensor` ranks divide the heads, the key and value heads (or copies of them) and the MLP."""
     model = workload.model
     if tensor == 1:
         return True
@@ -153,8 +151,8 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
 def _splits_sequence(workload: Workload, context: int) -> bool:
     """Return whether fused attention may be spread over `context` ranks.
 
-    Each rank takes two pieces of a causal sequence, or one of another (zig-zag), and enough tokens that sending keys
-    and values can pay.
+    A rank takes two pieces of a causal sequence (zig-zag) or one piece of another sequence. It needs at least
+    `MIN_CONTEXT_TOKENS` tokens.
     """
     model = workload.model
     can_split = model.family in FAMILIES and FAMILIES[model.family].splits_sequence
@@ -165,7 +163,7 @@ def _splits_sequence(workload: Workload, context: int) -> bool:
 
 
 def _most_stages(workload: Workload) -> int:
-    """Return the most stages that can all have work."""
+    """Return the largest number of pipeline stages that can all have work."""
     model = workload.model
     return max(traced.pieces(model.trace) if model.trace is not None else model.layers, 1)
 
@@ -173,8 +171,8 @@ def _most_stages(workload: Workload) -> int:
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
     """Return whether every one of `pipeline` stages has work.
 
-    Traced models are cut by cost. For others the layers are counted: they have to be of a single kind, and the last
-    stage may hold fewer of them.
+    A traced model is cut into pieces by cost. Any other model needs layers of a single kind, of which the last stage
+    may hold fewer.
     """
     model = workload.model
     if model.trace is not None:
@@ -183,10 +181,10 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
     return zoo.is_transformer(model) and fullest * (pipeline - 1) < model.layers and FAMILIES[model.family].has_stages
 
 
-def _batches(workload: Workload, splits: _Table) -> _Table:
-    """Combine each split with every expert-parallel degree and one micro-batch per octave.
+def _add_batches(workload: Workload, splits: _Table) -> _Table:
+    """Return each split combined with every expert-parallel degree and one micro-batch per octave, as columns.
 
-    The micro-batch is the power of two if it divides the share of a rank, or else the largest that does.
+    The micro-batch of an octave is the power of two, or else the largest size that divides the share of a rank.
     """
     batch = workload.global_batch
     share = batch // splits["data"][:, None]
@@ -195,7 +193,7 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
     if workload.micro_batch is None:
         keep &= (share // micro >= splits["pipeline"][:, None]) | (micro == 1)
         keep &= (micro * workload.sequence_length <= MAX_MICRO_TOKENS) | (micro == 1)
-        keep = _one_an_octave(micro, keep)
+        keep = _keep_one_per_octave(micro, keep)
     rows, chosen = np.nonzero(keep)
     columns = {name: column[rows] for name, column in splits.items()}
     columns["micro_batch"] = micro[chosen].astype(splits["data"].dtype)
@@ -206,11 +204,14 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
     return {name: column[rows] for name, column in columns.items()} | {"expert": degrees[rows, chosen]}
 
 
-def _one_an_octave(micro: Ints, allowed: Mask) -> Mask:
-    """Keep one micro-batch per octave.
+def _keep_one_per_octave(micro: Ints, allowed: Mask) -> Mask:
+    """Return which micro-batches each row keeps, (n, m): one per octave, from one power of two to the next.
 
-    `micro` (m,) is ascending; `allowed` (n, m) says which of them each row can have. In each octave, from one power of
-    two to the next, a row keeps the power of two if it can have it, or else the largest. The result is a mask (n, m).
+    A row keeps the power of two if it is allowed, or else the largest allowed micro-batch of the octave.
+
+    Args:
+        micro: sizes of micro-batches, ascending, (m,).
+        allowed: which of the sizes each row can have, (n, m).
     """
     octave = np.frexp(micro)[1]
     starts = np.flatnonzero(np.diff(octave, prepend=-1))
@@ -222,9 +223,10 @@ def _one_an_octave(micro: Ints, allowed: Mask) -> Mask:
 
 
 def expert_degrees(model: Model, ranks: Ints) -> Ints:
-    """Return the expert-parallel degrees of a model on each number of ranks, (n, degrees), 0 where one does not divide.
+    """Return the expert-parallel degrees of a model on each number of ranks, (n, degrees); 0 is no degree.
 
-    Experts spread as they divide, embedding tables over all ranks, a classifier of identities over all ranks or none.
+    Experts are spread over every number of ranks that divides them. Embedding tables are spread over all ranks. A
+    classifier of identities is spread over all ranks or none.
     """
     if zoo.spreads_tables(model):
         return ranks[:, None]
@@ -238,10 +240,10 @@ def _experts_fold_over_tensor(workload: Workload) -> bool:
     return workload.framework is None or abilities(workload.framework).experts_fold_over_tensor
 
 
-def _ways(workload: Workload) -> tuple[_Table, Mask]:
-    """Return the combinations of ZeRO stage, recomputation, sequence parallelism and virtual stages.
+def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
+    """Return all W combinations of ZeRO stage, recomputation, sequence parallelism and virtual stages, as columns.
 
-    There are W of them; the mask (2 ** degrees, W) says which are allowed for each set of degrees above one.
+    The mask, (2 ** 5, W), says which combinations are allowed for each set of degrees of `_DEGREES` above one.
     """
     model = workload.model
     # Servers hold whole gradients, and give each replica all of them.
@@ -267,7 +269,7 @@ def _ways(workload: Workload) -> tuple[_Table, Mask]:
         micro_batch=one,
         gradient_accumulation=one,
     )
-    allowed = np.any([framework.executes(table) for framework in _frameworks_for(workload)], axis=0)
+    allowed = np.any([framework.executes(table) for framework in _find_frameworks(workload)], axis=0)
     if workload.bucket_mib is not None and not is_whole:
         allowed &= frameworks.of(workload).sizes_buckets(table)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
@@ -282,8 +284,11 @@ def _ways(workload: Workload) -> tuple[_Table, Mask]:
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 
 
-def _combined(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> Mask:
-    """Return which rows of `outer` are allowed with which of the W ways, (rows, W)."""
+def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> Mask:
+    """Return which of the W combinations `ways` each row of `outer` may have, (rows, W).
+
+    `allowed` is the mask of `_enumerate_ways`.
+    """
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
     degrees = _DEGREES if zoo.experts(workload.model) else _DEGREES[:-1]
     kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
@@ -299,11 +304,11 @@ def _combined(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) ->
     return mask
 
 
-def _frameworks_for(workload: Workload) -> list[Abilities]:
-    """Return the frameworks that may run the workload: its own, or all that have its precision and offloading.
+def _find_frameworks(workload: Workload) -> list[Abilities]:
+    """Return the workload's framework, or all frameworks with its precision, offloading and recomputation.
 
     Raises:
-        SpecError: there is none.
+        SpecError: no framework may run it.
     """
     candidates = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
     for field, value, names in (

@@ -1,4 +1,4 @@
-"""One training step of every plan, as parts that sum.
+"""Seconds of a training step of every plan, as parts that sum to the step.
 
     step = compute + communication + bubble + optimizer + launch + input
 
@@ -8,14 +8,14 @@ term is split into computation, launch stalls and exposed communication, the sec
 the last micro-batch's backward pass, bucket by bucket (`overlap`); the part that does not hide is communication. Eager
 frameworks launch kernels one by one from the host: a pass takes no less than its launches.
 
-The formula of each part is in `parts`. They are added up in `Steps.rows`, which is the place to start reading.
-`Steps.of` says which columns of plans each of their arguments depends on (`distinct`), and calls the formulas of
-`passes`, `replicas` and `weights`.
+The formula of each part is in `parts`. `Steps.rows`, the place to start reading, calls these formulas.
+`Steps.of` evaluates their arguments by the formulas of `passes`, `replicas` and `weights`. It also says which
+columns of plans each argument depends on (`distinct`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,23 +28,23 @@ from tilecast.learning.job_calibration import RunSetting, corrected_parts, node_
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
-from tilecast.step.distinct import PerDistinct, StepInputs
-from tilecast.step.passes import MicroBatch, ModelPasses, block_passes, boundary_seconds, micro_batch
+from tilecast.step.distinct import PerDistinct, StepInputs, Value
+from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
 from tilecast.step.replicas import (
     SyncSeconds,
-    contention,
+    link_contention,
     replica_seconds,
-    replica_sync,
+    replica_sync_seconds,
     straggler_factor,
 )
 from tilecast.step.weights import (
-    Held,
-    copied_bytes_per_s,
-    copied_seconds,
-    fetch_seconds,
-    gradient_seconds,
-    once_seconds,
+    HeldWeights,
+    copy_seconds,
+    gradient_wait_seconds,
+    host_seconds_per_step,
     optimizer_seconds,
+    weight_copy_bytes_per_s,
+    weight_fetch_seconds,
 )
 from tilecast.zoo import Sharded
 
@@ -63,15 +63,15 @@ class StepTimes:
     launch: Floats
     input: Floats
     hidden: Floats
-    """Collectives of replicas that computation hides; they are no part of the step."""
+    """Collectives of replicas that computation hides, which are no part of the step."""
     spread: Floats
-    """Relative half-width of the kernels' own 90 % range, weighted by time, (n,)."""
+    """Relative half-width of the 90 % range of the kernels, weighted by time, (n,)."""
     correction: Floats
-    """Factor on the parts that is learned from runs on the pool's cluster and from the job's own, (n,)."""
+    """Factor on the parts that is learned from runs on the pool's cluster and from the job's own runs, (n,)."""
     carried: Floats
-    """Part of that factor that is learned from the job's own runs, (n,)."""
+    """Part of `correction` that is learned from the job's own runs, (n,)."""
     width: Floats
-    """Factor on the half-width of the whole step's range that is learned from the same runs, (n,)."""
+    """Factor on the half-width of the range of the whole step that is learned from all these runs, (n,)."""
     least: Floats
     """Seconds of all kernels at the peak of compute or memory, (n,)."""
 
@@ -79,8 +79,8 @@ class StepTimes:
     def total(self) -> Floats:
         return self.compute + self.communication + self.bubble + self.optimizer + self.launch + self.input
 
-    def corrected(self, ratio: Floats, width: Floats) -> StepTimes:
-        """Return the times with every part multiplied by the ratio, (n,), which lowers no step below `least`."""
+    def with_calibration(self, ratio: Floats, width: Floats) -> StepTimes:
+        """Return the times with every part multiplied by `ratio`, (n,), which lowers no step below `least`."""
         correction = np.maximum(ratio, np.minimum(self.least / self.total, 1.0))
         parts = {name: getattr(self, name) * correction for name in PARTS}
         return replace(self, **parts, hidden=self.hidden * correction, correction=correction, width=width)
@@ -88,22 +88,15 @@ class StepTimes:
     def with_own_runs(self, ratios: Floats, width: Floats) -> StepTimes:
         """Return the times with the corrections that are learned from the job's own runs.
 
-        Parts are multiplied by the ratios of `JobRuns.factors`, (3, n), which lower no step below `least`. The
-        half-width of the step's range is multiplied by `width`, (n,).
+        Args:
+            ratios: factors on the parts from `JobRuns.factors`, (3, n), which lower no step below `least`.
+            width: factor on the half-width of the step's range, (n,).
         """
         parts, before = corrected_parts({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
         ratio = np.sum(list(parts.values()), axis=0) / before
         lift = np.maximum(np.minimum(self.least / before, 1.0) / ratio, 1.0)
         parts, ratio = {name: value * lift for name, value in parts.items()}, ratio * lift
         return replace(self, **parts, correction=self.correction * ratio, carried=ratio, width=self.width * width)
-
-    def with_wait(self, waited_s: Floats) -> StepTimes:
-        """Return the times with `waited_s` more seconds of waiting for input, (n,)."""
-        return replace(self, input=self.input + waited_s)
-
-    def at_least(self, least_s: Floats) -> StepTimes:
-        """Return the times with no step below `least_s`, (n,): the difference is added to the wait for input."""
-        return replace(self, input=self.input + np.maximum(least_s - self.total, 0.0))
 
     def parts(self, row: int) -> dict[str, float]:
         """Return one plan's breakdown, in seconds; the values sum to `total[row]`."""
@@ -118,16 +111,22 @@ def step(
     priced: KernelSeconds,
     fitted: Constants | None = None,
 ) -> StepTimes:
-    """Return the step of every plan on a pool, corrected by the pool's calibration.
+    """Return the parts of a step of every plan on a pool, corrected by the pool's calibration and the job's own runs.
 
-    `priced` are the graph's kernels on the pool's GPU.
+    Args:
+        workload: the job.
+        sharded: its graph under the plans' shards.
+        plans: the plans, (n,).
+        pool: the pool.
+        priced: the seconds of the graph's kernels on the pool's GPU.
+        fitted: constants to use instead of those that ship.
     """
     return Steps.of(workload, plans, StepInputs.of(sharded, plans, pool), pool, priced, fitted).rows(slice(None))
 
 
 @dataclass(frozen=True, slots=True)
 class _Calibrated(Columns):
-    """Correction of steps by a pool's calibration, (n,)."""
+    """Correction of n steps by a pool's calibration, every column (n,)."""
 
     ratio: Floats
     width: Floats
@@ -136,7 +135,7 @@ class _Calibrated(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Arguments of the formulas of a step for every plan of a table; `rows` gives the steps of any of its rows."""
+    """Arguments of the formulas of a step for every plan of a table; `rows` evaluates the steps of some plans."""
 
     workload: Workload
     graph: Graph
@@ -144,20 +143,21 @@ class Steps:
     inputs: StepInputs
     pool: Pool
     slowdown: float
-    """Seconds by which one second of hidden collectives slows computation down."""
+    """Seconds that one second of hidden collectives adds to computation."""
     micro: PerDistinct[MicroBatch]
     boundary_s: PerDistinct[Floats]
-    """Time in which a micro-batch sends to the next stage and back, per virtual stage."""
-    held: PerDistinct[Held]
+    """Seconds in which a micro-batch sends to the next stage and back, per virtual stage."""
+    held: PerDistinct[HeldWeights]
     sync: PerDistinct[SyncSeconds]
     straggler: PerDistinct[Floats]
-    """Time of the slowest rank over the mean of all."""
+    """Time of the slowest rank over the mean of all ranks."""
     once_s: PerDistinct[Floats]
-    """Host time once per step."""
+    """Seconds of the host once per step."""
     calibrated: PerDistinct[_Calibrated]
     copied_s: PerDistinct[Floats]
-    """Time in which a micro-batch copies and sums weights and gradients."""
+    """Seconds in which a micro-batch copies and sums weights and gradients."""
     update_s: PerDistinct[Floats]
+    """Seconds of the optimizer's update."""
 
     @classmethod
     def of(
@@ -169,72 +169,66 @@ class Steps:
         priced: KernelSeconds,
         fitted: Constants | None = None,
     ) -> Steps:
-        """Return the steps of a table of plans on a pool.
+        """Return the arguments of the formulas for a table of plans on a pool.
 
         Args:
             workload: the job.
-            plans: the table, (n,).
-            inputs: the table's inputs on pools of this shape.
-            pool: where the job runs.
-            priced: the graph's kernels on the pool's GPU.
+            plans: the plans, (n,).
+            inputs: the distinct rows of the plans on pools of this shape.
+            pool: the pool that the job runs on.
+            priced: the seconds of the graph's kernels on the pool's GPU.
             fitted: constants to use instead of those that ship.
         """
         constant, per_distinct, speed_at = fitted or constants.shipped(), inputs.per_distinct, inputs.speed_at
         graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.factors
-        copies_per_s, host_s = copied_bytes_per_s(gpu, constant), once_seconds(workload, graph, constant)
+        copies_per_s, host_s = weight_copy_bytes_per_s(gpu, constant), host_seconds_per_step(workload, graph, constant)
 
-        def passes_of(sharded: Sharded, plans: Plans, rows: Rows) -> ModelPasses:
-            return block_passes(workload, sharded, plans, pool, priced, constant, speed_at(rows))
+        def by_degrees(formula: Callable[[Sharded, Plans, Rows], Value]) -> PerDistinct[Value]:
+            return per_distinct(("degrees",), formula)
 
-        def micro_of(sharded: Sharded, plans: Plans, rows: Rows) -> MicroBatch:
-            return micro_batch(sharded, plans, priced, passes.take(rows))
+        def sync_at(sharded: Sharded, plans: Plans, rows: Rows) -> SyncSeconds:
+            weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
+            return replica_sync_seconds(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
 
-        def boundary_of(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def boundary_at(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
             return boundary_seconds(workload, sharded, plans, pool) / speed_at(rows)
 
-        def sync_of(sharded: Sharded, plans: Plans, rows: Rows) -> SyncSeconds:
-            weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
-            return replica_sync(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
+        def copies_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+            return copy_seconds(workload, held.take(rows), plans, copies_per_s)
 
-        def once_of(_: Sharded, plans: Plans, __: Rows) -> Floats:
-            return host_s + gradient_seconds(workload, graph, plans, constant)
-
-        def straggler_of(_: Sharded, plans: Plans, __: Rows) -> Floats:
-            return straggler_factor(workload, plans, constant)
-
-        def calibrated_of(_: Sharded, plans: Plans, __: Rows) -> _Calibrated:
-            return _Calibrated(*columns(gpu.name, workload, plans.gpus))
-
-        def copied_of(_: Sharded, plans: Plans, rows: Rows) -> Floats:
-            return copied_seconds(workload, held.take(rows), plans, copies_per_s)
-
-        def update_of(_: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def update_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
             return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
 
-        passes = per_distinct(("shard", "checkpointing", "links"), passes_of)
-        held = per_distinct(("degrees",), lambda sharded, plans, _: Held.of(workload, sharded, plans))
+        passes = per_distinct(
+            ("shard", "checkpointing", "links"),
+            lambda sharded, plans, rows: block_passes(workload, sharded, plans, pool, priced, constant, speed_at(rows)),
+        )
+        held = by_degrees(lambda sharded, plans, _: HeldWeights.from_plans(workload, sharded, plans))
         return cls(
             workload=workload,
             graph=graph,
             plans=plans,
             inputs=inputs,
             pool=pool,
-            slowdown=constant.slowdown * contention(pool),
-            micro=per_distinct(("shard", "checkpointing", "links", "pipeline"), micro_of),
-            boundary_s=per_distinct(("shard", "degrees"), boundary_of),
+            slowdown=constant.slowdown * link_contention(pool),
+            micro=per_distinct(
+                ("shard", "checkpointing", "links", "pipeline"),
+                lambda sharded, plans, rows: micro_batch(sharded, plans, priced, passes.take(rows)),
+            ),
+            boundary_s=per_distinct(("shard", "degrees"), boundary_at),
             held=held,
-            sync=per_distinct(("degrees",), sync_of),
-            straggler=per_distinct(("degrees",), straggler_of),
-            once_s=per_distinct(("degrees",), once_of),
-            calibrated=per_distinct(("degrees",), calibrated_of),
-            copied_s=inputs.per_zero_stage(("degrees", "accumulates"), copied_of),
-            update_s=inputs.per_zero_stage(("degrees",), update_of),
+            sync=by_degrees(sync_at),
+            straggler=by_degrees(lambda _, plans, __: straggler_factor(workload, plans, constant)),
+            once_s=by_degrees(lambda _, plans, __: host_s + gradient_wait_seconds(workload, graph, plans, constant)),
+            calibrated=by_degrees(lambda _, plans, __: _Calibrated(*columns(gpu.name, workload, plans.gpus))),
+            copied_s=inputs.per_zero_stage(("degrees", "accumulates"), copies_at),
+            update_s=inputs.per_zero_stage(("degrees",), update_at),
         )
 
     def rows(self, rows: slice | Rows) -> StepTimes:
-        """Return the steps of these rows of the table.
+        """Return the steps of some rows of the table, with corrections.
 
-        Neighbours that differ only in their ZeRO stage and virtual stages share one row of the inputs.
+        Neighbouring plans that differ only in ZeRO stage and virtual stages share one row of the inputs.
         """
         plans, (some, place) = self.plans.take(rows), self.inputs.rows_of(rows)
         micro, compute_s, exposed_s, hidden_s, input_s = self._at_every_zero_stage(some)
@@ -258,41 +252,42 @@ class Steps:
             width=ones,
             least=repeats / plans.pipeline * micro.roofline_s,
         )
-        return self._corrected(times, plans, some, place)
+        return self._apply_corrections(times, plans, some, place)
 
     def _at_every_zero_stage(self, rows: slice | Rows) -> tuple[MicroBatch, Floats, Floats, Floats, Floats]:
-        """Return a micro-batch of some rows of the inputs, (n,), and what depends on the ZeRO stage, (4, n) each.
+        """Return the micro-batch of some rows of the inputs, (n,), and seconds at every ZeRO stage, (4, n) each.
 
-        These are computation, exposed and hidden communication of replicas, and the wait for input.
+        The seconds are those of computation, of exposed and of hidden communication of replicas, and of input.
         """
         plans, micro = self.inputs.plans.take(rows), self.micro.take(rows)
         repeats = plans.gradient_accumulation.astype(float)
         exposed_s, hidden_s = replica_seconds(self.workload, plans, micro, self.sync.take(rows))
         if self.workload.offload == "parameters":
-            exposed_s = exposed_s + repeats * fetch_seconds(self.held.take(rows), micro)
+            exposed_s = exposed_s + repeats * weight_fetch_seconds(self.held.take(rows), micro)
         compute_s = parts.compute_seconds(repeats, micro, self.copied_s.take(rows), hidden_s * self.slowdown)
         return micro, compute_s, exposed_s, hidden_s, parts.input_seconds(self.graph, plans, compute_s)
 
-    def _corrected(self, times: StepTimes, plans: Plans, some: slice | Rows, place: Rows) -> StepTimes:
-        """Return the times after the corrections that are known, and no shorter than the input pipeline needs."""
+    def _apply_corrections(self, times: StepTimes, plans: Plans, rows: slice | Rows, place: Rows) -> StepTimes:
+        """Return the times with all known corrections, and no step shorter than the input pipeline takes."""
         per_node, own, samples_per_s = self.pool.gpus_per_node, self.pool.own, self.workload.input_samples_per_s
         if self.pool.calibration.corrections:
-            calibrated = self.calibrated.take(some).take(place)
-            times = times.corrected(calibrated.ratio, calibrated.width)
+            calibrated = self.calibrated.take(rows).take(place)
+            times = times.with_calibration(calibrated.ratio, calibrated.width)
         if own.runs:
             here = RunSetting.of(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)
             times = times.with_own_runs(*own.factors(here, plans, per_node))
-            times = times.with_wait(own.waited_s(plans, per_node))
+            times = replace(times, input=times.input + own.waited_s(plans, per_node))
         if samples_per_s is None:
             return times
-        # Loaders work ahead, so what they deliver bounds the step and adds nothing else to it.
-        return times.at_least(node_samples(plans, per_node) / samples_per_s)
+        # Loaders work ahead, so their rate only bounds the step from below.
+        missing_s = np.maximum(node_samples(plans, per_node) / samples_per_s - times.total, 0.0)
+        return replace(times, input=times.input + missing_s)
 
 
-def with_bucket_sizes(
+def step_with_bucket_sizes(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, sizes_mib: Sequence[float]
 ) -> Floats:
-    """Return the seconds of a step of one plan with buckets of each of k sizes, (k,).
+    """Return the seconds of a step of one plan with gradient buckets of k sizes, (k,).
 
     `sharded` and `plans` have one row.
     """
@@ -302,12 +297,12 @@ def with_bucket_sizes(
     return Steps.of(workload, plans, inputs, pool, priced).rows(slice(None)).total
 
 
-def on_faster_links(
+def step_on_faster_links(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, speeds: Floats
 ) -> Floats:
-    """Return the seconds of a step of n plans with links each of k times as fast, (n, k).
+    """Return the seconds of a step of n plans with links faster by each of k factors, (n, k).
 
-    Bandwidth and latency both change, so every exchange takes that much less.
+    A factor multiplies bandwidths and divides latencies, so it divides the seconds of every exchange.
     """
     rows, place = (axis.ravel() for axis in np.indices((len(plans), len(speeds))))
     sharded, plans = sharded.take(rows), plans.take(rows)

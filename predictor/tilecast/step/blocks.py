@@ -16,9 +16,8 @@ from tilecast.spec import Floats, Rows, Workload
 from tilecast.zoo import Sharded
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
-"""Parts of a step that the residuals of measured runs are compared with: matrix products, fused attention,
-convolutions, exchanges inside layers, gradient synchronisation. Kernels bound by memory have one factor for each host
-instead."""
+"""Parts of a step that have a fitted factor: matrix products, fused attention, convolutions, exchanges inside layers,
+and the synchronisation of gradients. Kernels bound by memory have one factor for each host instead."""
 
 
 _COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
@@ -32,7 +31,7 @@ _ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass through a block: GPU seconds and host seconds, columns over shards (S,)."""
+    """A pass through a block: seconds of the GPU and of the host, (S,) over shards."""
 
     gpu_s: Floats
     host_s: Floats
@@ -40,13 +39,13 @@ class _Pass:
     def __add__(self, other: _Pass) -> _Pass:
         return _Pass(self.gpu_s + other.gpu_s, self.host_s + other.host_s)
 
-    def times(self, share: float) -> _Pass:
+    def scaled(self, share: float) -> _Pass:
         return _Pass(self.gpu_s * share, self.host_s * share)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """Passes of one repetition of a block: forward, the part that selective recomputation repeats, backward."""
+    """Passes of one repetition of a block; `core` is the part that selective recomputation repeats."""
 
     block: Block
     forward: _Pass
@@ -56,7 +55,7 @@ class BlockTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelSeconds:
-    """Kernels of a sharded graph on one GPU, which all plans on that GPU share."""
+    """Seconds of the kernels of a sharded graph on one GPU, which all plans on that GPU share."""
 
     blocks: tuple[BlockTimes, ...]
     spread: Floats
@@ -72,7 +71,14 @@ def kernel_seconds(
     fitted: Constants | None = None,
     timed: kernels.KernelTimes | None = None,
 ) -> KernelSeconds:
-    """Price all kernels of the graph in one call of the predictor, or from the given times `timed`.
+    """Return the seconds of all kernels of a graph, by block, from one call of the predictor.
+
+    Args:
+        workload: the job.
+        sharded: its graph under S shards.
+        gpu: the GPU.
+        fitted: constants to use instead of those that ship.
+        timed: seconds of the distinct kernels of the graph; None asks the predictor.
 
     Raises:
         SpecError: the GPU cannot run the workload's precision.
@@ -81,12 +87,12 @@ def kernel_seconds(
     if fitted is not None or timed is not None:
         return _kernel_seconds(workload, sharded.graph, gpu, fitted or constants.shipped(), timed)
 
-    def make() -> tuple[Graph, KernelSeconds]:
+    def price_kernels() -> tuple[Graph, KernelSeconds]:
         return sharded.graph, _kernel_seconds(alike, sharded.graph, gpu, constants.shipped())
 
     # The graph is kept with its times, so that its id is not reused for another graph.
     alike = zoo.of_any_batch(workload)
-    return _PRICED.get((id(sharded.graph), alike, gpu), make)[1]
+    return _PRICED.get((id(sharded.graph), alike, gpu), price_kernels)[1]
 
 
 _PRICED: Memo[tuple[Graph, KernelSeconds]] = Memo(32)
@@ -101,7 +107,7 @@ def _kernel_seconds(
     # The graph is kept with its kernels, so that its id is not reused for another graph.
     table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
     times = timed or kernels.seconds(table, gpu)
-    forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
+    forward_launch_s, backward_launch_s = fitted.launch_s[launch_host(workload)]
     recomputed = recomputed_share(workload)
     zero = _Pass(np.zeros(1), np.zeros(1))
     items, position = [], 0
@@ -113,10 +119,10 @@ def _kernel_seconds(
             position += 1
             seconds = operator_seconds(workload, op, times, index, fitted)
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
-            one = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
-            passes[op.phase] = passes[op.phase] + one
+            kernels_pass = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
+            passes[op.phase] = passes[op.phase] + kernels_pass
             if op.phase == "forward" and (share := recomputed(op)):
-                passes["core"] = passes["core"] + one.times(share)
+                passes["core"] = passes["core"] + kernels_pass.scaled(share)
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
             roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
@@ -124,25 +130,26 @@ def _kernel_seconds(
     return KernelSeconds(tuple(items), spread / np.maximum(weight, 1e-30), roofline_s)
 
 
-def host(workload: Workload) -> str:
-    """Return what launches the kernels, a key in the constants.
+def launch_host(workload: Workload) -> str:
+    """Return the kind of host that launches the kernels: `graph` or the workload's execution, such as `eager`.
 
-    `launch_us`, `collective_us`, `step_ms` and `gradient_us` have these keys.
+    It is a key of `launch_us`, `collective_us`, `step_ms` and `gradient_us` in the constants.
     """
     is_graph = workload.execution == "eager" and frameworks.of(workload).host == "graph"
     return "graph" if is_graph else workload.execution
 
 
-def _kernels_of(workload: Workload) -> str:
-    """Return the source of the kernels that move memory: a key of `memory` in the constants."""
+def _memory_kernels(workload: Workload) -> str:
+    """Return the kind of kernels that move memory, a key of `memory` in the constants, such as `fused`."""
     if workload.execution == "eager" and workload.fused_kernels:
         return "fused"
     # Traces and networks that are no transformers list every operator that runs.
-    return "listed" if not zoo.is_transformer(workload.model) and host(workload) == "eager" else host(workload)
+    host = launch_host(workload)
+    return "listed" if not zoo.is_transformer(workload.model) and host == "eager" else host
 
 
 def recomputed_share(workload: Workload) -> Callable[[Op], float]:
-    """Return the function that gives the share of a forward operator that selective recomputation runs again."""
+    """Return a function from a forward operator to the share of it that selective recomputation repeats."""
     if frameworks.of(workload).selective == "attention":
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
@@ -156,10 +163,16 @@ def operator_seconds(
     rows: Rows,
     fitted: Constants | None = None,
 ) -> Floats:
-    """Return the GPU seconds of an operator in one repetition of its block, (S,).
+    """Return the GPU seconds of an operator in one repetition of its block, (S,), with the factors of the framework.
 
-    Its kernels, `rows` of `times`, run one after the other as a framework runs them. They take no less than at the peak
-    of compute or memory.
+    They are at least those at the peak of compute or memory.
+
+    Args:
+        workload: the job.
+        op: the operator.
+        times: seconds of the distinct kernels of the graph.
+        rows: kernel of the operator under each shard, as a row of `times`, (S,).
+        fitted: constants to use instead of those that ship.
     """
     seconds = times.seconds[rows] * op.count
     for factor in corrections(workload, op, times, rows, fitted).values():
@@ -174,9 +187,9 @@ def corrections(
     rows: Rows,
     fitted: Constants | None = None,
 ) -> dict[str, Floats]:
-    """Return the factors from the seconds of an operator's kernels alone to those in a step, by name of constant.
+    """Return the factors from an operator's kernels alone to its kernels in a step, (S,) or (1,), by name of constant.
 
-    Each factor is (S,) or (1,).
+    `operator_seconds` describes the arguments.
     """
     fitted = fitted or constants.shipped()
     factors: dict[str, Floats] = {}
@@ -184,7 +197,7 @@ def corrections(
         factors["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
     if times.implicit[rows].any():
         factors["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
-    part, runner = _FACTOR_OF[op.table.kind[0]], _kernels_of(workload)
+    part, runner = _FACTOR_OF[op.table.kind[0]], _memory_kernels(workload)
     if part:
         factors[f"factor.{part}"] = np.full(1, fitted.factor[part])
     else:
@@ -195,12 +208,12 @@ def corrections(
 
 
 def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
-    """Return the implementation of fused attention that runs a workload on a GPU; None without one.
+    """Return the implementation of fused attention that the framework names, or else the first that runs on the GPU.
 
-    It is the one that the framework names, or else the first that can run.
+    The result is None if no implementation runs.
     """
     own = frameworks.of(workload).attention
-    if named := next((one for one in fitted.attention if one.name == own), None):
+    if named := next((kernel for kernel in fitted.attention if kernel.name == own), None):
         return named
     native = workload.fused_kernels or workload.execution == "xla"
-    return next((one for one in fitted.attention if one.runs(gpu, native=native)), None)
+    return next((kernel for kernel in fitted.attention if kernel.runs(gpu, native=native)), None)

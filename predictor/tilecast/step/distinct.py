@@ -1,7 +1,7 @@
-"""One helper for all formulas of a step: each is evaluated once for equal rows of the columns that it reads.
+"""Evaluation of the formulas of a step, each once for all rows that are equal in the columns that it reads.
 
-Most plans of a table share most parts of a step. `StepInputs.per_distinct` evaluates a formula on one row of each kind,
-and its result gives the values of any rows of the table.
+Most plans of a table share most parts of a step. `StepInputs.per_distinct` evaluates a formula on one row of each kind.
+Its result, a `PerDistinct`, gives the values of any rows of the table.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ class PerDistinct(Generic[Value]):
     """Place of each row among the distinct ones, (n,)."""
 
     def take(self, rows: slice | Rows) -> Value:
-        """Return the values of the chosen rows, in the order given."""
+        """Return the values of the chosen rows of the table, in the given order."""
         index, values = self.index[rows], self.values
         return cast("Value", values.take(index) if isinstance(values, Columns) else values.take(index, axis=-1))
 
 
 Column = Literal["shard", "checkpointing", "links", "pipeline", "degrees", "accumulates"]
-"""Integers that formulas of a step depend on.
+"""Integer columns of plans that formulas of a step depend on.
 
-Rows with equal `links` place equally many ranks on a node; equal `degrees` are equal numbers of ranks of every kind.
-Both differ between rows whose speeds or bucket sizes differ. `accumulates` is 1 for a single micro-batch.
+Rows with equal `links` have equally many ranks that a fast link joins. Rows with equal `degrees` have equal degrees of
+parallelism. Both columns differ between rows with other speeds or bucket sizes. `accumulates` is 1 for a single
+micro-batch, otherwise 2.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A table of n plans under their shards, all different in more than ZeRO stage and virtual stages."""
+    """The n rows of a table of plans that differ in more than ZeRO stage and virtual stages, with their shards."""
 
     sharded: Sharded
     plans: Plans
     speed: Floats | None
-    """Factor on the speed of all links, (n,); None leaves the pool's."""
+    """Factor on the speed of all links, (n,); None for the pool's own links."""
     bucket_mib: Floats | None
-    """Size of the buckets of gradients in MiB, (n,); None leaves the framework's."""
+    """Size of the buckets of gradients in MiB, (n,); None for the framework's own buckets."""
     place: Rows
-    """Row of each plan of the whole table, where neighbours may differ in these stages alone."""
+    """Row, among the n, of each plan of the whole table."""
     _columns: Mapping[Column, Ints]
     _distinct: dict[tuple[Column, ...], tuple[Distinct, Sharded, Plans]]
-    """Distinct rows by the names of columns, which other formulas and other pools of the same shape find again."""
+    """Cache of distinct rows by the names of columns, shared by all formulas and all pools of one shape."""
 
     @classmethod
     def of(
@@ -69,7 +70,15 @@ class StepInputs:
         speed: Floats | None = None,
         bucket_mib: Floats | None = None,
     ) -> StepInputs:
-        """Return the inputs of the steps of plans on a pool, with other links or buckets where these are given."""
+        """Return the inputs of the steps of plans on a pool.
+
+        Args:
+            sharded: the graph under the plans' shards.
+            plans: the plans.
+            pool: the pool.
+            speed: factor on the speed of all links for each plan.
+            bucket_mib: size of the buckets of gradients for each plan, in MiB.
+        """
         trials = [np.unique(column, return_inverse=True)[1] for column in (speed, bucket_mib) if column is not None]
         neighbours = plans.distinct_splits(*trials)
         rows, trials = neighbours.first, [column[neighbours.first] for column in trials]
@@ -91,40 +100,41 @@ class StepInputs:
         return cls(sharded, plans, speed, bucket_mib, neighbours.index, columns, known)
 
     def speed_at(self, rows: Rows) -> Floats | float:
-        """Return the factors on the speed of the links of some rows."""
+        """Return the factors on the speed of all links of some rows, (k,), or 1."""
         return 1.0 if self.speed is None else self.speed[rows]
 
     def bucket_mib_at(self, rows: Rows) -> Floats | None:
-        """Return the sizes of the buckets of some rows; None for the framework's."""
+        """Return the sizes of the buckets of some rows in MiB, (k,); None for the framework's own buckets."""
         return None if self.bucket_mib is None else self.bucket_mib[rows]
 
     def per_distinct(
         self, names: tuple[Column, ...], formula: Callable[[Sharded, Plans, Rows], Value]
     ) -> PerDistinct[Value]:
-        """Evaluate a formula once for rows that are equal in the columns of these names.
+        """Evaluate a formula once for all rows that are equal in the named columns.
 
-        `formula` is called with shards and plans of one row of each kind, (k,), and their places in the table.
+        The formula is called with the shards and plans of k distinct rows, (k,), and with the k rows themselves.
         """
-        rows, sharded, plans = self._rows(names)
+        rows, sharded, plans = self._distinct_rows(names)
         return PerDistinct(formula(sharded, plans, rows.first), rows.index)
 
     def per_zero_stage(
         self, names: tuple[Column, ...], formula: Callable[[Sharded, Plans, Rows], Floats]
     ) -> PerDistinct[Floats]:
-        """Evaluate a formula as `per_distinct` does, on the same rows at each ZeRO stage from 0 to 3, (4 k,)."""
-        rows = self._rows(names)[0]
+        """Evaluate a formula as `per_distinct` does, but with each distinct row at the ZeRO stages 0 to 3, (4 k,)."""
+        rows = self._distinct_rows(names)[0]
         four = np.tile(rows.first, 4)
         plans = replace(self.plans.take(four), zero_stage=np.repeat(np.arange(4), len(rows)))
         return PerDistinct(formula(self.sharded.take(four), plans, four).reshape(4, -1), rows.index)
 
-    def _rows(self, names: tuple[Column, ...]) -> tuple[Distinct, Sharded, Plans]:
+    def _distinct_rows(self, names: tuple[Column, ...]) -> tuple[Distinct, Sharded, Plans]:
+        """Return the rows that are distinct in the named columns, with their shards and plans."""
         if names not in self._distinct:
             rows = distinct(*(self._columns[name] for name in names))
             self._distinct[names] = rows, self.sharded.take(rows.first), self.plans.take(rows.first)
         return self._distinct[names]
 
     def rows_of(self, plans: slice | Rows) -> tuple[slice | Rows, Rows]:
-        """Return the rows that the chosen plans of the whole table have, and the place of each plan among them."""
+        """Return the rows of the chosen plans of the whole table, and the index of each plan's row among them."""
         place = self.place[plans]
         if isinstance(plans, slice) and len(place):
             return slice(place[0], place[-1] + 1), place - place[0]  # consecutive plans have consecutive rows

@@ -26,31 +26,31 @@ from tilecast.step.passes import MicroBatch
 
 
 def compute_seconds(repeats: Floats, micro: MicroBatch, copied_s: Floats, slowdown_s: Floats) -> Floats:
-    """Return the computation of every micro-batch, with its copies of weights and gradients, and the slow-down."""
+    """Return the seconds of computation: all micro-batches with their copies of weights, and the slow-down."""
     return repeats * (micro.gpu_s + copied_s) + slowdown_s
 
 
 def communication_seconds(repeats: Floats, micro: MicroBatch, sends_s: Floats, exposed_s: Floats) -> Floats:
-    """Return the exchanges of every micro-batch inside layers and between stages, and those of replicas.
+    """Return the seconds of communication: exchanges of all micro-batches, and exposed collectives of replicas.
 
-    `sends_s` is what a micro-batch sends to the next stage and back, over all virtual stages.
+    `sends_s` are the seconds in which a micro-batch is sent to the next stage and back, for all virtual stages.
     """
     return repeats * (micro.communication_s + sends_s) + exposed_s
 
 
 def bubble_seconds(plans: Plans, micro: MicroBatch, sends_s: Floats) -> Floats:
-    """Return the wait of a stage for the first micro-batch to arrive and for the last one to come back."""
+    """Return the seconds in which a stage waits for the first micro-batch and for the last one to come back."""
     waited = (micro.all_s + sends_s * (plans.pipeline - 1) - micro.slowest_s) / plans.virtual_stages
     return np.where(plans.pipeline > 1, np.maximum(waited, 0.0), 0.0)
 
 
 def launch_seconds(repeats: Floats, micro: MicroBatch, once_s: Floats) -> Floats:
-    """Return the time in which a GPU waits for its host: in every micro-batch, and once per step."""
+    """Return the seconds in which a GPU waits for its host, in every micro-batch and once per step."""
     return repeats * micro.stall_s + once_s
 
 
 def input_seconds(graph: Graph, plans: Plans, compute_s: Floats) -> Floats:
-    """Return the copy of a batch to the GPU that does not hide behind the step (loaders prefetch one)."""
+    """Return the seconds of the copy of a batch to the GPU that computation does not hide; loaders prefetch a batch."""
     samples = plans.micro_batch * plans.gradient_accumulation
     host = samples * (graph.host_bytes_per_sample / constants.shipped().host.copy_bytes_per_s)
     return np.maximum(host - compute_s, 0.0)

@@ -1,4 +1,4 @@
-"""Passes of a micro-batch through the blocks of each pipeline stage: computation, launch stalls and exchanges."""
+"""Seconds of the passes of a micro-batch through the model: computation, launch stalls and exchanges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilecast.constants import Constants
 from tilecast.graph import CollectiveCall
 from tilecast.hardware import Pool
 from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct
-from tilecast.step.blocks import BlockTimes, KernelSeconds, host
+from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import group_of, joined
 from tilecast.zoo import Sharded
 
@@ -24,7 +24,7 @@ _SELECTIVE = CHECKPOINTING.index("selective")
 
 @dataclass(frozen=True, slots=True)
 class Passes(Columns):
-    """Passes of a micro-batch through some blocks, forward and backward, in seconds, (n,)."""
+    """Seconds of a micro-batch's forward and backward passes through some blocks, (n,)."""
 
     gpu_s: Floats
     stall_s: Floats
@@ -38,7 +38,7 @@ class Passes(Columns):
 
 @dataclass(frozen=True, slots=True)
 class ModelPasses(Columns):
-    """Passes through the blocks before the layers, through all layers, and through the blocks after them, (n,)."""
+    """Passes through the blocks before the layers, through all layers, and through the blocks after the layers."""
 
     first: Passes
     layers: Passes
@@ -46,14 +46,14 @@ class ModelPasses(Columns):
 
 
 class Exchanges:
-    """Exchanges of the plans of a table inside layers.
+    """Prices of the collectives that n plans run inside layers.
 
-    Each transfer is priced once for all blocks that send the same, and for all plans that send the same. Ranks are
-    placed with tensor innermost, then context, data; experts fold over tensor and data ranks.
+    A collective is priced once for all blocks and all plans with equal bytes and equal groups. Ranks are placed with
+    tensor innermost, then context, then data; experts fold over tensor and data ranks.
     """
 
     def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
-        """Set up prices on the pool's links, or on links `speed` times as fast, (n,)."""
+        """Prepare prices on the pool's links, or on links `speed` times as fast, (n,)."""
         degrees = (plans.tensor, plans.context, plans.expert)
         senders = distinct(sharded.index, *degrees, joined(plans.gpus, pool))
         self._index, self._speed, self._pool = senders.index, speed, pool
@@ -62,7 +62,7 @@ class Exchanges:
         self._priced: dict[tuple[str, tuple[Algorithm, ...], float, bytes], Floats] = {}
 
     def seconds(self, transfer: CollectiveCall) -> Floats:
-        """Return the seconds of one transfer inside a layer, (n,)."""
+        """Return the seconds of a collective inside a layer, (n,)."""
         laws = (*collectives.COLLECTIVES[transfer.collective].algorithms.values(),)
         key = (transfer.group, laws, transfer.fanout, transfer.size_bytes.tobytes())
         if key not in self._priced:
@@ -70,6 +70,7 @@ class Exchanges:
         return self._priced[key]
 
     def _distinct_seconds(self, transfer: CollectiveCall) -> Floats:
+        """Return the seconds of a collective for the distinct plans."""
         pool, seconds = self._pool, np.zeros(len(self._plans))
         if transfer.group not in self._groups:
             self._groups[transfer.group] = self._group(transfer.group)
@@ -85,7 +86,7 @@ class Exchanges:
         return seconds
 
     def _group(self, name: str) -> tuple[Rows, Group]:
-        """Return the rows that have such a group of several ranks, and their groups."""
+        """Return the rows of the distinct plans with several ranks in the named dimension, and their groups."""
         plans, ranks = self._plans, getattr(self._plans, name)
         rows = np.flatnonzero(ranks > 1)
         inner = plans.tensor if name == "context" else np.ones_like(ranks)
@@ -103,7 +104,14 @@ def block_passes(
 ) -> ModelPasses:
     """Return the passes of a micro-batch through the whole model.
 
-    `speed`, (n,), is how many times as fast as the pool's the links of each plan are.
+    Args:
+        workload: the job.
+        sharded: its graph under the plans' shards.
+        plans: the plans, (n,).
+        pool: the pool.
+        priced: seconds of the graph's kernels on the pool's GPU.
+        fitted: the constants.
+        speed: factor on the speed of all links of each plan, (n,).
     """
     graph, nil = sharded.graph, np.zeros(len(plans))
     passes, exchanges = [], Exchanges(sharded, plans, pool, speed)
@@ -120,7 +128,7 @@ def block_passes(
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch(Columns):
-    """One micro-batch: the slowest stage (its parts, and the whole), and all stages in sequence, in seconds, (n,)."""
+    """Seconds of a micro-batch on the slowest stage, by part and as a whole, and on all stages in sequence, (n,)."""
 
     gpu_s: Floats
     stall_s: Floats
@@ -130,20 +138,20 @@ class MicroBatch(Columns):
     all_s: Floats
     spread: Floats
     roofline_s: Floats
-    """All kernels at the peak of compute or memory, with the stages in sequence."""
+    """Seconds of all kernels of all stages at the peak of compute or memory."""
 
 
 def micro_batch(sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: ModelPasses) -> MicroBatch:
-    """Return a micro-batch of each plan.
+    """Return the seconds of a micro-batch of each plan.
 
-    A stage of a pipeline has a share of the layers, and the slowest one the heavier end of the model.
+    The slowest stage of a pipeline has its share of the layers and the slower end of the model.
     """
     share = sharded.layer_share(plans)
     first, layers, last = passes.first, passes.layers, passes.last
     heavier = first.total_s > last.total_s
 
     def slowest(column: str) -> Floats:
-        before, inside, after = (getattr(one, column) for one in (first, layers, last))
+        before, inside, after = (getattr(part, column) for part in (first, layers, last))
         ends = np.where(plans.pipeline > 1, np.where(heavier, before, after), before + after)
         return np.asarray(inside * share + ends)
 
@@ -170,29 +178,39 @@ def block_seconds(
     *,
     recomputed: bool,
 ) -> list[Floats]:
-    """Return the seconds of one repetition, (n,) each: GPU, launch stalls, communication, and whole backward pass."""
+    """Return the seconds of a block, (n,) each: GPU, launch stalls, communication, and the whole backward pass.
+
+    Args:
+        workload: the job.
+        sharded: its graph under the plans' shards.
+        plans: the plans, (n,).
+        times: kernels of one repetition of the block.
+        fitted: the constants.
+        exchanges: prices of the block's collectives.
+        recomputed: whether the plans' recomputation applies to the block.
+    """
     again = np.zeros(len(plans))
     core = np.zeros(len(plans))
     if recomputed and workload.training:
         again = (plans.checkpointing == _FULL).astype(float)
         core = (plans.checkpointing == _SELECTIVE).astype(float)
 
-    def column(get: str) -> tuple[Floats, Floats]:
-        forward = sharded.gather(getattr(times.forward, get))
-        backward = sharded.gather(getattr(times.backward, get)) + again * forward
-        return forward, backward + core * sharded.gather(getattr(times.core, get))
+    def both_passes(name: str) -> tuple[Floats, Floats]:
+        forward = sharded.gather(getattr(times.forward, name))
+        backward = sharded.gather(getattr(times.backward, name)) + again * forward
+        return forward, backward + core * sharded.gather(getattr(times.core, name))
 
-    forward_gpu, backward_gpu = column("gpu_s")
-    forward_host, backward_host = column("host_s")
+    forward_gpu, backward_gpu = both_passes("gpu_s")
+    forward_host, backward_host = both_passes("host_s")
     exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
     for transfer in times.block.collectives:
         if transfer.phase == "backward" and not workload.training:
             continue
-        one = exchanges.seconds(transfer) * exposed_share(workload, transfer, fitted)
-        call_s = np.where(one > 0, fitted.collective_s[host(workload)], 0.0)
-        exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * one
+        exposed_s = exchanges.seconds(transfer) * exposed_share(workload, transfer, fitted)
+        call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
+        exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
-            exchanged["backward"] = exchanged["backward"] + again * transfer.count * one
+            exchanged["backward"] = exchanged["backward"] + again * transfer.count * exposed_s
             forward_host = forward_host + transfer.count * call_s
             backward_host = backward_host + again * transfer.count * call_s
         else:
@@ -211,11 +229,11 @@ def block_seconds(
 
 
 def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constants) -> float:
-    """Return the factor from a collective alone to the part of a transfer inside a layer that stays visible.
+    """Return the factor from a collective alone to the part of it inside a layer that computation does not hide.
 
-    Tensor parallelism hides transfers where the framework does, context parallelism hides them behind attention, and
-    experts exchange beside computation. Only gathers and scatters are cut into pieces and pipelined. So an all-reduce,
-    which tensor ranks use without sequence parallelism, hides behind the weight's gradient at most (Megatron-LM,
+    Tensor parallelism hides collectives where the framework does so. Context parallelism hides them behind attention.
+    Experts exchange beside computation. Only gathers and scatters are cut into pieces and pipelined. So an all-reduce,
+    which tensor ranks use without sequence parallelism, hides at most behind the gradient of the weight (Megatron-LM,
     training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer Engine, module/linear.py: the reduction
     of the input's gradient is asynchronous).
     """
@@ -232,12 +250,12 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
     """Return the seconds in which activations go to the next stage and gradients come back, (n,).
 
-    They are on the critical path of 1F1B, per micro-batch and virtual stage.
+    They are per micro-batch and virtual stage, and on the critical path of 1F1B.
     """
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
     inner = (plans.tensor * plans.context * plans.data).astype(float)
     group = group_of(plans.pipeline.astype(float), inner, plans.gpus, pool)
     size = sharded.gather(sharded.graph.boundary_bytes)
-    one = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
-    return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0), 0.0)
+    sent_s = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
+    return np.where(plans.pipeline > 1, sent_s * (2.0 if workload.training else 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""Placement of a job's ranks: which of them share a node or an NVLink domain.
+"""Placement of a job's ranks on nodes and NVLink domains.
 
 Ranks are placed with tensor innermost, then context, data and pipeline; experts fold over tensor and data ranks.
 """
@@ -13,14 +13,14 @@ from tilecast.spec import Floats, Ints
 
 
 def joined(gpus: Ints, pool: Pool) -> Ints:
-    """Return the number of GPUs of a job that the link inside nodes joins, (n,).
+    """Return the number of a job's GPUs that the link inside nodes joins, (n,).
 
-    They are those of a node, or of the NVLink domain that several nodes share. A job larger than a domain takes equally
-    many whole nodes of each domain: as many as divide its number of GPUs.
+    It joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain takes equally many
+    whole nodes of each domain, as many as divide its number of GPUs.
 
     Args:
         gpus: number of GPUs of each job, (n,).
-        pool: where the jobs run.
+        pool: the pool that the jobs run on.
     """
     ranks = np.minimum(gpus, pool.gpus_per_node)
     for width in range(2 * pool.gpus_per_node, pool.domain + 1, pool.gpus_per_node):
@@ -31,13 +31,13 @@ def joined(gpus: Ints, pool: Pool) -> Ints:
 def group_of(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> Group:
     """Return a communication group of each job, whose members are `inner` ranks apart.
 
-    As many members as fit share a node, or a domain of nodes.
+    A node, or a domain of nodes, holds as many members as fit and divide the group.
 
     Args:
         ranks: members of the group, (n,).
         inner: distance of two neighbours of the group, in ranks, (n,).
         gpus: number of GPUs of each job, (n,).
-        pool: where the jobs run.
+        pool: the pool that the jobs run on.
     """
     node = joined(gpus, pool).astype(float)
     fitting = np.clip(np.floor(node / inner), 1.0, ranks)

@@ -1,9 +1,10 @@
-"""Communication of data parallelism in a step, and the part of it that hides behind computation."""
+"""Seconds of the communication of replicas in a step, and the part that computation hides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,25 +16,26 @@ from tilecast.hardware import Pool, find_link
 from tilecast.spec import Columns, Floats, Ints, Plans, Workload
 from tilecast.step.passes import MicroBatch
 from tilecast.step.placement import group_of
-from tilecast.step.weights import Held, reshards_weights
+from tilecast.step.weights import HeldWeights, reshards_weights
 from tilecast.zoo import Sharded
 
 
 @dataclass(frozen=True, slots=True)
 class SyncSeconds(Columns):
-    """Collectives of data parallelism in a step, each alone and not hidden, in seconds, (n,).
-
-    In this order: the sum of the first bucket of gradients, that of all other buckets, the scatter of gradients, the
-    gather of weights, and the gather of updated weights.
-    """
+    """Seconds of the collectives of data parallelism in a step, each alone and not hidden, (n,)."""
 
     first_s: Floats
+    """All-reduce of the first bucket of gradients."""
     reduce_s: Floats
+    """All-reduce of all other buckets."""
     scatter_s: Floats
+    """Reduce-scatter of all gradients."""
     gather_s: Floats
+    """All-gather of all weights."""
     updated_s: Floats
+    """All-gather of the updated weights."""
     first_share: Floats
-    """Share of the gradients that the first bucket has."""
+    """Share of the gradients in the first bucket."""
     reduced: Floats
     """Number of the other buckets."""
     scattered: Floats
@@ -41,8 +43,8 @@ class SyncSeconds(Columns):
     gathered: Floats
     """Number of parts in which weights of sharded models are gathered, one after the other."""
 
-    def mapped(self, change: Callable[[Floats], Floats]) -> SyncSeconds:
-        """Return the same collectives with changed seconds."""
+    def map_seconds(self, change: Callable[[Floats], Floats]) -> SyncSeconds:
+        """Return the collectives with a function applied to each column of seconds."""
         names = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
         return replace(self, **{name: change(getattr(self, name)) for name in names})
 
@@ -50,22 +52,22 @@ class SyncSeconds(Columns):
 def sync_seconds(
     workload: Workload,
     sharded: Sharded,
-    whole: Held,
+    held: HeldWeights,
     plans: Plans,
     pool: Pool,
-    caps: overlap.BucketLimits,
+    limits: overlap.BucketLimits,
     gathered: Floats,
     fitted: Constants,
 ) -> SyncSeconds:
-    """Return the data-parallel collectives over the fullest stage, (n,).
+    """Return the seconds of the data-parallel collectives of the fullest pipeline stage, (n,).
 
     Args:
         workload: the job.
-        sharded: the model under the plans' shards.
-        whole: weights of the fullest stage.
+        sharded: its graph under the plans' shards.
+        held: weights of the fullest stage.
         plans: the plans, (n,).
-        pool: where the job runs.
-        caps: most bytes of a bucket of gradients.
+        pool: the pool that the job runs on.
+        limits: most bytes of a bucket of gradients.
         gathered: number of parts in which the weights of sharded models are gathered.
         fitted: the constants.
     """
@@ -76,35 +78,19 @@ def sync_seconds(
     nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte that is held.
     updated = weight - (sharded.layered_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
-
-    def run(collective: str, *exchanges: tuple[Sequence[Floats], Sequence[Floats]]) -> Floats:
-        """Return the seconds of exchanges by one collective, (k, n).
-
-        Each exchange has the bytes of every group, and the number of parts in which it sends them.
-        """
-        total = np.zeros((len(exchanges), len(plans)))
-        for place, (_, group) in enumerate(groups):
-            size, count = (np.stack([one[side][place] for one in exchanges]) for side in (0, 1))
-            seconds = _exchanged(workload, collective, size / count, group, pool)
-            total = total + np.where(size > 0, seconds * count * fitted.factor["gradients"], 0.0)
-        return total
-
-    def counted(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats:
-        each = [np.where(size > 0, count, 0.0) for size, count in zip(sizes, counts, strict=True)]
-        return np.asarray(np.maximum(np.sum(each, axis=0), 1.0))
-
     # Parameters that a rank holds alone are not exchanged.
-    held = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
-    sums = [parameters * gradient * whole.trainable for parameters in held]
-    first = np.minimum(caps.first, sums[0])
+    exchanged = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
+    sums = [parameters * gradient * held.trainable for parameters in exchanged]
+    first = np.minimum(limits.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
-    reduced, scattered = ([caps.count(size) for size in sizes] for sizes in (rest, sums))
-    weights = [parameters * whole.gathered_bytes for parameters in held]
-    renewed = [parameters * updated * whole.trainable for parameters in held]
-    first_s, reduce_s = run("all_reduce", ([first, nil], [nil + 1] * 2), (rest, reduced))
+    reduced, scattered = ([limits.count(size) for size in sizes] for sizes in (rest, sums))
+    weights = [parameters * held.gathered_bytes for parameters in exchanged]
+    renewed = [parameters * updated * held.trainable for parameters in exchanged]
+    exchange = partial(_exchange_seconds, workload, [group for _, group in groups], pool, fitted)
+    first_s, reduce_s = exchange("all_reduce", ([first, nil], [nil + 1] * 2), (rest, reduced))
     # A gather takes as long as a scatter.
-    scatter_s, gather_s, updated_s = run(
-        "all_gather", (sums, scattered), (weights, [gathered] * len(held)), (renewed, scattered)
+    scatter_s, gather_s, updated_s = exchange(
+        "all_gather", (sums, scattered), (weights, [gathered] * len(exchanged)), (renewed, scattered)
     )
     return SyncSeconds(
         first_s,
@@ -113,13 +99,39 @@ def sync_seconds(
         gather_s,
         updated_s,
         first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
-        reduced=counted(rest, reduced),
-        scattered=counted(sums, scattered),
+        reduced=_count_parts(rest, reduced),
+        scattered=_count_parts(sums, scattered),
         gathered=gathered,
     )
 
 
-def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, pool: Pool) -> Floats:
+def _exchange_seconds(
+    workload: Workload,
+    groups: Sequence[Group],
+    pool: Pool,
+    fitted: Constants,
+    collective: str,
+    *exchanges: tuple[Sequence[Floats], Sequence[Floats]],
+) -> Floats:
+    """Return the seconds of k exchanges by one collective, (k, n).
+
+    Each exchange has, for every group, the bytes and the number of parts in which they are sent, (n,) each.
+    """
+    total = np.zeros((len(exchanges), *exchanges[0][0][0].shape))
+    for place, group in enumerate(groups):
+        size, count = (np.stack([exchange[side][place] for exchange in exchanges]) for side in (0, 1))
+        seconds = _collective_seconds(workload, collective, size / count, group, pool)
+        total = total + np.where(size > 0, seconds * count * fitted.factor["gradients"], 0.0)
+    return total
+
+
+def _count_parts(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats:
+    """Return the number of parts that all groups with bytes to send have together, at least one, (n,)."""
+    parts = [np.where(size > 0, count, 0.0) for size, count in zip(sizes, counts, strict=True)]
+    return np.asarray(np.maximum(np.sum(parts, axis=0), 1.0))
+
+
+def _collective_seconds(workload: Workload, collective: str, size: Floats, group: Group, pool: Pool) -> Floats:
     """Return the seconds of a collective over replicas, (n,); a parameter server may sum the gradients."""
     if collective != "all_reduce" or workload.gradient_sync == "allReduce":
         return collectives.seconds(collective, size, group, pool.intra, pool.inter)
@@ -129,33 +141,40 @@ def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, 
 
 
 _LEAST_GATHERED = 4
-"""Least number of parts of about equal size in which a graph is gathered or reduced, even without repeated layers."""
+"""Least number of parts in which the weights of a model are gathered, even of a model without repeated layers."""
 
 
 def straggler_factor(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
-    """Return the factor by which all ranks wait for the slowest one, (n,).
+    """Return the time of the slowest rank over the mean of all ranks, (n,).
 
-    It is the expected largest of as many normal deviates as there are ranks. They spread more where ranks are fed
+    It is the expected largest of as many normal deviates as there are ranks. Their spread is larger where ranks read
     unequal samples.
     """
     spread = fitted.jitter if zoo.has_equal_sequences(workload.model) else fitted.uneven_jitter
     return np.asarray(1.0 + spread * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
 
 
-def replica_sync(
+def replica_sync_seconds(
     workload: Workload,
     sharded: Sharded,
     plans: Plans,
-    held: Held,
+    held: HeldWeights,
     pool: Pool,
     fitted: Constants,
     bucket_mib: Floats | None,
     speed: Floats | float,
 ) -> SyncSeconds:
-    """Return the collectives over replicas of plans whose ranks hold these weights; they take 0 without replicas.
+    """Return the seconds of the collectives over replicas, (n,); 0 for a plan without replicas.
 
-    Gradients are reduced in buckets of `bucket_mib`, (n,), or as the framework does. The pool's links are `speed` times
-    as fast.
+    Args:
+        workload: the job.
+        sharded: its graph under the plans' shards.
+        plans: the plans, (n,).
+        held: weights of the fullest rank.
+        pool: the pool that the job runs on.
+        fitted: the constants.
+        bucket_mib: size of the buckets of gradients, (n,); None for the framework's own buckets.
+        speed: factor on the speed of all links, (n,).
     """
     blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_GATHERED)
     gathered = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
@@ -168,38 +187,39 @@ def replica_sync(
     if bucket_mib is not None:
         caps = overlap.BucketLimits.of_sizes(workload, bucket_mib)
     sync = sync_seconds(workload, sharded, held, plans, pool, caps, gathered, fitted)
-    return sync.mapped(lambda seconds: np.where(active, seconds, 0.0) / speed)
+    return sync.map_seconds(lambda seconds: np.where(active, seconds, 0.0) / speed)
 
 
-def contention(pool: Pool) -> float:
-    """Return the share of a GPU's memory bandwidth that its link inside a node can take, relative to A100 on NVLink.
+def link_contention(pool: Pool) -> float:
+    """Return the share of a GPU's memory bandwidth that its link can take, relative to A100 on NVLink, at most 1.
 
-    The result is at most 1: a slower bus disturbs less. The link is the one that the product has. With the pool's own
-    link, a faster one would make those steps slower whose exchanges wait for another link.
+    The link is that of the GPU's product inside a node.
     """
+    # With the pool's own link, a faster one would slow down steps whose exchanges wait for another link.
     link = find_link(pool.gpu.intra_link)
     return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / constants.shipped().contention, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """Computation of a step behind which collectives of replicas hide, (n,)."""
+    """Passes of a step that hide collectives of replicas, (n,)."""
 
     repeats: Ints
     """Number of micro-batches."""
     forward_s: Floats
-    """Forward pass of a micro-batch."""
+    """Seconds of the forward pass of a micro-batch."""
     backward_s: Floats
+    """Seconds of the backward pass of a micro-batch."""
     overlaps: float
-    """1 if collectives hide behind these passes below ZeRO 3, else 0."""
+    """1 if the passes hide collectives below ZeRO 3, else 0."""
     reshards: npt.NDArray[np.bool_]
     """Whether every micro-batch gathers the weights under ZeRO 2."""
 
 
 def replica_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sync: SyncSeconds) -> tuple[Floats, Floats]:
-    """Return exposed and hidden communication of replicas in a step at each ZeRO stage from 0 to 3, (4, n) each.
+    """Return the seconds of exposed and of hidden communication of replicas at the ZeRO stages 0 to 3, (4, n) each.
 
-    The ZeRO stage of the plans themselves is ignored.
+    The ZeRO stage of the plans is ignored.
     """
     passes = _Passes(
         plans.gradient_accumulation,
@@ -208,41 +228,50 @@ def replica_seconds(workload: Workload, plans: Plans, micro: MicroBatch, sync: S
         float(overlap.hides_gradients(workload)),
         reshards_weights(workload, replace(plans, zero_stage=np.full(len(plans), 2))),
     )
-    stages = [formula(passes, sync) for formula in (_zero_0, _zero_1, _zero_2, _zero_3)]
+    stages = [
+        formula(passes, sync)
+        for formula in (_seconds_at_zero_0, _seconds_at_zero_1, _seconds_at_zero_2, _seconds_at_zero_3)
+    ]
     exposed, busy = (np.stack(column) for column in zip(*stages, strict=True))
     return exposed, np.maximum(busy - exposed, 0.0)
 
 
-def _zero_0(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
-    """Return the exposed and the whole time of buckets that are all-reduced behind the last backward pass."""
-    reduced = overlap.exposed(
+def _seconds_at_zero_0(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return the exposed and the total seconds under ZeRO 0: buckets are all-reduced behind the last backward pass."""
+    reduced = overlap.exposed_seconds(
         sync.reduce_s, sync.reduced, passes.backward_s * passes.overlaps, sync.first_s, sync.first_share
     )
     return reduced, sync.first_s + sync.reduce_s
 
 
-def _zero_1(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
-    """Return the same where gradients are scattered once, and updated weights are gathered in the next forward pass."""
-    scattered = overlap.exposed(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
-    updated = overlap.exposed(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
+def _seconds_at_zero_1(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return the exposed and the total seconds under ZeRO 1.
+
+    Gradients are scattered once, and updated weights are gathered in the next forward pass.
+    """
+    scattered = overlap.exposed_seconds(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
+    updated = overlap.exposed_seconds(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
     return scattered + updated, sync.scatter_s + sync.updated_s
 
 
-def _zero_2(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
-    """Return the same where every micro-batch scatters its gradients: no rank has a whole one to accumulate into."""
-    scattered = overlap.exposed(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
-    updated = overlap.exposed(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
-    gathered = overlap.exposed(sync.gather_s, sync.gathered, passes.forward_s)
+def _seconds_at_zero_2(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return the exposed and the total seconds under ZeRO 2, where every micro-batch scatters its gradients."""
+    scattered = overlap.exposed_seconds(sync.scatter_s, sync.scattered, passes.backward_s * passes.overlaps)
+    updated = overlap.exposed_seconds(sync.updated_s, sync.scattered, passes.forward_s * passes.overlaps)
+    gathered = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
     visible = passes.repeats * scattered + np.where(passes.reshards, passes.repeats * gathered, updated)
     busy = passes.repeats * sync.scatter_s
     return visible, busy + np.where(passes.reshards, passes.repeats * sync.gather_s, sync.updated_s)
 
 
-def _zero_3(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
-    """Return the same where every pass gathers the weights block by block, and gradients are scattered behind it."""
+def _seconds_at_zero_3(passes: _Passes, sync: SyncSeconds) -> tuple[Floats, Floats]:
+    """Return the exposed and the total seconds under ZeRO 3.
+
+    Every pass gathers the weights block by block, and gradients are scattered behind the backward pass.
+    """
     both = sync.gather_s + sync.scatter_s
-    forward = overlap.exposed(sync.gather_s, sync.gathered, passes.forward_s)
+    forward = overlap.exposed_seconds(sync.gather_s, sync.gathered, passes.forward_s)
     # The last bucket of gradients, which may hold several blocks, comes after the pass.
     last = sync.scatter_s / sync.scattered
-    backward = np.maximum(overlap.exposed(both, sync.gathered, passes.backward_s), last)
+    backward = np.maximum(overlap.exposed_seconds(both, sync.gathered, passes.backward_s), last)
     return passes.repeats * (forward + backward), passes.repeats * (sync.gather_s + both)

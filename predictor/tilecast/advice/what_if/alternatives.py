@@ -1,4 +1,4 @@
-"""Ask what the baseline, a job without its constraints, another batch, other buckets or fewer GPUs would give."""
+"""Price the baseline, the job without its constraints, another batch, other buckets and fewer GPUs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from tilecast import frameworks, overlap, step, uncertainty
-from tilecast.advice.choose import Choice, choose_on, choose_or_reject, rank_choices
-from tilecast.advice.enumeration import stated_plans
+from tilecast.advice.choose import Choice, choose_on_pool, choose_or_reject, rank_choices
+from tilecast.advice.enumeration import enumerate_stated
 from tilecast.advice.pricing import Candidates
 from tilecast.advice.reasons import BOUND_BY
 from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request
-from tilecast.advice.what_if.changes import apply
+from tilecast.advice.what_if.changes import apply_change
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 from tilecast.search import Limits
@@ -23,10 +23,12 @@ from tilecast.step import blocks
 
 
 def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | None, list[Rejection], list[str]]:
-    """Price the plan that the user runs today.
+    """Price the plan that the user runs today, the request's baseline.
 
     Returns:
-        The offer or None, the rejection if the plan cannot be priced, and notes on the baseline.
+        The offer; None if there is no baseline or it cannot be priced.
+        The rejection of a baseline that cannot be priced, as a list.
+        Notes on the baseline.
     """
     baseline = request.baseline
     if baseline is None:
@@ -43,51 +45,60 @@ def price_baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | Non
     own = replace(request, objective="time", constraints=Constraints(gpus=baseline.gpus), batches=None, precisions=())
     table = None
     if baseline.plan is not None and pool.gpu.supports(request.workload.precision):
-        table = stated_plans(request.workload, baseline.gpus, baseline.plan, "spec.baseline.plan")
-    outcome = choose_on(own, roomy, Limits(gpus=baseline.gpus), table)
+        table = enumerate_stated(request.workload, baseline.gpus, baseline.plan, "spec.baseline.plan")
+    outcome = choose_on_pool(own, roomy, Limits(gpus=baseline.gpus), table)
     if isinstance(outcome, Choice):
         return replace(outcome.offer(), reason="your baseline"), [], notes
     return None, [replace(outcome, message=f"your baseline of {baseline.gpus}: {outcome.message}")], notes
 
 
-def best_without_constraints(request: Request, everything: Sequence[Candidates]) -> Offer | None:
-    """Return the best offer of all pools without the job's own constraints; None if there is none."""
+def best_without_constraints(request: Request, candidates: Sequence[Candidates]) -> Offer | None:
+    """Return the best offer without the job's own constraints; None if it has no constraints or there is no offer."""
+    if request.constraints == Constraints():
+        return None
     free = replace(request, constraints=Constraints())
-    choices = [item for candidates in everything if isinstance(item := choose_or_reject(free, candidates), Choice)]
+    outcomes = [choose_or_reject(free, plans) for plans in candidates]
+    choices = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not choices:
         return None
     offer = rank_choices(free, choices).choices[0].offer()
     return replace(offer, reason=f"without the job's own constraints; {BOUND_BY[offer.bottleneck]}")
 
 
-def suggestions(request: Request, best: Choice) -> tuple[str, ...]:
-    """Return sentences on another batch, other buckets and fewer GPUs, where they would be clearly better."""
-    answers = (_neighbour_batch(request, best), _best_bucket_size(best), _fewer_gpus(request, best))
-    return tuple(answer for answer in answers if answer is not None)
+def suggest_changes(request: Request, choices: Sequence[Choice]) -> list[str]:
+    """Return sentences on another batch, other buckets and fewer GPUs, where they would be clearly better.
+
+    `choices` are ranked; the sentences are about the first.
+    """
+    if not choices:
+        return []
+    best = choices[0]
+    answers = (_suggest_batch(request, best), _suggest_bucket_size(best), _suggest_fewer_gpus(request, best))
+    return [answer for answer in answers if answer is not None]
 
 
-def _neighbour_batch(request: Request, best: Choice) -> str | None:
+def _suggest_batch(request: Request, best: Choice) -> str | None:
     """Return a sentence on the nearest global batch that all GPUs of the recommended pool divide.
 
-    None unless the recommendation with that batch is ahead per sample by more than a tie. None also where the GPUs
-    divide the job's own batch already, the job gives a range of batches or states its plan, or the objective is the
-    fewest GPUs.
+    The result is None unless the recommendation with that batch is better per sample by more than a tie. It is also
+    None if the GPUs divide the job's own batch, if the job gives a range of batches or states its plan, and if the
+    objective is the fewest GPUs.
     """
     pool, own = best.candidates.pool, request.workload.global_batch
-    most = _most_gpus(request, pool)
+    most = _most_usable_gpus(request, pool)
     part = most * (request.workload.micro_batch or 1)
     is_settled = request.goal.fewest_gpus or request.batches is not None or request.plan is not None
     if is_settled or not 1 < part <= 2 * own or own % part == 0:
         return None
     nearest = sorted({own // part * part, -(-own // part) * part} - {0}, key=lambda batch: (abs(batch - own), -batch))
     for batch in nearest:
-        after, _ = apply(Change("training.globalBatchSize", batch, "wins", ""), request, pool)
-        outcome = choose_on(after, pool, Limits(gpus=most))
+        after, _ = apply_change(Change("training.globalBatchSize", batch, "wins", ""), request, pool)
+        outcome = choose_on_pool(after, pool, Limits(gpus=most))
         if not isinstance(outcome, Choice):
             continue
-        ratio = _per_sample(request, outcome, batch) / _per_sample(request, best, own)
+        ratio = _amount_per_sample(request, outcome, batch) / _amount_per_sample(request, best, own)
         if ratio * math.exp(uncertainty.MOST_TIED) < 1:
-            gain = f"cost {ratio:.0%} as much" if request.goal.is_price else f"be {1 / ratio:.2f}x as fast"
+            gain = request.goal.quantity.gain.format(ratio=ratio, speedup=1 / ratio)
             plan = outcome.candidates.plans.row(outcome.row)
             parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
             better = f"{batch} would {gain} per sample, with {plan} on {outcome.gpus} GPUs."
@@ -95,8 +106,8 @@ def _neighbour_batch(request: Request, best: Choice) -> str | None:
     return None
 
 
-def _most_gpus(request: Request, pool: Pool) -> int:
-    """Return the most GPUs of the pool that the job may use, in whole nodes if it uses several."""
+def _most_usable_gpus(request: Request, pool: Pool) -> int:
+    """Return the most GPUs of the pool that the job may use, in whole nodes if there are several."""
     limits = request.constraints
     nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)
     most = min(nodes * pool.gpus_per_node, limits.max_gpus or pool.max_gpus)
@@ -104,10 +115,10 @@ def _most_gpus(request: Request, pool: Pool) -> int:
     return limits.gpus or whole
 
 
-def _per_sample(request: Request, choice: Choice, batch: int) -> float:
-    """Return the seconds per sample, or the price per sample if the objective minimises a price."""
+def _amount_per_sample(request: Request, choice: Choice, batch: int) -> float:
+    """Return the amount per sample of the quantity that the objective minimises."""
     seconds = float(choice.candidates.step_s[choice.row]) / batch
-    return seconds * float(choice.candidates.hourly[choice.row]) if request.goal.is_price else seconds
+    return request.goal.quantity.amount(choice.candidates.pool, choice.gpus, seconds)
 
 
 SIZES_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
@@ -118,10 +129,10 @@ LEAST_GAIN = 0.01
 """Share of the step below which a gain does not count: the framework's own size is as good."""
 
 
-def _best_bucket_size(best: Choice) -> str | None:
+def _suggest_bucket_size(best: Choice) -> str | None:
     """Return a sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`.
 
-    None if the plan has no buckets that hide behind a backward pass, or if `training.framework` does not name a
+    The result is None if the plan has no buckets that hide behind a backward pass, or if `training.framework` names no
     framework with buckets.
     """
     candidates, row = best.candidates, best.row
@@ -131,37 +142,35 @@ def _best_bucket_size(best: Choice) -> str | None:
         return None
     sharded = candidates.tables[candidates.table[row]].sharded.take(candidates.origin[row : row + 1])
     priced = blocks.kernel_seconds(workload, sharded, candidates.pool.gpu)
-    seconds = step.with_bucket_sizes(workload, sharded, Plans.of(plan), candidates.pool, priced, SIZES_MIB)
+    seconds = step.step_with_bucket_sizes(workload, sharded, Plans.of(plan), candidates.pool, priced, SIZES_MIB)
     fastest = int(np.argmin(seconds))
     gain = 1 - float(seconds[fastest] / candidates.step_s[row])
     if gain <= LEAST_GAIN:
         return None
     return (
-        f"Gradient buckets of {SIZES_MIB[fastest]} MiB instead of {_own(workload)} would take {gain:.0%} off the step "
-        "(training.bucketMiB)."
+        f"Gradient buckets of {SIZES_MIB[fastest]} MiB instead of {_describe_bucket_size(workload)} would take "
+        f"{gain:.0%} off the step (training.bucketMiB)."
     )
 
 
-def _own(workload: Workload) -> str:
-    """Return the current size of the job's buckets, in words."""
+def _describe_bucket_size(workload: Workload) -> str:
+    """Return the present size of the job's buckets as text: a number of MiB, or that it is the framework's own."""
     if workload.bucket_mib is not None:
         return f"{workload.bucket_mib}"
     size = frameworks.of(workload).bucket_mib[1]
     return f"{size:g}" if size else f"{workload.framework}'s own"
 
 
+# Doubling the GPUs reaches it where the step becomes less than 1.19 times as fast.
 SEVERAL = 3
-"""Ratio at which more GPUs are too many: growth of a step's price over shrinkage of its time, both as logarithms.
-
-For a doubling of the GPUs, it is reached where the step becomes less than 1.19 times as fast.
-"""
+"""Growth of a step's price over shrinkage of its time, as logarithms, from which more GPUs are too many."""
 
 
-def _fewer_gpus(request: Request, choice: Choice) -> str | None:
-    """Return a sentence on the fastest plan for the same batch on half of the recommended GPUs.
+def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
+    """Return a sentence on the fastest plan for the job's batch on fewer GPUs, if the recommended ones are too many.
 
-    Halving goes on as long as each doubling costs at least `SEVERAL` times what it gains. None if the
-    doubling to the recommended number does not, or if the objective is not about time alone.
+    The GPUs are halved as long as doubling them again would cost at least `SEVERAL` times as much as it gains. The
+    result is None if already the first doubling gains enough, or if the objective is not about time alone.
     """
     if request.goal.saves_gpus or request.goal.bound:
         return None

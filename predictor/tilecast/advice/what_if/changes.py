@@ -1,4 +1,4 @@
-"""Inputs of an advice and how each is changed, so that anyone can apply a remedy and see its effect."""
+"""Inputs of an advice and the functions that change them, with which a remedy is applied and tried."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ GIB = 2**30
 Apply: TypeAlias = Callable[[Request, Pool, Any], tuple[Request, Pool]]
 
 
-def apply(change: Change, request: Request, pool: Pool) -> tuple[Request, Pool]:
+def apply_change(change: Change, request: Request, pool: Pool) -> tuple[Request, Pool]:
     """Return the request and the pool after a change.
 
     Raises:
-        KeyError: the change is not of an input; that of a neighbour (`plan`) describes another plan.
+        KeyError: the change names no input; a change of a neighbour's plan (`plan`) names none.
     """
     return CHANGES[change.input](request, pool, change.value)
 
 
-def _job(change: Callable[[Request, Any], Request]) -> Apply:
-    """Adapt a change of the job to the signature of `Apply`."""
+def _adapt_job_change(change: Callable[[Request, Any], Request]) -> Apply:
+    """Return a change of the job as a function of request, pool and value."""
     return lambda request, pool, value: (change(request, value), pool)
 
 
-def _pool(change: Callable[[Pool, Any], Pool]) -> Apply:
-    """Adapt a change of the pool to the signature of `Apply`."""
+def _adapt_pool_change(change: Callable[[Pool, Any], Pool]) -> Apply:
+    """Return a change of the pool as a function of request, pool and value."""
     return lambda request, pool, value: (request, change(pool, value))
 
 
-def _part(part: str, name: str, kind: Callable[[Any], Any]) -> Apply:
-    """Make a change of one field in a part of the request; it does nothing if the request has no such part."""
+def _change_part(part: str, name: str, kind: Callable[[Any], Any]) -> Apply:
+    """Return the change that sets one field in a part of the request; it does nothing without such a part."""
 
     def change(request: Request, value: Any) -> Request:
         whole = getattr(request, part)
         return request if whole is None else replace(request, **{part: replace(whole, **{name: kind(value)})})
 
-    return _job(change)
+    return _adapt_job_change(change)
 
 
-def _planned(name: str, kind: Callable[[Any], Any]) -> Apply:
-    """Make a change of a workload field that a stated plan may set as well; both are then changed."""
-    alone, planned = _part("workload", name, kind), _part("plan", name, kind)
+def _change_planned(name: str, kind: Callable[[Any], Any]) -> Apply:
+    """Return the change that sets a field of the workload, and of the stated plan if the plan has it."""
+    alone, planned = _change_part("workload", name, kind), _change_part("plan", name, kind)
 
     def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
         if getattr(request.plan, name, None) is not None:
@@ -60,32 +60,32 @@ def _planned(name: str, kind: Callable[[Any], Any]) -> Apply:
     return run
 
 
-def _precision(request: Request, value: Any) -> Request:
+def _set_precision(request: Request, value: Any) -> Request:
     return replace(request, workload=replace(request.workload, precision=value), precisions=())
 
 
-def _batch(request: Request, value: Any) -> Request:
+def _set_batch(request: Request, value: Any) -> Request:
     low, high = request.batches or (int(value), int(value))
     batches = (min(low, int(value)), max(high, int(value))) if request.batches else None
     return replace(request, workload=replace(request.workload, global_batch=int(value)), batches=batches)
 
 
-def _allowed(request: Request, value: Any) -> Request:
+def _allow_pool(request: Request, value: Any) -> Request:
     limits = request.constraints
     return replace(request, constraints=replace(limits, allowed_pools=(*limits.allowed_pools, str(value))))
 
 
 def grown(pool: Pool, gpus: int) -> Pool:
-    """Return the pool with `gpus` GPUs: part of a node grows to a whole node before the pool gets more nodes."""
+    """Return the pool grown to `gpus` GPUs; a part of a node becomes a whole node before there are more nodes."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
     return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
 
 
-def first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
-    """Return the places in `possible` that are tried first.
+def select_first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
+    """Return the indices of the GPU counts in `possible` that are tried first.
 
-    These are parts of a node, one node, and the multiples `FURTHER` of the pool's nodes. The first place, which is the
-    pool's present size, is left out.
+    They are parts of a node, one node, and the multiples `FURTHER` of the pool's nodes. The first index, the pool's
+    present size, is left out.
     """
     gpus = np.array(possible)
     per_node = np.maximum(pool.gpus_per_node, np.minimum(gpus, pool.usual_gpus_per_node))
@@ -94,13 +94,13 @@ def first_sizes(pool: Pool, possible: Sequence[int]) -> list[int]:
 
 
 FURTHER = (2, 4, 8)
-"""Factors by which the nodes of a pool are multiplied to see what a larger pool would give."""
+"""Factors on the number of a pool's nodes that are tried."""
 
 
-def sizes(pool: Pool) -> list[int]:
-    """Return the GPU counts that a pool could grow to, ascending, its present one first.
+def list_pool_sizes(pool: Pool) -> list[int]:
+    """Return the GPU counts that a pool could grow to, ascending; the present count is the first.
 
-    They are whole nodes, or divisors of one node, and at most `FURTHER[-1]` times the pool's nodes.
+    They are divisors of a node, or whole nodes up to `FURTHER[-1]` times the pool's nodes.
     """
     whole, most = (pool.usual_gpus_per_node if pool.is_part else pool.gpus_per_node), FURTHER[-1] * pool.max_nodes
     parts = [part for part in divisors(whole) if pool.max_gpus < part < whole]
@@ -108,10 +108,10 @@ def sizes(pool: Pool) -> list[int]:
     return [*own, *range(whole * pool.max_nodes, whole * most + 1, whole)]
 
 
-def growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
-    """Return the change that gives a pool `gpus` GPUs.
+def describe_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
+    """Return the change that grows a pool to `gpus` GPUs, with its text.
 
-    Nodes keep their size; where the pool is a part of a node, they get the usual one.
+    Nodes keep their number of GPUs. A pool that is part of a node gets the usual number.
     """
     wide = grown(pool, gpus)
     if not pool.is_part:
@@ -122,12 +122,12 @@ def growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
     return Change("pool.gpus", gpus, effect, text)
 
 
-def faster(pool: Pool, factor: float) -> Pool:
-    """Return the pool with every link `factor` times as fast, in bandwidth and in latency."""
-    return replace(pool, intra=_faster(pool.intra, factor), inter=_faster(pool.inter, factor))
+def speed_up_links(pool: Pool, factor: float) -> Pool:
+    """Return the pool with the bandwidth of every link multiplied by `factor` and its latency divided by it."""
+    return replace(pool, intra=_speed_up_link(pool.intra, factor), inter=_speed_up_link(pool.inter, factor))
 
 
-def _faster(link: Link, factor: float) -> Link:
+def _speed_up_link(link: Link, factor: float) -> Link:
     return replace(
         link,
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor,
@@ -138,48 +138,48 @@ def _faster(link: Link, factor: float) -> Link:
         peer_s=link.peer_s / factor,
         reduction_bytes_per_s=link.reduction_bytes_per_s * factor,
         reduction_start_s=link.reduction_start_s / factor,
-        beyond=_faster(link.beyond, factor) if link.beyond else None,
+        beyond=_speed_up_link(link.beyond, factor) if link.beyond else None,
     )
 
 
 CHANGES: Mapping[str, Apply] = {
-    "training.precision": _job(_precision),
-    "training.globalBatchSize": _job(_batch),
-    "training.sequenceLength": _part("workload", "sequence_length", int),
-    "training.microBatchSize": _planned("micro_batch", int),
-    "training.activationCheckpointing": _planned("checkpointing", str),
-    "training.fusedLoss": _part("workload", "fused_loss", bool),
-    "training.offload": _part("workload", "offload", str),
-    "training.framework": _part("workload", "framework", str),
-    "training.gradientSync": _part("workload", "gradient_sync", str),
-    "plan.zeroStage": _part("plan", "zero_stage", int),
-    "constraints.gpus": _part("constraints", "gpus", int),
-    "constraints.maxGpus": _part("constraints", "max_gpus", int),
-    "constraints.maxNodes": _part("constraints", "max_nodes", int),
-    "constraints.maxTensorParallel": _part("constraints", "max_tensor", int),
-    "constraints.allowedPools": _job(_allowed),
-    "constraints.allowSharing": _part("constraints", "allow_sharing", lambda value: value == "true"),
-    "deadlineSeconds": _job(lambda request, value: replace(request, deadline_s=float(value))),
-    "budget.amount": _part("budget", "amount", float),
-    "pool.gpus": _pool(lambda pool, value: grown(pool, int(value))),
-    "pool.maxNodes": _pool(lambda pool, value: replace(pool, max_nodes=int(value))),
-    "pool.price.perGpuHour": _pool(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),
-    "pool.gpu.memoryGib": _pool(
+    "training.precision": _adapt_job_change(_set_precision),
+    "training.globalBatchSize": _adapt_job_change(_set_batch),
+    "training.sequenceLength": _change_part("workload", "sequence_length", int),
+    "training.microBatchSize": _change_planned("micro_batch", int),
+    "training.activationCheckpointing": _change_planned("checkpointing", str),
+    "training.fusedLoss": _change_part("workload", "fused_loss", bool),
+    "training.offload": _change_part("workload", "offload", str),
+    "training.framework": _change_part("workload", "framework", str),
+    "training.gradientSync": _change_part("workload", "gradient_sync", str),
+    "plan.zeroStage": _change_part("plan", "zero_stage", int),
+    "constraints.gpus": _change_part("constraints", "gpus", int),
+    "constraints.maxGpus": _change_part("constraints", "max_gpus", int),
+    "constraints.maxNodes": _change_part("constraints", "max_nodes", int),
+    "constraints.maxTensorParallel": _change_part("constraints", "max_tensor", int),
+    "constraints.allowedPools": _adapt_job_change(_allow_pool),
+    "constraints.allowSharing": _change_part("constraints", "allow_sharing", lambda value: value == "true"),
+    "deadlineSeconds": _adapt_job_change(lambda request, value: replace(request, deadline_s=float(value))),
+    "budget.amount": _change_part("budget", "amount", float),
+    "pool.gpus": _adapt_pool_change(lambda pool, value: grown(pool, int(value))),
+    "pool.maxNodes": _adapt_pool_change(lambda pool, value: replace(pool, max_nodes=int(value))),
+    "pool.price.perGpuHour": _adapt_pool_change(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),
+    "pool.gpu.memoryGib": _adapt_pool_change(
         lambda pool, value: replace(pool, gpu=replace(pool.gpu, memory_bytes=float(value) * 2**30))
     ),
-    "pool.links": _pool(lambda pool, value: faster(pool, float(value))),
+    "pool.links": _adapt_pool_change(lambda pool, value: speed_up_links(pool, float(value))),
 }
-"""Every input that a remedy may name, and how it is changed.
+"""Functions that change the inputs, by the names of the inputs.
 
-Names are paths in a TrainingJob's spec, `plan.…` for the fields of a stated plan, and `pool.…` for those of the pool.
+A name is a path in a TrainingJob's spec, `plan.…` for a field of a stated plan, or `pool.…` for a field of the pool.
 `pool.links` is the factor on the speed of all links.
 """
 
 
-def bisect_whole(works: Callable[[int], bool], fails: int, succeeds: int, tolerance: int = 1) -> int:
-    """Bisect between a number that fails and one that succeeds, and return one that works.
+def bisect_integers(works: Callable[[int], bool], fails: int, succeeds: int, tolerance: int = 1) -> int:
+    """Return an integer that works, found by bisection between one that fails and one that succeeds.
 
-    A number at most `tolerance` from it, towards `fails`, does not work.
+    An integer at most `tolerance` nearer to `fails` does not work.
     """
     while abs(succeeds - fails) > tolerance:
         middle = (fails + succeeds) // 2
@@ -187,12 +187,12 @@ def bisect_whole(works: Callable[[int], bool], fails: int, succeeds: int, tolera
     return succeeds
 
 
-def roomier(pool: Pool, needed_bytes: float) -> Change:
-    """Return the change to GPUs with the fewest whole GiB that hold this many bytes."""
+def describe_larger_memory(pool: Pool, needed_bytes: float) -> Change:
+    """Return the change to GPUs with the fewest whole GiB of which a job can use `needed_bytes`, with its text."""
 
     def holds(gib: int) -> bool:
         return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes
 
     present = math.floor(pool.gpu.memory_bytes / GIB)
-    size = bisect_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
+    size = bisect_integers(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
     return Change("pool.gpu.memoryGib", size, "fits", f"GPUs of {size} GiB")

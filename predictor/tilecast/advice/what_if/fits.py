@@ -1,65 +1,104 @@
-"""Find the smallest change of one input that gives a rejected pool an offer; every change is tried, none is assumed."""
+"""Find the smallest change of one input that gives a rejected pool an offer, by trying every change."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tilecast import search
-from tilecast.advice.choose import Choice, choose_or_reject, usable_precisions
+from tilecast.advice.choose import Choice, choose_or_reject, list_usable_precisions
 from tilecast.advice.pricing import Candidates, find_candidates
 from tilecast.advice.values import Change, Rejection, Request
-from tilecast.advice.what_if.changes import FURTHER, apply, bisect_whole, grown, growth, roomier, sizes
-from tilecast.advice.what_if.wins import cheaper
+from tilecast.advice.what_if.changes import (
+    FURTHER,
+    apply_change,
+    bisect_integers,
+    describe_growth,
+    describe_larger_memory,
+    grown,
+    list_pool_sizes,
+)
+from tilecast.advice.what_if.wins import find_winning_price
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
-from tilecast.search import Limits
+from tilecast.search import NO_LIMITS, Limits
 from tilecast.spec import CHECKPOINTING
 
 MAX_COUNTS = 3
-"""GPU counts that are tried to see whether a changed job fits, the largest first."""
+"""Number of GPU counts that are tried to see whether a changed job fits, the largest first."""
 
 
-def remedied(request: Request, candidates: Candidates, rejection: Rejection, others: tuple[Choice, ...]) -> Rejection:
+def add_remedies(
+    request: Request,
+    candidates: Sequence[Candidates],
+    outcomes: Sequence[Choice | Rejection],
+    choices: tuple[Choice, ...],
+) -> list[Rejection]:
+    """Return the rejections among the outcomes, each with the first change that helps, if one does.
+
+    Args:
+        request: the job.
+        candidates: the plans of each pool.
+        outcomes: the choice of each pool, or its rejection.
+        choices: the choices among the outcomes, ranked.
+    """
+    return [
+        _add_remedy(request, each, outcome, choices)
+        for each, outcome in zip(candidates, outcomes, strict=True)
+        if isinstance(outcome, Rejection)
+    ]
+
+
+def _add_remedy(
+    request: Request, candidates: Candidates, rejection: Rejection, others: tuple[Choice, ...]
+) -> Rejection:
     """Return the rejection with the first change that helps, if one does.
 
-    `others` are the choices of the other pools. Where no change helps alone, the remedy may name a first step and what
-    is then still missing.
+    Where no change helps alone, the remedy may name a first step and the reason that then still rejects the pool.
     """
     if rejection.code == "PriceUnknown":
-        change = _price(request, candidates, others)
+        change = _find_missing_price(request, candidates, others)
         return rejection if change is None else replace(rejection, remedy=change.text, change=change)
     remedy = rejection.remedy
-    for change in _CANDIDATES[rejection.code](request, candidates, rejection):
+    if rejection.code not in _CHANGES_BY_CODE:
+        return rejection
+    for change in _CHANGES_BY_CODE[rejection.code](request, candidates, rejection):
         outcome = _rejection_after(change, request, candidates)
         if outcome is None:
-            change = _smallest(change, request, candidates)
+            change = _minimise_change(change, request, candidates)
             return replace(rejection, remedy=change.text, change=change)
         if outcome.code != rejection.code and remedy is rejection.remedy:
             remedy = f"{change.text}, and then: {outcome.message}"
     return replace(rejection, remedy=remedy)
 
 
-def _smallest(change: Change, request: Request, candidates: Candidates) -> Change:
-    """Return the change that helps, made as small as it can be.
+def _minimise_change(change: Change, request: Request, candidates: Candidates) -> Change:
+    """Return a change that helps with the smallest value that still helps.
 
-    Inputs that are tried in leaps are bisected between the last value that fails and the one that helps.
+    The value is bisected between the job's present one and the one that helps, for inputs in `_BISECTED`.
     """
     if change.input not in _BISECTED:
         return change
     present, grain, text = _BISECTED[change.input]
     start = present(request, candidates.pool) // grain
 
-    def of(value: int) -> Change:
+    def change_to(value: int) -> Change:
         return replace(change, value=value * grain, text=text(value * grain, candidates.pool))
 
-    return of(
-        bisect_whole(
-            lambda value: _rejection_after(of(value), request, candidates) is None, start, int(change.value) // grain
-        )
-    )
+    def helps(value: int) -> bool:
+        return _rejection_after(change_to(value), request, candidates) is None
+
+    return change_to(bisect_integers(helps, start, int(change.value) // grain))
+
+
+def _nodes_text(nodes: int, pool: Pool) -> str:
+    return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
+
+
+def _length_text(length: int, pool: Pool) -> str:
+    return f"sequences of {length} tokens"
 
 
 TOKEN_MULTIPLE = 64
@@ -67,39 +106,29 @@ TOKEN_MULTIPLE = 64
 
 
 _BISECTED: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
-    "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, lambda nodes, pool: _nodes(nodes, pool)),
-    "training.sequenceLength": (
-        lambda request, pool: request.workload.sequence_length, TOKEN_MULTIPLE, lambda length, pool: _sequences(length)
-    ),
-}  # fmt: skip
-"""For inputs that are tried in leaps: the function for the present value, the grain, and the function for the text."""
-
-
-def _nodes(nodes: int, pool: Pool) -> str:
-    return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
-
-
-def _sequences(length: int) -> str:
-    return f"sequences of {length} tokens"
+    "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, _nodes_text),
+    "training.sequenceLength": (lambda request, pool: request.workload.sequence_length, TOKEN_MULTIPLE, _length_text),
+}
+"""Functions for the present value and for the text of an input, and the multiple that its values are rounded to."""
 
 
 def _rejection_after(change: Change, request: Request, candidates: Candidates) -> Rejection | None:
     """Return the rejection of a pool that remains after a change; None if the pool then has an offer."""
-    after, pool = apply(change, request, candidates.pool)
+    after, pool = apply_change(change, request, candidates.pool)
     if change.input in _MASKS:
-        return _rejection(choose_or_reject(after, candidates))
+        return _rejection_or_none(choose_or_reject(after, candidates))
     limits = after.constraints
     if limits.gpus is not None:
         counts = [limits.gpus]
     else:
         most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
-        counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1]
-    is_open, first = _is_open(after, pool), None
+        counts = _gpu_counts(pool, most)[: -MAX_COUNTS - 1 : -1]
+    needs_only_to_fit, first = _needs_only_to_fit(after, pool), None
 
-    def rejection_with(some: Limits) -> Rejection | None:
-        smaller = find_candidates(after, pool, some)
-        fits = is_open and (smaller.within(limits) & smaller.fits).any()
-        return None if fits else _rejection(choose_or_reject(after, smaller))
+    def rejection_with(search_limits: Limits) -> Rejection | None:
+        smaller = find_candidates(after, pool, search_limits)
+        fits = needs_only_to_fit and (smaller.within(limits) & smaller.fits).any()
+        return None if fits else _rejection_or_none(choose_or_reject(after, smaller))
 
     for count in counts:
         outcome = rejection_with(Limits(gpus=count))
@@ -108,33 +137,30 @@ def _rejection_after(change: Change, request: Request, candidates: Candidates) -
         first = first or outcome
     if first is not None and first.code != "NoDivisiblePlan":
         return first
-    return rejection_with(Limits())
+    return rejection_with(NO_LIMITS)
 
 
-def _rejection(outcome: Choice | Rejection) -> Rejection | None:
+def _rejection_or_none(outcome: Choice | Rejection) -> Rejection | None:
     return outcome if isinstance(outcome, Rejection) else None
 
 
-def _is_open(request: Request, pool: Pool) -> bool:
-    """Return whether a plan only has to fit.
+def _needs_only_to_fit(request: Request, pool: Pool) -> bool:
+    """Return whether every plan that fits the pool gives an offer.
 
-    That is so if no plan is stated, the pool is allowed, no price is missing and time and money are not limited.
+    That is so if no plan is stated, the pool is allowed, no quantity is unknown and time and money are not limited.
     """
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
     bounded = bool(request.goal.bound)
-    known = not request.goal.needs_price or pool.price_per_gpu_hour is not None
+    known = all(quantity.is_known(pool) for quantity in request.goal.needed_quantities)
     return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
 
 
-def _counts(pool: Pool, most: int) -> list[int]:
-    """Return GPU counts of a pool up to `most`, ascending.
-
-    They are the divisors of a node, powers of two of whole nodes, and all nodes.
-    """
-    nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {most // pool.gpus_per_node}
+def _gpu_counts(pool: Pool, limit: int) -> list[int]:
+    """Return GPU counts of a pool up to `limit`, ascending: divisors of a node, powers of two nodes, all nodes."""
+    nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {limit // pool.gpus_per_node}
     every = {*search.divisors(pool.gpus_per_node), *(count * pool.gpus_per_node for count in nodes)}
-    return sorted(count for count in every if 0 < count <= min(most, pool.max_gpus))
+    return sorted(count for count in every if 0 < count <= min(limit, pool.max_gpus))
 
 
 _MASKS = (
@@ -146,7 +172,7 @@ _MASKS = (
     "deadlineSeconds",
     "budget.amount",
 )
-"""Inputs that only choose among plans that are already priced."""
+"""Inputs that only choose among the plans that are priced already."""
 
 
 def _allow_pool(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
@@ -160,31 +186,31 @@ def _allow_sharing(request: Request, candidates: Candidates, rejection: Rejectio
 
 
 def _other_precisions(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
-    for name in usable_precisions(request, candidates.pool):
+    for name in list_usable_precisions(request, candidates.pool):
         yield Change("training.precision", name, "fits", f"train in {name}")
 
 
 def _add_nodes(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     for nodes in (1, 2, 4, 8, 16, 32):
-        yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, candidates.pool))
+        yield Change("pool.maxNodes", nodes, "fits", _nodes_text(nodes, candidates.pool))
 
 
 def _other_counts(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     """Yield other GPU counts, the nearest first."""
     asked, limits = request.constraints.gpus, request.constraints
     if asked is not None:
-        possible = _counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
+        possible = _gpu_counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
         for count in sorted(possible, key=lambda count: (abs(count - asked), count))[:8]:
             yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
         wide = grown(candidates.pool, asked)
         if asked == wide.max_gpus and candidates.pool.is_part:
-            yield growth(candidates.pool, asked, "fits")
+            yield describe_growth(candidates.pool, asked, "fits")
         elif asked == wide.max_gpus > candidates.pool.max_gpus:
             yield Change("pool.maxNodes", wide.max_nodes, "fits", f"raise its maxNodes to {wide.max_nodes}")
-    yield from _batches(request, candidates, rejection)
+    yield from _other_batches(request, candidates, rejection)
 
 
-def _batches(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+def _other_batches(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
     """Yield global batches that more ranks divide, the nearest first."""
     own, gpus = request.workload.global_batch, request.constraints.gpus or 1
     micro = request.workload.micro_batch or 1
@@ -193,21 +219,21 @@ def _batches(request: Request, candidates: Candidates, rejection: Rejection) -> 
         yield Change("training.globalBatchSize", batch, "fits", f"global batch {own} -> {batch}")
 
 
-def _less_memory(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
-    """Yield changes that make a job smaller on each GPU, those that cost the user least first."""
+def _save_memory(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+    """Yield changes that make a job smaller on each GPU; the changes that cost the user least come first."""
     yield from _looser_limits(request, candidates)
-    yield from _framework(request)
+    yield from _other_frameworks(request)
     workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
-    yield from _leaner(request)
+    yield from _leaner_settings(request)
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
     if request.constraints.gpus is None and pool.is_part:
-        for gpus in sizes(pool)[1:]:
-            yield growth(pool, gpus, "fits")
+        for gpus in list_pool_sizes(pool)[1:]:
+            yield describe_growth(pool, gpus, "fits")
     elif request.constraints.gpus is None:
         for times in FURTHER:
             nodes = pool.max_nodes * times
-            yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, pool))
+            yield Change("pool.maxNodes", nodes, "fits", _nodes_text(nodes, pool))
     if workload.gradient_sync == "parameterServer":
         yield Change("training.gradientSync", "allReduce", "fits", "gradients summed by replicas, which may shard them")
     if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
@@ -215,13 +241,13 @@ def _less_memory(request: Request, candidates: Candidates, rejection: Rejection)
     if workload.samples_are_tokens and workload.model.trace is None:
         for length in (workload.sequence_length // part // TOKEN_MULTIPLE * TOKEN_MULTIPLE for part in (2, 4)):
             if length:
-                yield Change("training.sequenceLength", length, "fits", _sequences(length))
+                yield Change("training.sequenceLength", length, "fits", _length_text(length, pool))
     if over:
-        yield roomier(pool, over)
+        yield describe_larger_memory(pool, over)
 
 
-def _leaner(request: Request) -> Iterator[Change]:
-    """Yield leaner settings than those that the job or its stated plan fixes."""
+def _leaner_settings(request: Request) -> Iterator[Change]:
+    """Yield settings that need less memory than those that the job or its stated plan fixes."""
     workload, plan = request.workload, request.plan
     stage = plan.zero_stage if plan is not None else None
     if stage is not None and workload.training and workload.gradient_sync == "allReduce":
@@ -238,8 +264,8 @@ def _leaner(request: Request) -> Iterator[Change]:
             yield Change("training.activationCheckpointing", more, "fits", words)
 
 
-def _framework(request: Request) -> Iterator[Change]:
-    """Yield other frameworks if the job names one, because they may shard what this one keeps whole."""
+def _other_frameworks(request: Request) -> Iterator[Change]:
+    """Yield other frameworks that can run the job, if it names one; they may shard more of its state."""
     workload = request.workload
     for name, able in search.FRAMEWORKS.items():
         if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
@@ -250,7 +276,7 @@ def _framework(request: Request) -> Iterator[Change]:
 
 
 def _looser_limits(request: Request, candidates: Candidates) -> Iterator[Change]:
-    """Yield the job's own limits, each relaxed as far as the smallest plan that fits needs."""
+    """Yield each of the job's own limits, relaxed as far as the smallest plan that fits needs."""
     limits, per_node = request.constraints, candidates.pool.gpus_per_node
     for name, count, key in (
         ("constraints.gpus", "gpus", candidates.gpus),
@@ -262,15 +288,15 @@ def _looser_limits(request: Request, candidates: Candidates) -> Iterator[Change]
         if limit is None:
             continue
         # The pool's plans are priced already, so a mask says which of them the other limits leave.
-        absent: dict[str, Any] = {count: None}
-        loose = replace(limits, **absent)
-        fitting = candidates.within(loose) & candidates.fits & candidates.allowed(request)
+        others: dict[str, Any] = {count: None}
+        fitting = candidates.within(replace(limits, **others)) & candidates.fits & candidates.keeps_bound(request)
         if fitting.any():
             needed = int(key[fitting].min())
             yield Change(name, needed, "fits", f"{name.partition('.')[2]} {limit} -> {needed}")
 
 
 def _looser_bound(request: Request, candidates: Candidates, rejection: Rejection) -> Iterator[Change]:
+    """Yield the deadline or the budget that the fastest or the cheapest plan that fits needs."""
     fitting = candidates.within(request.constraints) & candidates.fits
     if request.goal.bound == "deadlineSeconds":
         needed = math.ceil(float(candidates.finish_s[fitting].min()))
@@ -280,7 +306,7 @@ def _looser_bound(request: Request, candidates: Candidates, rejection: Rejection
         yield Change("budget.amount", needed, "fits", f"budget {request.budget.amount:,.0f} -> {needed:,}")
 
 
-_CANDIDATES = {
+_CHANGES_BY_CODE = {
     "NotAllowed": _allow_pool,
     "SharingNotAllowed": _allow_sharing,
     "PrecisionNotSupported": _other_precisions,
@@ -288,20 +314,20 @@ _CANDIDATES = {
     "TooFewGpus": _other_counts,
     "UnevenNodes": _other_counts,
     "NoDivisiblePlan": _other_counts,
-    "OutOfMemory": _less_memory,
-    "TensorParallelUnsupported": _less_memory,
+    "OutOfMemory": _save_memory,
+    "TensorParallelUnsupported": _save_memory,
     "DeadlineMissed": _looser_bound,
     "OverBudget": _looser_bound,
 }
-"""Functions that yield the changes to try, the smallest first, by the code of the rejection."""
+"""Functions that yield the changes to try, the least costly first, by the code of the rejection."""
 
 
-def _price(request: Request, candidates: Candidates, others: tuple[Choice, ...]) -> Change | None:
-    """Return the price below which a pool without a price would be recommended; any price if there are no others."""
+def _find_missing_price(request: Request, candidates: Candidates, others: tuple[Choice, ...]) -> Change | None:
+    """Return the price below which a pool without one would be recommended; any price if no other pool has a plan."""
     pool = replace(candidates.pool, price_per_gpu_hour=1.0)
     outcome = choose_or_reject(request, replace(candidates, pool=pool))
     if not isinstance(outcome, Choice):
         return None
     if not others:
         return Change("pool.price.perGpuHour", 1.0, "wins", "give it a price (GPUPool spec.price.perGpuHour)")
-    return cheaper(request, outcome, others)
+    return find_winning_price(request, outcome, others)

@@ -1,14 +1,15 @@
-"""Explain why other plans are not recommended: the best of every other pool, and every plan one step away.
+"""Explain why the best plan of every other pool, and every neighbour of the recommended plan, is not recommended.
 
-The reason that binds is looked up in the table that was searched; the change that would remove it is found by pricing
-with other inputs. A change wins for another pool if that pool is then recommended, and for a neighbour if it is then
-ahead of the plan that is recommended now.
+A neighbour differs from the recommended plan by one step in one dimension. The reason is looked up in the table of
+plans that was searched. The change that would remove the reason is found by pricing with other inputs. A change wins
+for another pool if that pool is then recommended. It wins for a neighbour if the neighbour is then ahead of the plan
+that is recommended now.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +19,24 @@ from tilecast import memory, search, step, uncertainty, zoo
 from tilecast.advice.choose import (
     Choice,
     Ranking,
-    choose_on,
-    fastest_domain,
+    choose_on_pool,
+    gpus_on_fastest_link,
     is_split_too_far,
-    recommended,
-    simplicity,
+    recommend_choice,
+    simplicity_columns,
 )
 from tilecast.advice.pricing import Candidates, Details
 from tilecast.advice.values import Change, Request, WhyNot
-from tilecast.advice.what_if.changes import GIB, bisect_whole, faster, first_sizes, grown, growth, roomier, sizes
+from tilecast.advice.what_if.changes import (
+    GIB,
+    bisect_integers,
+    describe_growth,
+    describe_larger_memory,
+    grown,
+    list_pool_sizes,
+    select_first_sizes,
+    speed_up_links,
+)
 from tilecast.hardware import Pool
 from tilecast.search import Limits, Mask
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
@@ -36,19 +46,27 @@ SPEEDS = np.arange(20, 161) / 20
 """Factors on the speed of all links that are tried."""
 
 
-def why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
-    """Return the verdict on every choice after the first, and on the neighbours of the first."""
+def explain_why_not(request: Request, ranking: Ranking) -> tuple[WhyNot, ...]:
+    """Return the reasons why the choices after the first, and the neighbours of the first, are not recommended."""
     choices = ranking.choices
     if not choices:
         return ()
     others = zip(choices[1:], ranking.is_tied[1:], strict=True)
-    return (*(_verdict_on_pool(request, choices, *other) for other in others), *_neighbours(request, choices[0]))
+    return (*(_explain_pool(request, choices, *other) for other in others), *_explain_neighbours(request, choices[0]))
 
 
-def _verdict_on_pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: bool) -> WhyNot:
+def _explain_pool(request: Request, choices: Sequence[Choice], choice: Choice, is_tied: bool) -> WhyNot:
+    """Return the reason why a choice is not recommended.
+
+    Args:
+        request: the job.
+        choices: the choices of all pools, the recommended one first.
+        choice: the choice to explain.
+        is_tied: whether the forecast cannot tell the choice from the recommended one.
+    """
     best = choices[0]
     ratio = choice.value / best.value if best.value > 0 else None
-    change = _winning(request, choices, choice)
+    change = _find_winning_change(request, choices, choice)
     if request.goal.fewest_gpus and choice.gpus > best.gpus:
         code, ratio = "MoreGpus", choice.gpus / best.gpus
         message = f"{choice.gpus} GPUs against {best.gpus}"
@@ -57,54 +75,55 @@ def _verdict_on_pool(request: Request, choices: Sequence[Choice], choice: Choice
         more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
         code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
     else:
-        code = "Dearer" if request.goal.is_price else "Slower"
+        code = request.goal.quantity.worse_code
         message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {_gpus_text(choice.gpus)}"
     return WhyNot(
         "pool", choice.candidates.pool.name, choice.candidates.plans.row(choice.row), code, message, ratio, change
     )
 
 
-def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
-    """Return the smallest change of its pool with which a choice would be recommended."""
+def _find_winning_change(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
+    """Return the smallest change of a choice's pool with which the choice would be recommended; None if none helps."""
     others = tuple(item for item in choices if item is not choice)
     if request.goal.fewest_gpus:
         return None
-    if request.goal.is_price:
-        return cheaper(request, choice, others)
-    return _more_nodes(request, choices[0], choice, others) or _faster_links(request, choices[0], choice, others)
+    for name in request.goal.quantity.winning_changes:
+        if (change := _WINNING_CHANGES[name](request, choices[0], choice, others)) is not None:
+            return change
+    return None
 
 
-def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    return recommended(request, (choice, *others)) is choice
+def _is_recommended(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
+    return recommend_choice(request, (choice, *others)) is choice
 
 
-def _wins_clearly(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    """Return whether a plan of a changed pool makes that pool the recommended one, whatever else the pool then offers.
+def _is_clearly_recommended(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
+    """Return whether a choice of a changed pool wins by so much that the pool is recommended without a new search.
 
-    The changed pool has better plans too, and may recommend one that ties with its best, so the plan has to win by the
-    width of two ties.
+    The changed pool may recommend a plan that ties with its best one, so the choice has to win by the width of two
+    ties.
     """
-    widths = [float(uncertainty.tie_between(choice.errors, other.errors)[0]) for other in others]
-    return _wins(request, choice.scaled(math.exp(2 * max(widths, default=0.0))), others)
+    widths = [float(uncertainty.tie_width_between_pools(choice.errors, other.errors)[0]) for other in others]
+    return _is_recommended(request, choice.scale_amounts(math.exp(2 * max(widths, default=0.0))), others)
 
 
 MOST_CONFIRMED = 256
-"""Most GPUs of a changed pool that is searched whole once more to confirm a narrow win."""
+"""Most GPUs of a changed pool for which a narrow win is confirmed by searching the pool anew."""
 
 
-def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
-    """Return whether the changed pool, searched anew, is recommended over the other choices."""
-    outcome = choose_on(request, pool)
-    return isinstance(outcome, Choice) and _wins(request, outcome, others)
+def _is_pool_recommended(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
+    """Return whether a changed pool, searched anew, is recommended over the other choices."""
+    outcome = choose_on_pool(request, pool)
+    return isinstance(outcome, Choice) and _is_recommended(request, outcome, others)
 
 
-def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the smallest growth of a pool with which its choice would be recommended, found by bisection."""
+def _find_winning_size(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """Return the smallest growth of a choice's pool with which the pool would be recommended; None if none helps."""
     pool, limits = choice.candidates.pool, request.constraints
     known: dict[int, Choice | None] = {}
-    possible = sizes(pool)
+    possible = list_pool_sizes(pool)
 
-    def on(gpus: int) -> Choice | None:
+    def choose_at_size(gpus: int) -> Choice | None:
         wide = grown(pool, gpus)
         is_wide = wide.max_nodes > (limits.max_nodes or wide.max_nodes)
         is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or is_wide
@@ -112,33 +131,33 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
         if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.most_tied()):
             return None
         if gpus not in known:
-            outcome = choose_on(request, wide, Limits(gpus=gpus))
+            outcome = choose_on_pool(request, wide, Limits(gpus=gpus))
             known[gpus] = outcome if isinstance(outcome, Choice) else None
         return known[gpus]
 
-    def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
+    def smallest_size(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
         def works(index: int) -> bool:
-            return (candidates := on(possible[index])) is not None and test(request, candidates, others)
+            return (found := choose_at_size(possible[index])) is not None and test(request, found, others)
 
         fails = 0
-        for index in first_sizes(pool, possible):
+        for index in select_first_sizes(pool, possible):
             if works(index):
                 # For a large pool, a quarter of its nodes is fine enough.
                 parts = 8 if possible[index] <= MOST_CONFIRMED else 4
                 tolerance = max(grown(pool, possible[index]).max_nodes // parts, 1)
-                return possible[bisect_whole(works, fails, index, tolerance)]
+                return possible[bisect_integers(works, fails, index, tolerance)]
             fails = index
         return None
 
-    gpus = least(_wins)
-    if gpus is not None and not _wins_clearly(request, known[gpus] or choice, others):
-        wide = grown(pool, gpus)
-        gpus = gpus if gpus <= MOST_CONFIRMED and _confirmed(request, wide, others) else least(_wins_clearly)
-    return None if gpus is None else growth(pool, gpus, "wins")
+    gpus = smallest_size(_is_recommended)
+    if gpus is not None and not _is_clearly_recommended(request, known[gpus] or choice, others):
+        is_confirmed = gpus <= MOST_CONFIRMED and _is_pool_recommended(request, grown(pool, gpus), others)
+        gpus = gpus if is_confirmed else smallest_size(_is_clearly_recommended)
+    return None if gpus is None else describe_growth(pool, gpus, "wins")
 
 
-def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the lowest factor on the speed of all links with which the pool would be recommended."""
+def _find_winning_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """Return the lowest factor on the speed of all links with which a choice's pool would be recommended."""
     offer, pool = choice.offer(), choice.candidates.pool
     hidden = 1 - offer.breakdown["communication"] / offer.step_s
     if choice.value * hidden > best.value * math.exp(uncertainty.most_tied()):
@@ -147,30 +166,32 @@ def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[
     plan = choice.candidates.plans.take(np.array([choice.row]))
 
     def with_faster_links(speeds: Floats) -> list[Choice]:
-        steps = _steps_with_faster_links(workload, plan, pool, speeds)[0]
-        return [choice.scaled(ratio, ratio) for ratio in (steps / steps[0]).tolist()]
+        steps = _seconds_on_faster_links(workload, plan, pool, speeds)[0]
+        return [choice.scale_amounts(ratio, ratio) for ratio in (steps / steps[0]).tolist()]
 
-    if not _wins(request, with_faster_links(SPEEDS[[0, -1]])[-1], others):
+    if not _is_recommended(request, with_faster_links(SPEEDS[[0, -1]])[-1], others):
         return None
     fast = with_faster_links(SPEEDS)
 
-    def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
-        return _lowest_winning_speed(lambda place: test(request, fast[place], others))
+    def lowest_speed(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
+        return _find_lowest_speed(lambda place: test(request, fast[place], others))
 
-    speed = least(_wins)
-    if speed is not None and not (pool.max_gpus <= MOST_CONFIRMED and _confirmed(request, faster(pool, speed), others)):
-        speed = least(_wins_clearly)
-    return None if speed is None else _links(speed)
+    speed = lowest_speed(_is_recommended)
+    if speed is not None and not (
+        pool.max_gpus <= MOST_CONFIRMED and _is_pool_recommended(request, speed_up_links(pool, speed), others)
+    ):
+        speed = lowest_speed(_is_clearly_recommended)
+    return None if speed is None else _describe_links(speed)
 
 
-def _links(speed: float) -> Change:
+def _describe_links(speed: float) -> Change:
     return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
 
 
-def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """Return the price below which the choice of a pool would be recommended among those of the other pools."""
+def find_winning_price(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """Return the price below which the choice of a pool would be recommended over the choices of the other pools."""
     price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
-    ratio = _largest_winning_factor(request, choice, others)
+    ratio = _find_winning_factor(request, choice, others)
     if not price or ratio is None:
         return None
     limit = _round_down(price * ratio)
@@ -178,87 +199,88 @@ def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Cha
     return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
 
 
-STEPS = 40
+_WINNING_CHANGES: Mapping[str, Callable[[Request, Choice, Choice, tuple[Choice, ...]], Change | None]] = {
+    "nodes": _find_winning_size,
+    "links": _find_winning_links,
+    "price": lambda request, best, choice, others: find_winning_price(request, choice, others),
+}
+"""Functions that find the smallest change of a pool with which its choice would be recommended, by kind of change."""
+
+BISECTIONS = 40
+"""Halvings of the logarithm of a factor, which give it more digits than texts show."""
 
 
-def _largest_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
-    """Return the largest factor on a choice's value that makes it recommended; None if even 0.0001 does not."""
+def _find_winning_factor(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
+    """Return the largest factor on a choice's value with which it is recommended; None if 0.0001 is not enough."""
     low, high = math.log(1e-4), math.log(1e4)
 
     def wins(factor: float) -> bool:
-        scaled = choice.scaled(factor)
-        return _wins(request, scaled, others)
+        return _is_recommended(request, choice.scale_amounts(factor), others)
 
     if choice.value <= 0 or not wins(math.exp(low)):
         return None
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if wins(math.exp(middle)) else (low, middle)
     return math.exp(low)
 
 
 def _round_down(value: float) -> float:
-    """Round down to three significant figures."""
+    """Return a number rounded down to three significant figures; 0 for a negative number."""
     if value <= 0:
         return 0.0
     scale = 10.0 ** (math.floor(math.log10(value)) - 2)
     return float(np.round(math.floor(value / scale) * scale, 10))
 
 
-@dataclass(frozen=True, slots=True)
-class _Neighbours:
-    """Plans one step away: what differs, the plan, and its row among the candidates, or -1 if it has none."""
-
-    subjects: tuple[str, ...]
-    plans: Plans
-    rows: Ints
-
-
-def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
+def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
+    """Yield the reason why each neighbour of the recommended plan is not recommended."""
     candidates, workload = best.candidates, best.candidates.variants[best.candidates.variant[best.row]]
     plan = candidates.plans.row(best.row)
     near = _find_neighbours(candidates, workload, plan, int(candidates.variant[best.row]))
-    if not near.subjects:
+    if not near:
         return
-    table = Plans.concatenate([Plans.of(plan), near.plans])
-    rows = np.append(best.row, near.rows)
+    table = Plans.of(plan, *(neighbour for _, neighbour, _ in near))
+    rows = np.array([best.row, *(row for _, _, row in near)])
     if np.all(rows >= 0):  # they are in the table that was searched
         step_s, needed = candidates.step_s[rows], candidates.memory_bytes[rows]
-        errors = Details.of(candidates, rows).errors()
+        errors = Details.from_rows(candidates, rows).errors()
     else:
         priced = search.price(workload, table, candidates.pool)
-        step_s, needed, errors = priced.step_s, priced.memory_bytes, uncertainty.errors(priced)
-    weight = table.gpus / plan.gpus if request.goal.is_price else np.ones(len(table))
+        step_s, needed, errors = priced.step_s, priced.memory_bytes, uncertainty.forecast_errors(priced)
+    weight = table.gpus / plan.gpus if request.goal.quantity.grows_with_gpus else np.ones(len(table))
     values = step_s * weight
     ratios = values / values[0]
-    more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
-    ties = np.log(ratios) <= uncertainty.tie_within(errors, errors.take(np.array([0])), more)
+    more = np.array([False, *(subject == "gpus" for subject, _, _ in near)])
+    ties = np.log(ratios) <= uncertainty.tie_width_on_pool(errors, errors.take(np.array([0])), more)
     over = needed - memory.usable_bytes(candidates.pool.gpu)
     is_behind = (ratios > 1) & (over <= 0) & ~ties & (rows >= 0)
-    speeds = _speeds(workload, table, candidates.pool, weight, np.flatnonzero(is_behind))
-    for index, subject in enumerate(near.subjects, 1):
-        row = int(near.rows[index - 1])
-        one = _Neighbour(request, best, subject, table.row(index), row, float(ratios[index]), bool(ties[index]))
-        yield one.verdict(float(over[index]), float(needed[index]), speeds.get(index))
+    speeds = _find_winning_speeds(workload, table, candidates.pool, weight, np.flatnonzero(is_behind))
+    for index, (subject, neighbour, row) in enumerate(near, 1):
+        priced_neighbour = _Neighbour(request, best, subject, neighbour, row, float(ratios[index]), bool(ties[index]))
+        yield priced_neighbour.explain(float(over[index]), float(needed[index]), speeds.get(index))
 
 
-def _find_neighbours(candidates: Candidates, workload: Workload, plan: Plan, variant: int) -> _Neighbours:
-    subjects, plans, rows = [], [], []
-    possible = sizes(candidates.pool)[1:]
-    for subject, one in _steps(plan, workload):
-        row = _row(candidates, one, variant)
-        is_beyond = subject == "gpus" and one.gpus in possible
-        if row >= 0 or is_beyond:
-            subjects.append(subject)
-            plans.append(one)
-            rows.append(row)
-    return _Neighbours(tuple(subjects), Plans.of(*plans), np.array(rows, dtype=np.int64))
+def _find_neighbours(
+    candidates: Candidates, workload: Workload, plan: Plan, variant: int
+) -> list[tuple[str, Plan, int]]:
+    """Return the neighbours of a plan that the pool could run, or could run if it grew.
+
+    Each has the dimension in which it differs, the plan, and its row among the candidates; -1 if the pool is too small.
+    """
+    larger = list_pool_sizes(candidates.pool)[1:]
+    near = []
+    for subject, neighbour in _neighbour_plans(plan, workload):
+        row = _find_row(candidates, neighbour, variant)
+        if row >= 0 or (subject == "gpus" and neighbour.gpus in larger):
+            near.append((subject, neighbour, row))
+    return near
 
 
-def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """Yield plans with one dimension moved one step up or down.
+def _neighbour_plans(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+    """Yield the plans that differ from a plan by one step in one dimension, each with the name of the dimension.
 
-    The number of GPUs stays, except where it is the dimension that moves.
+    The number of GPUs stays the same, unless it is the dimension.
     """
     for name in ("tensor", "pipeline"):
         degree = getattr(plan, name)
@@ -290,14 +312,14 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
 
 
 def _with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
-    """Yield the plan with its micro-batches counted anew, if they divide the batch."""
+    """Yield the plan with the micro-batches that its global batch needs, if they divide the batch."""
     each = plan.data * plan.micro_batch
     if workload.global_batch % each == 0:
         repeats = workload.global_batch // each
         yield subject, replace(plan, gradient_accumulation=repeats, sequence_parallel=plan.tensor > 1)
 
 
-def _row(candidates: Candidates, plan: Plan, variant: int) -> int:
+def _find_row(candidates: Candidates, plan: Plan, variant: int) -> int:
     rows = np.flatnonzero((candidates.gpus == plan.gpus) & (candidates.variant == variant))
     one = Plans.of(plan)
     for name in Plans.__dataclass_fields__:
@@ -305,22 +327,32 @@ def _row(candidates: Candidates, plan: Plan, variant: int) -> int:
     return int(rows[0]) if len(rows) else -1
 
 
-def _steps_with_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
-    """Return the steps of n plans with links k times as fast, (n, k)."""
+def _seconds_on_faster_links(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
+    """Return the seconds of a step of n plans with links k different factors as fast, (n, k)."""
     sharded = zoo.shard(workload, plans)
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
-    return step.on_faster_links(workload, sharded, plans, pool, priced, speeds)
+    return step.step_on_faster_links(workload, sharded, plans, pool, priced, speeds)
 
 
-def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints) -> dict[int, float | None]:
-    """Return the lowest factor on the speed of all links that puts each plan in `behind` ahead of the first.
+def _find_winning_speeds(
+    workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints
+) -> dict[int, float | None]:
+    """Return the lowest factor on the speed of all links with which each plan is ahead of the first one.
 
-    Plans that no factor in `SPEEDS` puts ahead are left out.
+    Args:
+        workload: the job.
+        plans: the plans, (n,).
+        pool: the pool.
+        weight: factor from a plan's seconds to the quantity that the objective minimises, (n,).
+        behind: rows of the plans that are behind the first one.
+
+    Returns:
+        The factor by row; rows that no factor in `SPEEDS` puts ahead are left out.
     """
 
     def ahead(rows: Ints, speeds: Floats) -> Mask:
         both = np.append(0, rows)
-        values = _steps_with_faster_links(workload, plans.take(both), pool, speeds) * weight[both, None]
+        values = _seconds_on_faster_links(workload, plans.take(both), pool, speeds) * weight[both, None]
         return np.asarray(values[1:] < values[0])
 
     # Few plans are ahead even on the fastest links.
@@ -329,18 +361,18 @@ def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind
     if not len(behind):
         return {}
     wins = [each.tolist() for each in ahead(behind, SPEEDS)]
-    return {int(row): _lowest_winning_speed(each.__getitem__) for row, each in zip(behind, wins, strict=True)}
+    return {int(row): _find_lowest_speed(each.__getitem__) for row, each in zip(behind, wins, strict=True)}
 
 
-def _lowest_winning_speed(wins: Callable[[int], bool]) -> float | None:
-    """Return the lowest of `SPEEDS` that wins; None if the last does not. `wins` takes an index into `SPEEDS`."""
+def _find_lowest_speed(wins: Callable[[int], bool]) -> float | None:
+    """Return the lowest of `SPEEDS` for whose index `wins` is true; None if the last one does not win."""
     last = len(SPEEDS) - 1
-    return float(SPEEDS[bisect_whole(wins, 0, last)]) if wins(last) else None
+    return float(SPEEDS[bisect_integers(wins, 0, last)]) if wins(last) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Neighbour:
-    """One plan a step away from the best, and what is known about it."""
+    """A neighbour of the recommended plan, and its price."""
 
     request: Request
     best: Choice
@@ -348,62 +380,63 @@ class _Neighbour:
     plan: Plan
     row: int
     ratio: float
-    """Ratio to the best of what the objective minimises."""
+    """Amount of the quantity that the objective minimises over that of the best plan."""
     is_tie: bool
 
-    def verdict(self, over_bytes: float, needed_bytes: float, speed: float | None) -> WhyNot:
-        """Return the reason that binds, and the smallest change that would remove it."""
-        if over_bytes > 0:
-            return self._why_not(
-                "OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._leaner(needed_bytes)
-            )
-        if self.row < 0:
-            return self._pool_too_small()
-        allowed = self.best.candidates.allowed(self.request)[self.row]
-        if not allowed:
-            return self._why_not(
-                self.request.goal.missed, f"{self.ratio:.2f}x, beyond the job's own limit", self.ratio, None
-            )
-        if not self.best.candidates.within(self.request.constraints)[self.row]:
-            return self._constrained()
-        if self.request.goal.fewest_gpus and self.plan.gpus > self.best.gpus:
-            return self._why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
-        if self.is_tie:
-            return self._why_not(
-                "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._why_not_chosen()}", self.ratio, None
-            )
-        if self.ratio < 1 and not self.best.eligible[self.row]:
-            return self._why_not("NotNeeded", f"{self.ratio:.2f}x, but {self._why_unusual()}", self.ratio, None)
-        code = "Dearer" if self.request.goal.is_price else "Slower"
-        change = None if speed is None else _links(speed)
-        return self._why_not(code, f"{self.ratio:.2f}x", self.ratio, change)
+    def explain(self, over_bytes: float, needed_bytes: float, speed: float | None) -> WhyNot:
+        """Return the reason why the neighbour is not recommended, and the smallest change that would remove the reason.
 
-    def _why_not(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
-        return WhyNot(self.subject, self.best.candidates.pool.name, self.plan, code, message, value, change)
+        Args:
+            over_bytes: bytes that the neighbour needs beyond those of the GPU.
+            needed_bytes: bytes that the neighbour needs.
+            speed: factor on the speed of all links that puts it ahead; None if none does.
+        """
+        candidates, goal, ratio = self.best.candidates, self.request.goal, f"{self.ratio:.2f}x"
+        if over_bytes > 0:
+            change = self._describe_leaner(needed_bytes)
+            return self._to_why_not("OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", change, over_bytes)
+        if self.row < 0:
+            return self._explain_small_pool()
+        if not candidates.keeps_bound(self.request)[self.row]:
+            return self._to_why_not(goal.missed, f"{ratio}, beyond the job's own limit")
+        if not candidates.within(self.request.constraints)[self.row]:
+            return self._explain_constraint()
+        if goal.fewest_gpus and self.plan.gpus > self.best.gpus:
+            return self._to_why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}")
+        if self.is_tie:
+            return self._to_why_not("Tie", f"{ratio}, within the forecast's error{self._why_not_chosen()}")
+        if self.ratio < 1 and not self.best.eligible[self.row]:
+            return self._to_why_not("NotNeeded", f"{ratio}, but {self._why_unusual()}")
+        return self._to_why_not(goal.quantity.worse_code, ratio, None if speed is None else _describe_links(speed))
+
+    def _to_why_not(self, code: str, message: str, change: Change | None = None, value: float | None = None) -> WhyNot:
+        """Return the reason with its code; its value is the ratio to the recommended plan unless another is given."""
+        pool, value = self.best.candidates.pool.name, self.ratio if value is None else value
+        return WhyNot(self.subject, pool, self.plan, code, message, value, change)
 
     def _why_unusual(self) -> str:
-        """Return why a plan that is ahead is not recommended unless the user states it."""
-        if self.plan.tensor > fastest_domain(self.best.candidates):
+        """Return the reason why the neighbour, which is ahead, is recommended only if the user states it."""
+        if self.plan.tensor > gpus_on_fastest_link(self.best.candidates):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
         if is_split_too_far(self.best.candidates.take(np.array([self.row])))[0]:
             return "it splits a small replica in three ways; a stated plan asks for it"
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _why_not_chosen(self) -> str:
-        """Return why a plan that ties with the recommended one is not recommended itself."""
+        """Return the reason why the neighbour, which ties with the recommended plan, is not recommended."""
         candidates = self.best.candidates
         if candidates.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
-        mine = tuple(int(column[0]) for column in simplicity(candidates.take(np.array([self.row]))))
+        mine = tuple(int(column[0]) for column in simplicity_columns(candidates.take(np.array([self.row]))))
         return ", but not within that of the fastest" if mine < self.best.preference else " and no simpler"
 
-    def _pool_too_small(self) -> WhyNot:
+    def _explain_small_pool(self) -> WhyNot:
         pool = self.best.candidates.pool
-        change = growth(pool, self.plan.gpus, "wins")
+        change = describe_growth(pool, self.plan.gpus, "wins") if self.ratio < 1 else None
         message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
-        return self._why_not("PoolTooSmall", message, self.ratio, change if self.ratio < 1 else None)
+        return self._to_why_not("PoolTooSmall", message, change)
 
-    def _constrained(self) -> WhyNot:
+    def _explain_constraint(self) -> WhyNot:
         limits, plan = self.request.constraints, self.plan
         nodes = -(-plan.gpus // self.best.candidates.pool.gpus_per_node)
         for name, limit, needed, is_broken in (
@@ -415,13 +448,13 @@ class _Neighbour:
             if is_broken:
                 text = f"{name} {limit} -> {needed}"
                 change = Change(f"constraints.{name}", needed, "wins", text) if self.ratio < 1 else None
-                return self._why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", self.ratio, change)
-        return self._why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints", self.ratio, None)
+                return self._to_why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", change)
+        return self._to_why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints")
 
-    def _leaner(self, needed_bytes: float) -> Change:
-        """Return the change to the plan with the same degrees that fits with the fewest other changes.
+    def _describe_leaner(self, needed_bytes: float) -> Change:
+        """Return the change to the plan of equal degrees that fits with the fewest changes of `_OPEN`.
 
-        If none fits, it is a change to GPUs with enough memory.
+        If no such plan fits, return the change to GPUs with enough memory.
         """
         candidates, one = self.best.candidates, Plans.of(self.plan)
         mask = candidates.fits & (candidates.variant == candidates.variant[self.best.row])
@@ -429,7 +462,7 @@ class _Neighbour:
             mask &= getattr(candidates.plans, name) == getattr(one, name)[0]
         rows = np.flatnonzero(mask)
         if not len(rows):
-            return roomier(candidates.pool, needed_bytes)
+            return describe_larger_memory(candidates.pool, needed_bytes)
         changes = [getattr(candidates.plans, name)[rows] != getattr(one, name)[0] for name in _OPEN]
         first = rows[np.lexsort((candidates.step_s[rows], np.sum(changes, axis=0)))[0]]
         leaner = candidates.plans.row(int(first))
@@ -442,7 +475,7 @@ class _Neighbour:
 
 
 _OPEN = {"micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointing": "recomputation"}
-"""Columns of a plan that may change while its degrees stay, and their names in texts."""
+"""Columns of a plan besides its degrees that decide its memory, and their names in texts."""
 
 
 def _gpus_text(gpus: int) -> str:
