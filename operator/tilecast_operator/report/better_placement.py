@@ -210,7 +210,9 @@ def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
     return since_s is None or clock_s - since_s >= EVENT_COOLDOWN_S
 
 
-def _describe_alternative(item: Alternative, step_s: float, score: Score, saved: Mapping[Quantity, float | None]) -> str:
+def _describe_alternative(
+    item: Alternative, step_s: float, score: Score, saved: Mapping[Quantity, float | None]
+) -> str:
     step = units.duration(step_s)
     known = [(one, gain) for one, gain in saved.items() if gain is not None]
     than = " and ".join(f"{abs(gain):.0%} {one.less if gain >= 0 else one.more}" for one, gain in known)
