@@ -39,7 +39,7 @@ def test_every_measured_row_is_scored_or_says_why_not() -> None:
     assert all(reasons.values())
     assert sum(reason == "out of memory" for reason in reasons.values()) == 2
     assert len(rows) - len(reasons) == 94
-    peaks = memory.measure(rows, groups, refused)
+    peaks = memory.measure_peaks(rows, groups, refused)
     assert not peaks.warnings
     assert set(peaks.figures) == {"allocated"}
     assert len(peaks.rows) == 94
@@ -77,9 +77,9 @@ def test_every_case_of_the_plan_gives_a_row_that_is_read_or_refused(number: int)
     assert list(row) == [*COLUMNS, *MEASURED]
     if case.model.startswith(("convnext", "mamba")):
         with pytest.raises(table.UnreadRow):
-            table.read(row)
+            table.read_published_row(row)
         return
-    read = table.read(row)
+    read = table.read_published_row(row)
     assert read.workload.global_batch == case.batch * case.accumulation
     assert read.workload.precision == case.recipe.removeprefix("amp-").removeprefix("pure-")
     assert read.workload.framework == ("huggingface" if MODELS[case.model].library == "transformers" else "ddp")
