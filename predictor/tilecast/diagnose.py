@@ -64,7 +64,7 @@ class Diagnosis:
         return self.lower_s <= self.measured_s <= self.upper_s
 
 
-def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> Diagnosis:
+def diagnose_step(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> Diagnosis:
     """Compare a measured step of a plan on a pool with its forecast."""
     priced = search.price(workload, Plans.of(plan), pool)
     known, total = constants.widths(), float(priced.step_s[0])
@@ -75,7 +75,7 @@ def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> D
         "launch": known.host,
     }
     suspects = [
-        _suspect(line, parts[line], parts[line] + measured_s - total, width)
+        _suspect_line(line, parts[line], parts[line] + measured_s - total, width)
         for line, width in own.items()
         if parts[line]
     ]
@@ -87,11 +87,11 @@ def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> D
         lower_s=lower,
         upper_s=upper,
         suspects=tuple(sorted(suspects, key=lambda one: (one.standard_errors, one.line))),
-        unstated=_suspect(UNSTATED, total, measured_s, unstated),
+        unstated=_suspect_line(UNSTATED, total, measured_s, unstated),
     )
 
 
-def _suspect(line: str, forecast_s: float, needed_s: float, half_width: float) -> Suspect:
+def _suspect_line(line: str, forecast_s: float, needed_s: float, half_width: float) -> Suspect:
     apart = math.inf
     if needed_s > 0:
         logarithm = abs(math.log(needed_s / forecast_s))

@@ -161,7 +161,7 @@ class Explanation:
         return self.gpu.peak(self.precision) / self.gpu.memory_bandwidth_bytes_per_s
 
 
-def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explanation:
+def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explanation:
     """Break down a plan on a pool; `step_s` is its forecast.
 
     Raises:
@@ -171,7 +171,7 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
     sharded = zoo.shard(workload, plans)
     table, rows = sharded.graph.kernels()
     times = kernels.seconds(table, pool.gpu)
-    once = zip(_in_order(sharded.graph), rows, strict=True)
+    once = zip(_graph_operators(sharded.graph), rows, strict=True)
     shard = int(sharded.index[0])
     flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
@@ -185,20 +185,20 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
         gpu=pool.gpu,
         precision=workload.precision,
         plan=plan,
-        operators=_operators(workload, plan, sharded, times, rows),
-        exchanges=_exchanges(workload, plans, sharded, pool),
+        operators=_price_operators(workload, plan, sharded, times, rows),
+        exchanges=_price_exchanges(workload, plans, sharded, pool),
         gradient_bytes=float(wire[0]),
         gathers=gathers,
         gathered_bytes=float((whole.parameters * whole.gathered_bytes)[0]) if gathers else 0.0,
-        syncs=_syncs(workload, plans, sharded, pool),
+        syncs=_gradient_syncs(workload, plans, sharded, pool),
         model_flops=model_flops,
         mfu=model_flops / (plan.gpus * pool.gpu.peak(workload.precision) * step_s),
         copied_s=float(copied[0]) * plan.pipeline,
-        sums=_sums(steps, plans, copied),
+        sums=_step_sums(steps, plans, copied),
     )
 
 
-def _sums(steps: step.Steps, plans: Plans, copied: Floats) -> Sums:
+def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> Sums:
     times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
     waited, correction = float(steps.straggler.values[0]), float(times.correction[0])
     micro, boundary_s = steps.micro.values, steps.boundary_s.values
@@ -219,7 +219,7 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 )  # fmt: skip
 
 
-def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Sync, ...]:
+def _gradient_syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Sync, ...]:
     """Return the plan's forecasts with each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
@@ -237,11 +237,11 @@ def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tu
     return tuple(syncs)
 
 
-def _in_order(graph: Graph) -> list[tuple[Block, Op]]:
+def _graph_operators(graph: Graph) -> list[tuple[Block, Op]]:
     return [(block, op) for block in graph.blocks for op in block.ops]
 
 
-def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> float:
+def _runs_per_micro_batch(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> float:
     """Return how often a micro-batch runs an operator, recomputation included.
 
     An operator that the backward pass computes again runs twice. Where only a share of it is computed again, it counts
@@ -253,7 +253,7 @@ def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) 
     return 1 + shares[plan.checkpointing]
 
 
-def _operators(
+def _price_operators(
     workload: Workload,
     plan: Plan,
     sharded: Sharded,
@@ -263,8 +263,8 @@ def _operators(
     graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
     corrected: dict[tuple[str, Phase, int], dict[str, float]] = {}
-    for (block, op), index in zip(_in_order(graph), rows, strict=True):
-        passes = block.repeat * _passes(workload, plan, graph, block, op)
+    for (block, op), index in zip(_graph_operators(graph), rows, strict=True):
+        passes = block.repeat * _runs_per_micro_batch(workload, plan, graph, block, op)
         key = (op.name, op.phase, int(index[shard]))
         count, seconds = runs.get(key, (0.0, 0.0))
         spent_s = passes * float(blocks.operator_seconds(workload, op, times, index)[shard])
@@ -304,7 +304,7 @@ _NEARLY = 1 - 1e-9
 """Tolerance for the rounding of two computations of the same roofline."""
 
 
-def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Exchange, ...]:
+def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Exchange, ...]:
     plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped()
     factor, priced = fitted.factor["exchange"], passes.Exchanges(sharded, plans, pool)
     exchanges = []

@@ -238,7 +238,11 @@ class Stated:
             SpecError: a key is unknown or given twice, or a value is no count.
         """
         items = [part.strip() for part in text.lower().split(",")]
-        pairs = [pair for item in items for pair in (_written(item) if "=" in item else _printed(item, field))]
+        pairs = [
+            pair
+            for item in items
+            for pair in (_parse_assignment(item) if "=" in item else _parse_printed_part(item, field))
+        ]
         fields: dict[str, Any] = {}
         for key, value in pairs:
             column = BY_FLAG.get(key)
@@ -250,7 +254,7 @@ class Stated:
                 problem = f"{key[:40]!r} is unknown" if column is None else f"{key} is given twice"
                 known = ", ".join((*BY_FLAG, "fsdp"))
                 raise SpecError(field, problem, f"write for instance tp=2,dp=8; known: {known}")
-            fields[column.name] = _plan_value(column, value, f"{key}={value}", field)
+            fields[column.name] = _parse_plan_value(column, value, f"{key}={value}", field)
         return cls(**({**_OFF, **fields} if "micro_batch" in fields else fields))
 
 
@@ -260,13 +264,13 @@ _PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d
 """A part of the short form of a plan."""
 
 
-def _written(item: str) -> list[tuple[str, str]]:
+def _parse_assignment(item: str) -> list[tuple[str, str]]:
     """Return key and value of `tp=2`; `fsdp=8` gives two pairs."""
     key, _, value = (part.strip() for part in item.partition("="))
     return [("dp", value), ("zero", "3")] if key == "fsdp" else [(key, value)]
 
 
-def _printed(item: str, field: str) -> list[tuple[str, str]]:
+def _parse_printed_part(item: str, field: str) -> list[tuple[str, str]]:
     """Return keys and values of a part of the short form."""
     part = _PRINTED.fullmatch(item)
     if part is None:
@@ -282,7 +286,7 @@ def _printed(item: str, field: str) -> list[tuple[str, str]]:
     return [("dp", replicas or sharded), *([("zero", zero)] if zero else [])]
 
 
-def _plan_value(column: PlanColumn, value: str, item: str, field: str) -> object:
+def _parse_plan_value(column: PlanColumn, value: str, item: str, field: str) -> object:
     if value == "auto" and column.off is not None:
         return None
     if column.name == "checkpointing":
@@ -330,7 +334,7 @@ def distinct(*columns: Ints) -> Distinct:
     Equal neighbours count once, and each row is identified by one number, in which every column is a digit. So a sort
     is needed only where the values are sparse.
     """
-    rows, heads = len(columns[0]), _heads(columns)
+    rows, heads = len(columns[0]), _run_starts(columns)
     if not rows:
         return Distinct(heads, heads)
     code, size, room = np.zeros(len(heads), np.intp), 1, max(_ROOM, 4 * len(heads))
@@ -342,22 +346,22 @@ def distinct(*columns: Ints) -> Distinct:
             distinct_values, digit = np.unique(values, return_inverse=True)
             span = len(distinct_values)
         if size * span > room:
-            code, size = _renumbered(code, size)
+            code, size = _renumber_codes(code, size)
         code = code * span + digit
         size *= span
-    code, size = _renumbered(code, size)
+    code, size = _renumber_codes(code, size)
     first = np.empty(size, np.intp)
     first[code[::-1]] = heads[::-1]
     return Distinct(first, np.repeat(code, np.diff(heads, append=rows)))
 
 
-def equal_neighbours(*columns: Ints) -> Distinct:
+def distinct_neighbours(*columns: Ints) -> Distinct:
     """Return the rows of integer columns where only equal neighbours count once, in the order of the table."""
-    heads = _heads(columns)
+    heads = _run_starts(columns)
     return Distinct(heads, np.repeat(np.arange(len(heads)), np.diff(heads, append=len(columns[0]))))
 
 
-def _heads(columns: Sequence[Ints]) -> Rows:
+def _run_starts(columns: Sequence[Ints]) -> Rows:
     """Return the rows of integer columns of shape (n,) that differ from the row before."""
     differs = np.zeros(len(columns[0]), bool)
     differs[:1] = True
@@ -370,7 +374,7 @@ _ROOM = 1 << 14
 """Number of codes up to which a table of all of them is always used, instead of a sort."""
 
 
-def _renumbered(code: Rows, size: int) -> tuple[Rows, int]:
+def _renumber_codes(code: Rows, size: int) -> tuple[Rows, int]:
     """Renumber codes to 0, 1, 2, … without gaps, in the same order.
 
     Return them and how many are distinct. All codes are below `size`.
@@ -410,7 +414,7 @@ class Plans(Columns):
     def distinct_splits(self, *columns: Ints) -> Distinct:
         """Return neighbours that are equal in all but ZeRO stage and virtual stages, and in further columns, (n,)."""
         names = (item.name for item in fields(self) if item.name not in ("zero_stage", "virtual_stages"))
-        return equal_neighbours(*(getattr(self, name) for name in names), *columns)
+        return distinct_neighbours(*(getattr(self, name) for name in names), *columns)
 
     @property
     def gpus(self) -> Ints:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from tilecast import calibration
-from tilecast.validate import Track, untracked
+from tilecast.validate import Track, without_progress
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
 from tilecast_lab.validate import residuals, runs, scores
@@ -24,7 +24,7 @@ class MeasuredRuns(curves.MeasuredRuns):
     forecasts: tuple[PublishedForecast, ...]
 
 
-def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
+def measured(rows: Sequence[Row], track: Track = without_progress) -> MeasuredRuns:
     """Forecast the graded rows of runs tables and return them as runs of pools.
 
     The constants of each forecast are fitted without the row's source.
@@ -32,7 +32,7 @@ def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
     forecasts = runs.forecast(rows, track)
     scored = scores.score(rows, forecasts)
     items = tuple(forecasts[place] for place in scored.index)
-    own = curves.measured_runs(scored, items, scored.left_out_s, read)
+    own = curves.to_measured_runs(scored, items, scored.left_out_s, read)
     values = {item.name: getattr(own, item.name) for item in fields(own)}
     return MeasuredRuns(**values | {"forecasts": items})
 

@@ -118,9 +118,9 @@ def measure(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mappi
         members = [member for member in group.members if member.index in measured]
         if not members:
             continue
-        priced = runs.price(group)
+        priced = runs.price_group(group)
         for member in members:
-            place, index = runs.chosen(priced, member), member.index
+            place, index = runs.choose_plan(priced, member), member.index
             weights = float(priced.footprint.parameters[place])
             if measured[index] < weights and group.workload.offload == "none":
                 problem = f"{measured[index] / 2**30:.3g} GiB is less than the weights, {weights / 2**30:.3g} GiB"

@@ -22,8 +22,8 @@ from tilecast.spec import (
     SpecError,
     Workload,
 )
-from tilecast.validate.cells import Row, UnreadRow, integer
-from tilecast.validate.reading import RunCase, batch_of, optimizer, sequence_length, stated_plan
+from tilecast.validate.cells import Row, UnreadRow, read_integer
+from tilecast.validate.reading import RunCase, implied_batch, read_optimizer, read_sequence_length, read_stated_plan
 from tilecast_lab.validate.graphs import Graphs
 from tilecast_lab.validate.models import model_of, noted
 from tilecast_lab.validate.networks import pool_of
@@ -56,10 +56,10 @@ def read(row: Row, graphs: Graphs | None = None) -> RunCase:
     if not gpus:
         raise UnreadRow("no-gpus")
     stated = _plan(row, model, gpus)
-    batch = integer(row, "global_batch") or batch_of(stated)
+    batch = read_integer(row, "global_batch") or implied_batch(stated)
     if not batch:
         raise UnreadRow("no-batch")
-    sequence = sequence_length(row, model)
+    sequence = read_sequence_length(row, model)
     notes = row.get("notes", "").lower()
     workload = Workload(
         model=model,
@@ -67,7 +67,7 @@ def read(row: Row, graphs: Graphs | None = None) -> RunCase:
         global_batch=batch,
         precision=precision,
         training=row.get("mode", "train") != "inference",
-        optimizer=optimizer(row, model),
+        optimizer=read_optimizer(row, model),
         attention=_attention(row),
         execution=execution(row),
         memory_format=_memory_format(row),
@@ -93,7 +93,7 @@ def _gpus(row: Row) -> int | None:
     LitGPT uses no more GPUs than its global batch has micro-batches: its files set the number of devices, whatever the
     machine has (config_hub/finetune, `devices`).
     """
-    gpus, micro, batch = (integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
+    gpus, micro, batch = (read_integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
     if not (gpus and micro and batch and framework(row) == "litgpt"):
         return gpus
     return min(gpus, max(1, batch // micro))
@@ -232,10 +232,10 @@ def _lora_rank(row: Row, notes: str) -> int:
 
 
 def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
-    ranks = integer(row, "dp")
+    ranks = read_integer(row, "dp")
     if framework(row) == "litgpt" and ranks:
         row = {**row, "dp": str(min(ranks, gpus))}
-    stated = stated_plan(row, model, gpus)
+    stated = read_stated_plan(row, model, gpus)
     copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and not zoo.spreads_tables(model)
     if zoo.spreads_rows(model) and copied:
         stated["expert"] = 1

@@ -15,8 +15,8 @@ import numpy as np
 
 from tilecast import calibration
 from tilecast.spec import Floats, Ints
-from tilecast.validate import Track, transfer, untracked
-from tilecast.validate.transfer import PairErrors, pairs, table_rows
+from tilecast.validate import Track, transfer, without_progress
+from tilecast.validate.transfer import PairErrors, pair_runs, table_rows
 from tilecast_lab.validate import calibration as curves
 from tilecast_lab.validate import residuals
 
@@ -27,7 +27,7 @@ ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
-class Subjects(transfer.Subjects):
+class Subjects(transfer.TransferRuns):
     """R graded rows of published tables with forecasts; arrays are (R,)."""
 
     measured: curves.MeasuredRuns
@@ -39,7 +39,7 @@ class Subjects(transfer.Subjects):
     """Memory bandwidth of the GPU, in bytes per second."""
 
 
-def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
+def subjects(paths: Sequence[Path], track: Track = without_progress) -> Subjects:
     """Read runs tables and forecast their graded rows.
 
     Args:
@@ -50,7 +50,7 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
     measured = curves.measured(table_rows(paths), track)
-    own = transfer.subjects_of(measured, [residuals.source_of(row) for row in measured.rows])
+    own = transfer.to_transfer_runs(measured, [residuals.source_of(row) for row in measured.rows])
     gpus = [case.pool.gpu for case in measured.cases]
     values = {item.name: getattr(own, item.name) for item in fields(own)}
     return Subjects(
@@ -63,7 +63,7 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
 
 def held(subjects: Subjects, kind: str, seen: Ints, asked: Ints) -> PairErrors:
     """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
-    own, measured = transfer.held(subjects, kind, seen, asked), subjects.observed_s
+    own, measured = transfer.pair_errors(subjects, kind, seen, asked), subjects.observed_s
     work = measured[seen] * subjects.flops[asked] / np.maximum(subjects.flops[seen], 1.0)
     steps = {
         "FLOP/s": work * subjects.peak[seen] / subjects.peak[asked],
@@ -172,7 +172,7 @@ def report(subjects: Subjects) -> str:
     """Return as text a line for every kind of pairs over all tables, and one for each table if there are several."""
     tables = sorted(set(subjects.table))
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
-    for kind, (seen, asked) in pairs(subjects).items():
+    for kind, (seen, asked) in pair_runs(subjects).items():
         item = held(subjects, kind, seen, asked)
         lines.append(_cell(kind, line(subjects, item)))
         if len(tables) > 1:

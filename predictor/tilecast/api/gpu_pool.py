@@ -26,9 +26,9 @@ from tilecast.api.base import (
     Toleration,
     ValidationRule,
     check,
-    envelope,
-    keyed_by,
+    check_envelope,
     list_field,
+    list_map_keyed_by,
     optional_field,
 )
 from tilecast.api.calibration import PoolCalibration, PoolError
@@ -273,7 +273,7 @@ class GPUPoolStatus(StatusModel):
         "can have. CapacityKnown: whether something says what is free. Drifted, of a pool that has had runs: whether "
         "its newest runs contradict older ones.",
         max_length=8,
-        **keyed_by("type"),
+        **list_map_keyed_by("type"),
     )
     calibration: PoolCalibration | None = optional_field(
         "What measured steps of the pool's jobs teach about forecasts."
@@ -288,7 +288,7 @@ def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
     Raises:
         SpecError: with the path of the first field that is wrong.
     """
-    name, spec = envelope(document, KIND)
+    name, spec = check_envelope(document, KIND)
     return name, check(GPUPoolSpec, spec, "spec")
 
 
@@ -311,14 +311,14 @@ def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | Non
     try:
         note = untrusted.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
         value = Discovery(str(note["identity"]), str(note["layer"]))
-        return value if note["spec"] == _digest(spec) else None
+        return value if note["spec"] == _spec_digest(spec) else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
     """Return the GPUPool object that discovery writes."""
-    fields = {"identity": note.identity, "layer": note.layer, "spec": _digest(spec)}
+    fields = {"identity": note.identity, "layer": note.layer, "spec": _spec_digest(spec)}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -327,18 +327,18 @@ def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
             "labels": {DISCOVERED: "true"},
             "annotations": {DISCOVERY: json.dumps(fields, separators=(",", ":"))},
         },
-        "spec": _plain(spec),
+        "spec": _spec_values(spec),
     }
 
 
-def _plain(spec: GPUPoolSpec) -> dict[str, Any]:
+def _spec_values(spec: GPUPoolSpec) -> dict[str, Any]:
     """Return the spec as it is written: without fields that are absent or have their default."""
     fields: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
     return fields
 
 
-def _digest(spec: GPUPoolSpec) -> str:
-    return hashlib.sha256(json.dumps(_plain(spec), sort_keys=True).encode()).hexdigest()[:16]
+def _spec_digest(spec: GPUPoolSpec) -> str:
+    return hashlib.sha256(json.dumps(_spec_values(spec), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def named_link(name: str, field: str, *, per_node: bool) -> Link:

@@ -18,7 +18,7 @@ JOB_APIS: Mapping[str, str] = {
 """API version of every kind of job, in the order in which messages name them."""
 
 
-def listed() -> str:
+def list_job_kinds() -> str:
     """Return the kinds as a list for a sentence: "A, B or C"."""
     *others, last = JOB_APIS
     return f"{', '.join(others)} or {last}"

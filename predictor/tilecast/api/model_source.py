@@ -63,7 +63,7 @@ class Transformer(ApiModel):
         ),
     )
 
-    def model(self, name: str) -> Model:
+    def to_model(self, name: str) -> Model:
         """Return these dimensions as a `Model`."""
         return zoo.model_from(
             {

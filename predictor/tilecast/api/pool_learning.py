@@ -15,7 +15,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, figures, list_field, optional_field
-from tilecast.api.calibration import ObservedRun, RunRecord, run_of
+from tilecast.api.calibration import ObservedRun, RunRecord, run_from_record
 from tilecast.api.fields import value_at
 from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.spec import SpecError
@@ -45,7 +45,7 @@ class LearntRun(RunRecord, PartSeconds):
     plan: str | None = optional_field("How it was split.", max_length=128)
 
     @classmethod
-    def of(cls, item: ObservedRun) -> Self:
+    def from_run(cls, item: ObservedRun) -> Self:
         """Return a run with its origin."""
         run = item.run
         return cls.within(
@@ -123,7 +123,7 @@ def runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun]:
     """Return the runs in a PoolLearning, oldest first, without invalid records."""
     parsed = []
     for one in LearntRun.known(value_at(document, ("spec", "runs"))):
-        run = run_of(pool, one.gpu, one, one.namespace)
+        run = run_from_record(pool, one.gpu, one, one.namespace)
         origin = (one.job, one.service_account, one.source, one.namespace_uid)
         parsed.append(ObservedRun(one.uid, one.time, run, *origin, one.gpus, one.plan, one.parts))
     return parsed
@@ -137,7 +137,7 @@ def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
 
 def document(pool: str, seen: Iterable[ObservedRun], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
     """Return the PoolLearning object of a pool, with the newest runs and `Forget`s that there is room for."""
-    rows = [LearntRun.of(item) for item in seen]
+    rows = [LearntRun.from_run(item) for item in seen]
     gone = [ForgottenRuns.within(namespace=what.namespace, uid=what.uid, before=before) for what, before in forgot]
     spec = PoolLearningSpec(runs=rows[-MAX_KEPT:], forgotten=gone[-MAX_FORGOTTEN:])
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": pool}, "spec": spec.document()}

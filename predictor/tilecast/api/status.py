@@ -14,11 +14,11 @@ from tilecast.api.base import (
     StatusModel,
     Toleration,
     figures,
-    keyed_by,
-    known_figures,
     list_field,
+    list_map_keyed_by,
     optional_field,
     plan_field,
+    round_if_known,
     time_field,
 )
 from tilecast.api.parts import PartSeconds
@@ -53,11 +53,11 @@ class Parallelism(StatusModel):
     sequence_parallel: bool = plan_field("sequence_parallel", ge=None, default=False)
 
     @classmethod
-    def of(cls, plan: Plan) -> Self:
+    def from_plan(cls, plan: Plan) -> Self:
         """Return a plan as a document; the fields have the same names."""
         return cls.model_validate(plan, from_attributes=True)
 
-    def plan(self) -> Plan:
+    def to_plan(self) -> Plan:
         """Return the plan."""
         return Plan(**dict(self))
 
@@ -90,7 +90,7 @@ class MemoryBytes(StatusModel):
     )
 
     @classmethod
-    def of(cls, offer: Offer) -> Self:
+    def from_offer(cls, offer: Offer) -> Self:
         """Return the memory of the fullest GPU of an offer."""
         return cls(
             used=round(offer.memory_bytes),
@@ -138,8 +138,8 @@ class Alternative(StatusModel):
             global_batch_size=offer.workload.global_batch,
             precision=offer.workload.precision,
             step_seconds=StepSeconds.of(offer),
-            cost_per1000_steps=known_figures(offer.cost_per_1000_steps),
-            finish_seconds=known_figures(offer.finish_s),
+            cost_per1000_steps=round_if_known(offer.cost_per_1000_steps),
+            finish_seconds=round_if_known(offer.finish_s),
             fits_now=offer.fits_now,
             raw_step_seconds=figures(offer.step_s / offer.carried) if has_runs else None,
             own_runs_ratio=figures(offer.carried) if has_runs else None,
@@ -196,18 +196,18 @@ class Recommendation(StatusModel):
             gpus_per_node=offer.gpus_per_node,
             gpus=offer.gpus,
             device_requests=list(offer.device_requests),
-            parallelism=Parallelism.of(offer.plan),
+            parallelism=Parallelism.from_plan(offer.plan),
             global_batch_size=offer.workload.global_batch,
             precision=offer.workload.precision,
             step_seconds=StepSeconds.of(offer),
             breakdown={name: figures(value) for name, value in offer.breakdown.items()},
             bottleneck=offer.bottleneck,
-            memory_bytes=MemoryBytes.of(offer),
+            memory_bytes=MemoryBytes.from_offer(offer),
             tokens_per_second=figures(offer.tokens_per_s),
-            cost_per1000_steps=known_figures(offer.cost_per_1000_steps),
+            cost_per1000_steps=round_if_known(offer.cost_per_1000_steps),
             currency=None if offer.cost_per_1000_steps is None else pool.currency,
-            finish_seconds=known_figures(offer.finish_s),
-            cost_to_finish=known_figures(offer.cost_to_finish),
+            finish_seconds=round_if_known(offer.finish_s),
+            cost_to_finish=round_if_known(offer.cost_to_finish),
             fits_now=offer.fits_now,
             reason=offer.reason,
             **more,
@@ -217,7 +217,7 @@ class Recommendation(StatusModel):
         """Return what is recommended, to be held against a later search; None if it has no batch or precision."""
         if self.global_batch_size is None or self.precision is None:
             return None
-        return Incumbent(self.pool, self.parallelism.plan(), self.global_batch_size, self.precision)
+        return Incumbent(self.pool, self.parallelism.to_plan(), self.global_batch_size, self.precision)
 
 
 class FrozenForecast(StatusModel):
@@ -355,7 +355,7 @@ class TrainingJobStatus(StatusModel):
         "Ready, RecommendationProvided, LowConfidence, CapacityAvailable, Applied, ObservationsAvailable; "
         "of a job that was measured also BetterPlacementAvailable.",
         max_length=16,
-        **keyed_by("type"),
+        **list_map_keyed_by("type"),
     )
     recommendation: Recommendation | None = optional_field("The best plan of all pools.")
     baseline: Alternative | None = optional_field("What you would run today, priced alike.")

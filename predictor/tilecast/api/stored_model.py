@@ -58,7 +58,7 @@ def content(reference: Reference, config_map: Mapping[str, Any] | None) -> bytes
         raise SpecError(f"{reference.field}.key", problem, remedy) from None
 
 
-def model_of(
+def read_model(
     name: str, source: ModelSource, reference: Reference | None, stored: bytes | None, sequence: int | None
 ) -> Model:
     """Return the model that a job names.
@@ -76,35 +76,35 @@ def model_of(
     if reference is not None and stored is None:
         raise SpecError(reference.field, "is not read here", reference.otherwise)
     if reference is not None and stored is not None and source.graph_ref is not None:
-        return traced.model(reference.name, _trace(reference, stored, sequence))
+        return traced.model(reference.name, _parse_graph(reference, stored, sequence))
     if source.hugging_face is not None:
         config = source.hugging_face.config or {}
         if reference is not None and stored is not None:
-            config = _json(reference, stored, "store the text of the model's config.json")
+            config = _parse_json(reference, stored, "store the text of the model's config.json")
         return huggingface.model(config, "spec.model.huggingFace.config")
     try:
         if source.transformer is not None:
-            return source.transformer.model(name)
+            return source.transformer.to_model(name)
         return zoo.preset(str(source.preset))
     except SpecError as error:
         field = "spec.model.preset" if source.transformer is None else "spec.model.transformer"
         raise error.at(field) from None
 
 
-def _json(reference: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
+def _parse_json(reference: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
     """Parse the text of a ConfigMap as a JSON mapping."""
     subject = f"{reference.key} of ConfigMap {reference.name}"
     return untrusted.json_mapping(stored, f"{reference.field}.key", subject, remedy)
 
 
-def _trace(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
+def _parse_graph(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
     """Return the graph in a ConfigMap.
 
     It is a document of `tilecast trace`, which starts like JSON, or an ONNX file.
     """
     field = f"{reference.field}.key"
     if stored.lstrip()[:1] == b"{":
-        value = _json(reference, stored, "store what `tilecast trace` wrote")
+        value = _parse_json(reference, stored, "store what `tilecast trace` wrote")
         return graph_document.read(value, field)
     try:
         return onnx_file.parse(stored, field, sequence)

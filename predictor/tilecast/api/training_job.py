@@ -22,7 +22,7 @@ from tilecast.api.base import (
     ApiModel,
     ValidationRule,
     check,
-    envelope,
+    check_envelope,
     list_field,
     open_plan_field,
     optional_field,
@@ -32,7 +32,7 @@ from tilecast.api.job_kinds import JOB_APIS
 from tilecast.api.model_source import ConfigMapKeyRef, ModelSource
 from tilecast.api.stored_model import Reference as Reference
 from tilecast.api.stored_model import content as content
-from tilecast.api.stored_model import model_of, sequence_length
+from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.model import Model
@@ -68,7 +68,7 @@ class JobConstraints(ApiModel):
         ),
     )
 
-    def limits(self) -> Constraints:
+    def to_constraints(self) -> Constraints:
         """Return these limits as `Constraints`."""
         return Constraints(
             gpus=self.gpus,
@@ -110,18 +110,18 @@ class JobBaseline(ApiModel):
             "!has(self.plan) || (has(self.plan.data) ? self.plan.data * self.plan.tensor * self.plan.pipeline * "
             "self.plan.context == self.gpus : "
             "self.gpus % (self.plan.tensor * self.plan.pipeline * self.plan.context) == 0)",
-            lambda m: m.plan is None or _multiply(m.plan, m.gpus),
+            lambda m: m.plan is None or _degrees_match_gpus(m.plan, m.gpus),
             "the degrees of plan do not multiply to gpus",
             "correct one of them",
         ),
     )
 
-    def stated(self) -> Baseline:
+    def to_baseline(self) -> Baseline:
         """Return this baseline as a `Baseline`."""
         return Baseline(self.pool, self.gpus, self.plan.stated() if self.plan else None)
 
 
-def _multiply(plan: BaselinePlan, gpus: int) -> bool:
+def _degrees_match_gpus(plan: BaselinePlan, gpus: int) -> bool:
     others = plan.tensor * plan.pipeline * plan.context
     return gpus % others == 0 if plan.data is None else plan.data * others == gpus
 
@@ -239,7 +239,7 @@ class TrainingJobSpec(ApiModel):
     )
 
 
-def document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+def training_job_document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the TrainingJob object with a name and a spec."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
@@ -250,10 +250,10 @@ def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
     Raises:
         SpecError: with the path of the first field that is wrong.
     """
-    return check(TrainingJobSpec, envelope(document, KIND)[1], "spec")
+    return check(TrainingJobSpec, check_envelope(document, KIND)[1], "spec")
 
 
-def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
+def read_request(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
     """Return the request for advice that a TrainingJob document makes.
 
     Args:
@@ -263,7 +263,7 @@ def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any
     Raises:
         SpecError: a field is wrong, or the model is unknown or cannot be read.
     """
-    name, _ = envelope(document, KIND)
+    name, _ = check_envelope(document, KIND)
     spec = parse(document)
     stored = None
     if (place := reference(spec)) is not None:
@@ -296,9 +296,9 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
             framework cannot reduce gradients as the spec says.
     """
     training = spec.training
-    model = model_of(name, spec.model, reference(spec), stored, training.sequence_length)
-    workload = _workload(spec, model, sequence_length(model, training.sequence_length))
-    _check_sync(training)
+    model = read_model(name, spec.model, reference(spec), stored, training.sequence_length)
+    workload = _to_workload(spec, model, sequence_length(model, training.sequence_length))
+    _check_gradient_sync(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -306,8 +306,8 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         name=name,
         workload=workload,
         objective=spec.objective,
-        constraints=(spec.constraints or JobConstraints()).limits(),
-        baseline=spec.baseline.stated() if spec.baseline else None,
+        constraints=(spec.constraints or JobConstraints()).to_constraints(),
+        baseline=spec.baseline.to_baseline() if spec.baseline else None,
         deadline_s=None if spec.deadline_seconds is None else float(spec.deadline_seconds),
         budget=Budget(spec.budget.amount, spec.budget.currency) if spec.budget else None,
         batches=(batches.min, batches.max) if batches else None,
@@ -316,7 +316,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
     )
 
 
-def _workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
+def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
     """Return the workload of a spec, given its model and its tokens per sample."""
     training, is_training = spec.training, spec.workload == "training"
     steps = training.steps
@@ -350,7 +350,7 @@ def _workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Work
     )
 
 
-def _check_sync(training: Training) -> None:
+def _check_gradient_sync(training: Training) -> None:
     """Check that gradients can be reduced in buckets or by parameter servers, where the job says so.
 
     Raises:

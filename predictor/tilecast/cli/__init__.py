@@ -39,7 +39,7 @@ VERBS: Mapping[str, str] = {
 _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
 
 
-class _Parser(argparse.ArgumentParser):
+class _OneLineErrorParser(argparse.ArgumentParser):
     """Argument parser whose errors are one line, like every other error of the program."""
 
     def error(self, message: str) -> NoReturn:
@@ -50,13 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser(given[:1]).parse_args(given)
+    options = build_parser(given[:1]).parse_args(given)
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply(os.environ)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
-            warnings.showwarning = _show
+            warnings.showwarning = _print_warning
             status = run(options)
         sys.stdout.flush()
     except SpecError as error:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _show(
+def _print_warning(
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -96,9 +96,9 @@ def _open_streams() -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
-def parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
+def build_parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
     """Return the parser of the command line, with the arguments of the verbs in `names` only."""
-    whole = _Parser(prog="tilecast", description=_PURPOSE)
+    whole = _OneLineErrorParser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, purpose in VERBS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tilecast.api.job_kinds import listed
+from tilecast.api.job_kinds import list_job_kinds
 from tilecast.objectives import OBJECTIVES
 from tilecast.spec import (
     EXECUTIONS,
@@ -17,11 +17,11 @@ from tilecast.spec import (
 )
 
 
-def job_arguments(parser: argparse.ArgumentParser) -> None:
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a job, and the flags that describe it."""
     parser.add_argument(
         "job",
-        help=f"a file with a TrainingJob, or with an annotated {listed()}; a Hugging Face "
+        help=f"a file with a TrainingJob, or with an annotated {list_job_kinds()}; a Hugging Face "
         "config.json, PEFT's adapter_config.json, or a folder with either; an ONNX file, a graph that `tilecast trace` "
         "wrote, or the name of a model preset",
     )
@@ -50,7 +50,7 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", metavar="AMOUNT", help="for fastestWithinBudget: 5000 (USD), or 5000EUR")
 
 
-def pool_arguments(parser: argparse.ArgumentParser) -> None:
+def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name pools, and the corrections for them."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(

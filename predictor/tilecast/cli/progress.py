@@ -13,7 +13,7 @@ PATIENCE_S = 2.0
 ItemT = TypeVar("ItemT")
 
 
-def track(items: Sequence[ItemT], what: str) -> Iterator[ItemT]:
+def track_progress(items: Sequence[ItemT], what: str) -> Iterator[ItemT]:
     """Yield the items, and show a bar on standard error after `PATIENCE_S`, if that is a terminal."""
     if not sys.stderr.isatty():
         yield from items

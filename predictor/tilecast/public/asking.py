@@ -57,42 +57,42 @@ class Answer:
     """A measured step that names no pool."""
 
 
-def ask(question: Question) -> Answer:
+def answer_question(question: Question) -> Answer:
     """Return the advice for a job.
 
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
     """
-    job = job_inputs.job(question.job)
+    job = job_inputs.read_job(question.job)
     try:
-        return _answered(question, job)
+        return _answer(question, job)
     except SpecError as error:
-        raise job.by_flag(error) from None
+        raise job.named_by_flag(error) from None
 
 
-def _answered(question: Question, job: JobInput) -> Answer:
-    request, pools = job.request(), pool_inputs.pools(question.pools)
-    seconds, runs = measurements.read(question.measured)
+def _answer(question: Question, job: JobInput) -> Answer:
+    request, pools = job.request(), pool_inputs.read_pools(question.pools)
+    seconds, runs = measurements.parse_measurements(question.measured)
     if question.baseline:
-        where, step = measurements.baseline(question.baseline)
-        request = replace(request, baseline=_baseline(where))
+        where, step = measurements.split_baseline(question.baseline)
+        request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
-    own = measured.own_runs(request, measurements.resolved(runs, pools))
+    own = measured.own_runs(request, measurements.find_measured_pools(runs, pools))
     pools = measured.corrected(request, pools, own)
     if question.plan is not None:
-        request = _planned(request, question.plan)
+        request = _request_for_plan(request, question.plan)
     notes = pool_inputs.pool_notes(question.pools, pools)
     requests = launcher_requests(request, question.launch) if question.launch else (request,)
     if job.source is None:
-        advice = measured.with_notes(_with_notes(_best(requests, pools), notes), own)
+        advice = measured.with_notes(_add_notes(_choose_advice(requests, pools), notes), own)
         return Answer(job, advice, pools, seconds=seconds)
     from tilecast.jobs.candidates import settled
 
-    labels, devices = pool_inputs.node_labels(question.pools), pool_inputs.devices(question.pools)
-    narrowed = [job.source.narrowed(one, pools, labels, devices) for one in requests]
+    labels, devices = pool_inputs.read_node_labels(question.pools), pool_inputs.read_devices(question.pools)
+    narrowed = [job.source.narrow_request(one, pools, labels, devices) for one in requests]
     candidates = narrowed[0][1]
-    best = _best([one for one, _ in narrowed], candidates.pools)
-    advice = measured.with_notes(_with_notes(settled(best, candidates), notes), own)
+    best = _choose_advice([one for one, _ in narrowed], candidates.pools)
+    advice = measured.with_notes(_add_notes(settled(best, candidates), notes), own)
     return Answer(job, advice, candidates.pools, candidates, seconds)
 
 
@@ -113,7 +113,7 @@ def measured_offer(question: Question, answer: Answer) -> Offer:
     return answer.advice.offers[0]
 
 
-def _with_notes(advice: Advice, notes: Sequence[str]) -> Advice:
+def _add_notes(advice: Advice, notes: Sequence[str]) -> Advice:
     return replace(advice, notes=(*advice.notes, *notes))
 
 
@@ -121,23 +121,25 @@ _GAIN = 0.05
 """What another framework of a launcher has to save of the first one's objective to be worth its wrapping."""
 
 
-def _best(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
+def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
     """Return the advice for one of the requests, which differ in their frameworks.
 
     Advice whose framework executes the recommendation goes before all other. Of the rest the first is chosen, unless a
     later one has a recommendation that is better by more than `_GAIN` or the first has none.
     """
-    advices = [_advise(request, pools) for request in requests]
-    chosen, *others = [advice for advice in advices if _is_run(advice)] or advices
+    advices = [_advise_on_plan(request, pools) for request in requests]
+    chosen, *others = [advice for advice in advices if _is_executable(advice)] or advices
     for other in others:
         if other.best is None:
             continue
-        if chosen.best is None or _value(other, other.best) < (1 - _GAIN) * _value(chosen, chosen.best):
+        if chosen.best is None or _objective_value(other, other.best) < (1 - _GAIN) * _objective_value(
+            chosen, chosen.best
+        ):
             chosen = other
     return chosen
 
 
-def _is_run(advice: Advice) -> bool:
+def _is_executable(advice: Advice) -> bool:
     """Return whether the job's framework executes the recommendation, which is not certain for a stated plan."""
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
@@ -145,7 +147,7 @@ def _is_run(advice: Advice) -> bool:
     return bool(search.abilities(framework).executes(Plans.of(best.plan))[0])
 
 
-def _value(advice: Advice, offer: Offer) -> float:
+def _objective_value(advice: Advice, offer: Offer) -> float:
     """Return the value of an offer that the objective minimises: its GPUs, or the seconds or the price per sample."""
     goal = advice.request.goal
     if goal.fewest_gpus:
@@ -154,7 +156,7 @@ def _value(advice: Advice, offer: Offer) -> float:
     return (offer.step_s if price is None else price) / offer.workload.global_batch
 
 
-def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
+def _advise_on_plan(request: Request, pools: Sequence[Pool]) -> Advice:
     try:
         return advise(request, pools)
     except SpecError as error:
@@ -163,13 +165,13 @@ def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
         raise SpecError("--plan", error.problem, error.remedy) from None
 
 
-def _baseline(text: str) -> Baseline:
+def _parse_baseline(text: str) -> Baseline:
     where, _, plan = text.partition(":")[2].partition(":")
-    pool, gpus = reading.pair("--baseline", f"{text.partition(':')[0]}:{where}")
+    pool, gpus = reading.parse_name_and_count("--baseline", f"{text.partition(':')[0]}:{where}")
     return Baseline(pool, gpus, Stated.parse(plan, "--baseline") if plan else None)
 
 
-def _planned(request: Request, text: str) -> Request:
+def _request_for_plan(request: Request, text: str) -> Request:
     """Return the request for one stated plan; the product of its degrees is the number of GPUs.
 
     Raises:
@@ -194,7 +196,7 @@ def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
     Raises:
         SpecError: the launcher cannot run the job, or not with the framework that the job names.
     """
-    launched.refuse(launcher, request.workload)
+    launched.check_launchable(launcher, request.workload)
     supported, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
     if asked is not None and (engine(asked) not in map(engine, supported) or FRAMEWORKS[asked].host == "graph"):
         problem = f"{launcher} is not {asked}, which spec.training.framework names"

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 
 
-def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
+def align_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
     """Return the lines of a table, without empty columns; those named in `right` are aligned to the right."""
     shown = [place for place in range(len(titles)) if not rows or any(row[place] for row in rows)]
     cells = [[str(row[place]) for place in shown] for row in (titles, *rows)]
@@ -22,7 +22,7 @@ def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
     ]
 
 
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
+def format_csv(rows: Iterable[Sequence[object]]) -> str:
     """Format rows as CSV, one line each."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)

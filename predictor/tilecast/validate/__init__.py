@@ -14,6 +14,6 @@ Track: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
 """Function that yields the items of a sequence and may show progress; the text names the items."""
 
 
-def untracked(items: Sequence[Any], what: str) -> Iterable[Any]:
+def without_progress(items: Sequence[Any], what: str) -> Iterable[Any]:
     """Return `items` without showing progress."""
     return items

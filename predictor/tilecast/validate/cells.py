@@ -29,13 +29,13 @@ class UnreadRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
         self.code = code
 
 
-def integer(row: Row, column: str) -> int | None:
+def read_integer(row: Row, column: str) -> int | None:
     """Return the whole number from 0 to 2^40 in a column, or None if the cell holds no such number."""
-    number = real(row, column)
+    number = read_number(row, column)
     return int(number) if number is not None and number == int(number) else None
 
 
-def real(row: Row, column: str) -> float | None:
+def read_number(row: Row, column: str) -> float | None:
     """Return the number from 0 to 2^40 in a column, or None if the cell holds no such number."""
     try:
         number = float(row.get(column, "") or "nan")

@@ -22,9 +22,9 @@ from tilecast.kernels import KernelTimes
 from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
-from tilecast.validate import Track, untracked
+from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row, UnreadRow
-from tilecast.validate.reading import RunCase, read
+from tilecast.validate.reading import RunCase, read_run
 from tilecast.zoo import Sharded
 
 COLUMNS = (
@@ -73,7 +73,7 @@ Reader: TypeAlias = Callable[[Row], RunCase]
 """Function that reads a row as `reading.read` does."""
 
 
-def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup], dict[int, str]]:
+def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[RunGroup], dict[int, str]]:
     """Prepare everything about the rows that does not depend on fitted constants.
 
     Returns:
@@ -88,7 +88,7 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
     for index, row in enumerate(rows):
         try:
             case = reader(row)
-            plans = _plans(case)
+            plans = _possible_plans(case)
         except UnreadRow as refusal:
             refused[index] = refusal.code
         else:
@@ -99,7 +99,7 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
         plans = Plans.concatenate([table for _, _, table in members])
         ends = np.cumsum([len(table) for _, _, table in members])
         group_members = tuple(
-            GroupMember(index, slice(int(end) - len(table), int(end)), _is_stated(one))
+            GroupMember(index, slice(int(end) - len(table), int(end)), _states_split(one))
             for end, (index, one, table) in zip(ends, members, strict=True)
         )
         try:
@@ -112,17 +112,17 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
     return groups, refused
 
 
-def forecast(rows: Sequence[Row], track: Track = untracked) -> list[Forecast]:
+def forecast_rows(rows: Sequence[Row], track: Track = without_progress) -> list[Forecast]:
     """Forecast all rows, in order; rows that share a workload and a pool are priced as one plan table."""
-    groups, refused = prepare(rows)
+    groups, refused = group_runs(rows)
     forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
     for group in track(groups, "groups of runs"):
-        priced = price(group)
-        forecasts |= {member.index: forecast_of(group, priced, member) for member in group.members}
+        priced = price_group(group)
+        forecasts |= {member.index: forecast_member(group, priced, member) for member in group.members}
     return [forecasts[index] for index in range(len(rows))]
 
 
-def price(group: RunGroup, fitted: Constants | None = None) -> Priced:
+def price_group(group: RunGroup, fitted: Constants | None = None) -> Priced:
     """Price the plan table of a group, with `fitted` in place of the shipped constants if given."""
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
@@ -130,7 +130,7 @@ def price(group: RunGroup, fitted: Constants | None = None) -> Priced:
 _FULL = CHECKPOINTING.index("full")
 
 
-def chosen(priced: Priced, member: GroupMember) -> int:
+def choose_plan(priced: Priced, member: GroupMember) -> int:
     """Return the index of the plan that a row is taken to mean among those that it leaves open.
 
     It is the first plan that fits if they are in order of preference, else the fastest that fits. If none fits, it is
@@ -146,26 +146,26 @@ def chosen(priced: Priced, member: GroupMember) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class InterpretedPlan:
     """Plan that a row is taken to mean: plan `row` of the table, with a `share` of its layers as in plan `other`."""
 
     row: int
     other: int
     share: float
 
-    def of(self, column: Floats) -> float:
+    def interpolate(self, column: Floats) -> float:
         """Return the value of a column (n,) of the plan table that is a sum over layers."""
         return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
 
 
-def meant(workload: Workload, priced: Priced, member: GroupMember) -> Meant:
+def interpret_plan(workload: Workload, priced: Priced, member: GroupMember) -> InterpretedPlan:
     """Return the plan that a row is taken to mean.
 
     A row that does not state its recomputation, and does not fit without it, recomputes only as many layers as its
     memory requires, if its framework can choose layers (Megatron-LM, megatron/training/arguments.py:
     --recompute-num-layers; PyTorch's checkpoint_wrapper wraps any module).
     """
-    row = chosen(priced, member)
+    row = choose_plan(priced, member)
     plans, framework = priced.plans, workload.framework
     table = np.arange(member.rows.start, member.rows.stop)
     full = table[
@@ -175,26 +175,26 @@ def meant(workload: Workload, priced: Priced, member: GroupMember) -> Meant:
     is_open = member.ordered and plans.checkpointing[start] != _FULL and plans.checkpointing[row] == _FULL
     varies = framework is None or "recomputation" in search.abilities(framework).per_layer
     if not (is_open and varies and len(full)):
-        return Meant(row, row, 0.0)
+        return InterpretedPlan(row, row, 0.0)
     least, most, room = priced.memory_bytes[full[0]], priced.memory_bytes[start], priced.usable_bytes
-    return Meant(start, int(full[0]), float(np.clip((most - room) / max(most - least, 1.0), 0.0, 1.0)))
+    return InterpretedPlan(start, int(full[0]), float(np.clip((most - room) / max(most - least, 1.0), 0.0, 1.0)))
 
 
-def _is_stated(case: RunCase) -> bool:
+def _states_split(case: RunCase) -> bool:
     """Return whether the row states how the work is split, so that only recomputation and the like are open."""
     stated = case.stated
     micro = stated["micro_batch"] or stated["gradient_accumulation"]
     return bool(stated["data"] and stated["tensor"] and stated["pipeline"] and micro)
 
 
-def _plans(case: RunCase) -> Plans:
+def _possible_plans(case: RunCase) -> Plans:
     """Return the plans that a row may mean: variants of a stated plan, or every plan that agrees with what is stated.
 
     Raises:
         UnreadRow: the stated plan is impossible, or no plan agrees.
     """
-    if _is_stated(case):
-        return _complete(case)
+    if _states_split(case):
+        return _complete_plan(case)
     anyhow = replace(case.workload, framework=None)  # the run may use abilities that the framework lacks today
     table = search.enumerate_plans(anyhow, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
     if not len(table):
@@ -229,7 +229,7 @@ _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 """Pairs of recomputation mode and sequence parallelism, in the order in which users try them."""
 
 
-def _complete(case: RunCase) -> Plans:
+def _complete_plan(case: RunCase) -> Plans:
     """Return the stated degrees with each recomputation mode that the row allows, in order of preference.
 
     Raises:
@@ -259,20 +259,20 @@ def _complete(case: RunCase) -> Plans:
     return Plans(**table)
 
 
-def forecast_of(group: RunGroup, priced: Priced, member: GroupMember) -> Forecast:
+def forecast_member(group: RunGroup, priced: Priced, member: GroupMember) -> Forecast:
     """Return the forecast of one row of a group whose plan table is priced."""
-    one = meant(group.workload, priced, member)
+    one = interpret_plan(group.workload, priced, member)
     lower, upper = uncertainty.interval(group.workload, priced, one.row)
     row = one.other if one.share else one.row
-    seconds = one.of(priced.step_s)
+    seconds = one.interpolate(priced.step_s)
     widened = seconds / float(priced.step_s[one.row])
     return Forecast(
         seconds=seconds,
         lower_s=lower * widened,
         upper_s=upper * widened,
         fits=bool(priced.fits[row]),
-        memory_bytes=one.of(priced.memory_bytes),
-        parts={name: one.of(getattr(priced.times, name)) for name in PARTS},
+        memory_bytes=one.interpolate(priced.memory_bytes),
+        parts={name: one.interpolate(getattr(priced.times, name)) for name in PARTS},
         plan=priced.plans.row(row),
     )
 
@@ -304,12 +304,12 @@ def write_rows(path: Path, rows: Sequence[Row], forecasts: Sequence[Forecast]) -
         with path.open("w", newline="", encoding="utf-8") as handle:
             writer = csv.writer(handle)
             writer.writerow(COLUMNS)
-            writer.writerows(_cells(row, item) for row, item in zip(rows, forecasts, strict=True))
+            writer.writerows(_forecast_cells(row, item) for row, item in zip(rows, forecasts, strict=True))
     except OSError as error:
         raise SpecError("--rows", f"cannot write {path}", str(error.strerror)) from None
 
 
-def _cells(row: Row, item: Forecast) -> list[str]:
+def _forecast_cells(row: Row, item: Forecast) -> list[str]:
     if item.seconds is None or item.parts is None:
         return [row["id"], *[""] * (len(COLUMNS) - 2), item.reason]
     values = [item.seconds, item.lower_s, item.upper_s]

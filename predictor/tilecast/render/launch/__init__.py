@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tilecast import frameworks, zoo
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
-from tilecast.render.launch.setting import Launch, Setting
+from tilecast.render.launch.setting import LaunchScript, LaunchSetting
 from tilecast.render.units import duration, gibibyte_range, gibibytes
 from tilecast.search import FRAMEWORKS, abilities, engine
 from tilecast.spec import (
@@ -27,13 +27,21 @@ from tilecast.spec import (
     Workload,
 )
 
-__all__ = ["LAUNCHERS", "Launch", "Launcher", "Setting", "cannot", "launch", "refuse"]
+__all__ = [
+    "LAUNCHERS",
+    "LaunchScript",
+    "LaunchSetting",
+    "Launcher",
+    "check_launchable",
+    "unsupported_part",
+    "write_launch",
+]
 
 _ALL: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw", "lamb")
 _ANY: tuple[Attention, ...] = ("auto", "flash", "eager")
 
 
-def _nothing(setting: Setting) -> str:
+def _no_refusal(setting: LaunchSetting) -> str:
     return ""
 
 
@@ -43,7 +51,7 @@ class Launcher:
 
     frameworks: tuple[Framework, ...]
     """Frameworks that price what it runs, those to try first at the front."""
-    write: Callable[[Setting], Launch]
+    write: Callable[[LaunchSetting], LaunchScript]
     executions: tuple[Execution, ...] = ("eager", "compiled")
     optimizers: tuple[Optimizer, ...] = _ALL
     attention: tuple[Attention, ...] = _ANY
@@ -54,36 +62,36 @@ class Launcher:
     """Whether it reads the loss from the output of a Transformers model."""
     has_adapters: bool = True
     """Whether LoRA is left to the script."""
-    refuses: Callable[[Setting], str] = _nothing
+    refuses: Callable[[LaunchSetting], str] = _no_refusal
     """Function that says what in a setting it does not run, or not as priced; it returns an empty string if nothing."""
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(("ddp",), pytorch.data_parallel, ("eager", "compiled", "cudaGraphs")),
-    "fsdp2": Launcher(("fsdp2",), pytorch.fully_sharded),
-    "deepspeed": Launcher(("deepspeed",), deepspeed.engine),
+    "torchrun": Launcher(("ddp",), pytorch.launch_ddp, ("eager", "compiled", "cudaGraphs")),
+    "fsdp2": Launcher(("fsdp2",), pytorch.launch_fsdp2),
+    "deepspeed": Launcher(("deepspeed",), deepspeed.launch_engine),
     "megatron": Launcher(
         ("megatron",),
-        megatron.pretrain,
+        megatron.launch_pretraining,
         families=tuple(megatron.SCRIPTS),
         executions=("eager", "cudaGraphs"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         has_adapters=False,
-        refuses=megatron.refuses,
+        refuses=megatron.refusal_reason,
     ),
     "torchtitan": Launcher(
         ("torchtitan",),
-        torchtitan.job,
+        torchtitan.launch_job,
         families=torchtitan.FAMILIES,
         optimizers=("adam", "adamw"),
         attention=("auto", "flash"),
         has_adapters=False,
-        refuses=torchtitan.refuses,
+        refuses=torchtitan.refusal_reason,
     ),
-    "accelerate": Launcher(("huggingface", "accelerate"), huggingface.accelerate),
+    "accelerate": Launcher(("huggingface", "accelerate"), huggingface.launch_accelerate),
     "trainer": Launcher(
         ("huggingface", "accelerate"),
-        huggingface.trainer,
+        huggingface.launch_trainer,
         precisions=("fp32", "tf32", "fp16", "bf16"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         reads_loss=True,
@@ -92,7 +100,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
 """Launchers that `--launch` knows, by name."""
 
 
-def launch(launcher: str, setting: Setting) -> Launch:
+def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
     """Return the command, the files it reads and the lines of a script that run a plan.
 
     Args:
@@ -102,42 +110,42 @@ def launch(launcher: str, setting: Setting) -> Launch:
     Raises:
         SpecError: the launcher cannot run the plan or the job, or not as it is priced; the message says why.
     """
-    refuse(launcher, setting.workload)
-    chosen = _priced(launcher, setting)
+    check_launchable(launcher, setting.workload)
+    chosen = _with_framework(launcher, setting)
     framework = chosen.workload.framework
-    reason = cannot(engine(framework), chosen.workload, chosen.plan) if framework else ""
+    reason = unsupported_part(engine(framework), chosen.workload, chosen.plan) if framework else ""
     if reason := reason or LAUNCHERS[launcher].refuses(chosen):
         remedy = f"let the search keep to it: --launch {launcher} without --plan, or use another launcher"
         raise SpecError("--launch", f"{launcher} cannot run {setting.plan} as priced: {reason}", remedy)
     return LAUNCHERS[launcher].write(chosen)
 
 
-def screen(launcher: str, setting: Setting) -> str:
+def launch_text(launcher: str, setting: LaunchSetting) -> str:
     """Return the launch for people, under lines that say where it runs, how long a step takes, and what is priced.
 
     Raises:
         SpecError: as in `launch`.
     """
-    line, chosen = launch(launcher, setting), _priced(launcher, setting)
+    line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {duration(setting.step_s)} a step"
     if setting.memory_bytes is not None:
         lower, upper, available = setting.memory_bytes
         head += f", {gibibyte_range(lower, upper)} of {gibibytes(available)} GiB a GPU"
-    return line.text([head, f"priced as {chosen.workload.framework}: {_states(chosen)}"])
+    return line.text([head, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"])
 
 
-def document(launcher: str, setting: Setting) -> dict[str, object]:
+def launch_document(launcher: str, setting: LaunchSetting) -> dict[str, object]:
     """Return the launch as plain data.
 
     Raises:
         SpecError: as in `launch`.
     """
-    line = launch(launcher, setting)
-    return {"launcher": launcher, "framework": _priced(launcher, setting).workload.framework, **line.document()}
+    line = write_launch(launcher, setting)
+    return {"launcher": launcher, "framework": _with_framework(launcher, setting).workload.framework, **line.document()}
 
 
-def refuse(launcher: str, workload: Workload) -> None:
+def check_launchable(launcher: str, workload: Workload) -> None:
     """Raise SpecError for a job that a launcher cannot be configured for, whatever the plan.
 
     Raises:
@@ -181,7 +189,7 @@ def refuse(launcher: str, workload: Workload) -> None:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 
 
-def cannot(framework: Framework, workload: Workload, plan: Plan) -> str:
+def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> str:
     """Return what in a plan a framework does not execute; empty if nothing."""
     supported = FRAMEWORKS[framework]
     if workload.precision not in supported.precisions:
@@ -204,7 +212,7 @@ def cannot(framework: Framework, workload: Workload, plan: Plan) -> str:
     return f"it has no ZeRO stage {plan.zero_stage} with these degrees"
 
 
-def _priced(launcher: str, setting: Setting) -> Setting:
+def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
     """Return the setting with the framework that prices it.
 
     This is the job's own, or the first of the launcher's that runs the plan.
@@ -225,7 +233,7 @@ _WEIGHTS: Mapping[str, str] = {
 """Words for the values of `Framework.weights`."""
 
 
-def _states(setting: Setting) -> str:
+def _describe_states(setting: LaunchSetting) -> str:
     if not setting.workload.is_mixed:
         return "weights, gradients and optimizer in FP32"
     gradients = "FP32" if setting.cells.has_fp32_gradients(setting.workload) else "16-bit"
