@@ -20,9 +20,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
-from tilecast.api.base import ApiModel, StatusModel, figures, list_field, optional_field, round_if_known
+from tilecast.api import status
+from tilecast.api.base import ApiModel, StatusModel, UnboundedModel, figures, list_field, optional_field, round_if_known
 from tilecast.api.status import (
-    Alternative,
     MemoryBytes,
     ModelVersion,
     PassedOver,
@@ -48,7 +48,7 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class DetailedOffer(Recommendation):
+class DetailedOffer(UnboundedModel, Recommendation):
     """A plan in full, with what a status leaves out."""
 
     plan: str = Field(description="The split in short, as tables print it and --plan reads it.")
@@ -88,7 +88,7 @@ class AppliedChange(StatusModel):
         return cls(input=change.input, value=value, effect=change.effect, text=change.text)
 
 
-class DetailedRejection(RejectedPool):
+class DetailedRejection(UnboundedModel, RejectedPool):
     """Why a pool has no plan, with the change that would help."""
 
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
@@ -99,7 +99,11 @@ class DetailedRejection(RejectedPool):
         return super().of(item, change=AppliedChange.from_change(item.change), **more)
 
 
-class DetailedPassedOver(PassedOver):
+class Alternative(UnboundedModel, status.Alternative):
+    """One plan in short."""
+
+
+class DetailedPassedOver(UnboundedModel, PassedOver):
     """A plan that is not the recommendation, with the number that decided."""
 
     value: float | None = optional_field("Ratio to the recommendation, or bytes that are too many.")

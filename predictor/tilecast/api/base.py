@@ -166,6 +166,15 @@ class StatusModel(ApiModel):
         return self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
 
 
+class UnboundedModel(StatusModel):
+    """Base of models that inherit the fields of a status, but print texts and lists whole."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        for field in cls.model_fields.values():
+            field.metadata = [bound for bound in field.metadata if not isinstance(bound, MaxLen)]
+
+
 @cache
 def _length_limits(schema: type[ApiModel]) -> Mapping[str, int]:
     """Return the longest text or list that each field allows, if it has a bound, by name and by alias."""

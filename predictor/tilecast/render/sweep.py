@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tilecast.advice import Offer
-from tilecast.api.advice import DetailedRejection
+from tilecast.api.advice import Alternative, DetailedRejection
 from tilecast.api.base import figures
-from tilecast.api.status import Alternative
 from tilecast.render.charts import Axis, Chart, Point, Series, format_tick_seconds
 from tilecast.render.columns import align_columns, format_csv
 from tilecast.render.units import count, duration, format_money, interval

@@ -8,7 +8,7 @@ Row = Mapping[str, str]
 
 REASONS: Mapping[str, str] = {
     "unknown-gpu": "the GPU is not among the hardware files",
-    "unknown-model": "the row states no complete dimensions and its model name is no preset",
+    "unknown-model": "the model name is no preset, and columns of dimensions need the laboratory (`pip install ./lab`)",
     "unknown-precision": "the precision is not one that can be priced",
     "precision-not-supported": "the GPU has no units for the precision",
     "no-batch": "neither a global batch nor a batch per GPU is stated",
