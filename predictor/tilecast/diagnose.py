@@ -1,9 +1,9 @@
-"""Find the line of a forecast that is most probably wrong, given the measured step.
+"""Find the part of a forecast that is most probably wrong, given the measured step.
 
-Every line has an error of its own, log-normal, with the half-widths that `uncertainty` adds up. A line that alone is
-wrong would have to take the time that the measurement leaves for it. The line whose needed time is the fewest of its
-standard errors away is the most probable one (the likeliest of single causes under these priors). Properties that a
-job's description leaves out are a cause of their own, which scales the whole step.
+Each part has an independent log-normal error with a half-width from `uncertainty`. If one part alone is wrong, its true
+time is its forecast plus the difference between measured and forecast step. The most probable cause is the part whose
+needed time is the fewest standard errors away. Properties missing from the job's description are a cause of their own,
+which scales the whole step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNSTATED = "unstated"
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One line, if it alone were wrong."""
+    """Part of the forecast, under the assumption that it alone is wrong."""
 
     line: str
     """A part of the breakdown, or `UNSTATED`."""

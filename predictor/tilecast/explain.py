@@ -1,7 +1,7 @@
-"""Break down the time of one plan: its operators, its exchanges, and how close to the machine's peak they come.
+"""Breakdown of the step time of one plan into operators, exchanges and sums.
 
-This module prices nothing that `step` does not price: it takes operators, collectives and parts of the step apart. What
-`step` knows only as a sum (the synchronisation of gradients) is the remainder that the other lines leave of it.
+All times come from `step`. The part that `step` knows only as a sum (synchronisation of gradients) is the remainder of
+the other parts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class PricedOperator:
-    """One operator of the model on one rank; equal ones of several blocks are counted together.
+    """Operator of the model on one rank. Equal operators of several blocks are counted together.
 
-    Seconds and counts are those of one micro-batch through every stage.
+    Seconds and counts are those of one micro-batch through all stages.
     """
 
     name: str
@@ -68,9 +68,9 @@ class PricedOperator:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Data that ranks exchange inside layers or between stages, per micro-batch.
+    """Data that ranks exchange inside layers or between stages, for one micro-batch.
 
-    Seconds are those on the wire, before computation hides any of them.
+    Seconds are times on the wire, before overlap with computation.
     """
 
     name: str
@@ -242,10 +242,9 @@ def _graph_operators(graph: Graph) -> list[tuple[Block, Op]]:
 
 
 def _runs_per_micro_batch(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> float:
-    """Return how often a micro-batch runs an operator, recomputation included.
+    """Return the number of runs of an operator in a micro-batch, recomputation included.
 
-    An operator that the backward pass computes again runs twice. Where only a share of it is computed again, it counts
-    as one run and that share.
+    A recomputed operator runs twice. An operator of which a share is recomputed counts 1 plus that share.
     """
     if op.phase == "backward" or not workload.training or not any(block is layer for layer in graph.layers):
         return 1
@@ -254,11 +253,7 @@ def _runs_per_micro_batch(workload: Workload, plan: Plan, graph: Graph, block: B
 
 
 def _price_operators(
-    workload: Workload,
-    plan: Plan,
-    sharded: Sharded,
-    times: kernels.KernelTimes,
-    rows: Sequence[npt.NDArray[np.intp]],
+    workload: Workload, plan: Plan, sharded: Sharded, times: kernels.KernelTimes, rows: Sequence[npt.NDArray[np.intp]]
 ) -> tuple[PricedOperator, ...]:
     graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}

@@ -71,10 +71,10 @@ PassName: TypeAlias = str
 
 
 class SpecError(ValueError):
-    """An input of the user that is invalid.
+    """Invalid input of a user.
 
-    `field` is its path, `problem` what is wrong with it and `remedy` what to write instead; the message is the three on
-    one line.
+    `field` is the path of the input, `problem` the error, and `remedy` a proposal. The message joins all three on one
+    line.
     """
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
@@ -87,19 +87,19 @@ class SpecError(ValueError):
         return type(self), (self.field, self.problem, self.remedy)
 
     def at(self, field: str, remedy: str = "") -> SpecError:
-        """Return the same error about another field, and with another remedy where one is given."""
+        """Return this error with another field, and with another remedy if one is given."""
         return type(self)(field, self.problem, remedy or self.remedy)
 
 
 class SearchTooLargeError(SpecError):
-    """A job needs a larger search than allowed.
+    """Refusal of a job that needs a larger search than allowed.
 
-    The decision depends on counts alone, so that every machine gives the same answer.
+    The decision depends on counts alone, so that it is equal on every machine.
     """
 
     @classmethod
     def of(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
-        """Return the error for `number` of something where a limit allows fewer."""
+        """Return the error for a `number` of `noun` above a `limit`."""
         return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
 
 
@@ -152,7 +152,7 @@ class Workload:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the precision is 16 bit or FP8, so that training mixes it with FP32."""
+        """Whether training mixes a 16-bit or FP8 precision with FP32."""
         return self.precision in ("fp16", "bf16", "fp8")
 
     @property
@@ -210,9 +210,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A plan as a user states it.
+    """Plan as a user states it.
 
-    Degrees that are not stated are 1, data parallelism takes the GPUs that remain, and the other columns stay open.
+    Degrees that are not stated are 1. Data parallelism takes the remaining GPUs. Other columns stay open.
     """
 
     data: int | None = None
@@ -375,9 +375,9 @@ _ROOM = 1 << 14
 
 
 def _renumber_codes(code: Rows, size: int) -> tuple[Rows, int]:
-    """Renumber codes to 0, 1, 2, … without gaps, in the same order.
+    """Renumber codes below `size` to 0, 1, 2, … without gaps, in the same order.
 
-    Return them and how many are distinct. All codes are below `size`.
+    Return the new codes and the number of distinct codes.
     """
     if size > max(_ROOM, 8 * len(code)):
         values, index = np.unique(code, return_inverse=True)
@@ -443,7 +443,7 @@ class Plans(Columns):
 
     @classmethod
     def of(cls, *plans: Plan) -> Plans:
-        """Return the table whose rows are these plans."""
+        """Return the table with one row for each plan."""
 
         def column(name: str) -> Ints:
             values = [getattr(plan, name) for plan in plans]

@@ -38,7 +38,7 @@ class SweepValue:
 
 @dataclass(frozen=True, slots=True)
 class SweepRange:
-    """A field and the values to try in it."""
+    """Field of a job or pool, and the values to try in it."""
 
     field: str
     values: tuple[SweepValue, ...]
@@ -159,9 +159,9 @@ def _gpu_number(name: str, unit: str, si: float, is_count: bool = False) -> Pool
 
 
 def _speed_number(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolField:
-    """Return the field of a number of the GPU that sets the speed of its arithmetic.
+    """Return the field of a GPU number that sets the speed of arithmetic, such as clock or SM count.
 
-    All peaks scale with it, and so do the rates in `scaled`. The limit of power under sustained load does not change.
+    All peak rates and the rates in `scaled` change in proportion. The sustained power limit stays.
     """
     plain = _gpu_number(name, unit, si, is_count)
 
@@ -191,10 +191,9 @@ def _link_number(side: str, name: str, unit: str, si: float = 1.0) -> PoolField:
 
 
 def _latency_number(side: str) -> PoolField:
-    """Return the field of the latency of a hop of the bulk protocol.
+    """Return the field of a link's latency: the hop time of NCCL's Simple protocol.
 
-    The latencies of the other protocols, the switch's reductions, the cost of a peer and the start of a collective
-    scale with it.
+    Latencies of other protocols, of switch reductions, of peers and of the start of a collective change in proportion.
     """
 
     def get(pool: Pool) -> float:
@@ -238,7 +237,7 @@ FIELDS: Mapping[str, PoolField] = {
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One value and the advice for it."""
+    """Value of a sweep, and the advice for it."""
 
     value: float
     label: str
@@ -256,7 +255,7 @@ def throughput_per_gpu(offer: Offer) -> float:
 
 
 def relative_throughput(rows: Sequence[SweepRow], offer: Offer) -> float:
-    """Return the throughput of one GPU relative to the best of the same pool in any row, in (0, 1]."""
+    """Return an offer's throughput per GPU over the best of its pool in any row, in (0, 1]."""
     same = (
         throughput_per_gpu(other) for row in rows for other in row.advice.offers if other.pool.name == offer.pool.name
     )

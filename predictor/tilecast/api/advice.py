@@ -1,7 +1,7 @@
 """Models of the output of `tilecast advise -o json`: the source of `schemas/advice.schema.json`.
 
-They extend the models of the TrainingJob's status, so that a word means the same in a cluster and without one.
-Regenerate the file with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
+The models extend those of the TrainingJob's status, so that a key means the same in both documents. Regenerate the file
+with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
 from tilecast.api import status
 from tilecast.api.base import ApiModel, StatusModel, UnboundedModel, figures, list_field, optional_field, round_if_known
-from tilecast.api.status import (
-    MemoryBytes,
-    ModelVersion,
-    PassedOver,
-    Recommendation,
-    RejectedPool,
-    StepSeconds,
-)
+from tilecast.api.status import MemoryBytes, ModelVersion, PassedOver, Recommendation, RejectedPool, StepSeconds
 from tilecast.objectives import Objective
 from tilecast.sharing import Share, Sharing
 from tilecast.spec import GradientSync, ServerUpdates, Workload
@@ -126,7 +119,7 @@ class PricedModel(StatusModel):
 
     @classmethod
     def from_workload(cls, trained: Workload) -> Self:
-        """Return the model of a job, with the number of parameters that it has without adapters."""
+        """Return the model of a job, with its number of parameters without adapters."""
         whole = zoo.parameters(replace(trained, lora_rank=0))
         return cls(model=trained.model.name, family=trained.model.family, parameters=round(whole))
 
@@ -197,7 +190,7 @@ class SharedGpu(StatusModel):
 
     @classmethod
     def from_sharing(cls, sharing: Sharing) -> Self:
-        """Return the ways to share a GPU, and the best of them if one is worthwhile."""
+        """Return the ways to share a GPU, and the best of them if sharing is worthwhile."""
         return cls(
             pool=sharing.pool.name,
             whole_step_seconds=figures(sharing.whole_s),

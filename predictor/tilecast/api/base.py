@@ -97,7 +97,7 @@ def optional_field(description: str, **bounds: Any) -> Any:
 
 
 def list_field(description: str, **bounds: Any) -> Any:
-    """Return a field for a list, empty if it is absent; `bounds` are pydantic's."""
+    """Return a field for a list that is empty if the document leaves the field out; `bounds` are pydantic's."""
     return Field(default_factory=list, description=description, **bounds)
 
 
@@ -111,7 +111,7 @@ def time_field(description: str) -> Any:
 
 
 def list_map_keyed_by(name: str) -> dict[str, Any]:
-    """Return schema entries that make a list a map by the field `name`, as server-side apply merges it."""
+    """Return schema entries that let server-side apply merge a list by the field `name` of its items."""
     return {"json_schema_extra": {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [name]}}
 
 
@@ -138,8 +138,8 @@ class StatusModel(ApiModel):
     def known(cls, value: object) -> list[Self]:
         """Return the valid items of a list as models.
 
-        Invalid items are left out, because anyone with the right to write the document may have changed it. A value
-        that is no list has no items.
+        Invalid items are left out, because users with write access may have changed the document. A value that is no
+        list has no items.
         """
         items = []
         for item in value if isinstance(value, list) else []:
@@ -177,7 +177,7 @@ class UnboundedModel(StatusModel):
 
 @cache
 def _length_limits(schema: type[ApiModel]) -> Mapping[str, int]:
-    """Return the longest text or list that each field allows, if it has a bound, by name and by alias."""
+    """Return the maximum length of each bounded text or list field, by the field's name and alias."""
     return {
         key: bound.max_length
         for name, field in schema.model_fields.items()
@@ -366,7 +366,7 @@ def _known_keys(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]
 
 
 def _mapping_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
-    """Return how to write a mapping: with the keys that it requires or, if none, the first three that it may have."""
+    """Return a remedy that names the required keys of a mapping, or the first three keys if none is required."""
     model, _ = _find_field(schema, loc)
     fields = list((model or schema).model_fields.values())
     needed = [str(item.alias) for item in fields if item.is_required()]

@@ -121,7 +121,7 @@ def read_runs(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> l
 
 
 def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
-    """Return the corrections of a GPU, those of the coarsest groups first, without those of single workloads."""
+    """Return the correction records of a GPU, coarsest groups first, without groups of single workloads."""
     chosen: Sequence[Correction] = [
         item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
     ]
@@ -141,7 +141,7 @@ def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
 def read_corrections(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
     """Return the corrections in the statuses of GPUPool documents.
 
-    They are for a reader who may not see whose runs they are learned from.
+    Readers without access to PoolLearnings use these, because the runs behind them are not visible to such readers.
     """
     gpus = {pool.name: pool.gpu.name for pool in pools}
     shown: dict[Key, Correction] = {}

@@ -1,4 +1,4 @@
-"""Read manifests into plain dictionaries, and refuse hostile text before it costs anything."""
+"""Parse YAML and JSON manifests into dictionaries, and refuse text that is too long or too deeply nested."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> l
 
 
 def _parse_json(text: str, name: str, limit: int) -> list[Any] | None:
-    """Return the JSON value as a list of one, or None if the text is not JSON (it may be flow-style YAML).
+    """Return a list with the parsed JSON value, or None if the text is not JSON (for example, flow-style YAML).
 
     Raises:
         SpecError: it is too deep.
@@ -72,7 +72,7 @@ def _parse_yaml(text: str, name: str) -> list[Any]:
 
 @contextmanager
 def _yaml_errors_as_spec_errors(name: str) -> Iterator[None]:
-    """Raise SpecError for what PyYAML raises about the text of that name."""
+    """Convert PyYAML's errors in the `with` block into a SpecError about the text `name`."""
     try:
         yield
     except yaml.YAMLError as error:

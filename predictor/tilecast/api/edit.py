@@ -1,7 +1,6 @@
-"""Change a few fields of a manifest and leave every other byte as its author wrote it.
+"""Change fields of a YAML manifest in its text, so that comments, order, quotes and indentation stay.
 
-The text is parsed to find the positions of its nodes, and edited there, so that comments, order, quotes and indentation
-survive and a diff shows what was advised and nothing else.
+The text is parsed for the positions of its nodes only. A diff of the result shows the changed fields alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The GPUPool: facts that a user knows better than node labels do, and pools that have no node right now.
+"""The GPUPool resource: facts about nodes that override node labels, and pools without nodes.
 
-Users and discovery write GPUPools. Discovery labels those that it made, and keeps the digest of the spec that it wrote
-in an annotation. Whoever edits the spec owns the pool from then on, and discovery leaves it alone.
+Users and discovery write GPUPools. Discovery labels its pools and stores the digest of each spec in an annotation. A
+user who edits such a spec takes the pool over: the digest no longer matches, and discovery leaves the pool alone.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Notes of discovery about a pool that it made."""
+    """Notes that discovery stores about a pool that it created."""
 
     identity: str
     """GPU, node shape, link and market, which together distinguish the pool from others."""
@@ -305,7 +305,7 @@ class Discovery:
 def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
     """Return the notes of discovery about a pool; None if the pool belongs to a user.
 
-    It does if a user wrote it, or took it over by editing its spec or its label.
+    A pool belongs to a user who wrote it, or who edited its spec or its discovery label.
     """
     labels, annotations = (mapping(value_at(document, ("metadata", part))) for part in ("labels", "annotations"))
     try:
@@ -332,7 +332,7 @@ def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
 
 
 def _spec_values(spec: GPUPoolSpec) -> dict[str, Any]:
-    """Return the spec as it is written: without fields that are absent or have their default."""
+    """Return the spec as a dictionary without absent fields and without defaults."""
     fields: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
     return fields
 

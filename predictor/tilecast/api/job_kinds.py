@@ -1,6 +1,6 @@
-"""API versions of the kinds of jobs that can be advised, for schemas and for sentences.
+"""API versions of the supported kinds of jobs, for schemas and for messages.
 
-`tilecast.jobs.kinds` has the kinds themselves, which stand on this package; `make crds` writes `JOB_APIS` from them.
+`make crds` writes `JOB_APIS` from the kinds in `tilecast.jobs.kinds`, which imports this package.
 """
 
 from __future__ import annotations

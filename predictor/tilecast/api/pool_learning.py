@@ -1,8 +1,8 @@
-"""The PoolLearning: runs that were measured on one pool, who measured them, and which runs were forgotten.
+"""The PoolLearning resource: runs measured on one pool, with their origin, and requests to forget runs.
 
-The operator keeps one beside each GPUPool that has had a run. It is a cluster-scoped object and no part of the pool's
-status, so that whoever may read pools cannot see who ran what: only the operator and administrators have access to it.
-To make the operator forget runs, delete the object or set the annotation `FORGET` on it.
+The operator keeps one PoolLearning for each GPUPool that has had a run. The resource is separate from the pool's
+status, so that readers of pools cannot see who ran a job. Only the operator and administrators may read it. To make the
+operator forget runs, delete the object or set its annotation `FORGET`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class PoolLearningSpec(StatusModel):
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Runs of a pool that are to be forgotten: all, or those of one namespace or one job."""
+    """Request to forget runs of a pool: all runs, or the runs of one namespace or one job."""
 
     namespace: str | None = None
     uid: str | None = None
@@ -130,7 +130,7 @@ def runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun]:
 
 
 def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
-    """Return what was forgotten of a pool, each with the time when it was forgotten."""
+    """Return the requests to forget runs of a pool, each with its time."""
     records = ForgottenRuns.known(value_at(document, ("spec", "forgotten")))
     return [(Forget(one.namespace, one.uid), one.before) for one in records]
 

@@ -1,6 +1,6 @@
-"""The QueueAdvice: what the plan of the whole queue achieves, beside what the queue would achieve without a plan.
+"""The QueueAdvice resource: totals of the plan of the whole queue, beside totals without a plan.
 
-The operator keeps one for all the jobs that it answers. Each job's own status says where and when the job runs.
+The operator keeps one for all jobs that it plans. The status of each job has the job's own pool and start.
 """
 
 from __future__ import annotations

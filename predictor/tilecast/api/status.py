@@ -54,7 +54,7 @@ class Parallelism(StatusModel):
 
     @classmethod
     def from_plan(cls, plan: Plan) -> Self:
-        """Return a plan as a document; the fields have the same names."""
+        """Return a plan as a document."""
         return cls.model_validate(plan, from_attributes=True)
 
     def to_plan(self) -> Plan:
@@ -214,7 +214,7 @@ class Recommendation(StatusModel):
         )
 
     def incumbent(self) -> Incumbent | None:
-        """Return what is recommended, to be held against a later search; None if it has no batch or precision."""
+        """Return the recommendation for comparison with a later search; None if it has no batch or precision."""
         if self.global_batch_size is None or self.precision is None:
             return None
         return Incumbent(self.pool, self.parallelism.to_plan(), self.global_batch_size, self.precision)

@@ -98,10 +98,7 @@ def _parse_json(reference: Reference, stored: bytes, remedy: str) -> dict[str, A
 
 
 def _parse_graph(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
-    """Return the graph in a ConfigMap.
-
-    It is a document of `tilecast trace`, which starts like JSON, or an ONNX file.
-    """
+    """Return the graph in a ConfigMap: a document of `tilecast trace` (JSON) or an ONNX file."""
     field = f"{reference.field}.key"
     if stored.lstrip()[:1] == b"{":
         value = _parse_json(reference, stored, "store what `tilecast trace` wrote")
@@ -117,8 +114,9 @@ def _parse_graph(reference: Reference, stored: bytes, sequence: int | None) -> T
 def sequence_length(model: Model, given: int | None) -> int:
     """Return the tokens of one sample.
 
-    A model without a vocabulary counts samples and has 1. A graph has the number that it was traced with. If the job
-    gives none, it is the length to which the model pads every text (CLIP, Whisper).
+    A model without a vocabulary counts samples, which have 1. A traced graph has the length of its trace. CLIP and
+    Whisper have the length to which they pad texts, if the job gives none.
+
 
     Raises:
         SpecError: the job has to give a number and gives none, or the number does not suit the model.

@@ -1,6 +1,6 @@
-"""The spec of a TrainingJob: what a user wants, and how it becomes a `Request`.
+"""The spec of a TrainingJob, and its conversion to a `Request`.
 
-The models here are the source of `crds/trainingjobs.yaml`. A field exists only once some code uses it.
+The models here are the source of `crds/trainingjobs.yaml`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class JobConstraints(ApiModel):
     max_tensor_parallel: int | None = optional_field("Split no layer over more GPUs than this.", ge=1, le=4096)
     allowed_pools: list[str] = list_field("Names of the pools to consider; empty considers every pool.", max_length=64)
     allow_sharing: bool = Field(
-        default=False,
-        description="Let the job run on part of a GPU: pools of MIG slices are considered too.",
+        default=False, description="Let the job run on part of a GPU: pools of MIG slices are considered too."
     )
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
@@ -94,7 +93,7 @@ class BaselinePlan(ApiModel):
     checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
 
     def stated(self) -> Stated:
-        """Return this plan as a `Stated`, whose fields have the same names."""
+        """Return this plan as a `Stated`."""
         return Stated(**dict(self))
 
 
@@ -164,7 +163,7 @@ _OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items
 
 
 def _bound_rule(field: str) -> ValidationRule:
-    """Return the rule that a bound on plans is given with the objectives that need it, and only with them."""
+    """Return the rule that a limit (deadline or budget) is given if and only if the objective needs it."""
     names = bounded_by(field)
     among = f"== '{names[0]}'" if len(names) == 1 else f"in {names}"
     return ValidationRule(
@@ -186,8 +185,7 @@ class TrainingJobSpec(ApiModel):
     training: Training = Field(description="How it is trained.")
     constraints: JobConstraints | None = optional_field("Limits on the answer.")
     objective: Objective = Field(
-        default="time",
-        description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}.",
+        default="time", description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}."
     )
     deadline_seconds: int | None = optional_field(
         "How long the run may take, for cheapestBeforeDeadline.", ge=1, le=10**11

@@ -1,9 +1,9 @@
-"""The laptop's door: manifests in, advice out, no cluster needed.
+"""Command line: read manifests and print advice, without a cluster.
 
-Every verb is a module of this package with `arguments(parser)`, which declares what it takes, and `run(options)`, which
-returns the exit status. Only the module of the verb that is asked for is imported.
+Each verb is a module of this package. Its function `arguments(parser)` declares arguments, and `run(options)` returns
+the exit status. Only the module of the verb in use is imported.
 
-Exit status: 0 done (of `advise`: with a recommendation), 2 an input cannot be meant, 3 advice without a recommendation.
+Exit status: 0 success (of `advise`: with a recommendation), 2 invalid input, 3 advice without a recommendation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything r
 
 
 class _OneLineErrorParser(argparse.ArgumentParser):
-    """Argument parser whose errors are one line, like every other error of the program."""
+    """Argument parser that reports an error on one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_BAD_INPUT, f"tilecast: {message}; see `{self.prog} --help`\n")

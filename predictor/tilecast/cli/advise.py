@@ -1,6 +1,6 @@
-"""`tilecast advise`: the best pool and plan for a job.
+"""`tilecast advise`: print the best pool and plan for a job.
 
-What only some flags ask for is imported where they are read.
+Modules that only some flags need are imported inside functions.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _manifest_text(options: argparse.Namespace, answer: Answer) -> str:
-    """Return the manifest with what is advised, and with the command of the launcher that was asked for."""
+    """Return the job's manifest with the advised fields, and with the launcher's command if one was requested."""
     source, advice, candidates = answer.job.source, answer.advice, answer.candidates
     assert source is not None and candidates is not None  # noqa: S101 (only jobs of other kinds have a manifest)
     if advice.best is None or not options.launch:

@@ -1,4 +1,4 @@
-"""Arguments that several verbs share: a job, and where it may run."""
+"""Arguments that several verbs share: the job and the pools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilecast.spec import (
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name a job, and the flags that describe it."""
+    """Add the argument that names a job, and the flags that describe the job."""
     parser.add_argument(
         "job",
         help=f"a file with a TrainingJob, or with an annotated {list_job_kinds()}; a Hugging Face "

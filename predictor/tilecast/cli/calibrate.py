@@ -1,4 +1,4 @@
-"""`tilecast calibrate`: constants of one's own cluster, from what was measured on it."""
+"""`tilecast calibrate`: fit corrections to measured runs, or a link to logs of nccl-tests."""
 
 from __future__ import annotations
 

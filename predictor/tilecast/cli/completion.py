@@ -1,4 +1,4 @@
-"""`tilecast completion`: what a shell needs to complete verbs, options, presets and files, without running Tilecast."""
+"""`tilecast completion`: print a script that completes verbs, options, presets and files in a shell."""
 
 from __future__ import annotations
 

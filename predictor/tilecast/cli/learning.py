@@ -1,4 +1,4 @@
-"""`tilecast learning`: what a cluster learnt from measured steps, from whom, and how it forgets. For administrators."""
+"""`tilecast learning`: list, show and forget the measured runs of a cluster. For administrators."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         else:
             action.add_argument("--namespace", metavar="NAME", help="of this namespace only")
             action.add_argument(
-                "--file",
-                metavar="FILE",
-                help=f"what `kubectl get {RESOURCE} -o json` printed; - is standard input",
+                "--file", metavar="FILE", help=f"what `kubectl get {RESOURCE} -o json` printed; - is standard input"
             )
             action.add_argument(
                 "--trusted",
@@ -86,7 +84,7 @@ def _parse_runs(text: str, name: str) -> list[ObservedRun]:
 
 
 def _run_standings(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> list[str]:
-    """Return for each run "counts", "superseded" or why it is quarantined."""
+    """Return "counts", "superseded" or the reason of the quarantine for each run."""
     standing = [""] * len(runs)
     for namespace, counting in table.runs.items():
         rows = [row for row, one in enumerate(runs) if one.run.namespace == namespace]

@@ -1,4 +1,4 @@
-"""`tilecast show`: what Tilecast knows, and what it sees in a cluster."""
+"""`tilecast show`: list known GPUs, models and links, and the pools of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilecast trace`: a model of one's own as a graph."""
+"""`tilecast trace`: write the operator graph of a PyTorch module or an ONNX file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`tilecast validate`: forecasts against measured steps, kernels and collectives, and runs against each other.
+"""`tilecast validate`: compare forecasts with measured steps, kernels and collectives.
 
-Tables of one's own runs are read here. Where `tilecast-lab` is installed, its commands run instead, which read
-published tables too: an entry point of the group `tilecast.validate` for each.
+This module reads tables of the user's own runs. An installed `tilecast-lab` replaces its commands, by entry points of
+the group `tilecast.validate`, and also reads published tables.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_lab_function(name: str) -> Any:
-    """Return the function that the laboratory offers under a name, or None where it is not installed."""
+    """Return the laboratory's entry point of a name; None if the laboratory is not installed."""
     return next((found.load() for found in entry_points(group="tilecast.validate", name=name)), None)
 
 
 def _choose_command(options: argparse.Namespace) -> Command:
-    """Return the laboratory's command where it is installed, else the one for tables of one's own.
+    """Return the laboratory's command if it is installed, else the built-in command.
 
     Raises:
         SpecError: the laboratory is needed and not installed.

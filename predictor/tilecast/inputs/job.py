@@ -1,6 +1,6 @@
-"""Read a job: a preset's name, a file, or an object in memory, with options beside it, becomes a TrainingJob document.
+"""Read a job from a preset's name, a file or an object, and return it as a TrainingJob document.
 
-Readers of manifests and graphs are imported where they are needed: a preset needs none of them.
+Readers of manifests and graphs are imported inside functions, because a preset does not need them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ from tilecast.inputs.reading import (
     read_text,
     to_flag,
 )
-from tilecast.spec import (
-    SpecError,
-)
+from tilecast.spec import SpecError
 from tilecast.trace import Trace
 from tilecast.zoo import huggingface
 from tilecast.zoo.traced import document as graph_document
@@ -71,7 +69,7 @@ _ANY: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """A job and what is said about it; an option that is None keeps what the job says, or the default."""
+    """Job and options that override its fields. An option that is None keeps the job's value or the default."""
 
     job: object
     """A preset's name, a path or "-", the mapping of a TrainingJob, of a Hugging Face config or of a graph, a config of
@@ -106,7 +104,7 @@ class JobOptions:
 
     @property
     def title(self) -> str:
-        """What errors call the job: its name or path, or "model" for an object."""
+        """Name of the job in errors: its name or path, or "model" for an object."""
         return self.job if isinstance(self.job, str) else "model"
 
 
@@ -142,7 +140,7 @@ class JobInput:
         return error if flag is None else error.at(flag)
 
     def with_field(self, path: Sequence[str], value: object, flag: str) -> JobInput:
-        """Return the job with another value in the field of its spec at `path`; errors will name it by `flag`.
+        """Return the job with a new value in the field of its spec at `path`; errors about the field name `flag`.
 
         Raises:
             SpecError: the parent of the field is no mapping.
@@ -284,9 +282,11 @@ def _file_in_folder(job: str) -> str | None:
 
 
 def _adapter_job(options: JobOptions, config: Document) -> JobInput:
-    """Return the job of a PEFT adapter: LoRA of the adapter's rank on its base.
+    """Return the job of a PEFT adapter: LoRA of the adapter's rank on its base model.
 
-    The flag for the rank takes precedence. A note on standard error says what is priced and what is not.
+    The flag `--lora-rank` takes precedence over the adapter's rank. A warning names the parts that are priced and that
+    are not.
+
 
     Raises:
         SpecError: the adapter is no LoRA on a preset.
@@ -313,7 +313,7 @@ def _read_job_file(options: JobOptions, name: str) -> JobInput:
 
 
 def _job_from_documents(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
-    """Return the job in the documents of a text; `name` is what errors call them."""
+    """Return the job in parsed documents; `name` stands for the documents in errors."""
     from tilecast import jobs
     from tilecast.inputs.manifest import ManifestJob
 
@@ -353,7 +353,7 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
 
 
 def _warn_about_quantization(name: str, quantization: object) -> None:
-    """Print that the quantization in a file is not priced; weights are priced quantized only if a flag requests it."""
+    """Warn that the quantization in a config.json is not priced, and name the flag that prices it."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     text = f"quantization_config ({method})" if isinstance(method, str) else "quantization_config"
     fp8, others = (
@@ -369,19 +369,16 @@ def _warn(text: str) -> None:
 
 
 def _graph_in_config_map(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
-    """Return the name, the model and the ConfigMaps of a job whose graph is in a ConfigMap."""
+    """Return the job's name, model source and ConfigMaps for a graph stored in a ConfigMap."""
     named = base.to_object_name(name)
     reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
     return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
 
 
 def _job_of_model(
-    options: JobOptions,
-    name: str,
-    model: dict[str, Any],
-    config_maps: Mapping[str, Document] | None = None,
+    options: JobOptions, name: str, model: dict[str, Any], config_maps: Mapping[str, Document] | None = None
 ) -> JobInput:
-    """Return the job of a model and of the flags that say how it is trained.
+    """Return the TrainingJob of a model with the training options that flags give.
 
     Raises:
         SpecError: `--batch` is missing.

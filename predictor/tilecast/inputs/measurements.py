@@ -25,7 +25,7 @@ _REMEDY = "write for instance a100-80:8=1.9s, or a100-80:8/tp=2,dp=4=450ms"
 
 
 class MeasuredStep(PartSeconds):
-    """An entry of a file of measured steps. Its parts are those of a report of `tilecast_observe`."""
+    """Entry of a file of measured steps, with the fields of a report of `tilecast_observe`."""
 
     pool: str = Field(min_length=1, max_length=63, description="Pool or GPU that the job ran on.")
     gpus: int = Field(ge=1, le=10**6, description="GPUs that it ran on.")
@@ -39,7 +39,7 @@ class _RunsFile(ApiModel):
 
 @dataclass(frozen=True, slots=True)
 class StatedRun:
-    """Measured step whose pool is not looked up yet."""
+    """Measured step with the name of its pool, which is not yet looked up."""
 
     pool: str
     gpus: int
@@ -80,7 +80,7 @@ def split_baseline(text: str) -> tuple[str, list[StatedRun]]:
 
 
 def _ends_in_plan_key(head: str) -> bool:
-    """Return whether the text before the last equals sign ends in a key of a plan, so that the sign belongs to it."""
+    """Return whether the text before the last equals sign ends in a key of a plan."""
     return re.search(r"[:,][a-z]+$", head) is not None
 
 

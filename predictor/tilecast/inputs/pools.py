@@ -93,7 +93,7 @@ def _read_corrections(file: str) -> calibration.Calibration:
 
 
 def read_nodes_report(options: PoolOptions) -> NodesReport:
-    """Return what a job can use now of the nodes of `--nodes` or `--context`; the result is cached.
+    """Return the pools of `--nodes` or `--context` that a job can use now. The result is cached.
 
     Raises:
         SpecError: neither is given, or the nodes cannot be read.
@@ -121,7 +121,7 @@ def clear_cached_nodes() -> None:
 
 
 def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
-    """Return notes, a sentence each, on what is assumed about `pools` and on remarks about their nodes."""
+    """Return sentences on the assumptions about `pools` and on remarks about their nodes."""
     if options.gpus:
         shapes = "; ".join(map(_describe_nodes, pools))
         return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",)

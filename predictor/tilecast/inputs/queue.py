@@ -119,7 +119,7 @@ def _namespace(document: Document) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadQueue:
-    """Jobs that could be read, reasons for the others, and the quotas of their queues."""
+    """Jobs of a queue that could be read, reasons for the unreadable ones, and quotas."""
 
     jobs: tuple[QueuedJob, ...]
     unplanned: tuple[Unplanned, ...]
@@ -221,7 +221,7 @@ class QueueReader:
         return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
 
     def _running(self, document: Document, job: QueuedJob) -> QueuedJob:
-        """Return a running job with what is left of it, by its forecast on the pool where it runs."""
+        """Return a running job with its remaining work, by the forecast on its present pool."""
         return running(job, -self._since(value_at(document, ("status", "startTime"))))
 
 

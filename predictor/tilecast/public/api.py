@@ -192,12 +192,7 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     return Fits.from_advice(advise(model, plan=plan, **settings))
 
 
-def sweep(
-    model: object,
-    *,
-    over: str,
-    **settings: Unpack[JobSettings],
-) -> Sweep:
+def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep:
     """Return the advice for each value of a number.
 
     Args:

@@ -1,8 +1,7 @@
 """Describe charts as values, and draw them as SVG or PNG.
 
-SVG needs neither network nor script, and follows the reader's light or dark mode. Each series has a colour and a mark
-of its own, so that nothing depends on colour alone. Every mark carries its figures as a title, which browsers show and
-screen readers read.
+The SVG needs neither network nor script, and follows the reader's light or dark mode. Each series has its own colour
+and its own marker shape. The title of each marker holds the figures of its point, for browsers and screen readers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MOST_TICKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What one side of a chart counts, and how its figures are written."""
+    """Axis of a chart: its title, the format of its tick labels, and its scale."""
 
     title: str
     text: Callable[[float], str] = "{:g}".format
@@ -33,7 +32,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point, its description, and the text beside it."""
+    """Point of a series, with a description for its tooltip and a label beside it."""
 
     x: float
     y: float

@@ -14,7 +14,7 @@ _NAMES = {"communication": "exposed communication", "unstated": "what the job le
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
-    """Return a text that says what is most probably off, ending in a newline."""
+    """Return a text that names the part of the forecast that is most probably wrong, ending in a newline."""
     inside = "inside" if diagnosis.is_inside else "outside"
     span = interval(diagnosis.lower_s, diagnosis.upper_s)
     change = f"{abs(diagnosis.ratio - 1):.1%} {'longer' if diagnosis.ratio > 1 else 'shorter'}"

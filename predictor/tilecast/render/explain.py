@@ -1,4 +1,4 @@
-"""Explain on one screen of text why a plan takes as long as it does: operators, roofline, exchanges, memory."""
+"""Format the breakdown of a plan's step time as text: operators, roofline, exchanges and memory."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def _time_and_share(seconds: float, explanation: Explanation) -> tuple[str, str]
 
 
 def operator_cells(one: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
-    """Return an operator as text.
+    """Return the cells of an operator's row in a table.
 
-    The cells are name, time, share, kernel, runs, time of each run, FLOP per byte, what bounds it, how much of that
-    bound it reaches, and its tiles.
+    The cells are name, time, share of the total, kernel, runs, time of a run, FLOP per byte, bound, share of the bound
+    that a run reaches, and tiles.
     """
     tiles = f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else ""
     what = (
@@ -128,7 +128,7 @@ def _list_factors(explanation: Explanation) -> str:
 
 
 def _compute_line(offer: Offer, explanation: Explanation) -> str:
-    """Return a line that derives the compute of a step from that of a micro-batch."""
+    """Return a line that derives the compute time of a step from the compute time of a micro-batch."""
     sums, plan = explanation.sums, offer.plan
     stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""
     slowed = f" + {duration(sums.contended_s)} slowed by gradients" if _is_visible(sums.contended_s, offer) else ""
@@ -168,10 +168,10 @@ def _communication_lines(offer: Offer, explanation: Explanation) -> list[str]:
 
 
 def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
-    """Return every exchange as text.
+    """Return the cells of each exchange's row in a table.
 
-    The cells are what, time, collective, ranks, buffer, runs, time of each run, and the share that is exposed.
-    Of gradients and weights only what is sent is known, so the cells with times and the share are empty.
+    The cells are name, time, collective, ranks, buffer, runs, time of a run, and exposed share. Rows of gradients and
+    weights have no times and no exposed share, because only their bytes are known.
     """
     rows: list[tuple[str, ...]] = [
         (
@@ -195,9 +195,9 @@ def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
 
 
 def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, str]]:
-    """Return what replicas exchange of gradients and weights.
+    """Return the exchanges of gradients and weights between replicas.
 
-    Each row has what and when, the collective, the bytes, and how often in that time, unless it is once.
+    Each row has a name with the occasion, the collective, the bytes, and the number of runs (empty for one).
     """
     if not explanation.gradient_bytes:
         return []

@@ -150,9 +150,9 @@ def _charts_section(advice: Advice, curves: Sequence[Curve]) -> str:
 
 
 def _pareto_chart(advice: Advice) -> Chart | None:
-    """Return a chart of step time over cost, or over GPUs if nothing has a price.
+    """Return a chart of step time over cost, or over GPUs if no pool has a price.
 
-    It shows the Pareto set and the best of every pool.
+    The chart shows the Pareto set and the best plan of each pool.
     """
     best = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
     shown = list(best.values())

@@ -14,7 +14,7 @@ _WORTH = 0.005
 
 
 def layers_text(offer: Offer, per_layer: PerLayer | None, cut: PipelineCut | None) -> str:
-    """Return lines on what varying strategies and an uneven cut bring on an offer's GPUs, ending in a newline."""
+    """Return text about the gain of per-layer strategies and of an uneven pipeline, ending in a newline."""
     where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}"
     return "\n".join([*_strategy_lines(where, per_layer), *_cut_lines(cut)]) + "\n"
 

@@ -55,7 +55,7 @@ def html_page(title: str, body: Sequence[str]) -> str:
 
 
 def facts_list(named: Sequence[tuple[str, str]]) -> str:
-    """Return names and values side by side, given as text; those without a value are left out."""
+    """Return an HTML list of names and values. Pairs with an empty value are left out."""
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in named if value)
     return f'<dl class="facts">{items}</dl>'
 

@@ -76,12 +76,12 @@ def _sort_by_start(queue_report: QueueReport) -> list[QueuedPlace]:
 
 
 def _refusal_lines(unplanned: Sequence[Unplanned]) -> list[str]:
-    """Return lines on what cannot be planned as requested."""
+    """Return lines with the jobs that cannot be planned and the reasons."""
     return [line for item in unplanned for line in wrap_text(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
 
 
 def queue_headline(queue_report: QueueReport) -> str:
-    """Return a line that says what was planned, and by which policy."""
+    """Return a line with the number of jobs, the pools and the policy."""
     columns, policy = queue_report.solution.columns, queue_report.solution.policy
     pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in columns.pools)
     return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}"
@@ -123,7 +123,7 @@ def _job_cells(queue_report: QueueReport, place: QueuedPlace) -> tuple[str, ...]
 
 
 def format_gain(seconds: float) -> str:
-    """Format the time that a job gains or loses, compared with every job on its own best pool."""
+    """Format the seconds that a job gains or loses against the reference in which each job takes its best pool."""
     if abs(seconds) < 1:
         return "0"
     return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"
@@ -155,7 +155,7 @@ def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
 
 
 def payment_lines(queue_report: QueueReport) -> list[str]:
-    """Return lines on which jobs pay for which others, those that pay most first."""
+    """Return sentences about the jobs that lose time and the jobs that gain by it, largest losses first."""
     jobs = queue_report.solution.columns.problem.jobs
     losing = sorted((place for place in queue_report.places if place.gain_s <= -1), key=lambda place: place.gain_s)
     lines = []
@@ -174,7 +174,7 @@ _PAID = 4
 
 
 def queue_notes(screen: QueueScreen) -> list[str]:
-    """Return the other notes: the bound, what was left as it is, and what other nodes would bring."""
+    """Return sentences on the optimality bound, on jobs that stay in place, and on other node counts."""
     solution, texts = screen.report.solution, list[str]()
     if solution.gap is not None:
         texts.append(
@@ -189,7 +189,7 @@ def queue_notes(screen: QueueScreen) -> list[str]:
 
 
 def node_change_lines(screen: QueueScreen) -> list[str]:
-    """Return lines on what other nodes would bring."""
+    """Return sentences on the effect of other node counts."""
     what_if = screen.what_if
     if what_if is None:
         return []

@@ -81,7 +81,7 @@ def sweep_csv(field: str, unit: str, rows: Sequence[SweepRow]) -> str:
 
 
 def sweep_document(field: str, unit: str, rows: Sequence[SweepRow]) -> dict[str, Any]:
-    """Return every value with the offers and rejections that it leads to."""
+    """Return the sweep as plain data: each value with its offers and rejected pools."""
     return {
         "schemaVersion": "1",
         "field": field,

@@ -1,4 +1,4 @@
-"""Show the first screen: one line per pool, the recommended one first, and why the others are not recommended."""
+"""Format advice as text: one line per pool, the recommended pool first, with the reasons against other plans."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def advice_text(advice: Advice) -> str:
 
 
 def wrap_text(head: str, text: str) -> list[str]:
-    """Wrap a text behind its head, with the later lines indented alike; words with hyphens stay whole."""
+    """Wrap a text behind a head. Later lines are indented by the width of the head."""
     indent = " " * len(head)
     wrapper = textwrap.TextWrapper(
         WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -88,7 +88,7 @@ def _offer_cells(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
 
 
 def _why_not_lines(advice: Advice) -> list[str]:
-    """Return lines on the plans that something bars or that a change could make win, those of other pools first."""
+    """Return lines on rejected plans that have an obstacle or a helpful change, best plans of other pools first."""
     telling = [item for item in advice.why_not if item.change is not None or not _is_no_better(item)]
     lines = []
     for item in telling[:MAX_WHY_NOT]:
@@ -100,7 +100,7 @@ def _why_not_lines(advice: Advice) -> list[str]:
 
 
 def _is_no_better(item: WhyNot) -> bool:
-    """Return whether a plan would be no better than the recommendation even without what bars it."""
+    """Return whether a plan would not beat the recommendation even without its obstacle."""
     bound = item.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
     return item.code in ("Slower", "Dearer", "Tie") or (bound and (item.value or 0.0) >= 1)
 

@@ -42,7 +42,7 @@ def _time_unit(seconds: float) -> tuple[float, float, str]:
 
 
 def format_money(value: float | None, currency: str) -> str:
-    """Format an amount: `$2,507`, `251 CHF`; empty if it is not known."""
+    """Format an amount: `$2,507`, `251 CHF`; empty for None."""
     if value is None:
         return ""
     text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

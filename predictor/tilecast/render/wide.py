@@ -20,7 +20,7 @@ _TITLES = ("POOL", "PLAN", "BATCH", "PRECISION", "/S", *_PARTS, "NODE TYPE", "FR
 
 
 def wide_text(advice: Advice) -> str:
-    """Return the screen of `table`, then the parts of every offer, why not the others, the Pareto set and a legend."""
+    """Return `advice_text` with tables of step parts, reasons against other plans, the Pareto set and a legend."""
     offers = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
     sections = [advice_text(advice).rstrip()]
     if offers:

@@ -181,7 +181,7 @@ def _point_line(point: CalibrationPoint) -> str:
 
 
 def correction_lines(table: Calibration) -> list[str]:
-    """Return the corrections of a calibration as lines of text, without those of single workloads."""
+    """Return the corrections of a calibration as lines of text, without corrections of single workloads."""
     shown = [item for item in table.corrections if len(item.group) < len(calibration.LEVELS)]
     return [f"{'correction of':<44}{'ratio':>8}{'range':>8}{'runs':>6}"] + [
         f"{' '.join(item.group) or 'every run':<44}{item.ratio:>8.3f}{item.width:>7.2f}x{item.own:>6}" for item in shown

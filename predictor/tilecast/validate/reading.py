@@ -1,6 +1,6 @@
-"""Reading of rows of measured training runs into workloads, plans and pools; `read` is the entry.
+"""Reading of rows of measured training runs into workloads, plans and pools.
 
-Only the description of a run is read, never what was measured.
+`read_run` is the entry. Measured columns are not read here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilecast.zoo.vision import Vision
 
 @dataclass(frozen=True, slots=True)
 class RunCase:
-    """Row of a runs table as the predictor sees it."""
+    """Workload, pool and stated plan of a row of a runs table."""
 
     workload: Workload
     pool: Pool
@@ -68,13 +68,13 @@ def read_run(row: Row) -> RunCase:
 
 
 def with_sample_length(model: Model, length: int | None) -> Model:
-    """Return the model for samples of the stated length, if it runs over a sequence: a flat image of height 1."""
+    """Return the model with samples of the stated length, if its input is a sequence (an image of height 1)."""
     dims = model.dimensions
     return model.having(image_width=length) if length and isinstance(dims, Images) and dims.image == 1 else model
 
 
 def implied_batch(stated: Mapping[str, int | None]) -> int | None:
-    """Return the global batch that a stated plan implies, or None if it leaves that open."""
+    """Return the global batch that a stated plan implies; None if the plan does not determine it."""
     data, micro, repeats = stated["data"], stated["micro_batch"], stated["gradient_accumulation"]
     return data * micro * (repeats or 1) if data and micro else None
 
@@ -115,7 +115,7 @@ def read_optimizer(row: Row, model: Model) -> Optimizer:
 
 
 def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
-    """Return the columns of `Plans` that a row states; None for those that it leaves open.
+    """Return the columns of `Plans` in a row; None for columns that the row leaves open.
 
     Raises:
         UnreadRow: the stated degrees do not multiply to the GPUs.

@@ -1,7 +1,7 @@
 """Forecasts of measured training steps, one for each row of a runs table.
 
-`prepare` turns rows into groups that share a workload and a pool, `price` prices a group; `forecast` does both. A row
-often leaves parts of its plan open; `meant` says which of the possible plans it is taken to mean.
+`group_runs` groups rows that share a workload and a pool, `price_group` prices a group, and `forecast_rows` does both.
+Rows often leave parts of their plan open: `interpret_plan` chooses among the possible plans.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Input rows that share a workload and a pool, with one plan table; `members` says which of its rows are whose."""
+    """Input rows that share a workload and a pool, with one plan table. Each member names its rows of that table."""
 
     workload: Workload
     pool: Pool
@@ -131,10 +131,10 @@ _FULL = CHECKPOINTING.index("full")
 
 
 def choose_plan(priced: Priced, member: GroupMember) -> int:
-    """Return the index of the plan that a row is taken to mean among those that it leaves open.
+    """Return the index of the most plausible plan among the plans that agree with a row.
 
-    It is the first plan that fits if they are in order of preference, else the fastest that fits. If none fits, it is
-    the plan that needs the least memory.
+    Plans in order of preference: the first that fits. Other plans: the fastest that fits. If none fits: the plan with
+    the least memory.
     """
     rows, start = member.rows, int(member.rows.start)
     fits = priced.fits[rows]
@@ -159,11 +159,11 @@ class InterpretedPlan:
 
 
 def interpret_plan(workload: Workload, priced: Priced, member: GroupMember) -> InterpretedPlan:
-    """Return the plan that a row is taken to mean.
+    """Return the plan that a row most plausibly ran.
 
-    A row that does not state its recomputation, and does not fit without it, recomputes only as many layers as its
-    memory requires, if its framework can choose layers (Megatron-LM, megatron/training/arguments.py:
-    --recompute-num-layers; PyTorch's checkpoint_wrapper wraps any module).
+    A row without stated recomputation may not fit without any. Then it recomputes as many layers as its memory
+    requires, if its framework can choose layers (Megatron-LM, megatron/training/arguments.py: --recompute-num-layers;
+    PyTorch's checkpoint_wrapper wraps any module).
     """
     row = choose_plan(priced, member)
     plans, framework = priced.plans, workload.framework
@@ -188,7 +188,7 @@ def _states_split(case: RunCase) -> bool:
 
 
 def _possible_plans(case: RunCase) -> Plans:
-    """Return the plans that a row may mean: variants of a stated plan, or every plan that agrees with what is stated.
+    """Return variants of a row's stated plan, or all plans that agree with a partly stated one.
 
     Raises:
         UnreadRow: the stated plan is impossible, or no plan agrees.
@@ -260,7 +260,7 @@ def _complete_plan(case: RunCase) -> Plans:
 
 
 def forecast_member(group: RunGroup, priced: Priced, member: GroupMember) -> Forecast:
-    """Return the forecast of one row of a group whose plan table is priced."""
+    """Return the forecast of one row of a priced group."""
     one = interpret_plan(group.workload, priced, member)
     lower, upper = uncertainty.interval(group.workload, priced, one.row)
     row = one.other if one.share else one.row

@@ -1,6 +1,6 @@
 """Errors of forecasts against measured steps, by GPU, precision, family and scale.
 
-`summary` is the whole text; it also has the ranking of plans, the coverage of the ranges and the refused rows.
+`score_report` formats all results: errors, the ranking of plans, the coverage of ranges, and the refused rows.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def select_rows(rows: Sequence[Row], mask: Mask) -> list[Row]:
 
 
 def count_lines(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) -> list[str]:
-    """Return lines of text about how many rows were predicted, why others were refused, and how many are graded."""
+    """Return lines with the number of predicted, refused (by reason) and graded rows."""
     predicted = sum(item.seconds is not None for item in forecasts)
     lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
     reasons = Counter(item.reason for item in forecasts if item.reason)
@@ -209,10 +209,10 @@ _PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activat
 def rank_plans(
     rows: Sequence[Row], predicted_s: Floats, measured_s: Floats, cautious_s: Floats | None = None
 ) -> tuple[float, float, int]:
-    """Return Kendall's tau, the top-1 regret and the number of groups, over groups of at least four distinct plans.
+    """Return Kendall's tau, the top-1 regret and the number of groups with at least four distinct plans.
 
-    Tau is over pairs measured more than 5 % apart; a predicted tie scores 0. The regret is that of the plan predicted
-    fastest (the mean over equal ones). With `cautious_s` it is that of the plan with the least of these among the plans
+    Tau is over pairs measured more than 5 % apart, and a predicted tie scores 0. The regret is that of the plan
+    predicted fastest (the mean over equal plans). With `cautious_s` it is that of the least `cautious_s` among plans
     that tie with the fastest. Both are averaged over groups.
     """
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)

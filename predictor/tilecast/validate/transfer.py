@@ -77,7 +77,7 @@ class TransferRuns:
         return np.array([small_deviation_share(place.family) for place in self.places])
 
     def kind_of(self, seen: int, asked: int) -> str | None:
-        """Return which of `KINDS` a pair of rows is; None if both run the same plan on the same GPU."""
+        """Return the kind (of `KINDS`) of a pair of rows; None for equal plans on equal GPUs."""
         if self.places[seen].gpu != self.places[asked].gpu:
             return "other GPU"
         one, other = self.plans[seen], self.plans[asked]
@@ -114,7 +114,7 @@ def read_transfer_runs(paths: Sequence[Path], track: Track = without_progress) -
 
 
 def to_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -> TransferRuns:
-    """Return measured runs whose rows are of `table_rows`, with the source of each.
+    """Return measured runs with the source of each. Their rows come from `table_rows`.
 
     Raises:
         SpecError: there are no runs.
@@ -207,11 +207,7 @@ def pair_errors(
         shared_pair_levels(subjects, seen, asked), subjects.deviation[seen], subjects.usual[asked], known
     )
     raw, measured = subjects.predicted_s, subjects.observed_s
-    steps = {
-        "raw": raw[asked],
-        "corrected": raw[asked] * ratio,
-        "scaled": measured[seen] * raw[asked] / raw[seen],
-    }
+    steps = {"raw": raw[asked], "corrected": raw[asked] * ratio, "scaled": measured[seen] * raw[asked] / raw[seen]}
     off = {name: calibration.relative_error(column, measured[asked]) for name, column in steps.items()}
     half = subjects.measured.half_width[asked]
     return PairErrors(

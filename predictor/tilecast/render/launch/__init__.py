@@ -1,7 +1,7 @@
-"""Write what to type to run a plan: a launcher's command, the files it reads, and what the script has to do.
+"""Write the launch of a plan: a launcher's command, its files, and lines for the training script.
 
-There is one module per launcher. The output matches the prices: it follows the plan, the workload, and the cells of
-`frameworks.toml` that step and memory read. Learning rates, data and tokenizers are the user's and never appear.
+Each launcher has a module. The output follows the plan, the workload and the framework's record in `frameworks.toml`,
+as the forecast does. Learning rates, data and tokenizers are left to the user.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _no_refusal(setting: LaunchSetting) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher: the frameworks whose plans it runs, how it is configured, and which jobs it can be configured for."""
+    """Launcher of training jobs: its frameworks, its writer, and the jobs that it supports."""
 
     frameworks: tuple[Framework, ...]
     """Frameworks that price what it runs, those to try first at the front."""
@@ -101,7 +101,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
 
 
 def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
-    """Return the command, the files it reads and the lines of a script that run a plan.
+    """Return the command, the files and the script lines that run a plan.
 
     Args:
         launcher: a key of `LAUNCHERS`.
@@ -121,7 +121,7 @@ def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
 
 
 def launch_text(launcher: str, setting: LaunchSetting) -> str:
-    """Return the launch for people, under lines that say where it runs, how long a step takes, and what is priced.
+    """Return the launch as text, below comment lines with the pool, the step time and the priced states.
 
     Raises:
         SpecError: as in `launch`.
@@ -146,7 +146,7 @@ def launch_document(launcher: str, setting: LaunchSetting) -> dict[str, object]:
 
 
 def check_launchable(launcher: str, workload: Workload) -> None:
-    """Raise SpecError for a job that a launcher cannot be configured for, whatever the plan.
+    """Raise SpecError unless a launcher can be configured for a job with some plan.
 
     Raises:
         SpecError: there is no such launcher, or the message says what of the job it does not run, and gives a remedy.
@@ -190,7 +190,7 @@ def check_launchable(launcher: str, workload: Workload) -> None:
 
 
 def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> str:
-    """Return what in a plan a framework does not execute; empty if nothing."""
+    """Return the first property of a plan that a framework does not execute, as text; empty if it executes the plan."""
     supported = FRAMEWORKS[framework]
     if workload.precision not in supported.precisions:
         return f"it has no {workload.precision}"
@@ -213,10 +213,7 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
 
 
 def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
-    """Return the setting with the framework that prices it.
-
-    This is the job's own, or the first of the launcher's that runs the plan.
-    """
+    """Return the setting with a framework: the job's own, or the launcher's first framework that executes the plan."""
     if setting.workload.framework is not None:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks

@@ -50,9 +50,9 @@ def engine_config(setting: LaunchSetting) -> dict[str, object]:
 
 
 def _zero_config(setting: LaunchSetting) -> dict[str, object]:
-    """Return the ZeRO section, with the overlap and the buckets that are priced.
+    """Return the ZeRO section of the configuration, with the overlap and the bucket sizes of the forecast.
 
-    Without ZeRO the engine has buckets of its own.
+    Without ZeRO the engine chooses its bucket sizes.
     """
     plan, workload = setting.plan, setting.workload
     # Stage 3 is priced with overlap whatever the job says.
@@ -73,7 +73,7 @@ def _zero_config(setting: LaunchSetting) -> dict[str, object]:
 
 
 def _loop_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines of the training loop; the engine counts micro-batches itself."""
+    """Return the lines of the training loop."""
     forward, inside = script.attention_contexts(setting), "loss = loss_function(engine, batch)"
     if setting.plan.pipeline > 1:
         return [

@@ -1,7 +1,7 @@
-"""Launch with Hugging Face: `accelerate launch` of Accelerate 1 and `TrainingArguments` of Transformers 5.
+"""Launch with Hugging Face: `accelerate launch` of Accelerate 1, or `TrainingArguments` of Transformers 5.
 
-Both wrap a model in DistributedDataParallel, or in `fully_shard` through Accelerate's FSDP plugin version 2. The policy
-of that plugin reduces gradients in the 16-bit type unless it is configured otherwise.
+Both wrap a model in DistributedDataParallel, or in `fully_shard` by Accelerate's FSDP plugin version 2. That plugin
+reduces gradients in the 16-bit type by default.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def _mixed_precision_policy(setting: LaunchSetting) -> str:
 
 
 def _model_lines(setting: LaunchSetting) -> list[str]:
-    """Return the line that builds the model in FP32, as autocast and FSDP expect it.
+    """Return the line that builds the model in FP32, which autocast and FSDP need.
 
-    Transformers 5 would otherwise take the type of the checkpoint. With adapters, the base model is loaded instead
-    (`script.model`).
+    Transformers 5 would take the type of the checkpoint. The list is empty for jobs with adapters, for which
+    `script.model_lines` loads the base model.
     """
     if setting.workload.lora_rank or script.auto_class_suffix(setting) is None:
         return []
@@ -139,7 +139,7 @@ def launch_accelerate(setting: LaunchSetting) -> LaunchScript:
 
 
 def _recomputation_lines(setting: LaunchSetting) -> list[str]:
-    """Return the recomputation that the FSDP plugin does not do itself."""
+    """Return the lines for recomputation that the FSDP plugin does not configure."""
     if is_sharded(setting) and setting.plan.checkpointing == "full":
         return []
     if setting.plan.checkpointing == "full" and script.auto_class_suffix(setting):

@@ -32,12 +32,12 @@ def _is_encdec(setting: LaunchSetting) -> bool:
 
 
 def _decoder_layers(setting: LaunchSetting) -> int:
-    """Return the number of layers in a decoder that has an encoder beside it."""
+    """Return the number of decoder layers of an encoder-decoder model."""
     return setting.own.decoding(setting.model)
 
 
 def _latent_attention(setting: LaunchSetting) -> Deepseek | None:
-    """Return the dimensions of latent attention, if the model has it."""
+    """Return the dimensions of latent attention; None if the model has none."""
     return setting.own if isinstance(setting.own, Deepseek) else None
 
 
@@ -72,7 +72,7 @@ def _has_fp32_gradients(setting: LaunchSetting) -> bool:
 
 
 def _replica_count(setting: LaunchSetting) -> int:
-    """Return the number of ranks that hold the same weights: context parallelism copies them too."""
+    """Return the number of ranks that hold equal weights: data-parallel times context-parallel ranks."""
     return setting.plan.data * setting.plan.context
 
 
@@ -187,7 +187,7 @@ def launch_pretraining(setting: LaunchSetting) -> LaunchScript:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return what in a setting Megatron-LM does not run; empty if nothing."""
+    """Return the reason why Megatron-LM cannot run a setting; empty if it can."""
     if _is_encdec(setting) and setting.plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"

@@ -1,4 +1,4 @@
-"""Write the lines of a PyTorch training script that make it do what is priced."""
+"""Write lines of a PyTorch training script that configure the behaviour which the forecast prices."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def auto_class_suffix(setting: LaunchSetting) -> str | None:
 
 
 def layers_expression(setting: LaunchSetting) -> str:
-    """Return the layers of a model, by the names of their lists in it."""
+    """Return a Python expression for the list of a model's layers."""
     lists = ("layers",) if setting.model.trace is not None else FAMILIES[setting.model.family].blocks
     names = [f"model.{name}" for name in lists]
     return names[0] if len(names) == 1 else f"[{', '.join(f'*{name}' for name in names)}]"
@@ -79,7 +79,7 @@ def _load_pretrained_lines(setting: LaunchSetting) -> list[str]:
 
 
 def model_lines(setting: LaunchSetting) -> list[str]:
-    """Return the lines that prepare the model before anything wraps it; the base of adapters is loaded first."""
+    """Return the lines that prepare the model before it is wrapped. Jobs with adapters load the base model first."""
     workload, lines = setting.workload, list[str]()
     if workload.lora_rank:
         lines += _load_pretrained_lines(setting)
@@ -109,7 +109,7 @@ def optimizer_lines(setting: LaunchSetting) -> list[str]:
 
 
 def bucket_arguments(setting: LaunchSetting) -> str:
-    """Return the arguments of DistributedDataParallel that say how it holds and sizes its buckets."""
+    """Return the bucket arguments of DistributedDataParallel, as text."""
     size = setting.workload.bucket_mib
     capped = "" if size is None else f"bucket_cap_mb={size}, "
     return f"{capped}gradient_as_bucket_view={setting.cells.gradient_copies == 1.0}"
@@ -121,7 +121,7 @@ def loader_lines(setting: LaunchSetting) -> list[str]:
 
 
 def attention_contexts(setting: LaunchSetting) -> list[str]:
-    """Return the contexts of a forward pass whose attention is not left to PyTorch."""
+    """Return the context managers that select an attention backend; empty if PyTorch chooses."""
     backend = _BACKENDS.get(setting.workload.attention)
     return [f"sdpa_kernel(SDPBackend.{backend})"] if backend else []
 

@@ -1,4 +1,4 @@
-"""Input and output of every launcher: a plan on nodes, and the command that runs it."""
+"""Input and output of the launch writers: a plan on nodes, and the command that runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH = 98
 
 @dataclass(frozen=True, slots=True)
 class LaunchSetting:
-    """A plan on nodes, and the job that it runs. The workload names the framework that prices it."""
+    """Plan on the nodes of a pool, with its job. The workload names the framework of the forecast."""
 
     name: str
     workload: Workload
@@ -55,12 +55,12 @@ class LaunchSetting:
 
     @property
     def cells(self) -> Framework:
-        """The framework's record: what it holds for the job and how it runs it, as priced."""
+        """The record of the job's framework in `frameworks.toml`."""
         return frameworks.of(self.workload)
 
     @property
     def own(self) -> Transformer:
-        """The dimensions of transformers that are not general; of other models the defaults, which have no experts."""
+        """The dimensions that only transformers have; defaults (no experts) for other models."""
         own = self.model.dimensions
         return own if isinstance(own, Transformer) else Transformer()
 
@@ -80,7 +80,7 @@ class LaunchScript:
     """Other things that the reader has to know."""
 
     def text(self, head: Sequence[str]) -> str:
-        """Return all of it for people, with `head` and notes as comments, ending in a newline."""
+        """Return the launch as text, with `head` and the notes as comment lines, ending in a newline."""
         lines = [f"# {line}" for line in (*head, *self.notes)]
         lines += [*self._exports(), *_wrap_command(self.command)]
         for name, content in self.files.items():
@@ -90,9 +90,9 @@ class LaunchScript:
         return "\n".join(lines) + "\n"
 
     def running(self, program: Sequence[str]) -> LaunchScript:
-        """Replace the script's usual name in the command by a program and its own arguments.
+        """Return the launch with the placeholder script replaced by a program and its arguments.
 
-        The launcher's arguments follow, so that they count.
+        Arguments of the launcher come last, so that they override those of the program.
         """
         if not program or SCRIPT not in self.command:
             return self
@@ -140,7 +140,7 @@ def option_words(setting: LaunchSetting, table: Table) -> list[str]:
 
 
 def torchrun_command(setting: LaunchSetting, *program: str) -> list[str]:
-    """Return the command of PyTorch's launcher; without a static first node, every node runs the same command."""
+    """Return the words of a `torchrun` command, equal on every node."""
     processes = f"--nproc-per-node={setting.gpus_per_node}"
     if setting.nodes == 1:
         return ["torchrun", "--standalone", processes, *program]
@@ -149,9 +149,9 @@ def torchrun_command(setting: LaunchSetting, *program: str) -> list[str]:
 
 
 def matmul_environment(workload: Workload) -> dict[str, str]:
-    """Return the variables that make FP32 products FP32 or TF32 where the script is not the user's.
+    """Return the environment variables that select FP32 or TF32 products, for scripts that the user does not write.
 
-    NVIDIA's libraries read one of them, PyTorch (aten/src/ATen/Context.cpp) the other.
+    NVIDIA's libraries read NVIDIA_TF32_OVERRIDE. PyTorch reads the other one (aten/src/ATen/Context.cpp).
     """
     variables = {"fp32": {"NVIDIA_TF32_OVERRIDE": "0"}, "tf32": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}}
     return variables.get(workload.precision, {})

@@ -114,7 +114,7 @@ def launch_job(setting: LaunchSetting) -> LaunchScript:
 
 
 def refusal_reason(setting: LaunchSetting) -> str:
-    """Return what in a setting torchtitan would run differently from its price; empty if nothing."""
+    """Return the reason why torchtitan would run a setting differently from its forecast; empty if it would not."""
     plan = setting.plan
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"
