@@ -130,22 +130,29 @@ class Alternative(StatusModel):
         """Return the summary of an offer; `more` holds the values of fields that a subclass adds."""
         has_runs = bool(offer.pool.own.runs)
         return cls.within(
-            pool=offer.pool.name,
-            nodes=offer.nodes,
-            gpus_per_node=offer.gpus_per_node,
-            gpus=offer.gpus,
+            **_shared_values(offer),
             plan=str(offer.plan),
-            global_batch_size=offer.workload.global_batch,
-            precision=offer.workload.precision,
-            step_seconds=StepSeconds.of(offer),
-            cost_per1000_steps=round_if_known(offer.cost_per_1000_steps),
-            finish_seconds=round_if_known(offer.finish_s),
-            fits_now=offer.fits_now,
             raw_step_seconds=figures(offer.step_s / offer.carried) if has_runs else None,
             own_runs_ratio=figures(offer.carried) if has_runs else None,
-            reason=offer.reason,
             **more,
         )
+
+
+def _shared_values(offer: Offer) -> dict[str, Any]:
+    """Return the values of the fields that `Alternative` and `Recommendation` have in common."""
+    return {
+        "pool": offer.pool.name,
+        "nodes": offer.nodes,
+        "gpus_per_node": offer.gpus_per_node,
+        "gpus": offer.gpus,
+        "global_batch_size": offer.workload.global_batch,
+        "precision": offer.workload.precision,
+        "step_seconds": StepSeconds.of(offer),
+        "cost_per1000_steps": round_if_known(offer.cost_per_1000_steps),
+        "finish_seconds": round_if_known(offer.finish_s),
+        "fits_now": offer.fits_now,
+        "reason": offer.reason,
+    }
 
 
 class Recommendation(StatusModel):
@@ -188,28 +195,18 @@ class Recommendation(StatusModel):
         """Return an offer in full; `more` are values of fields that a subclass adds."""
         pool = offer.pool
         return cls.within(
-            pool=pool.name,
+            **_shared_values(offer),
             node_type=pool.node_type or None,
             node_selector=dict(pool.node_selector),
             tolerations=[Toleration.model_validate(item) for item in pool.tolerations],
-            nodes=offer.nodes,
-            gpus_per_node=offer.gpus_per_node,
-            gpus=offer.gpus,
             device_requests=list(offer.device_requests),
             parallelism=Parallelism.from_plan(offer.plan),
-            global_batch_size=offer.workload.global_batch,
-            precision=offer.workload.precision,
-            step_seconds=StepSeconds.of(offer),
             breakdown={name: figures(value) for name, value in offer.breakdown.items()},
             bottleneck=offer.bottleneck,
             memory_bytes=MemoryBytes.from_offer(offer),
             tokens_per_second=figures(offer.tokens_per_s),
-            cost_per1000_steps=round_if_known(offer.cost_per_1000_steps),
             currency=None if offer.cost_per_1000_steps is None else pool.currency,
-            finish_seconds=round_if_known(offer.finish_s),
             cost_to_finish=round_if_known(offer.cost_to_finish),
-            fits_now=offer.fits_now,
-            reason=offer.reason,
             **more,
         )
 

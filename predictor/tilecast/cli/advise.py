@@ -16,7 +16,7 @@ from tilecast.api.advice import AdviceDocument
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.hardware import Pool
-from tilecast.inputs.job import JobOptions
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.asking import Answer, Question, answer_question, measured_offer
 from tilecast.render import launch as launched
@@ -68,7 +68,7 @@ _MORE = ("wide", "html")
 
 def run(options: argparse.Namespace) -> int:
     question = Question(
-        JobOptions.from_attributes(options),
+        JobOptions.from_values(options.job, vars(options)),
         PoolOptions.from_attributes(options),
         baseline=options.baseline,
         plan=options.plan,

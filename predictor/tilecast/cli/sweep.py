@@ -10,7 +10,7 @@ from pathlib import Path
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
 from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.cli.progress import track_progress
-from tilecast.inputs.job import JobOptions
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public.sweeping import run_sweep
 from tilecast.render import charts
@@ -51,7 +51,9 @@ def run(options: argparse.Namespace) -> int:
             "--output", f"{options.output!r} is no format", f"use {', '.join(_TEXTS)}, FILE.svg or FILE.png"
         )
     over = SweepRange.parse(options.over)
-    rows = run_sweep(JobOptions.from_attributes(options), PoolOptions.from_attributes(options), over, track_progress)
+    rows = run_sweep(
+        JobOptions.from_values(options.job, vars(options)), PoolOptions.from_attributes(options), over, track_progress
+    )
     unit = FIELDS[over.field].unit if over.varies_pools else ""
     if picture is not None:
         _write_chart(picture, render.sweep_chart(over.field, unit, rows, options.plot))

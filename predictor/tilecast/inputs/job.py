@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from tilecast.advice import Request
 from tilecast.api import base, training_job
 from tilecast.api.job_kinds import list_job_kinds
 from tilecast.inputs import adapters
+from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JobOptions
 from tilecast.inputs.reading import (
     InputWarning,
     means_file,
@@ -38,74 +39,6 @@ from tilecast.zoo.traced import onnx_file
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
     from tilecast.inputs.manifest import ManifestJob
-
-_BARE: Mapping[str, str] = {
-    "seq": "sequenceLength",
-    "batch": "globalBatchSize",
-    "precision": "precision",
-    "optimizer": "optimizer",
-    "execution": "execution",
-    "memory_format": "memoryFormat",
-    "lora_rank": "loraRank",
-    "quantization": "quantization",
-    "bucket_mib": "bucketMiB",
-    "gradient_sync": "gradientSync",
-    "parameter_servers": "parameterServers",
-    "server_updates": "serverUpdates",
-    "framework": "framework",
-}
-"""Options that describe a bare model, and the fields of `spec.training` that they fill."""
-
-_ANY: Mapping[str, tuple[str, ...]] = {
-    "steps": ("training", "steps"),
-    "input_samples_per_second": ("training", "inputSamplesPerSecond"),
-    "max_gpus": ("constraints", "maxGpus"),
-    "objective": ("objective",),
-    "deadline": ("deadlineSeconds",),
-    "budget": ("budget",),
-}
-"""Options that any job takes, and the fields of the spec that they fill."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """Job and options that override its fields. An option that is None keeps the job's value or the default."""
-
-    job: object
-    """A preset's name, a path or "-", the mapping of a TrainingJob, of a Hugging Face config or of a graph, a config of
-    Transformers, or a `Trace`."""
-    seq: int | None = None
-    batch: int | None = None
-    precision: str | None = None
-    optimizer: str | None = None
-    lora_rank: int | None = None
-    quantization: str | None = None
-    execution: str | None = None
-    memory_format: str | None = None
-    bucket_mib: int | None = None
-    gradient_sync: str | None = None
-    parameter_servers: int | None = None
-    server_updates: str | None = None
-    framework: str | None = None
-    steps: int | None = None
-    input_samples_per_second: float | None = None
-    max_gpus: int | None = None
-    objective: str | None = None
-    deadline: str | float | None = None
-    """Seconds, or a text such as "36h"."""
-    budget: str | float | None = None
-    """US dollars, or a text such as "5000EUR"."""
-
-    @classmethod
-    def from_attributes(cls, values: object) -> JobOptions:
-        """Return the options among the attributes of an object, such as the arguments of a command line."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in vars(values).items() if name in known})
-
-    @property
-    def title(self) -> str:
-        """Name of the job in errors: its name or path, or "model" for an object."""
-        return self.job if isinstance(self.job, str) else "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +107,11 @@ def read_job(options: JobOptions) -> JobInput:
     result = (
         _read_named_job(options, options.job) if isinstance(options.job, str) else _read_object(options, options.job)
     )
-    for flag, path in _ANY.items():
-        if (value := getattr(options, flag)) is not None:
-            result = result.with_field(path, _READ[flag](value) if flag in _READ else value, to_flag(flag))
+    for name, option in ANY_OPTIONS.items():
+        if name in options.values:
+            value = options.values[name]
+            value = _READERS[name](value) if name in _READERS else value
+            result = result.with_field(option.path.split("."), value, to_flag(name))
     return result
 
 
@@ -186,7 +121,8 @@ def _read_named_job(options: JobOptions, name: str) -> JobInput:
         options, name = replace(options, job=held), held
     if name.lower().endswith(".onnx"):
         return _job_of_model(
-            options, *_graph_in_config_map(Path(name).stem, graph_document.write(read_onnx(name, options.seq)))
+            options,
+            *_graph_in_config_map(Path(name).stem, graph_document.write(read_onnx(name, options.values.get("seq")))),
         )
     if name.lower().endswith(_WEIGHTS):
         remedy = "give the model's config.json, an ONNX file, or the graph that `tilecast trace` writes"
@@ -240,7 +176,7 @@ def _with_hyphens(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-_READ: Mapping[str, Callable[[Any], object]] = {
+_READERS: Mapping[str, Callable[[Any], object]] = {
     "deadline": lambda value: parse_seconds(str(value)),
     "budget": lambda value: parse_amount(str(value)),
 }
@@ -293,8 +229,8 @@ def _adapter_job(options: JobOptions, config: Document) -> JobInput:
     """
     adapter = adapters.read_adapter(config, options.title)
     notes = []
-    if options.lora_rank is None:
-        options = replace(options, lora_rank=adapter.rank)
+    if "lora_rank" not in options.values:
+        options = replace(options, values={**options.values, "lora_rank": adapter.rank})
         notes = [f"priced as {adapter.base} with --lora-rank {adapter.rank}, on every dense layer"]
     if adapter.unpriced:
         notes.append(
@@ -326,7 +262,7 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
         return _job_of_model(options, *_graph_in_config_map(Path(name).stem, json.dumps(items[0])))
     if len(items) == 1 and huggingface.is_config(items[0]):
         preset = huggingface.model(items[0], name).name
-        if (quantization := items[0].get("quantization_config")) is not None and options.quantization is None:
+        if (quantization := items[0].get("quantization_config")) is not None and "quantization" not in options.values:
             _warn_about_quantization(name, quantization)
         return _job_of_model(options, preset, {"huggingFace": {"config": huggingface.without_labels(items[0])}})
     if len(items) == 1 and adapters.is_adapter(items[0]):
@@ -345,9 +281,9 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
         raise SpecError(name, f"{kind} is not a kind of job that is read", remedy)
     if len(own) != 1:
         raise SpecError(name, f"holds {len(own)} jobs", "give a file with one TrainingJob")
-    for flag in _BARE:
-        if getattr(options, flag) is not None:
-            raise SpecError(to_flag(flag), "describes a bare model", f"change {name} instead")
+    for option in BARE_OPTIONS:
+        if option in options.values:
+            raise SpecError(to_flag(option), "describes a bare model", f"change {name} instead")
     config_maps = {metadata_name(item): item for item in items if item.get("kind") == "ConfigMap"}
     return JobInput(own[0], config_maps, source=source)
 
@@ -383,8 +319,11 @@ def _job_of_model(
     Raises:
         SpecError: `--batch` is missing.
     """
-    if options.batch is None:
+    if "batch" not in options.values:
         raise SpecError("--batch", "is missing", "say how many samples one optimizer step takes")
-    training = {key: value for flag, key in _BARE.items() if (value := getattr(options, flag)) is not None}
+    fields = {name: option.path.removeprefix("training.") for name, option in BARE_OPTIONS.items()}
+    training = {key: options.values[name] for name, key in fields.items() if name in options.values}
     document = training_job.training_job_document(base.to_object_name(name), {"model": model, "training": training})
-    return JobInput(document, config_maps or {}, {f"spec.training.{key}": to_flag(flag) for flag, key in _BARE.items()})
+    return JobInput(
+        document, config_maps or {}, {f"spec.training.{key}": to_flag(name) for name, key in fields.items()}
+    )

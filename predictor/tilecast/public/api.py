@@ -22,14 +22,13 @@ import numpy as np
 
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import queue as queue_inputs
-from tilecast.inputs.job import JobOptions
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.inputs.reading import InputWarning
 from tilecast.planner.policies import POLICIES
 from tilecast.public import catalog
 from tilecast.public.asking import Question, answer_question
 from tilecast.public.queueing import QueueQuestion, plan_queue
-from tilecast.public.results import Advice, Fits, Forecast, PoolFit, Queue, Sweep, Table
+from tilecast.public.results import Advice, Fits, Forecast, Queue, Sweep, Table
 from tilecast.public.sweeping import run_sweep
 from tilecast.render.launch import LAUNCHERS
 from tilecast.spec import SpecError
@@ -38,28 +37,6 @@ from tilecast.sweeps import SweepRange
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Unpack
-
-__all__ = [
-    "Advice",
-    "Fits",
-    "Forecast",
-    "InputWarning",
-    "JobSettings",
-    "PoolFit",
-    "Queue",
-    "SpecError",
-    "Sweep",
-    "Table",
-    "advise",
-    "fits",
-    "forecast",
-    "gpus",
-    "launchers",
-    "links",
-    "models",
-    "queue",
-    "sweep",
-]
 
 
 class JobSettings(TypedDict, total=False):
@@ -317,7 +294,7 @@ def _build_question(
     elif isinstance(model, os.PathLike):
         model = os.fspath(model)
     return Question(
-        JobOptions(model, **given),
+        JobOptions.from_values(model, given),
         PoolOptions.from_arguments(*where),
         baseline=baseline,
         plan=plan,

@@ -16,7 +16,8 @@ from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import measurements, reading
 from tilecast.inputs import pools as pool_inputs
-from tilecast.inputs.job import JobInput, JobOptions
+from tilecast.inputs.job import JobInput
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS

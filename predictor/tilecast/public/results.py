@@ -153,33 +153,16 @@ class Fits:
     @classmethod
     def from_advice(cls, advice: core.Advice) -> Fits:
         """Return what an advice says about memory."""
-        accepted = [
-            PoolFit(
-                offer.pool.name,
-                True,
-                offer.is_tight,
-                str(offer.plan),
-                offer.memory_bytes,
-                offer.memory_upper_bytes,
-                offer.memory_available_bytes,
-                "",
-            )
-            for offer in advice.offers
-        ]
-        rejected = [
-            PoolFit(
-                item.pool,
-                False,
-                False,
-                "" if item.plan is None else str(item.plan),
-                item.memory_bytes,
-                None,
-                item.memory_available_bytes,
-                item.remedy if item.code == "OutOfMemory" else f"{item.message}: {item.remedy}",
-            )
-            for item in advice.rejections
-        ]
-        return cls((*accepted, *rejected))
+        pools = []
+        for offer in advice.offers:
+            sizes = (offer.memory_bytes, offer.memory_upper_bytes, offer.memory_available_bytes)
+            pools.append(PoolFit(offer.pool.name, True, offer.is_tight, str(offer.plan), *sizes, ""))
+        for item in advice.rejections:
+            needed = (item.memory_bytes, None, item.memory_available_bytes)
+            plan = "" if item.plan is None else str(item.plan)
+            remedy = item.remedy if item.code == "OutOfMemory" else f"{item.message}: {item.remedy}"
+            pools.append(PoolFit(item.pool, False, False, plan, *needed, remedy))
+        return cls(tuple(pools))
 
     def __bool__(self) -> bool:
         """Return whether any pool can hold the job."""

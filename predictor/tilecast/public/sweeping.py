@@ -9,7 +9,8 @@ from tilecast.api.training_job import TrainingJobSpec
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import pools as pool_inputs
-from tilecast.inputs.job import JobInput, JobOptions
+from tilecast.inputs.job import JobInput
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.spec import SpecError
 from tilecast.sweeps import FIELDS, SweepRange, SweepRow, SweepValue, vary_pools

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 
@@ -59,6 +59,14 @@ class Chart:
     x: Axis
     y: Axis
     series: tuple[Series, ...]
+
+
+def group_points(named: Iterable[tuple[str, Point]], joined: bool = True) -> tuple[Series, ...]:
+    """Return a series for each name, in the order in which the names first occur."""
+    groups: dict[str, list[Point]] = {}
+    for name, point in named:
+        groups.setdefault(name, []).append(point)
+    return tuple(Series(name, tuple(points), joined) for name, points in groups.items())
 
 
 def format_tick_seconds(value: float) -> str:

@@ -18,18 +18,7 @@ _OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FACTOR", "
 _EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS", "EACH", "EXPOSED")
 _SYNCS = ("ALONE", "STEP", "GRADIENTS SUMMED BY")
 _RIGHT = (
-    "ALONE",
-    "STEP",
-    "TIME",
-    "SHARE",
-    "RUNS",
-    "EACH",
-    "FACTOR",
-    "FLOP/B",
-    "REACHES",
-    "RANKS",
-    "BUFFER",
-    "EXPOSED",
+    *("ALONE", "STEP", "TIME", "SHARE", "RUNS", "EACH", "FACTOR", "FLOP/B", "REACHES", "RANKS", "BUFFER", "EXPOSED"),
     "BYTES",
 )
 

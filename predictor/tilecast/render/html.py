@@ -11,7 +11,7 @@ from tilecast.advice import Advice, Offer
 from tilecast.explain import Explanation
 from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.render import charts
-from tilecast.render.charts import Axis, Chart, Point, Series
+from tilecast.render.charts import Axis, Chart, Point, Series, group_points
 from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
 from tilecast.render.page import facts_list, html_figure, html_page, html_table, share_meter
 from tilecast.render.units import (
@@ -159,37 +159,23 @@ def _pareto_chart(advice: Advice) -> Chart | None:
     if not shown:
         return None
     priced = all(offer.cost_per_1000_steps is not None for offer in shown)
-    names = sorted({offer.pool.name for offer in shown})
     currency = shown[0].pool.currency
-
-    def place(offer: Offer) -> float:
-        return offer.cost_per_1000_steps or 0.0 if priced else float(offer.gpus)
-
-    series = [
-        Series(
-            name,
-            tuple(
-                Point(
-                    place(offer),
-                    offer.step_s,
-                    f"{offer.plan} on {offer.gpus} GPUs, {duration(offer.step_s)}",
-                    f"{offer.gpus} GPUs",
-                )
-                for offer in shown
-                if offer.pool.name == name
+    points = [
+        (
+            offer.pool.name,
+            Point(
+                offer.cost_per_1000_steps or 0.0 if priced else float(offer.gpus),
+                offer.step_s,
+                f"{offer.plan} on {offer.gpus} GPUs, {duration(offer.step_s)}",
+                f"{offer.gpus} GPUs",
             ),
-            joined=False,
         )
-        for name in names
+        for offer in sorted(shown, key=lambda offer: offer.pool.name)
     ]
     x = Axis("cost of 1,000 steps", lambda value: format_money(value, currency)) if priced else Axis("GPUs", count)
     title = "Plans that no other beats in time, cost and GPUs at once, and the best of every pool"
-    return Chart(
-        title,
-        x,
-        Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown])),
-        tuple(series),
-    )
+    y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
+    return Chart(title, x, y, group_points(points, joined=False))
 
 
 def _axis_base(values: Sequence[float]) -> int:
@@ -213,26 +199,16 @@ def _scaling_charts(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
     plots: list[tuple[str, Chart | None]] = [
         ("scaling", Chart("Step time of the best plan by GPUs", gpus, y, tuple(steps)))
     ]
-    costs = [
-        Series(
-            curve.pool,
-            tuple(
-                Point(
-                    p.gpus,
-                    p.cost_per_1000_steps,
-                    f"{p.gpus} GPUs, {format_money(p.cost_per_1000_steps, curve.currency)}",
-                )
-                for p in curve.points
-                if p.cost_per_1000_steps is not None
-            ),
-        )
+    costs = group_points(
+        (curve.pool, Point(p.gpus, cost, f"{p.gpus} GPUs, {format_money(cost, curve.currency)}"))
         for curve in curves
-    ]
-    costs = [series for series in costs if series.points]
+        for p in curve.points
+        if (cost := p.cost_per_1000_steps) is not None
+    )
     if costs:
         currency = curves[0].currency
         axis = Axis("cost of 1,000 steps", lambda value: format_money(value, currency))
-        plots.append(("cost", Chart("Cost of 1,000 steps of the same plans", gpus, axis, tuple(costs))))
+        plots.append(("cost", Chart("Cost of 1,000 steps of the same plans", gpus, axis, costs)))
     return plots
 
 
@@ -295,23 +271,18 @@ def _roofline_chart(explanation: Explanation) -> Chart:
         (Point(low, low * bandwidth), Point(explanation.balance, peak), Point(high, peak)),
         quiet=True,
     )
-    kinds = list(dict.fromkeys(one.kind for one in shown))[: charts.COLORS]
-    marks = [
-        Series(
-            kind,
-            tuple(
-                Point(
-                    one.intensity,
-                    one.flops / one.kernel_s,
-                    f"{one.name}, {format_kernel_shape(one)}, {one.utilization:.0%} of it",
-                )
-                for one in shown
-                if one.kind == kind
+    points = (
+        (
+            one.kind,
+            Point(
+                one.intensity,
+                one.flops / one.kernel_s,
+                f"{one.name}, {format_kernel_shape(one)}, {one.utilization:.0%} of it",
             ),
-            joined=False,
         )
-        for kind in kinds
-    ]
+        for one in shown
+    )
+    marks = group_points(points, joined=False)[: charts.COLORS]
     title = f"Roofline: {count(peak)}FLOP/s in {explanation.precision}, {count(bandwidth)}B/s of memory"
     x, y = Axis("FLOP per byte", lambda value: f"{value:g}", 10), Axis("FLOP/s", count, 10)
     return Chart(title, x, y, (roof, *marks))

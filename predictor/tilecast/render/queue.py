@@ -296,19 +296,16 @@ def job_rows(screen: QueueScreen) -> list[dict[str, Any]]:
 
 def queue_csv(screen: QueueScreen) -> str:
     """Format one line per job."""
-    rows: list[Sequence[object]] = [
-        ("job", "now", "pool", "gpus", "plan", "start_s", "finish_s", "lower_s", "upper_s", "cost", "gain_s", "problem")
+    seconds = ("start", "finish", "lower", "upper")
+    lines: list[Sequence[object]] = [
+        ("job", "now", "pool", "gpus", "plan", *(f"{name}_s" for name in seconds), "cost", "gain_s", "problem")
     ]
-    queue_report = screen.report
-    for place in queue_report.places:
-        option = chosen_option(queue_report, place)
-        seconds = (place.start_s, place.finish_s, place.lower_s, place.upper_s)
-        name = queue_report.solution.columns.problem.jobs[place.job].name
-        cost = "" if option.cost is None else f"{option.cost:.2f}"
-        row = (name, present_place(queue_report, place), option.pool, option.gpus, option.plan)
-        rows.append((*row, *(f"{value:.0f}" for value in seconds), cost, f"{place.gain_s:.0f}", ""))
-    rows += [(item.job, *[""] * 10, f"{item.problem}; {item.remedy}") for item in screen.unplanned]
-    return format_csv(rows)
+    for row in job_rows(screen):
+        cost = "" if row["cost"] is None else f"{row['cost']:.2f}"
+        times = [f"{row[f'{name}_seconds']:.0f}" for name in seconds]
+        lines.append((*list(row.values())[:5], *times, cost, f"{row['gain_seconds']:.0f}", ""))
+    lines += [(item.job, *[""] * 10, f"{item.problem}; {item.remedy}") for item in screen.unplanned]
+    return format_csv(lines)
 
 
 def queue_html(screen: QueueScreen) -> str:

@@ -192,15 +192,7 @@ def score_report(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
 
 
 _RANKED_BY = (
-    "split_group",
-    "model_name",
-    "gpu",
-    "n_gpus",
-    "global_batch",
-    "n_layers",
-    "n_heads",
-    "hidden",
-    "seq_len",
+    *("split_group", "model_name", "gpu", "n_gpus", "global_batch", "n_layers", "n_heads", "hidden", "seq_len"),
     "precision",
 )
 _PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activation_checkpointing", "cp", "ep")

@@ -67,10 +67,6 @@ def _fuses_loss(setting: LaunchSetting) -> bool:
     return Numerics.of(setting.workload).loss == "fused"
 
 
-def _has_fp32_gradients(setting: LaunchSetting) -> bool:
-    return setting.workload.is_mixed and setting.cells.has_fp32_gradients(setting.workload)
-
-
 def _replica_count(setting: LaunchSetting) -> int:
     """Return the number of ranks that hold equal weights: data-parallel times context-parallel ranks."""
     return setting.plan.data * setting.plan.context
@@ -139,7 +135,8 @@ _TRAINING: Table = (
     ("--fp16", lambda s: s.workload.precision == "fp16"),
     ("--fp8-format", lambda s: "hybrid" if s.workload.precision == "fp8" else None),
     ("--fp8-param-gather", lambda s: holds_fp8_alone(s.workload)),
-    ("--accumulate-allreduce-grads-in-fp32", _has_fp32_gradients),
+    ("--accumulate-allreduce-grads-in-fp32",
+     lambda s: s.workload.is_mixed and s.cells.has_fp32_gradients(s.workload)),
     ("--no-gradient-accumulation-fusion", lambda s: not s.cells.fused_accumulation),
     ("--optimizer", lambda s: {"sgd": "sgd", "momentum": "sgd"}.get(s.workload.optimizer, "adam")),
     ("--sgd-momentum", lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer)),

@@ -50,15 +50,11 @@ def _pipeline_schedule(setting: LaunchSetting) -> str:
     return "Interleaved1F1B" if setting.plan.virtual_stages > 1 else "1F1B"
 
 
-def _converters(setting: LaunchSetting) -> object:
-    return ["quantize.linear.float8"] if setting.workload.precision == "fp8" else None
-
-
 _JOB: Mapping[str, Table] = {
     "model": (
         ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
         ("flavor", lambda s: _FLAVORS.get(s.model.name, (None, None))[1]),
-        ("converters", _converters),
+        ("converters", lambda s: ["quantize.linear.float8"] if s.workload.precision == "fp8" else None),
     ),
     "optimizer": (
         ("name", lambda s: _NAMES[s.workload.optimizer]),
