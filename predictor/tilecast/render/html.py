@@ -187,18 +187,14 @@ def _scaling_charts(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
     if not curves:
         return []
     gpus = Axis("GPUs", count, base=2)
-    steps = [
-        Series(
-            curve.pool,
-            tuple(Point(p.gpus, p.step_s, f"{p.gpus} GPUs, {duration(p.step_s)}, {p.plan}") for p in curve.points),
-        )
+    steps = group_points(
+        (curve.pool, Point(p.gpus, p.step_s, f"{p.gpus} GPUs, {duration(p.step_s)}, {p.plan}"))
         for curve in curves
-    ]
+        for p in curve.points
+    )
     times = [point.y for series in steps for point in series.points]
     y = Axis("step time", charts.format_tick_seconds, _axis_base(times))
-    plots: list[tuple[str, Chart | None]] = [
-        ("scaling", Chart("Step time of the best plan by GPUs", gpus, y, tuple(steps)))
-    ]
+    plots: list[tuple[str, Chart | None]] = [("scaling", Chart("Step time of the best plan by GPUs", gpus, y, steps))]
     costs = group_points(
         (curve.pool, Point(p.gpus, cost, f"{p.gpus} GPUs, {format_money(cost, curve.currency)}"))
         for curve in curves
