@@ -264,18 +264,18 @@ _PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d
 """A part of the short form of a plan."""
 
 
-def _parse_assignment(item: str) -> list[tuple[str, str]]:
+def _parse_assignment(text: str) -> list[tuple[str, str]]:
     """Return key and value of `tp=2`; `fsdp=8` gives two pairs."""
-    key, _, value = (part.strip() for part in item.partition("="))
+    key, _, value = (part.strip() for part in text.partition("="))
     return [("dp", value), ("zero", "3")] if key == "fsdp" else [(key, value)]
 
 
-def _parse_printed_part(item: str, field: str) -> list[tuple[str, str]]:
+def _parse_printed_part(text: str, field: str) -> list[tuple[str, str]]:
     """Return keys and values of a part of the short form."""
-    part = _PRINTED.fullmatch(item)
+    part = _PRINTED.fullmatch(text)
     if part is None:
         raise SpecError(
-            field, f"cannot read {item[:40]!r}", "write for instance tp=2,dp=8, or a plan as tables print it"
+            field, f"cannot read {text[:40]!r}", "write for instance tp=2,dp=8, or a plan as tables print it"
         )
     stage, replicas, sharded, key, count, mode, spread = part.groups()
     if mode or spread:
@@ -286,17 +286,17 @@ def _parse_printed_part(item: str, field: str) -> list[tuple[str, str]]:
     return [("dp", replicas or sharded), *([("zero", zero)] if zero else [])]
 
 
-def _parse_plan_value(column: PlanColumn, value: str, item: str, field: str) -> object:
+def _parse_plan_value(column: PlanColumn, value: str, text: str, field: str) -> object:
     if value == "auto" and column.off is not None:
         return None
     if column.name == "checkpointing":
         meant = {"sel": "selective"}.get(value, value)
         if meant not in CHECKPOINTING:
-            raise SpecError(field, f"{item!r} is no recomputation", "use ac=none, ac=sel, ac=full or ac=auto")
+            raise SpecError(field, f"{text!r} is no recomputation", "use ac=none, ac=sel, ac=full or ac=auto")
         return meant
     least, most = column.least, column.most
     if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
-        raise SpecError(field, f"{item[:40]!r} is out of range", f"give a count from {least} to {most}")
+        raise SpecError(field, f"{text[:40]!r} is out of range", f"give a count from {least} to {most}")
     return bool(int(value)) if isinstance(column.off, bool) else int(value)
 
 

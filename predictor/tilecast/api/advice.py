@@ -87,9 +87,9 @@ class DetailedRejection(UnboundedModel, RejectedPool):
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
     @classmethod
-    def of(cls, item: Rejection, **more: Any) -> Self:
+    def of(cls, rejection: Rejection, **more: Any) -> Self:
         """Return a rejection with the change that was tried."""
-        return super().of(item, change=AppliedChange.from_change(item.change), **more)
+        return super().of(rejection, change=AppliedChange.from_change(rejection.change), **more)
 
 
 class Alternative(UnboundedModel, status.Alternative):
@@ -103,10 +103,14 @@ class DetailedPassedOver(UnboundedModel, PassedOver):
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
     @classmethod
-    def of(cls, item: WhyNot, **more: Any) -> Self:
+    def of(cls, why_not: WhyNot, **more: Any) -> Self:
         """Return a plan that was passed over, with the change as a value in place of the remedy."""
         return super().of(
-            item, remedy=None, value=round_if_known(item.value), change=AppliedChange.from_change(item.change), **more
+            why_not,
+            remedy=None,
+            value=round_if_known(why_not.value),
+            change=AppliedChange.from_change(why_not.change),
+            **more,
         )
 
 

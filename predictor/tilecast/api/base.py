@@ -34,9 +34,9 @@ pass: a name with `../` in it would lead to the objects of another namespace."""
 
 
 def to_object_name(text: str) -> str:
-    """Turn a text into the name of a Kubernetes object (RFC 1123 subdomain).
+    """Turn a text into a valid name of a Kubernetes object (RFC 1123 subdomain).
 
-    The name has small letters without accents, digits, dashes and dots. It is "model" if nothing else is left.
+    The name has lower-case letters without accents, digits, dashes and dots. An empty result becomes "model".
     """
     plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     words = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in plain.split("."))

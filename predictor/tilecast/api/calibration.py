@@ -92,11 +92,11 @@ class ObservedRun:
     """Parts of its step, as far as they were reported."""
 
 
-def run_from_record(pool: str, gpu: str, one: RunRecord, namespace: str = "") -> Run:
+def run_from_record(pool: str, gpu: str, record: RunRecord, namespace: str = "") -> Run:
     """Return the run of a record."""
     return Run(
-        pool, gpu, one.precision, one.family, one.scale, one.workload,
-        one.predicted_seconds, one.observed_seconds, one.observations, one.framework, namespace,
+        pool, gpu, record.precision, record.family, record.scale, record.workload,
+        record.predicted_seconds, record.observed_seconds, record.observations, record.framework, namespace,
     )  # fmt: skip
 
 

@@ -233,7 +233,7 @@ _SCHEMA_KEYS = (
 
 
 def _to_structural(
-    node: Mapping[str, Any], definitions: Mapping[str, Any], known: Mapping[str, type[ApiModel]]
+    node: Mapping[str, Any], definitions: Mapping[str, Any], models_by_name: Mapping[str, type[ApiModel]]
 ) -> Schema:
     merged: Schema = dict(node)
     rules: Schema = {}
@@ -243,9 +243,9 @@ def _to_structural(
     if "$ref" in merged:
         name = merged.pop("$ref").rsplit("/", 1)[-1]
         merged = {**definitions[name], **merged}
-        rules = _validation_rules(known[name])
-    elif merged.get("title") in known and "properties" in merged:
-        rules = _validation_rules(known[merged["title"]])
+        rules = _validation_rules(models_by_name[name])
+    elif merged.get("title") in models_by_name and "properties" in merged:
+        rules = _validation_rules(models_by_name[merged["title"]])
     out: Schema = {
         key: merged[key] for key in _SCHEMA_KEYS if key in merged and (key != "default" or merged[key] is not None)
     }
@@ -257,14 +257,14 @@ def _to_structural(
         out["format"] = "int64"
     if "properties" in merged:
         out["properties"] = {
-            key: _to_structural(value, definitions, known) for key, value in merged["properties"].items()
+            key: _to_structural(value, definitions, models_by_name) for key, value in merged["properties"].items()
         }
     if isinstance(merged.get("additionalProperties"), Mapping):
-        out["additionalProperties"] = _to_structural(merged["additionalProperties"], definitions, known)
+        out["additionalProperties"] = _to_structural(merged["additionalProperties"], definitions, models_by_name)
         if out["additionalProperties"] == {"type": "string"}:
             out["additionalProperties"]["maxLength"] = 253
     if "items" in merged:
-        out["items"] = _to_structural(merged["items"], definitions, known)
+        out["items"] = _to_structural(merged["items"], definitions, models_by_name)
         if out["items"] == {"type": "string"}:
             out["items"]["maxLength"] = 253
     return out | {key: value for key, value in merged.items() if key.startswith("x-kubernetes-")} | rules

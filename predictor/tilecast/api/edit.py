@@ -87,12 +87,12 @@ def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
     return text[:start] + block.lstrip() + text[end:]
 
 
-def _append_items(text: str, sequence: Any, more: Sequence[Any]) -> str:
+def _append_items(text: str, sequence: Any, items: Sequence[Any]) -> str:
     if sequence.flow_style:
-        value = [*_node_value(sequence), *more]
+        value = [*_node_value(sequence), *items]
         return text[: sequence.start_mark.index] + _dump_flow(value) + text[sequence.end_mark.index :]
     end = _line_end(text, _content_end(text, sequence))
-    return text[:end] + "\n" + _dump_block(list(more), sequence.start_mark.column, True) + text[end:]
+    return text[:end] + "\n" + _dump_block(list(items), sequence.start_mark.column, True) + text[end:]
 
 
 def _compose_document(text: str, index: int) -> Any:

@@ -45,11 +45,11 @@ class LearntRun(RunRecord, PartSeconds):
     plan: str | None = optional_field("How it was split.", max_length=128)
 
     @classmethod
-    def from_run(cls, item: ObservedRun) -> Self:
+    def from_run(cls, observed: ObservedRun) -> Self:
         """Return a run with its origin."""
-        run = item.run
+        run = observed.run
         return cls.within(
-            uid=item.uid,
+            uid=observed.uid,
             precision=run.precision,
             family=run.family,
             scale=run.scale,
@@ -58,16 +58,16 @@ class LearntRun(RunRecord, PartSeconds):
             observed_seconds=figures(run.observed_s),
             observations=run.observations,
             framework=run.framework,
-            time=item.time,
+            time=observed.time,
             gpu=run.gpu,
             namespace=run.namespace,
-            namespace_uid=item.namespace_uid,
-            job=item.job,
-            service_account=item.account,
-            source=item.source,
-            gpus=item.gpus,
-            plan=item.plan,
-            **fields_of(item.parts),
+            namespace_uid=observed.namespace_uid,
+            job=observed.job,
+            service_account=observed.account,
+            source=observed.source,
+            gpus=observed.gpus,
+            plan=observed.plan,
+            **fields_of(observed.parts),
         )
 
 
@@ -114,9 +114,9 @@ class Forget:
             return "all" if self.uid is None else f"job/{self.uid}"
         return f"namespace/{self.namespace}"
 
-    def matches(self, item: ObservedRun) -> bool:
+    def matches(self, observed: ObservedRun) -> bool:
         """Return whether a run is to be forgotten."""
-        return self.namespace in (None, item.run.namespace) and self.uid in (None, item.uid)
+        return self.namespace in (None, observed.run.namespace) and self.uid in (None, observed.uid)
 
 
 def runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun]:
@@ -135,9 +135,9 @@ def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
     return [(Forget(one.namespace, one.uid), one.before) for one in records]
 
 
-def document(pool: str, seen: Iterable[ObservedRun], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
+def document(pool: str, observed: Iterable[ObservedRun], requests: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
     """Return the PoolLearning object of a pool, with the newest runs and `Forget`s that there is room for."""
-    rows = [LearntRun.from_run(item) for item in seen]
-    gone = [ForgottenRuns.within(namespace=what.namespace, uid=what.uid, before=before) for what, before in forgot]
+    rows = [LearntRun.from_run(item) for item in observed]
+    gone = [ForgottenRuns.within(namespace=what.namespace, uid=what.uid, before=before) for what, before in requests]
     spec = PoolLearningSpec(runs=rows[-MAX_KEPT:], forgotten=gone[-MAX_FORGOTTEN:])
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": pool}, "spec": spec.document()}

@@ -265,9 +265,11 @@ class RejectedPool(StatusModel):
     remedy: str = Field(max_length=512, description="The nearest change that would help.")
 
     @classmethod
-    def of(cls, item: Rejection, **more: Any) -> Self:
+    def of(cls, rejection: Rejection, **more: Any) -> Self:
         """Return a rejection; `more` are values of fields that a subclass adds."""
-        return cls.within(pool=item.pool, code=item.code, message=item.message, remedy=item.remedy, **more)
+        return cls.within(
+            pool=rejection.pool, code=rejection.code, message=rejection.message, remedy=rejection.remedy, **more
+        )
 
 
 class PassedOver(StatusModel):
@@ -283,15 +285,15 @@ class PassedOver(StatusModel):
     )
 
     @classmethod
-    def of(cls, item: WhyNot, **more: Any) -> Self:
+    def of(cls, why_not: WhyNot, **more: Any) -> Self:
         """Return a plan that was passed over; `more` are values of fields that a subclass adds or replaces."""
         return cls.within(
-            subject=item.subject,
-            pool=item.pool,
-            plan=str(item.plan),
-            code=item.code,
-            message=item.message,
-            **{"remedy": None if item.change is None else item.change.text, **more},
+            subject=why_not.subject,
+            pool=why_not.pool,
+            plan=str(why_not.plan),
+            code=why_not.code,
+            message=why_not.message,
+            **{"remedy": None if why_not.change is None else why_not.change.text, **more},
         )
 
 

@@ -111,7 +111,7 @@ def _parse_graph(reference: Reference, stored: bytes, sequence: int | None) -> T
         raise error.at("spec.training.sequenceLength") from None
 
 
-def sequence_length(model: Model, given: int | None) -> int:
+def sequence_length(model: Model, stated_length: int | None) -> int:
     """Return the tokens of one sample.
 
     A model without a vocabulary counts samples, which have 1. A traced graph has the length of its trace. CLIP and
@@ -123,21 +123,23 @@ def sequence_length(model: Model, given: int | None) -> int:
     """
     field = "spec.training.sequenceLength"
     if model.trace is not None:
-        if given not in (None, 1) and model.trace.sequence == 1:
+        if stated_length not in (None, 1) and model.trace.sequence == 1:
             raise SpecError(field, f"{model.name} reads no tokens", "leave it out")
-        if given not in (None, model.trace.sequence):
+        if stated_length not in (None, model.trace.sequence):
             problem = f"{model.name} was traced with {model.trace.sequence} tokens per sample"
             raise SpecError(field, problem, "leave it out, or trace anew")
         return model.trace.sequence
     if model.vocab == 0:
-        if given not in (None, 1):
+        if stated_length not in (None, 1):
             takes = "reads images, not tokens" if zoo.reads_images(model) else "takes samples of one length"
             raise SpecError(field, f"{model.name} {takes}", "leave it out")
         return 1
-    if given is None and (usual := model.own(zoo.Transformer).text_length):
+    if stated_length is None and (usual := model.own(zoo.Transformer).text_length):
         return usual
-    if given is None:
+    if stated_length is None:
         raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")
-    if model.positions and given > model.positions:
-        raise SpecError(field, f"{given} is above the {model.positions} positions that {model.name} has", "shorten it")
-    return given
+    if model.positions and stated_length > model.positions:
+        raise SpecError(
+            field, f"{stated_length} is above the {model.positions} positions that {model.name} has", "shorten it"
+        )
+    return stated_length

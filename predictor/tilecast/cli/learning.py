@@ -125,9 +125,9 @@ def _show_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> lis
     return lines
 
 
-def _matches_options(one: ObservedRun, options: argparse.Namespace) -> bool:
+def _matches_options(run: ObservedRun, options: argparse.Namespace) -> bool:
     namespace = "" if options.namespace == UNKNOWN else options.namespace
-    return options.pool in (None, one.run.pool) and namespace in (None, one.run.namespace)
+    return options.pool in (None, run.run.pool) and namespace in (None, run.run.namespace)
 
 
 def _request_forgetting(options: argparse.Namespace) -> int:

@@ -133,19 +133,19 @@ def _read_named_job(options: JobOptions, name: str) -> JobInput:
     return _job_of_model(options, preset, {"preset": preset})
 
 
-def _read_object(options: JobOptions, given: object) -> JobInput:
+def _read_object(options: JobOptions, job: object) -> JobInput:
     """Return the job of a trace, of a mapping, or of a config of Transformers.
 
     Raises:
         SpecError: the object is none of these.
     """
-    if isinstance(given, Trace):
-        return _job_of_model(options, *_graph_in_config_map("traced", graph_document.write(given)))
-    to_dict = getattr(given, "to_dict", None)
-    document = to_dict() if callable(to_dict) else given
+    if isinstance(job, Trace):
+        return _job_of_model(options, *_graph_in_config_map("traced", graph_document.write(job)))
+    to_dict = getattr(job, "to_dict", None)
+    document = to_dict() if callable(to_dict) else job
     if not isinstance(document, Mapping):
         remedy = "give a preset's name, a path, a Hugging Face config, a TrainingJob, or a torch.nn.Module with inputs"
-        raise SpecError("model", f"{type(given).__name__} is no model that can be read", remedy)
+        raise SpecError("model", f"{type(job).__name__} is no model that can be read", remedy)
     text = json.dumps(dict(document), default=str)
     return _job_from_documents(options, [json.loads(text)], text, "model")
 

@@ -24,7 +24,7 @@ class JobOption:
 
     path: str
     help: str | None = None
-    type: Callable[[str], object] | None = None
+    type: Callable[[str], object] = str
     choices: Sequence[str] | None = None
     metavar: str | None = None
     is_flag: bool = True

@@ -140,9 +140,9 @@ def find_measured_pools(lines: Sequence[StatedRun], pools: Sequence[Pool]) -> li
     return measurements
 
 
-def _assumed_pool(one: StatedRun) -> Pool:
+def _assumed_pool(run: StatedRun) -> Pool:
     try:
-        gpu = find_gpu(one.pool)
+        gpu = find_gpu(run.pool)
     except SpecError as error:
-        raise SpecError(one.field, f"there is no pool or GPU {one.pool!r}", error.remedy) from None
-    return replace(pool_inputs.assumed_pool(gpu, one.gpus), name=one.pool)
+        raise SpecError(run.field, f"there is no pool or GPU {run.pool!r}", error.remedy) from None
+    return replace(pool_inputs.assumed_pool(gpu, run.gpus), name=run.pool)

@@ -1,4 +1,4 @@
-"""The jobs of a queue as documents say them: TrainingJobs, jobs of other kinds, and Kueue's quotas beside them."""
+"""Read the jobs of a queue from documents: TrainingJobs, jobs of other kinds, and Kueue's quotas."""
 
 from __future__ import annotations
 
@@ -225,18 +225,18 @@ class QueueReader:
         return running(job, -self._since(value_at(document, ("status", "startTime"))))
 
 
-def _unique_names(given: Sequence[Document]) -> list[str]:
+def _unique_names(documents: Sequence[Document]) -> list[str]:
     """Return the shortest name for each document that is unique: name, namespace and name, or with its kind too."""
-    ways = [[_job_name(item, way) for item in given] for way in range(3)]
+    ways = [[_job_name(item, way) for item in documents] for way in range(3)]
     counts = [Counter(names) for names in ways]
     return [
         next((names[place] for names, count in zip(ways, counts, strict=True) if count[names[place]] == 1), "")
         or f"{ways[-1][place]} ({place + 1})"
-        for place in range(len(given))
+        for place in range(len(documents))
     ]
 
 
-def _job_name(document: Document, way: int) -> str:
+def _job_name(document: Document, detail: int) -> str:
     name = metadata_name(document) or "unnamed"
     placed = f"{_namespace(document) or 'default'}/{name}"
-    return (name, placed, f"{document.get('kind')}/{placed}")[way]
+    return (name, placed, f"{document.get('kind')}/{placed}")[detail]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class JobSettings(TypedDict, total=False):
-    """How a job is trained and where it may run; what is left out keeps its default."""
+    """Keyword arguments that describe how a job is trained and where it may run. Omitted ones keep their default."""
 
     seq: int
     """Tokens per sample."""
@@ -152,7 +152,7 @@ def forecast(
 
 
 def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettings]) -> Fits:
-    """Return whether a job fits into memory, pool by pool, and what would make it fit.
+    """Return for each pool whether a job fits into memory, and the nearest change that would make it fit.
 
     Args:
         model: as for `advise`.
@@ -304,7 +304,7 @@ def _build_question(
 
 
 def _to_python_number(value: Any) -> Any:
-    """Return a scalar of NumPy as a number of Python, and any other value as it is."""
+    """Return the Python number of a NumPy scalar; return any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -329,9 +329,9 @@ def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[st
 
 @contextmanager
 def _errors_about_arguments() -> Iterator[None]:
-    """Raise errors about flags of the command line as errors about the arguments of the same names.
+    """Convert errors about command-line flags in the `with` block into errors about keyword arguments.
 
-    Nodes are read anew by each call, since files and clusters change while a notebook is open.
+    Cached nodes are cleared afterwards, since files and clusters change while a notebook is open.
     """
     try:
         yield

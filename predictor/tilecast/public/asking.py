@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A job, where it may run, and what the user knows about it already."""
+    """Job, pools, and options of the advice."""
 
     job: JobOptions
     pools: PoolOptions
@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Advice, and what it was given for."""
+    """Advice with its job and its pools."""
 
     job: JobInput
     advice: Advice
@@ -123,10 +123,10 @@ _GAIN = 0.05
 
 
 def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
-    """Return the advice for one of the requests, which differ in their frameworks.
+    """Return the best advice for requests that differ in their frameworks alone.
 
-    Advice whose framework executes the recommendation goes before all other. Of the rest the first is chosen, unless a
-    later one has a recommendation that is better by more than `_GAIN` or the first has none.
+    Advice whose framework executes the recommendation comes first. Among those the first is chosen, unless a later
+    recommendation is better by more than `_GAIN` or the first has none.
     """
     advices = [_advise_on_plan(request, pools) for request in requests]
     chosen, *others = [advice for advice in advices if _is_executable(advice)] or advices

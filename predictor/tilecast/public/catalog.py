@@ -79,7 +79,7 @@ def describe_model(name: str) -> Row:
 
 
 def list_links() -> list[Row]:
-    """Return every link that ships: bandwidth and the share of it that transfers reach."""
+    """Return a row for each link that ships: bandwidth and the share of it that transfers reach."""
     return [
         {
             "LINK": link.name,
@@ -136,7 +136,7 @@ def _pool_row(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
 
 
 def _describe_assumed_pool(pool: Pool) -> Row:
-    """Return what is assumed about a pool of `--gpus`."""
+    """Return the assumed facts of a pool of `--gpus`."""
     return {
         "name": pool.name,
         "most nodes": pool.max_nodes,

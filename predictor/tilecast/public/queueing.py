@@ -38,7 +38,7 @@ class QueueQuestion:
 
 
 def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[Unplanned, ...]:
-    """Return the plan of a queue; if no job of it can be planned, return the jobs and why they cannot.
+    """Return the plan of a queue, or the refused jobs with reasons if no job can be planned.
 
     Raises:
         SpecError: the jobs, the pools or an option cannot be read.
@@ -74,7 +74,7 @@ def _parse_time(text: str | None) -> datetime:
 def _queue_problem(
     read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held_gpus: Mapping[str, int]
 ) -> QueueProblem:  # fmt: skip
-    """Return the problem; GPUs held by pods reduce a pool's capacity, except those of running jobs of the queue."""
+    """Return the planning problem. GPUs held by pods outside the queue reduce a pool's capacity."""
     ours = Counter[str]()
     for job in read.jobs:
         if job.is_running and job.present is not None:
@@ -87,7 +87,7 @@ def _queue_problem(
 
 
 def _parse_node_changes(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, int]:
-    """Return the number of nodes that the pools named by `--what-if` would have.
+    """Return the new number of nodes of each pool in `--what-if`.
 
     Raises:
         SpecError: a text cannot be read, or takes away more nodes than there are.

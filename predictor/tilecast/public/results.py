@@ -76,7 +76,7 @@ class Forecast(core.Offer):
 
 @dataclass(frozen=True, slots=True)
 class Advice(core.Advice):
-    """Advice for one job: the best plan of every pool, best first, and why the others are not it."""
+    """Advice for one job: the best plan of each pool, best first, and reasons for the order."""
 
     offers: tuple[Forecast, ...]
 
@@ -87,7 +87,7 @@ class Advice(core.Advice):
 
     @property
     def best(self) -> Forecast | None:
-        """The recommendation; None where no pool can run the job."""
+        """The recommendation; None if no pool can run the job."""
         return self.offers[0] if self.offers else None
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class Advice(core.Advice):
         return AdviceDocument.from_advice(self).document()
 
     def launch(self, launcher: str) -> str:
-        """Return what to type to run the recommendation.
+        """Return the command, files and script lines that run the recommendation, as text.
 
         Args:
             launcher: a key of `tilecast.launchers()`.
@@ -146,7 +146,7 @@ class PoolFit:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Whether a job fits into memory, pool by pool; true where it fits on any."""
+    """Answer whether a job fits into memory, pool by pool; true if it fits on any pool."""
 
     pools: tuple[PoolFit, ...]
 
@@ -266,7 +266,7 @@ class Queue:
 
 
 class Table(tuple[Mapping[str, Any], ...]):
-    """Rows of what is known, one dictionary each."""
+    """Rows of a catalogue (GPUs, models or links), one dictionary each."""
 
     __slots__ = ()
 
@@ -309,5 +309,5 @@ def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
 
 
 def _field_values(record: core.Offer | core.Advice) -> Iterator[Any]:
-    """Return the values of the fields, in order; a result of the API has the same fields as what it is made of."""
+    """Return the values of a record's fields in order, to build the API's subclass of the record."""
     return (getattr(record, item.name) for item in fields(record))

@@ -27,10 +27,10 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
                       *align_columns(titles, rows, titles[1:])]) + "\n"  # fmt: skip
 
 
-def _suspect_row(one: Suspect) -> tuple[str, ...]:
-    needed = duration(one.needed_s) if one.needed_s > 0 else "less than none"
-    apart = f"{one.standard_errors:.1f}" if math.isfinite(one.standard_errors) else ""
-    return (_NAMES.get(one.line, one.line), duration(one.forecast_s), needed, apart)
+def _suspect_row(suspect: Suspect) -> tuple[str, ...]:
+    needed = duration(suspect.needed_s) if suspect.needed_s > 0 else "less than none"
+    apart = f"{suspect.standard_errors:.1f}" if math.isfinite(suspect.standard_errors) else ""
+    return (_NAMES.get(suspect.line, suspect.line), duration(suspect.forecast_s), needed, apart)
 
 
 def _verdict_sentence(diagnosis: Diagnosis) -> str:

@@ -90,21 +90,25 @@ def _time_and_share(seconds: float, explanation: Explanation) -> tuple[str, str]
     return duration(seconds), f"{seconds / explanation.seconds:.1%}"
 
 
-def operator_cells(one: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
+def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
     """Return the cells of an operator's row in a table.
 
     The cells are name, time, share of the total, kernel, runs, time of a run, FLOP per byte, bound, share of the bound
     that a run reaches, and tiles.
     """
-    tiles = f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else ""
-    what = (
-        one.name,
-        *_time_and_share(one.seconds, explanation),
-        format_kernel_shape(one),
-        f"{one.runs:,.0f}",
-        duration(one.kernel_s),
+    tiles = (
+        f"{operator.tiles:,} of {operator.tile[0]}x{operator.tile[1]}, {operator.waves:.0f} waves"
+        if operator.tiles > 1
+        else ""
     )
-    return (*what, f"{one.intensity:.0f}", one.bound, f"{one.utilization:.0%}", tiles)
+    what = (
+        operator.name,
+        *_time_and_share(operator.seconds, explanation),
+        format_kernel_shape(operator),
+        f"{operator.runs:,.0f}",
+        duration(operator.kernel_s),
+    )
+    return (*what, f"{operator.intensity:.0f}", operator.bound, f"{operator.utilization:.0%}", tiles)
 
 
 def _list_factors(explanation: Explanation) -> str:
@@ -208,10 +212,10 @@ def _sync_lines(explanation: Explanation) -> list[str]:
     return ["Gradients of a step, alone on the wire, and the step with them:", *align_columns(_SYNCS, rows, _RIGHT), ""]
 
 
-def _name_sync(one: Sync) -> str:
-    if not one.servers:
+def _name_sync(sync: Sync) -> str:
+    if not sync.servers:
         return "all-reduce"
-    return f"{one.servers} {one.server_updates} parameter server{'s' * (one.servers > 1)}"
+    return f"{sync.servers} {sync.server_updates} parameter server{'s' * (sync.servers > 1)}"
 
 
 def _memory_rows(offer: Offer) -> list[tuple[str, ...]]:

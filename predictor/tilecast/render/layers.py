@@ -44,20 +44,20 @@ def layers_document(per_layer: PerLayer | None, cut: PipelineCut | None) -> dict
     return values
 
 
-def _strategy_lines(where: str, per_layer: PerLayer | None) -> list[str]:
+def _strategy_lines(location: str, per_layer: PerLayer | None) -> list[str]:
     if per_layer is None:
-        return [f"Per layer on {where}: no choice without a pipeline fits, or the model is priced as one block."]
+        return [f"Per layer on {location}: no choice without a pipeline fits, or the model is priced as one block."]
     memory = f"{gibibytes(per_layer.memory_bytes)}/{gibibytes(per_layer.memory_available_bytes)} GiB"
     if not per_layer.varies or (per_layer.saving is not None and per_layer.saving < _WORTH):
         same = (
             f"{per_layer.uniform}, {duration(per_layer.uniform_s)}" if per_layer.uniform_s is not None else "none fits"
         )
-        return [f"Per layer on {where}: the same everywhere is best without a pipeline ({same})."]
+        return [f"Per layer on {location}: the same everywhere is best without a pipeline ({same})."]
     if per_layer.uniform_s is None:
         text = "no plan without a pipeline fits that is the same everywhere"
     else:
         text = f"{per_layer.saving:.1%} less than the best that is the same everywhere ({per_layer.uniform})"
-    lines = [f"Per layer on {where}: {duration(per_layer.step_s)}, {text}"]
+    lines = [f"Per layer on {location}: {duration(per_layer.step_s)}, {text}"]
     depth = max((layer for group in per_layer.groups for layer in group.layers), default=0)
     names = [_name_group(group, depth) for group in per_layer.groups]
     width = max(len(name) for name in names)

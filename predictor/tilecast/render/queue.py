@@ -236,8 +236,13 @@ def queue_document(screen: QueueScreen) -> dict[str, object]:
     }
 
 
-def _unplanned_document(item: Unplanned) -> dict[str, object]:
-    return {"job": item.job, "problem": item.problem, "remedy": item.remedy, "leftOut": item.is_left_out}
+def _unplanned_document(unplanned: Unplanned) -> dict[str, object]:
+    return {
+        "job": unplanned.job,
+        "problem": unplanned.problem,
+        "remedy": unplanned.remedy,
+        "leftOut": unplanned.is_left_out,
+    }
 
 
 def _totals_document(totals: QueueTotals) -> dict[str, object]:

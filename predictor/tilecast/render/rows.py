@@ -18,10 +18,10 @@ def rows_table(rows: Sequence[Row]) -> list[str]:
     return align_columns(names, [[format_cell(row[name]) for name in names] for row in rows], right)
 
 
-def facts_lines(one: Row) -> list[str]:
+def facts_lines(row: Row) -> list[str]:
     """Return one line for each fact; facts of a mapping are indented below its name."""
     lines = []
-    for name, value in one.items():
+    for name, value in row.items():
         if isinstance(value, Mapping):
             lines += [name, *(f"  {key:<26}{format_cell(item)}" for key, item in value.items())]
         else:

@@ -99,10 +99,10 @@ def _why_not_lines(advice: Advice) -> list[str]:
     return ["Why not", *lines] if lines else []
 
 
-def _is_no_better(item: WhyNot) -> bool:
+def _is_no_better(why_not: WhyNot) -> bool:
     """Return whether a plan would not beat the recommendation even without its obstacle."""
-    bound = item.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
-    return item.code in ("Slower", "Dearer", "Tie") or (bound and (item.value or 0.0) >= 1)
+    bound = why_not.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
+    return why_not.code in ("Slower", "Dearer", "Tie") or (bound and (why_not.value or 0.0) >= 1)
 
 
 def _pareto_lines(advice: Advice) -> list[str]:

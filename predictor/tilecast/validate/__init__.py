@@ -13,6 +13,6 @@ Track: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
 """Function that yields the items of a sequence and may show progress; the text names the items."""
 
 
-def without_progress(items: Sequence[Any], what: str) -> Iterable[Any]:
+def without_progress(items: Sequence[Any], label: str) -> Iterable[Any]:
     """Return `items` without showing progress."""
     return items

@@ -123,15 +123,15 @@ def calibration_curve(runs: MeasuredRuns, counts: Sequence[int], least: int, dra
 
 
 def _calibrated_errors(
-    runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]
+    runs: MeasuredRuns, observed_rows: npt.NDArray[np.int64], forecast_rows: npt.NDArray[np.int64]
 ) -> tuple[float, ...]:
-    """Return error, bias, coverage and width (see `CalibrationPoint`) of the runs `rest`, calibrated on `seen`."""
-    table = calibration.fit([runs.runs[index] for index in seen])
-    left_out = [runs.runs[index] for index in rest]
+    """Return the error, bias, coverage and width of `forecast_rows`, calibrated on `observed_rows` (row indices)."""
+    table = calibration.fit([runs.runs[index] for index in observed_rows])
+    left_out = [runs.runs[index] for index in forecast_rows]
     one = [table.at(calibration.group(run)) for run in left_out]
     software = [table.software_ratio(run.framework, run.family) for run in left_out]
     ratio = np.array([item.ratio for item in one]) * software
-    half = runs.half_width[rest] * np.array([item.width for item in one])
+    half = runs.half_width[forecast_rows] * np.array([item.width for item in one])
     observed = np.array([run.observed_s for run in left_out])
     predicted = np.array([run.predicted_s for run in left_out]) * ratio
     error = calibration.relative_error(predicted, observed)

@@ -309,15 +309,15 @@ def write_rows(path: Path, rows: Sequence[Row], forecasts: Sequence[Forecast]) -
         raise SpecError("--rows", f"cannot write {path}", str(error.strerror)) from None
 
 
-def _forecast_cells(row: Row, item: Forecast) -> list[str]:
-    if item.seconds is None or item.parts is None:
-        return [row["id"], *[""] * (len(COLUMNS) - 2), item.reason]
-    values = [item.seconds, item.lower_s, item.upper_s]
+def _forecast_cells(row: Row, forecast: Forecast) -> list[str]:
+    if forecast.seconds is None or forecast.parts is None:
+        return [row["id"], *[""] * (len(COLUMNS) - 2), forecast.reason]
+    values = [forecast.seconds, forecast.lower_s, forecast.upper_s]
     return [
         row["id"],
         *(f"{value:.9g}" for value in values),
-        "true" if item.fits else "false",
-        f"{item.memory_bytes:.0f}",
-        *(f"{item.parts[part]:.9g}" for part in PARTS),
+        "true" if forecast.fits else "false",
+        f"{forecast.memory_bytes:.0f}",
+        *(f"{forecast.parts[part]:.9g}" for part in PARTS),
         "",
     ]

@@ -55,12 +55,12 @@ class LaunchSetting:
 
     @property
     def cells(self) -> Framework:
-        """The record of the job's framework in `frameworks.toml`."""
+        """Record of the job's framework in `frameworks.toml`."""
         return frameworks.of(self.workload)
 
     @property
     def own(self) -> Transformer:
-        """The dimensions that only transformers have; defaults (no experts) for other models."""
+        """Dimensions that only transformers have; defaults (no experts) for other models."""
         own = self.model.dimensions
         return own if isinstance(own, Transformer) else Transformer()
 
