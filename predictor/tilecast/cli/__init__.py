@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from tilecast import __version__, environment
 from tilecast.inputs.reading import InputWarning
@@ -71,14 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _print_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _print_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning as one line, as every error of the program is."""
     text = str(message) if issubclass(category, InputWarning) else f"{category.__name__}: {message}"
     print(f"tilecast: {text}", file=sys.stderr)

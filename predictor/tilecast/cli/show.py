@@ -17,7 +17,7 @@ from tilecast.spec import SpecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=tuple(_LISTS), help="pools needs --nodes, --gpus or --context")
+    parser.add_argument("what", choices=tuple(_CATALOGS), help="pools needs --nodes, --gpus or --context")
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its facts and their sources")
     add_pool_arguments(parser)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
@@ -26,13 +26,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.what != "pools" and (options.nodes or options.gpus or options.context):
         raise SpecError("--nodes", f"says nothing of {options.what}", "leave it out, or show pools")
+    list_rows, describe_row, table_row = _CATALOGS[options.what]
+    pools = PoolOptions.from_attributes(options)
     if options.name is None:
-        rows = _LISTS[options.what](PoolOptions.from_attributes(options))
-        view = _VIEWS.get(options.what, dict)
-        text = _format_json(rows) if options.output == "json" else "\n".join(rows_table([view(row) for row in rows]))
+        rows = list_rows(pools)
+        text = (
+            _format_json(rows) if options.output == "json" else "\n".join(rows_table([table_row(row) for row in rows]))
+        )
     else:
-        one = _ONE[options.what](options.name, PoolOptions.from_attributes(options))
-        text = _format_json(one) if options.output == "json" else "\n".join(facts_lines(one))
+        row = describe_row(options.name, pools)
+        text = _format_json(row) if options.output == "json" else "\n".join(facts_lines(row))
     print(text)
     return EXIT_OK
 
@@ -50,21 +53,20 @@ def _pool_view_row(row: Row) -> Row:
     return shown
 
 
-_LISTS: Mapping[str, Callable[[PoolOptions], list[Row]]] = {
-    "gpus": lambda _: catalog.list_gpus(),
-    "models": lambda _: catalog.list_models(),
-    "links": lambda _: catalog.list_links(),
-    "pools": catalog.list_pools,
+_CATALOGS: Mapping[
+    str, tuple[Callable[[PoolOptions], list[Row]], Callable[[str, PoolOptions], Row], Callable[[Row], Row]]
+] = {
+    "gpus": (lambda _: catalog.list_gpus(), lambda name, _: catalog.describe_gpu(name), dict),
+    "models": (
+        lambda _: catalog.list_models(),
+        lambda name, _: catalog.describe_model(name),
+        lambda row: row | {"PARAMETERS": f"{row['PARAMETERS'] / 1e6:,.0f}M"},
+    ),
+    "links": (
+        lambda _: catalog.list_links(),
+        lambda name, _: catalog.describe_link(name),
+        lambda row: row | {"reaches": f"{row['reaches']:.0%}"},
+    ),
+    "pools": (catalog.list_pools, catalog.describe_pool, _pool_view_row),
 }
-_VIEWS: Mapping[str, Callable[[Row], Row]] = {
-    "models": lambda row: row | {"PARAMETERS": f"{row['PARAMETERS'] / 1e6:,.0f}M"},
-    "links": lambda row: row | {"reaches": f"{row['reaches']:.0%}"},
-    "pools": _pool_view_row,
-}
-"""Rows for people, where they are not told as they are."""
-_ONE: Mapping[str, Callable[[str, PoolOptions], Row]] = {
-    "gpus": lambda name, _: catalog.describe_gpu(name),
-    "models": lambda name, _: catalog.describe_model(name),
-    "links": lambda name, _: catalog.describe_link(name),
-    "pools": catalog.describe_pool,
-}
+"""Functions that list all rows, describe one row, and format a row of the table, by the kind of rows."""
