@@ -67,7 +67,7 @@ class PricedOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class PricedExchange:
     """Data that ranks exchange inside layers or between stages, for one micro-batch.
 
     Seconds are times on the wire, before overlap with computation.
@@ -87,7 +87,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
+class SyncForecast:
     """A way of summing gradients over replicas."""
 
     gradient_sync: GradientSync
@@ -102,7 +102,7 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class StepSums:
     """Parts of one micro-batch that make up a step's compute and communication, in seconds.
 
     compute = (stage_s x micro-batches x waited + contended_s) x correction, and
@@ -132,7 +132,7 @@ class Explanation:
     plan: Plan
     operators: tuple[PricedOperator, ...]
     """Operators, the costliest first."""
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[PricedExchange, ...]
     gradient_bytes: float
     """Bytes of one rank's gradients on the wire; 0 where no other rank holds the same weights."""
     gathers: int
@@ -140,7 +140,7 @@ class Explanation:
     count."""
     gathered_bytes: float
     """Bytes of the weights that it gathers each time; 0 where it gathers none."""
-    syncs: tuple[Sync, ...]
+    syncs: tuple[SyncForecast, ...]
     """Ways in which replicas can sum gradients, the job's own way first; empty where no rank sums whole gradients."""
     model_flops: float
     """FLOPs of one optimizer step over all ranks, without recomputation."""
@@ -148,7 +148,7 @@ class Explanation:
     """Model FLOPs utilization: `model_flops` over what the peaks of all GPUs allow in a step."""
     copied_s: float
     """Seconds of a micro-batch in which weights and gradients are copied and summed beside the operators."""
-    sums: Sums
+    sums: StepSums
 
     @property
     def seconds(self) -> float:
@@ -198,13 +198,13 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
     )
 
 
-def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> Sums:
+def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> StepSums:
     times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
     waited, correction = float(steps.straggler.values[0]), float(times.correction[0])
     micro, boundary_s = steps.micro.values, steps.boundary_s.values
     stage_s = float((micro.gpu_s + copied)[0])
     exchanged_s = float((micro.communication_s + boundary_s * plans.virtual_stages)[0])
-    return Sums(
+    return StepSums(
         stage_s=stage_s,
         exchanged_s=exchanged_s,
         contended_s=float(times.compute[0]) / correction - stage_s * repeats * waited,
@@ -219,7 +219,7 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 )  # fmt: skip
 
 
-def _gradient_syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Sync, ...]:
+def _gradient_syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[SyncForecast, ...]:
     """Return the plan's forecasts with each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
@@ -233,7 +233,9 @@ def _gradient_syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Po
         sync = steps.sync.values
         wire_s, step_s = (sync.first_s + sync.reduce_s)[0], steps.rows(slice(None)).total[0]
         served = way == "parameterServer"
-        syncs.append(Sync(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s)))
+        syncs.append(
+            SyncForecast(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s))
+        )
     return tuple(syncs)
 
 
@@ -299,7 +301,7 @@ _NEARLY = 1 - 1e-9
 """Tolerance for the rounding of two computations of the same roofline."""
 
 
-def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Exchange, ...]:
+def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[PricedExchange, ...]:
     plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped()
     factor, priced = fitted.factor["exchange"], passes.Exchanges(sharded, plans, pool)
     exchanges = []
@@ -316,13 +318,13 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
             ranks = int(getattr(plan, call.group))
             exposed = passes.exposed_share(workload, call, fitted) / factor
             exchanges.append(
-                Exchange(call.name, call.collective, call.group, ranks, size, runs, runs * once_s, exposed)
+                PricedExchange(call.name, call.collective, call.group, ranks, size, runs, runs * once_s, exposed)
             )
     if plan.pipeline > 1:
         boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
         exchanges.append(
-            Exchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, 1.0)
+            PricedExchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, 1.0)
         )
     return tuple(sorted(exchanges, key=lambda one: -one.seconds))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tilecast import zoo
 from tilecast.model import Model
 from tilecast.spec import SpecError
-from tilecast.validate.cells import Row, UnreadRow, read_integer, read_number
+from tilecast.validate.cells import Row, UnreadableRow, read_integer, read_number
 from tilecast.validate.reading import with_sample_length
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.resnet import FaceResNet
@@ -25,7 +25,7 @@ def model_of(row: Row) -> Model:
     """Return the preset of the row's model name with the row's dimensions, or a model of those dimensions alone.
 
     Raises:
-        UnreadRow: the name is no preset and the stated dimensions are incomplete.
+        UnreadableRow: the name is no preset and the stated dimensions are incomplete.
     """
     stated = {ours: value for theirs, ours in _DIMENSIONS if (value := read_integer(row, theirs))}
     try:
@@ -107,7 +107,7 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
     gated = row.get("gated_mlp", "") in ("1", "1.0")
     notes = row.get("notes", "").lower()
     if family not in ("decoder", "encoder", "moe", "encdec") or not (stated.get("hidden") and stated.get("vocab")):
-        raise UnreadRow("unknown-model")
+        raise UnreadableRow("unknown-model")
     if not stated.get("layers"):
         stated["layers"] = _layers(row, stated, gated)
     table: dict[str, object] = {
@@ -126,14 +126,14 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
     }
     table |= {name: value for name, pattern in _IN_NOTES if (value := noted(pattern, notes))}
     if family == "moe" and "experts" not in table:
-        raise UnreadRow("unknown-model")
+        raise UnreadableRow("unknown-model")
     if family == "encoder":
         table |= {"embedding_norm": 1, "token_types": 2, "final_norm": 0, "head_transform": 1, "pooler": 1}
         table["head_share"] = 0.15625
     try:
         return zoo.model_from(table)
     except SpecError:
-        raise UnreadRow("unknown-model") from None
+        raise UnreadableRow("unknown-model") from None
 
 
 _IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("top_k", r"top-?_?k ?=? ?(\d+)"))
@@ -146,16 +146,16 @@ def _layers(row: Row, stated: Mapping[str, int], gated: bool) -> int:
     A layer has 4 h^2 parameters of attention and 2 h f (gated: 3 h f) of the MLP; the model has one embedding.
 
     Raises:
-        UnreadRow: the count is not stated, the model is a mixture of experts, or the count leaves no layer.
+        UnreadableRow: the count is not stated, the model is a mixture of experts, or the count leaves no layer.
     """
     billions = read_number(row, "params_b")
     if billions is None:
-        raise UnreadRow("unknown-model")
+        raise UnreadableRow("unknown-model")
     parameters, hidden = billions * 1e9, stated["hidden"]
     each = 4 * hidden**2 + (3 if gated else 2) * hidden * stated.get("ffn_hidden", 4 * hidden)
     layers = round((parameters - stated["vocab"] * hidden) / each)
     if row.get("family") == "moe" or layers < 1:
-        raise UnreadRow("unknown-model")
+        raise UnreadableRow("unknown-model")
     return layers
 
 

@@ -63,7 +63,7 @@ def forecast(
 def forecast_prepared(
     rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = without_progress
 ) -> list[PublishedForecast]:
-    """Forecast all rows, in order, from the groups and reasons that `prepare` returned for them."""
+    """Forecast all rows, in order, from the groups and reasons that `group_runs` returned for them."""
     forecasts = {index: PublishedForecast(reason=code) for index, code in refused.items()}
     unseen = left_out()
     for group in track(groups, "groups of runs"):

@@ -22,7 +22,7 @@ from tilecast.spec import (
     SpecError,
     Workload,
 )
-from tilecast.validate.cells import Row, UnreadRow, read_integer
+from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.validate.reading import RunCase, implied_batch, read_optimizer, read_sequence_length, read_stated_plan
 from tilecast_lab.validate.graphs import Graphs
 from tilecast_lab.validate.models import model_of, noted
@@ -38,27 +38,27 @@ def read(row: Row, graphs: Graphs | None = None) -> RunCase:
     """Return the case that a row describes; its model comes from the folder of graphs if that has one for it.
 
     Raises:
-        UnreadRow: the row cannot be expressed; the error has the reason's code.
+        UnreadableRow: the row cannot be expressed; the error has the reason's code.
         SpecError: the graph that the row names is damaged or contradicts what the row states.
     """
     try:
         name = row["gpu"].split("(")[0].strip()
         gpu = find_gpu(ASSUMED.get(name, name))
     except SpecError:
-        raise UnreadRow("unknown-gpu") from None
+        raise UnreadableRow("unknown-gpu") from None
     precision = _PRECISION.get(row.get("precision", "").lower())
     if precision is None:
-        raise UnreadRow("unknown-precision")
+        raise UnreadableRow("unknown-precision")
     if not gpu.supports(precision):
-        raise UnreadRow("precision-not-supported")
+        raise UnreadableRow("precision-not-supported")
     model = (graphs.model(row) if graphs else None) or model_of(row)
     gpus = _gpus(row)
     if not gpus:
-        raise UnreadRow("no-gpus")
+        raise UnreadableRow("no-gpus")
     stated = _plan(row, model, gpus)
     batch = read_integer(row, "global_batch") or implied_batch(stated)
     if not batch:
-        raise UnreadRow("no-batch")
+        raise UnreadableRow("no-batch")
     sequence = read_sequence_length(row, model)
     notes = row.get("notes", "").lower()
     workload = Workload(

@@ -179,7 +179,7 @@ class _CalibrationFile(ApiModel):
 
 
 def parse_calibration(text: str, name: str) -> Calibration:
-    """Return the calibration in the text of a file that `write` made.
+    """Return the calibration in the text of a file that `calibration_text` made.
 
     Raises:
         SpecError: the text is something else.

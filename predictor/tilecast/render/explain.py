@@ -7,7 +7,7 @@ from typing import Any
 
 from tilecast.advice import Offer
 from tilecast.api.advice import Explained
-from tilecast.explain import Explanation, PricedOperator, Sums, Sync
+from tilecast.explain import Explanation, PricedOperator, StepSums, SyncForecast
 from tilecast.render.columns import align_columns
 from tilecast.render.units import count, duration, format_bytes
 
@@ -135,11 +135,11 @@ def _is_visible(seconds: float, offer: Offer) -> bool:
     return seconds > 1e-4 * offer.step_s
 
 
-def _straggler_factor(sums: Sums, gpus: int) -> str:
+def _straggler_factor(sums: StepSums, gpus: int) -> str:
     return f" x {sums.waited:.3f} for the slowest of {gpus} GPUs" if sums.waited > 1 else ""
 
 
-def _with_correction(text: str, sums: Sums) -> str:
+def _with_correction(text: str, sums: StepSums) -> str:
     return f"({text}) x {sums.correction:.3f} by runs seen here" if sums.correction != 1 else text
 
 
@@ -212,7 +212,7 @@ def _sync_lines(explanation: Explanation) -> list[str]:
     return ["Gradients of a step, alone on the wire, and the step with them:", *align_columns(_SYNCS, rows, _RIGHT), ""]
 
 
-def _name_sync(sync: Sync) -> str:
+def _name_sync(sync: SyncForecast) -> str:
     if not sync.servers:
         return "all-reduce"
     return f"{sync.servers} {sync.server_updates} parameter server{'s' * (sync.servers > 1)}"

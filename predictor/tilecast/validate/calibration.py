@@ -1,6 +1,6 @@
 """Test of calibration on tables of measured runs.
 
-Each GPU of a `source` in a runs table is treated as one pool of a cluster. `curve` measures how the errors of forecasts
+Each GPU of a `source` in a runs table is treated as one pool of a cluster. `calibration_curve` measures how the errors of forecasts
 fall as observations of their pool are added.
 """
 

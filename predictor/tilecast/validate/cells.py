@@ -21,7 +21,7 @@ REASONS: Mapping[str, str] = {
 """Reasons for which a row is not predicted, by their codes."""
 
 
-class UnreadRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
+class UnreadableRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
     """Raised for a row that cannot be expressed as a workload and a plan; `code` is a key of `REASONS`."""
 
     def __init__(self, code: str) -> None:

@@ -13,7 +13,7 @@ from tilecast import zoo
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
 from tilecast.model import Model
 from tilecast.spec import CHECKPOINTING, PRECISIONS, Framework, Optimizer, SpecError, Workload
-from tilecast.validate.cells import Row, UnreadRow, read_integer
+from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.vision import Vision
 
@@ -33,28 +33,28 @@ def read_run(row: Row) -> RunCase:
     """Return the case that a row describes.
 
     Raises:
-        UnreadRow: the row cannot be expressed; the error has the reason's code.
+        UnreadableRow: the row cannot be expressed; the error has the reason's code.
     """
     try:
         gpu = find_gpu(row["gpu"].strip())
     except SpecError:
-        raise UnreadRow("unknown-gpu") from None
+        raise UnreadableRow("unknown-gpu") from None
     precision = next((name for name in PRECISIONS if name == row["precision"].strip().lower()), None)
     if precision is None:
-        raise UnreadRow("unknown-precision")
+        raise UnreadableRow("unknown-precision")
     if not gpu.supports(precision):
-        raise UnreadRow("precision-not-supported")
+        raise UnreadableRow("precision-not-supported")
     try:
         model = with_sample_length(zoo.preset(row.get("model_name", "")), read_integer(row, "seq_len"))
     except SpecError:
-        raise UnreadRow("unknown-model") from None
+        raise UnreadableRow("unknown-model") from None
     gpus = read_integer(row, "n_gpus")
     if not gpus:
-        raise UnreadRow("no-gpus")
+        raise UnreadableRow("no-gpus")
     stated = read_stated_plan(row, model, gpus)
     batch = read_integer(row, "global_batch") or implied_batch(stated)
     if not batch:
-        raise UnreadRow("no-batch")
+        raise UnreadableRow("no-batch")
     workload = Workload(
         model=model,
         sequence_length=read_sequence_length(row, model),
@@ -83,7 +83,7 @@ def read_sequence_length(row: Row, model: Model) -> int:
     """Return the tokens of a sample, 1 for models that read images.
 
     Raises:
-        UnreadRow: the model reads a sequence, and the row does not state its length.
+        UnreadableRow: the model reads a sequence, and the row does not state its length.
     """
     if model.trace is not None:
         return model.trace.sequence
@@ -91,7 +91,7 @@ def read_sequence_length(row: Row, model: Model) -> int:
         return 1
     sequence = read_integer(row, "seq_len")
     if not sequence:
-        raise UnreadRow("no-sequence")
+        raise UnreadableRow("no-sequence")
     return sequence
 
 
@@ -118,7 +118,7 @@ def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]
     """Return the columns of `Plans` in a row; None for columns that the row leaves open.
 
     Raises:
-        UnreadRow: the stated degrees do not multiply to the GPUs.
+        UnreadableRow: the stated degrees do not multiply to the GPUs.
     """
     degrees = {ours: read_integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
@@ -130,7 +130,7 @@ def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]
     if degrees["data"] and degrees["tensor"] and degrees["pipeline"]:
         used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * (degrees["context"] or 1)
         if used != gpus:
-            raise UnreadRow("impossible-plan")
+            raise UnreadableRow("impossible-plan")
     checkpointing = row.get("activation_checkpointing", "")
     return {
         **degrees,

@@ -23,7 +23,7 @@ from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
 from tilecast.validate import Track, without_progress
-from tilecast.validate.cells import Row, UnreadRow
+from tilecast.validate.cells import Row, UnreadableRow
 from tilecast.validate.reading import RunCase, read_run
 from tilecast.zoo import Sharded
 
@@ -70,7 +70,7 @@ class RunGroup:
 
 
 Reader: TypeAlias = Callable[[Row], RunCase]
-"""Function that reads a row as `reading.read` does."""
+"""Function that reads a row as `reading.read_run` does."""
 
 
 def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[RunGroup], dict[int, str]]:
@@ -89,7 +89,7 @@ def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[Run
         try:
             case = reader(row)
             plans = _possible_plans(case)
-        except UnreadRow as refusal:
+        except UnreadableRow as refusal:
             refused[index] = refusal.code
         else:
             alike[case.workload, case.pool].append((index, case, plans))
@@ -191,20 +191,20 @@ def _possible_plans(case: RunCase) -> Plans:
     """Return variants of a row's stated plan, or all plans that agree with a partly stated one.
 
     Raises:
-        UnreadRow: the stated plan is impossible, or no plan agrees.
+        UnreadableRow: the stated plan is impossible, or no plan agrees.
     """
     if _states_split(case):
         return _complete_plan(case)
     anyhow = replace(case.workload, framework=None)  # the run may use abilities that the framework lacks today
     table = search.enumerate_plans(anyhow, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
     if not len(table):
-        raise UnreadRow("no-plan")
+        raise UnreadableRow("no-plan")
     keep = np.ones(len(table), dtype=bool)
     for name, value in case.stated.items():
         if value is not None and name not in ("gradient_accumulation", "virtual_stages", "zero_stage"):
             keep &= getattr(table, name) == value
     if not keep.any():
-        raise UnreadRow("no-plan")
+        raise UnreadableRow("no-plan")
     return table.take(keep)
 
 
@@ -233,7 +233,7 @@ def _complete_plan(case: RunCase) -> Plans:
     """Return the stated degrees with each recomputation mode that the row allows, in order of preference.
 
     Raises:
-        UnreadRow: the degrees contradict the batch or the layers.
+        UnreadableRow: the degrees contradict the batch or the layers.
     """
     stated = case.stated
     per_rank = case.workload.global_batch // (stated["data"] or 1)
@@ -241,7 +241,7 @@ def _complete_plan(case: RunCase) -> Plans:
     repeats = stated["gradient_accumulation"] or max(1, round(per_rank / micro))
     samples = (stated["data"] or 1) * micro * repeats
     if (stated["pipeline"] or 1) > max(1, case.workload.model.layers) or samples > 2 * case.workload.global_batch:
-        raise UnreadRow("impossible-plan")
+        raise UnreadableRow("impossible-plan")
     fixed = stated["checkpointing"]
     if not zoo.is_transformer(case.workload.model) or not case.workload.training:
         fixed = 0

@@ -124,7 +124,7 @@ def launch_text(launcher: str, setting: LaunchSetting) -> str:
     """Return the launch as text, below comment lines with the pool, the step time and the priced states.
 
     Raises:
-        SpecError: as in `launch`.
+        SpecError: as in `write_launch`.
     """
     line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
@@ -139,7 +139,7 @@ def launch_document(launcher: str, setting: LaunchSetting) -> dict[str, object]:
     """Return the launch as plain data.
 
     Raises:
-        SpecError: as in `launch`.
+        SpecError: as in `write_launch`.
     """
     line = write_launch(launcher, setting)
     return {"launcher": launcher, "framework": _with_framework(launcher, setting).workload.framework, **line.document()}
