@@ -412,7 +412,10 @@ class Plans(Columns):
         return len(self.data)
 
     def distinct_splits(self, *columns: Ints) -> Distinct:
-        """Return neighbours that are equal in all but ZeRO stage and virtual stages, and in further columns, (n,)."""
+        """Return groups of neighbouring rows that differ in ZeRO stage and virtual stages only.
+
+        Rows of a group are also equal in the further `columns`, (n,).
+        """
         names = (item.name for item in fields(self) if item.name not in ("zero_stage", "virtual_stages"))
         return distinct_neighbours(*(getattr(self, name) for name in names), *columns)
 

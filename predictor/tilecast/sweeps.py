@@ -100,7 +100,7 @@ def _parse_number(text: str, flag: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PoolField:
-    """A number of a pool."""
+    """Numeric field of a pool: its unit, and functions that read and replace the number."""
 
     unit: str
     get: Callable[[Pool], float | None]

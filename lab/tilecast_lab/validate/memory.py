@@ -100,8 +100,8 @@ def _cell(row: Row) -> str:
 def measure(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mapping[int, str]) -> Peaks:
     """Return the rows with a peak and their bills.
 
-    `groups` and `refused` are what `runs.group_runs` returns for `rows`. A peak smaller than the plan's weights becomes a
-    warning, unless the workload offloads them.
+    `groups` and `refused` are results of `runs.group_runs` for `rows`. A peak smaller than the plan's weights becomes
+    a warning, unless the workload offloads them.
     """
     warnings: list[str] = []
     measured: dict[int, float] = {}

@@ -74,7 +74,7 @@ class AppliedChange(StatusModel):
 
     @classmethod
     def from_change(cls, change: Change | None) -> Self | None:
-        """Return a change that was tried; None if there is none."""
+        """Return the document of a change that was tried; None if there is none."""
         if change is None:
             return None
         value = figures(change.value) if isinstance(change.value, float) else change.value

@@ -49,7 +49,7 @@ def figures(value: float) -> float:
 
 
 def round_if_known(value: float | None) -> float | None:
-    """Round as `figures` does; None stays None."""
+    """Round a number to six significant digits; return None for None."""
     return None if value is None else figures(value)
 
 

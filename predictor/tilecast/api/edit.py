@@ -39,7 +39,7 @@ def edit_yaml(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
 
 
 def _diff_values(path: Path, old: Any, new: Any) -> Iterator[_Edit]:
-    """Yield the smallest edits from `old` to `new`; additions come first, so that no mapping is ever empty."""
+    """Yield the smallest edits from `old` to `new`. Additions come first, so that no mapping is ever empty."""
     if isinstance(old, dict) and isinstance(new, dict) and old and new:
         for key, value in new.items():
             yield from _diff_values((*path, key), old.get(key), value)

@@ -136,7 +136,7 @@ class HuggingFace(ApiModel):
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Return whether anything lies more than `levels` levels below the value."""
+    """Return whether a parsed value is nested more than `levels` levels deep."""
     level = [value]
     for _ in range(levels + 1):
         inner = [

@@ -66,10 +66,11 @@ class ManifestJob:
         return candidates.request(request, self.job, choice, is_placed=is_placed), choice
 
     def edited_manifest(self, advice: Advice, choice: candidates.Candidates, command: str = "") -> str:
-        """Return the file with the advised fields of the job changed and every other byte kept.
+        """Return the text of the file with the advised fields of the job changed and all other bytes kept.
 
         YAML aliases in the file are written out first, so that a change in one place does not affect another. Without a
         recommendation the file is returned unchanged.
+
 
         Args:
             advice: the advice for the job.

@@ -141,7 +141,7 @@ class QueueReader:
     _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
 
     def read(self) -> ReadQueue:
-        """Return all jobs that have not ended."""
+        """Return all jobs of the queue that have not ended."""
         results, refused, quotas = list[QueuedJob](), list[Unplanned](), dict[str, dict[str, int]]()
         for document, name in zip(self.given.jobs, _unique_names(self.given.jobs), strict=True):
             try:

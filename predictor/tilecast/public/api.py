@@ -204,7 +204,7 @@ def queue(
     what_if: str | Sequence[str] = (),
     at: str | None = None,
 ) -> Queue:
-    """Return which job of a queue runs on which pool, and when each starts and ends.
+    """Return the plan of a queue: the pool, the start and the end of each job.
 
     Args:
         jobs: a file or folder of TrainingJobs and annotated jobs of other kinds, or these objects as dictionaries.
@@ -277,7 +277,7 @@ def _build_question(
     measured: str | Sequence[str] | Mapping[str, float] = (),
     launcher: str | None = None,
 ) -> Question:
-    """Return the question that the arguments ask.
+    """Return the question that the arguments of a public function describe.
 
     Raises:
         TypeError: an argument is not known.
@@ -319,7 +319,7 @@ def _trace_module(module: Any, inputs: Any) -> Any:
 
 
 def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ...]:
-    """Return measured steps as texts."""
+    """Return measured steps in the syntax of `--measured`."""
     if isinstance(measured, str):
         return (measured,)
     if isinstance(measured, Mapping):

@@ -59,7 +59,7 @@ class Answer:
 
 
 def answer_question(question: Question) -> Answer:
-    """Return the advice for a job.
+    """Return the advice for the job and the pools of a question.
 
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
@@ -98,7 +98,7 @@ def _answer(question: Question, job: JobInput) -> Answer:
 
 
 def measured_offer(question: Question, answer: Answer) -> Offer:
-    """Return the offer that a measured step without a pool is about.
+    """Return the offer to which a measured step without a pool belongs.
 
     Raises:
         SpecError: it is no step time, or several runs could be meant.
@@ -141,7 +141,8 @@ def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice
 
 
 def _is_executable(advice: Advice) -> bool:
-    """Return whether the job's framework executes the recommendation, which is not certain for a stated plan."""
+    """Return whether the job's framework executes the recommendation. A plan stated by the user may be one that it does
+    not."""
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
         return best is not None

@@ -107,7 +107,7 @@ def _valid_nodes_report(options: PoolOptions) -> NodesReport:
 
 
 def list_pools(options: PoolOptions) -> list[Row]:
-    """Return the pools, and why other nodes have none."""
+    """Return a row for each pool, and a row with the reason for nodes without a pool."""
     if options.gpus:
         return [_pool_row(pool, "--gpus") for pool in pool_inputs.read_pools(options)]
     report = _valid_nodes_report(options)

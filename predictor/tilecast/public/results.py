@@ -61,7 +61,7 @@ class Forecast(core.Offer):
         return explaining.explain_plan(self.workload, self.plan, self.pool, self.step_s)
 
     def diagnose(self, step_seconds: float) -> diagnosing.Diagnosis:
-        """Return which part of the forecast is most probably off, given a measured step.
+        """Return the diagnosis of a measured step: the part of the forecast that is most probably wrong.
 
         Args:
             step_seconds: the step as measured.
@@ -206,7 +206,7 @@ class Sweep:
 
     @classmethod
     def from_rows(cls, field: str, values: Sequence[SweepRow]) -> Sweep:
-        """Return the advices for the values of a field."""
+        """Return a sweep from the advice for each value of a field."""
         return cls(field, FIELDS[field].unit if field in FIELDS else "", tuple(values))
 
     def __str__(self) -> str:

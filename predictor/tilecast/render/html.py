@@ -179,7 +179,7 @@ def _pareto_chart(advice: Advice) -> Chart | None:
 
 
 def _axis_base(values: Sequence[float]) -> int:
-    """Return base 10 for an axis of values that are far apart, or else 0, for a linear axis."""
+    """Return base 10 (logarithmic axis) for values that are far apart, else 0 (linear axis)."""
     return 10 if min(values, default=0.0) > 0 and max(values) > 8 * min(values) else 0
 
 

@@ -106,7 +106,7 @@ def _is_no_better(why_not: WhyNot) -> bool:
 
 
 def _pareto_lines(advice: Advice) -> list[str]:
-    """Return lines on the plans that no other beats in time, cost and GPUs at once, if there are several."""
+    """Return lines on the Pareto set of plans (time, cost and GPUs), if it has several plans."""
     if len(advice.pareto) < 2:
         return []
     parts = []

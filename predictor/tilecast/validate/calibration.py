@@ -1,7 +1,7 @@
 """Test of calibration on tables of measured runs.
 
-Each GPU of a `source` in a runs table is treated as one pool of a cluster. `calibration_curve` measures how the errors of forecasts
-fall as observations of their pool are added.
+Each GPU of a `source` in a runs table is treated as one pool of a cluster. `calibration_curve` measures how forecast
+errors fall as observations of the pool are added.
 """
 
 from __future__ import annotations
@@ -148,9 +148,10 @@ COUNTS = (0, 3, 10, 30)
 
 
 def calibration_report(runs: MeasuredRuns) -> str:
-    """Return as text how errors fall with observations, and the corrections fitted to all runs.
+    """Return a report as text: errors by number of observations, and the corrections fitted to all runs.
 
-    Only pools with enough rows count for the first.
+    Only pools with enough rows count for the errors.
+
 
     Raises:
         SpecError: there are no runs.

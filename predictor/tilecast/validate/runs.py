@@ -147,7 +147,7 @@ def choose_plan(priced: Priced, member: GroupMember) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InterpretedPlan:
-    """Plan that a row is taken to mean: plan `row` of the table, with a `share` of its layers as in plan `other`."""
+    """Plan that a row most plausibly ran: plan `row` of the table, with a `share` of its layers as in plan `other`."""
 
     row: int
     other: int
@@ -230,7 +230,10 @@ _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 
 
 def _complete_plan(case: RunCase) -> Plans:
-    """Return the stated degrees with each recomputation mode that the row allows, in order of preference.
+    """Return a fully stated plan as a table, one row for each recomputation mode that the row of the runs table allows.
+
+    Rows are in order of preference.
+
 
     Raises:
         UnreadableRow: the degrees contradict the batch or the layers.

@@ -125,7 +125,7 @@ TITLES = f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>
 
 
 def list_subsets(scored: Scored) -> list[tuple[str, Mask]]:
-    """Return the name and the rows, (n,), of all rows, then of every GPU, precision, family and scale."""
+    """Return named subsets as masks, (n,): all rows, then each GPU, precision, family and scale."""
     subsets: list[tuple[str, Mask]] = [("all", np.ones(len(scored.measured_s), dtype=bool))]
     for name, key in BINS:
         values = np.array([key(row) for row in scored.rows])
@@ -134,7 +134,7 @@ def list_subsets(scored: Scored) -> list[tuple[str, Mask]]:
 
 
 def subset_errors(name: str, scored: Scored, mask: Mask) -> SubsetErrors:
-    """Return the errors of the rows in a mask, (n,)."""
+    """Return the errors of the rows that a mask, (n,), selects."""
     rows = select_rows(scored.rows, mask)
     measured = scored.measured_s[mask]
     errors = absolute_errors(scored.predicted_s[mask], measured)
@@ -180,7 +180,7 @@ def coverage_lines(scored: Scored) -> list[str]:
 
 
 def score_report(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
-    """Return as text the errors by GPU, precision, family and scale, the ranking, the coverage and the refusals."""
+    """Return a report as text: errors by GPU, precision, family and scale, ranking, coverage and refusals."""
     scored = score_forecasts(rows, forecasts)
     lines = count_lines(rows, forecasts, scored)
     if not len(scored.measured_s):

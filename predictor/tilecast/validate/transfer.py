@@ -134,7 +134,7 @@ def to_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -> T
 
 
 def pair_runs(subjects: TransferRuns) -> dict[str, tuple[Ints, Ints]]:
-    """Return the pairs of each kind: indices of the rows seen and of the rows to forecast from them, (P,) each."""
+    """Return pairs of runs by kind: row indices of the known run and of the run forecast from it, (P,) each."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, model in enumerate(subjects.model):
         alike[model].append(index)
@@ -224,7 +224,7 @@ def pair_errors(
 
 
 def transfer_report(subjects: TransferRuns) -> str:
-    """Return as text a line for every kind of pairs, each figure a mean as in the module's description."""
+    """Return a report as text: a line for each kind of pairs, with means as in the module's description."""
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
     for kind, (seen, asked) in pair_runs(subjects).items():
         item = pair_errors(subjects, kind, seen, asked)
