@@ -141,8 +141,7 @@ def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice
 
 
 def _is_executable(advice: Advice) -> bool:
-    """Return whether the job's framework executes the recommendation. A plan stated by the user may be one that it does
-    not."""
+    """Return whether the job's framework executes the recommendation, which may be a plan that the user stated."""
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
         return best is not None
