@@ -48,25 +48,14 @@ class LearntRun(RunRecord, PartSeconds):
     def from_run(cls, observed: ObservedRun) -> Self:
         """Return a run with its origin."""
         run = observed.run
+        names = ("precision", "family", "scale", "workload", "observations", "framework", "gpu", "namespace")
+        origin = ("uid", "time", "namespace_uid", "job", "source", "gpus", "plan")
         return cls.within(
-            uid=observed.uid,
-            precision=run.precision,
-            family=run.family,
-            scale=run.scale,
-            workload=run.workload,
+            **{name: getattr(run, name) for name in names},
+            **{name: getattr(observed, name) for name in origin},
             predicted_seconds=figures(run.predicted_s),
             observed_seconds=figures(run.observed_s),
-            observations=run.observations,
-            framework=run.framework,
-            time=observed.time,
-            gpu=run.gpu,
-            namespace=run.namespace,
-            namespace_uid=observed.namespace_uid,
-            job=observed.job,
             service_account=observed.account,
-            source=observed.source,
-            gpus=observed.gpus,
-            plan=observed.plan,
             **fields_of(observed.parts),
         )
 

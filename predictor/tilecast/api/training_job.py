@@ -314,6 +314,13 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
     )
 
 
+_WORKLOAD_FIELDS = {
+    *("precision", "attention", "execution", "memory_format", "bucket_mib", "gradient_sync", "parameter_servers"),
+    *("fused_optimizer", "fused_loss", "framework"),
+}
+"""Fields that `Training` and `Workload` have in common."""
+
+
 def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
     """Return the workload of a spec, given its model and its tokens per sample."""
     training, is_training = spec.training, spec.workload == "training"
@@ -322,29 +329,20 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         steps = -(-training.tokens // (training.global_batch_size * sequence_length))
     checkpointing = "none" if not is_training else training.activation_checkpointing
     return Workload(
+        **training.model_dump(include=_WORKLOAD_FIELDS),
         model=model,
         sequence_length=sequence_length,
         global_batch=training.global_batch_size,
-        precision=training.precision,
         training=is_training,
         optimizer=(training.optimizer or "adamw") if is_training else "none",
         micro_batch=training.micro_batch_size,
         checkpointing=None if checkpointing == "auto" else checkpointing,
-        attention=training.attention,
-        execution=training.execution,
-        memory_format=training.memory_format,
-        bucket_mib=training.bucket_mib,
-        gradient_sync=training.gradient_sync,
-        parameter_servers=training.parameter_servers,
         server_updates=training.server_updates or "synchronous",
-        fused_optimizer=training.fused_optimizer,
-        fused_loss=training.fused_loss,
         offload=training.offload if is_training else "none",
         input_samples_per_s=training.input_samples_per_second,
         steps=steps,
         lora_rank=training.lora_rank or 0,
         frozen_bits=16 if training.quantization is None else 4,
-        framework=training.framework,
     )
 
 
