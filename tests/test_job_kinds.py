@@ -97,7 +97,7 @@ print(json.dumps({
     "target": training_job.parse(target).target_ref.kind,
     "wrong": refused(training_job.parse, wrong),
     "unknown": refused(jobs.read, {**document, "kind": "XGBoostJob"}),
-    "crd": crds.text(crds.TRAINING_JOB),
+    "crd": crds.crd_text(crds.TRAINING_JOB),
     "help": " ".join(run("advise", "--help").split()),
     "advised": run("advise", "mpijob.yaml", "--nodes", given["nodes"], "-o", "yaml"),
     "not_read": run("advise", "deployment.yaml", "--nodes", given["nodes"]),

@@ -229,7 +229,7 @@ def test_pictures_that_cannot_be_drawn_are_one_line(
     def absent(_: charts.Chart) -> bytes:
         raise ImportError
 
-    monkeypatch.setattr(charts, "png", absent)
+    monkeypatch.setattr(charts, "draw_png", absent)
     assert main([*job, "-o", str(tmp_path / "sweep.png")]) == 2
     assert "pip install 'tilecast[plot]'" in capsys.readouterr().err
     assert main([*job, "-o", str(tmp_path / "no" / "sweep.svg")]) == 2

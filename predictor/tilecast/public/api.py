@@ -24,11 +24,14 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import queue as queue_inputs
 from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
+from tilecast.inputs.reading import InputWarning as InputWarning
 from tilecast.planner.policies import POLICIES
 from tilecast.public import catalog
 from tilecast.public.asking import Question, answer_question
 from tilecast.public.queueing import QueueQuestion, plan_queue
-from tilecast.public.results import Advice, Fits, Forecast, Queue, Sweep, Table
+from tilecast.public.results import Advice, Fits, Forecast, Queue, Sweep
+from tilecast.public.results import PoolFit as PoolFit
+from tilecast.public.results import Table as Table
 from tilecast.public.sweeping import run_sweep
 from tilecast.render.launch import LAUNCHERS
 from tilecast.spec import SpecError

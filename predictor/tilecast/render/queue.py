@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tilecast.planner.problem import JobOption, Unplanned
+from tilecast.planner.problem import JobOption, QueuedJob, Unplanned
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.totals import QueuedPlace, QueueReport, QueueTotals
 from tilecast.render import queue_page
@@ -44,12 +44,36 @@ class QueueScreen:
     what_if: NodeChange | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedJob:
+    """Job of a queue with its place in the plan and the option that the plan gives it."""
+
+    place: QueuedPlace
+    job: QueuedJob
+    option: JobOption
+
+    @property
+    def present(self) -> str:
+        """Pool and GPUs where the job is, or would go without advice."""
+        if self.job.present is None:
+            return "-"
+        return f"{self.job.present[0]}:{self.job.present[1]}{' (runs)' if self.job.is_running else ''}"
+
+
+def placed_jobs(queue_report: QueueReport) -> list[PlacedJob]:
+    """Return the planned jobs in the order of the queue."""
+    columns, option = queue_report.solution.columns, queue_report.solution.option
+    return [
+        PlacedJob(place, columns.problem.jobs[place.job], columns.options[option[place.job]])
+        for place in queue_report.places
+    ]
+
+
 def queue_text(screen: QueueScreen) -> str:
     """Return the plan as a screen of text, ending in a newline."""
     queue_report = screen.report
-    held = queue_report.solution.columns
     order = _sort_by_start(queue_report)
-    rows = [_job_cells(queue_report, place) for place in order[:MOST_LINES]]
+    rows = [_job_cells(queue_report, placed) for placed in order[:MOST_LINES]]
     lines = [
         queue_headline(queue_report),
         "",
@@ -65,14 +89,16 @@ def queue_text(screen: QueueScreen) -> str:
     ]
     lines += [line for text in payment_lines(queue_report) for line in wrap_text("", text)]
     lines += [line for text in queue_notes(screen) for line in wrap_text("", text)]
-    moved = sum(place is not None and _is_moved(queue_report, place) for place in queue_report.places)
-    lines.append(f"{len(held.weight)} jobs planned, {moved} of them elsewhere than now.")
+    moved = sum(placed.job.present is not None and placed.job.present[0] != placed.option.pool for placed in order)
+    lines.append(f"{len(order)} jobs planned, {moved} of them elsewhere than now.")
     return "\n".join(lines) + "\n"
 
 
-def _sort_by_start(queue_report: QueueReport) -> list[QueuedPlace]:
-    """Return the jobs in the order of their starts."""
-    return sorted(queue_report.places, key=lambda place: (place.start_s, place.finish_s, place.job))
+def _sort_by_start(queue_report: QueueReport) -> list[PlacedJob]:
+    """Return the planned jobs in the order of their starts."""
+    return sorted(
+        placed_jobs(queue_report), key=lambda placed: (placed.place.start_s, placed.place.finish_s, placed.place.job)
+    )
 
 
 def _refusal_lines(unplanned: Sequence[Unplanned]) -> list[str]:
@@ -87,30 +113,11 @@ def queue_headline(queue_report: QueueReport) -> str:
     return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}"
 
 
-def chosen_option(queue_report: QueueReport, place: QueuedPlace) -> JobOption:
-    """Return the option that the plan gives a job."""
-    return queue_report.solution.columns.options[queue_report.solution.option[place.job]]
-
-
-def _is_moved(queue_report: QueueReport, place: QueuedPlace) -> bool:
-    present = queue_report.solution.columns.problem.jobs[place.job].present
-    return present is not None and present[0] != chosen_option(queue_report, place).pool
-
-
-def present_place(queue_report: QueueReport, place: QueuedPlace) -> str:
-    """Return where a job is, or would go without advice."""
-    job = queue_report.solution.columns.problem.jobs[place.job]
-    if job.present is None:
-        return "-"
-    return f"{job.present[0]}:{job.present[1]}{' (runs)' if job.is_running else ''}"
-
-
-def _job_cells(queue_report: QueueReport, place: QueuedPlace) -> tuple[str, ...]:
-    option = chosen_option(queue_report, place)
-    job = queue_report.solution.columns.problem.jobs[place.job]
+def _job_cells(queue_report: QueueReport, placed: PlacedJob) -> tuple[str, ...]:
+    place, option = placed.place, placed.option
     return (
-        job.name,
-        present_place(queue_report, place),
+        placed.job.name,
+        placed.present,
         option.pool,
         str(option.gpus),
         option.plan,
@@ -219,7 +226,7 @@ def queue_document(screen: QueueScreen) -> dict[str, object]:
     return {
         "schemaVersion": SCHEMA_VERSION,
         "policy": solution.policy.name,
-        "jobs": [_job_document(queue_report, place) for place in queue_report.places],
+        "jobs": [_job_document(placed) for placed in placed_jobs(queue_report)],
         "unplanned": [_unplanned_document(item) for item in screen.unplanned],
         "totals": {
             "plan": _totals_document(queue_report.plan),
@@ -254,9 +261,8 @@ def _totals_document(totals: QueueTotals) -> dict[str, object]:
     return {names.get(name, name): value for name, value in asdict(totals).items()}
 
 
-def _job_document(queue_report: QueueReport, place: QueuedPlace) -> dict[str, object]:
-    option = chosen_option(queue_report, place)
-    job = queue_report.solution.columns.problem.jobs[place.job]
+def _job_document(placed: PlacedJob) -> dict[str, object]:
+    place, job, option = placed.place, placed.job, placed.option
     return {
         "name": job.name,
         "running": job.is_running,
@@ -279,23 +285,22 @@ def queue_json(screen: QueueScreen) -> str:
 
 
 def job_rows(screen: QueueScreen) -> list[dict[str, Any]]:
-    """Return a dictionary for each job that is planned; seconds from now."""
-    queue_report = screen.report
+    """Return a dictionary for each planned job; times are in seconds from now."""
     return [
         {
-            "job": queue_report.solution.columns.problem.jobs[place.job].name,
-            "now": present_place(queue_report, place),
-            "pool": (option := chosen_option(queue_report, place)).pool,
-            "gpus": option.gpus,
-            "plan": option.plan,
-            "start_seconds": place.start_s,
-            "finish_seconds": place.finish_s,
-            "lower_seconds": place.lower_s,
-            "upper_seconds": place.upper_s,
-            "cost": option.cost,
-            "gain_seconds": place.gain_s,
+            "job": placed.job.name,
+            "now": placed.present,
+            "pool": placed.option.pool,
+            "gpus": placed.option.gpus,
+            "plan": placed.option.plan,
+            "start_seconds": placed.place.start_s,
+            "finish_seconds": placed.place.finish_s,
+            "lower_seconds": placed.place.lower_s,
+            "upper_seconds": placed.place.upper_s,
+            "cost": placed.option.cost,
+            "gain_seconds": placed.place.gain_s,
         }
-        for place in queue_report.places
+        for placed in placed_jobs(screen.report)
     ]
 
 
@@ -318,7 +323,7 @@ def queue_html(screen: QueueScreen) -> str:
     queue_report = screen.report
     problems = [(item.job, item.problem, item.remedy) for item in screen.unplanned]
     texts = [*payment_lines(queue_report), *queue_notes(screen)]
-    rows = [_job_cells(queue_report, place) for place in _sort_by_start(queue_report)]
+    rows = [_job_cells(queue_report, placed) for placed in _sort_by_start(queue_report)]
     return queue_page.queue_page(
         queue_report,
         queue_headline(queue_report),
