@@ -77,6 +77,7 @@ def test_forecasts_do_not_depend_on_the_laboratory(
         "l": "precision-not-supported", "m": "unknown-model", "n": "impossible-plan", "o": "no-sequence",
     }  # fmt: skip
     assert set(reasons.values()) <= set(REASONS)
+    assert "pip install ./lab" in REASONS["unknown-model"]
     assert all(float(row["predicted_s"]) > 0 for row in lines if not row["reason"])
 
 
