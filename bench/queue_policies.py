@@ -41,7 +41,7 @@ from queue_learning import Arrival, State, StepLearner, measured_run, scaled
 from tilecast import zoo
 from tilecast.advice import Constraints, Request
 from tilecast.hardware import find_gpu
-from tilecast.inputs.pools import usual_pool
+from tilecast.inputs.pools import assumed_pool
 from tilecast.learning.calibration import MIN_OBSERVATIONS, Run, digest, framework_of, scale
 from tilecast.model import Model
 from tilecast.planner.columns import build_columns, isolated_s
@@ -52,7 +52,7 @@ from tilecast.planner.relaxation import JobClasses, bound_peak
 from tilecast.planner.solver import solve
 from tilecast.planner.timeline import FreeNodes, PoolTasks, start_times
 from tilecast.spec import Workload
-from tilecast.validate.cells import integer, real
+from tilecast.validate.cells import read_integer, read_number
 from tilecast.validate.runs import read_table
 from tilecast_lab.validate import runs
 from tilecast_lab.validate.table import read_published_row
@@ -188,7 +188,7 @@ def model(kind: str) -> Model:
 
 def forecasts(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[str, tuple[JobOption, Run]]]:
     """Return one step of each type and batch on one GPU of each pool, and a run that takes exactly this forecast."""
-    pools = [usual_pool(find_gpu(gpu), 1) for gpu in GPUS.values()]
+    pools = [assumed_pool(find_gpu(gpu), 1) for gpu in GPUS.values()]
     names = {gpu: name for name, gpu in GPUS.items()}
     table = {}
     for kind, batch in kinds:
@@ -300,14 +300,14 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
         for row in read_table(folder / "e2e" / "published_dev.csv")
         if row["gpu"].startswith(("A100", "H100", "T4", "L4")) and row.get("mode", "train") == "train"
     ]
-    rows = [row for row in rows if (integer(row, "n_gpus") or 9) in (1, 2, 4, 8)]
+    rows = [row for row in rows if (read_integer(row, "n_gpus") or 9) in (1, 2, 4, 8)]
     pools = {}
     for name, nodes in NODES.items():
-        per_node = usual_pool(find_gpu(name), 1).usual_gpus_per_node
-        pools[name] = usual_pool(find_gpu(name), nodes * per_node)
+        per_node = assumed_pool(find_gpu(name), 1).usual_gpus_per_node
+        pools[name] = assumed_pool(find_gpu(name), nodes * per_node)
     deviations, kinds = [], dict[tuple[Workload, int], dict[str, float]]()
     for row, item in zip(rows, runs.forecast(rows), strict=True):
-        seconds = real(row, "step_time_s_derived")
+        seconds = read_number(row, "step_time_s_derived")
         if item.left_out_s is None or seconds is None:
             continue
         case = read_published_row(row)
@@ -490,7 +490,7 @@ def draw(rows: Sequence[tuple[float | str, ...]], path: Path, setting: str) -> N
         for name in DRAWN
     )
     chart = Chart(f"Mean completion by load, setting ({setting})", Axis("load, %"), Axis("hours", base=10), series)
-    path.write_text(charts.svg(chart, f"policies-{setting}", charts.STYLE) + "\n", encoding="utf-8")
+    path.write_text(charts.draw_svg(chart, f"policies-{setting}", charts.STYLE) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def _annotated(key: str) -> Callable[[str], object]:
 
 def _stored(model: dict[str, Any], key: str) -> Callable[[str], object]:
     def read(text: str) -> object:
-        spec = training_job.parse(training_job.document("a", {"model": model, "training": JOB}))
+        spec = training_job.parse(training_job.training_job_document("a", {"model": model, "training": JOB}))
         reference = training_job.reference(spec)
         assert reference is not None
         parts = {"data": {key: text}, "binaryData": {key: base64.b64encode(text.encode("utf-8", "replace")).decode()}}
@@ -142,7 +142,7 @@ DOORS: dict[str, Callable[[str], object]] = {
     "selector": lambda text: LabelSelector.read(text, "selector"),
     "file": lambda text: documents.load(text, "file"),
     "file of runs": lambda text: [pool_learning.runs("a", one) for one in documents.load(text, "file")],
-    "calibration": lambda text: calibration.read(text, "file"),
+    "calibration": lambda text: calibration.parse_calibration(text, "file"),
 }
 
 

@@ -15,7 +15,7 @@ from tilecast.advice.choose import Choice, choose_or_reject, simplicity_columns
 from tilecast.advice.pricing import find_candidates
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
-from tilecast.render.document import to_json
+from tilecast.render.document import advice_json
 from tilecast.spec import Precision, Workload
 
 GPUS = ("h100-sxm", "a100-80", "l4", "t4")
@@ -187,7 +187,7 @@ def test_the_order_of_pools_and_what_is_free_decide_nothing(
 ) -> None:
     advice = advise(request, pools)
     shuffled = data.draw(st.permutations(pools))
-    assert to_json(advise(request, shuffled)) == to_json(advice)
+    assert advice_json(advise(request, shuffled)) == advice_json(advice)
     busy = advise(request, [replace(item, free_gpus=0) for item in pools])
     assert busy.inputs_hash == advice.inputs_hash
     assert [(item.pool.name, item.plan) for item in busy.offers] == [

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from tilecast import zoo
+from tilecast.advice import Advice, Request, advise
 from tilecast.api import advice
+from tilecast.api.status import Recommendation
 from tilecast.cli import main
+from tilecast.hardware import find_gpu
+from tilecast.inputs.pools import assumed_pool
+from tilecast.spec import Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads((ROOT / "schemas" / "advice.schema.json").read_text())
@@ -25,7 +32,7 @@ def valid(document: Any) -> None:
 def test_the_committed_schema_is_what_the_models_say() -> None:
     """`make crds` regenerates the schema."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert (ROOT / "schemas" / "advice.schema.json").read_text() == advice.text()
+    assert (ROOT / "schemas" / "advice.schema.json").read_text() == advice.schema_text()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "advice").glob("*.json")), ids=lambda path: path.stem)
@@ -67,3 +74,21 @@ def test_every_field_is_described() -> None:
         for field, schema in definition.get("properties", {}).items():
             description = schema.get("description") or SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]["description"]
             assert description, f"{name}.{field}"
+
+
+def test_long_names_and_lists_are_printed_whole() -> None:
+    """Only the status in a cluster bounds names to 63 characters and tolerations to 16."""
+    name, tolerations = "a" * 100, [{"key": f"team-{number}", "operator": "Exists"} for number in range(20)]
+    advised = advise_on(name, tuple(tolerations))
+    document = advice.AdviceDocument.from_advice(advised).document()
+    valid(document)
+    assert document["recommendation"]["pool"] == document["pareto"][0]["pool"] == name
+    assert document["recommendation"]["tolerations"] == tolerations
+    status = Recommendation.of(advised.offers[0]).document()
+    assert (len(status["pool"]), len(status["tolerations"])) == (63, 16)
+
+
+def advise_on(name: str, tolerations: tuple[dict[str, str], ...]) -> Advice:
+    """Return the advice for GPT-2 on a pool with a name and tolerations."""
+    pool = replace(assumed_pool(find_gpu("l4"), 8), name=name, tolerations=tolerations)
+    return advise(Request("gpt2", Workload(zoo.preset("gpt2"), 1024, 64)), [pool])

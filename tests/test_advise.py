@@ -20,7 +20,7 @@ from tilecast.advice.pricing import find_candidates
 from tilecast.api import documents, training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
-from tilecast.render.document import FORMATS, to_json
+from tilecast.render.document import FORMATS, advice_json
 from tilecast.spec import SpecError, Workload
 from tilecast.zoo import huggingface
 
@@ -63,7 +63,7 @@ def test_cheapest_is_never_dearer_than_fastest() -> None:
 
 
 def test_same_inputs_same_bytes_whatever_the_order() -> None:
-    assert to_json(advise(LLAMA, POOLS)) == to_json(advise(LLAMA, POOLS[::-1]))
+    assert advice_json(advise(LLAMA, POOLS)) == advice_json(advise(LLAMA, POOLS[::-1]))
 
 
 def test_an_offer_adds_up() -> None:
@@ -114,7 +114,7 @@ def test_no_price_means_no_cost() -> None:
     advice = advise(LLAMA, [pool("h100-sxm", 16, None)])
     assert advice.best is not None
     assert advice.best.cost_per_1000_steps is None
-    assert "costPer1000Steps" not in json.loads(to_json(advice))["recommendation"]
+    assert "costPer1000Steps" not in json.loads(advice_json(advice))["recommendation"]
 
 
 def test_baseline_is_priced_on_the_gpus_it_names() -> None:
@@ -196,15 +196,15 @@ def test_jobs_give_the_reviewed_advice(job: Path) -> None:
     After an intended change, delete the file, run the test once to regenerate it, and review the difference.
     """
     (manifest,) = documents.load(job.read_text(), job.name)
-    advice = advise(training_job.read(manifest), mixed(job))
+    advice = advise(training_job.read_request(manifest), mixed(job))
     assert {offer.pool.name for offer in advice.offers} | {item.pool for item in advice.rejections} == {
         "a100-80", "h100-sxm", "l4", "t4"
     }  # fmt: skip
     golden = ROOT / "tests" / "advice" / f"{job.stem}.json"
     if not golden.exists():
-        golden.write_text(to_json(advice))
+        golden.write_text(advice_json(advice))
         pytest.fail(f"wrote {golden.name}: review it and run again")
-    assert golden.read_text() == to_json(advice)
+    assert golden.read_text() == advice_json(advice)
 
 
 def test_every_reviewed_advice_has_its_job() -> None:

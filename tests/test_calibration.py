@@ -80,7 +80,7 @@ def test_a_framework_and_family_carry_their_deviation_to_every_gpu() -> None:
     assert on_t4 == pytest.approx(table.at(("t4",)).ratio * table.software_ratio("megatron", "decoder"))
     assert table.factors("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
     assert table.differs(replace(table, software=()))
-    assert calibration_file.read(calibration_file.write(table), "ours.json") == table
+    assert calibration_file.parse_calibration(calibration_file.calibration_text(table), "ours.json") == table
 
 
 @settings(max_examples=30, deadline=None)
@@ -232,12 +232,12 @@ def test_errors_of_the_measured_runs_fall_with_observations_and_ranges_hold() ->
     rows = [row for path in sorted(folder.glob("*_dev.csv")) for row in read_table(path)]
     runs = measured(rows)
     assert len(runs.runs) > 900
-    none, three = curves.curve(runs, (0, 3), least=8, draws=10)
+    none, three = curves.calibration_curve(runs, (0, 3), least=8, draws=10)
     assert three.error < 0.87 * none.error
     assert three.bias < 0.75 * none.bias
     # 0.87; it was 0.8 with the former 0.12 for the cluster. Runs share less now, so three say less about the next.
     assert three.width < 0.9 * none.width
-    points = curves.curve(runs, (0, 3, 10, 30), least=35, draws=10)
+    points = curves.calibration_curve(runs, (0, 3, 10, 30), least=35, draws=10)
     assert points[0].error > points[2].error > points[3].error
     assert points[3].error < 0.92 * points[0].error
     assert all(point.coverage >= 0.9 for point in [none, three, *points])

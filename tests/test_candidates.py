@@ -23,7 +23,7 @@ from existing_jobs import (
     usable,
 )
 from tilecast.api import documents
-from tilecast.api.edit import edited
+from tilecast.api.edit import edit_yaml
 from tilecast.api.fields import FieldChange
 from tilecast.cli import main
 from tilecast.jobs import (
@@ -160,7 +160,7 @@ def test_a_changed_job_is_read_back_where_it_was_put(path: Path) -> None:
     (document,) = documents.load(text)
     job = read(document)
     put = Placement(H100, ({"key": "nvidia.com/gpu", "operator": "Exists"},))
-    text = edited(text, changes(document, job, put))
+    text = edit_yaml(text, changes(document, job, put))
     (document,) = documents.load(text)
     again = read(document)
     assert all(H100.items() <= pods.node_selector.items() for pods in again.workers)
@@ -193,7 +193,7 @@ def test_an_exported_manifest_differs_in_advised_fields_only(path: Path) -> None
     text = path.read_text()
     document, job, options, advice = advised(path.stem, is_placed=False)
     put = exported(advice.best, job, options)
-    after = edited(text, changes(document, job, put))
+    after = edit_yaml(text, changes(document, job, put))
     (changed,) = documents.load(after)
     again = read(changed)
     assert again.gpus == advice.best.gpus

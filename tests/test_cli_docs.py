@@ -15,7 +15,7 @@ import pytest
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
 from tilecast.cli import VERBS, main
-from tilecast.cli.progress import track
+from tilecast.cli.progress import track_progress
 from tilecast.learning.calibration import Run
 from tilecast.sweeps import FIELDS
 from tilecast.zoo.traced import document, onnx_file
@@ -139,15 +139,15 @@ class _Terminal:
 def test_a_bar_shows_late_and_to_a_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert list(track(range(3), "things")) == [0, 1, 2]
+    assert list(track_progress(range(3), "things")) == [0, 1, 2]
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("TERM", "xterm")
     terminal = _Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    assert list(track(range(3), "things")) == [0, 1, 2]
+    assert list(track_progress(range(3), "things")) == [0, 1, 2]
     assert "things" not in terminal.text
     monkeypatch.setattr("tilecast.cli.progress.PATIENCE_S", -1.0)
-    assert list(track(range(3), "things")) == [0, 1, 2]
+    assert list(track_progress(range(3), "things")) == [0, 1, 2]
     assert "things" in terminal.text
 
 

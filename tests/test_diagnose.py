@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilecast import constants, search, zoo
 from tilecast.cli import main
-from tilecast.diagnose import PLAUSIBLE, diagnose
+from tilecast.diagnose import PLAUSIBLE, diagnose_step
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Plans, Workload
 
@@ -26,7 +26,7 @@ TOTAL, PARTS = float(FORECAST.step_s[0]), FORECAST.times.parts(0)
 @given(st.floats(min_value=0.2, max_value=5))
 @settings(max_examples=25)
 def test_a_line_that_took_what_it_would_have_to_makes_the_measurement(ratio: float) -> None:
-    diagnosis = diagnose(GPT, PLAN, POOL, TOTAL * ratio)
+    diagnosis = diagnose_step(GPT, PLAN, POOL, TOTAL * ratio)
     assert diagnosis.ratio == pytest.approx(ratio)
     assert diagnosis.is_inside == (diagnosis.lower_s <= TOTAL * ratio <= diagnosis.upper_s)
     for one in diagnosis.suspects:
@@ -45,19 +45,19 @@ def test_a_line_that_took_what_it_would_have_to_makes_the_measurement(ratio: flo
 def test_on_a_slow_network_a_long_step_is_the_networks_fault() -> None:
     """A third more communication lies within its own error; the same seconds of compute lie far outside."""
     measured = TOTAL + 0.3 * PARTS["communication"]
-    diagnosis = diagnose(GPT, PLAN, POOL, measured)
+    diagnosis = diagnose_step(GPT, PLAN, POOL, measured)
     assert PARTS["communication"] > 0.2 * TOTAL
     assert diagnosis.suspects[0].line == "communication" and diagnosis.suspects[0].is_plausible
 
 
 def test_with_one_gpu_the_network_is_no_suspect() -> None:
     plan = Plan(micro_batch=4, gradient_accumulation=16)
-    diagnosis = diagnose(GPT, plan, POOL, 2 * float(search.price(GPT, Plans.of(plan), POOL).step_s[0]))
+    diagnosis = diagnose_step(GPT, plan, POOL, 2 * float(search.price(GPT, Plans.of(plan), POOL).step_s[0]))
     assert {one.line for one in diagnosis.suspects} == {"compute", "launch"}
 
 
 def test_a_step_shorter_than_a_line_clears_that_line_of_being_all() -> None:
-    diagnosis = diagnose(GPT, PLAN, POOL, 0.05 * TOTAL)
+    diagnosis = diagnose_step(GPT, PLAN, POOL, 0.05 * TOTAL)
     assert not diagnosis.is_inside
     assert any(math.isinf(one.standard_errors) for one in diagnosis.suspects)
 

@@ -13,7 +13,7 @@ from tilecast import search, zoo
 from tilecast.advice.enumeration import enumerate_stated
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.render.launch import Setting, launch, refuse
+from tilecast.render.launch import LaunchSetting, check_launchable, write_launch
 from tilecast.search import Limits
 from tilecast.spec import CHECKPOINTING, Plan, SpecError, Stated, Workload
 from tilecast.zoo import huggingface
@@ -230,12 +230,13 @@ def test_norms_and_rotations_take_time_and_memory() -> None:
 def test_launch_lines_name_the_lists_of_blocks_that_diffusers_has(name: str, lists: str) -> None:
     workload = Workload(huggingface.model(config(name)), 1, 8)
     plan = Plan(data=8, zero_stage=3, checkpointing="full")
-    written = launch("fsdp2", Setting("job", workload, plan, "h200", 1, 8, 1.0)).script
+    written = write_launch("fsdp2", LaunchSetting("job", workload, plan, "h200", 1, 8, 1.0)).script
     assert written.count(f"for layer in {lists}:") == 2
     assert not any(
-        "AutoModel" in line for line in launch("accelerate", Setting("job", workload, plan, "h200", 1, 8, 1.0)).script
+        "AutoModel" in line
+        for line in write_launch("accelerate", LaunchSetting("job", workload, plan, "h200", 1, 8, 1.0)).script
     )
     with pytest.raises(
         SpecError, match=f"trainer trains no .* Transformers builds no model of family {workload.model.family}"
     ):
-        refuse("trainer", workload)
+        check_launchable("trainer", workload)

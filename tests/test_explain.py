@@ -11,9 +11,9 @@ import pytest
 
 from tilecast import search, zoo
 from tilecast.cli import main
-from tilecast.explain import Explanation, explain
+from tilecast.explain import Explanation, explain_plan
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.render.explain import synced
+from tilecast.render.explain import gradient_exchanges
 from tilecast.spec import Framework, Plan, Plans, Workload
 
 H100 = find_gpu("h100-sxm")
@@ -32,7 +32,7 @@ JOBS = {
 
 def explained(workload: Workload, plan: Plan) -> tuple[Explanation, search.Priced]:
     priced = search.price(workload, Plans.of(plan), POOL)
-    return explain(workload, plan, POOL, float(priced.step_s[0])), priced
+    return explain_plan(workload, plan, POOL, float(priced.step_s[0])), priced
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -61,7 +61,7 @@ def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
     plan = Plan(tensor=5, micro_batch=4, gradient_accumulation=16)
     pool = replace(POOL, gpus_per_node=5)
     priced = search.price(workload, Plans.of(plan), pool)
-    explanation = explain(workload, plan, pool, float(priced.step_s[0]))
+    explanation = explain_plan(workload, plan, pool, float(priced.step_s[0]))
     assert {one.group for one in explanation.exchanges} == {"tensor"}
     assert {one.collective for one in explanation.exchanges} == {"all_reduce"}
     straggle = float(priced.times.compute[0]) / (explanation.seconds * 16)
@@ -154,7 +154,7 @@ def test_weights_that_every_micro_batch_gathers_are_shown(framework: Framework, 
     """FSDP2 gathers weights again under ZeRO 2, but only gradients were shown."""
     plan = Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=stage)  # type: ignore[arg-type]
     explanation, _ = explained(replace(GPT, framework=framework), plan)
-    rows = synced(explanation)
+    rows = gradient_exchanges(explanation)
     assert rows[0][0] == "gradients, each micro-batch"
     shown = [(name, sent, runs) for what, name, sent, runs in rows if what == "weights, each micro-batch"]
     whole = 2.0 * zoo.parameters(GPT)
@@ -166,7 +166,7 @@ def test_an_explanation_does_not_depend_on_what_was_priced_before() -> None:
     plan = Plan(data=2, tensor=5, micro_batch=4, gradient_accumulation=8)
     alone, priced = explained(GPT, plan)
     search.find(GPT, POOL)
-    again = explain(GPT, plan, POOL, float(priced.step_s[0]))
+    again = explain_plan(GPT, plan, POOL, float(priced.step_s[0]))
     assert again == alone
     (qkv,) = (one for one in again.operators if one.name == "attention.qkv" and one.phase == "forward")
     assert (qkv.dims["m"], qkv.dims["n"], qkv.dims["k"]) == (4 * 1024, 3 * 1600 / 5, 1600)

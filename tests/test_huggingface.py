@@ -599,8 +599,8 @@ STORED = {"data": {"config.json": json.dumps(config("llama")), "broken": "{", "l
 
 
 def test_a_job_holds_its_config_or_says_where_it_is() -> None:
-    inline = training_job.read(job(config=config("llama"))).workload.model
-    stored = training_job.read(job(configMapKeyRef={"name": "m"}), {"m": STORED}).workload.model
+    inline = training_job.read_request(job(config=config("llama"))).workload.model
+    stored = training_job.read_request(job(configMapKeyRef={"name": "m"}), {"m": STORED}).workload.model
     assert inline == stored == huggingface.model(config("llama"))
 
 
@@ -617,7 +617,7 @@ def test_a_job_holds_its_config_or_says_where_it_is() -> None:
 )
 def test_a_model_that_is_not_there_names_field_and_remedy(source: dict[str, Any], field: str, rest: str) -> None:
     with pytest.raises(SpecError) as caught:
-        training_job.read(job(**source), {"m": STORED})
+        training_job.read_request(job(**source), {"m": STORED})
     assert caught.value.field == field
     assert rest in str(caught.value)
 

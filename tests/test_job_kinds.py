@@ -14,7 +14,7 @@ import yaml
 import job_kinds
 from repository_copy import RepositoryCopy
 from test_docs import worked
-from tilecast.api.job_kinds import JOB_APIS, listed
+from tilecast.api.job_kinds import JOB_APIS, list_job_kinds
 from tilecast.jobs import JOB_KINDS
 from tilecast.jobs.interface import JobKind
 from tilecast.jobs.kinds.batch_job import BatchJob
@@ -97,7 +97,7 @@ print(json.dumps({
     "target": training_job.parse(target).target_ref.kind,
     "wrong": refused(training_job.parse, wrong),
     "unknown": refused(jobs.read, {**document, "kind": "XGBoostJob"}),
-    "crd": crds.text(crds.TRAINING_JOB),
+    "crd": crds.crd_text(crds.TRAINING_JOB),
     "help": " ".join(run("advise", "--help").split()),
     "advised": run("advise", "mpijob.yaml", "--nodes", given["nodes"], "-o", "yaml"),
     "not_read": run("advise", "deployment.yaml", "--nodes", given["nodes"]),
@@ -142,7 +142,7 @@ def test_a_fifth_kind_is_in_the_list_of_kinds(fifth: dict[str, Any]) -> None:
     assert fifth["path"] == "/apis/kubeflow.org/v2beta1/namespaces/team/mpijobs/a"
     assert f"use one of {', '.join(KINDS)}" in fifth["unknown"]
     for sentence in (fifth["help"], fifth["not_read"]):
-        assert f"{', '.join(KINDS[:-1])} or {KINDS[-1]}" in sentence and listed() not in sentence
+        assert f"{', '.join(KINDS[:-1])} or {KINDS[-1]}" in sentence and list_job_kinds() not in sentence
 
 
 def test_a_fifth_kind_is_read(fifth: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from existing_jobs import (
     set_suspend,
 )
 from tilecast.api import training_job
-from tilecast.api.edit import edited
+from tilecast.api.edit import edit_yaml
 from tilecast.api.fields import FieldChange, Path
 from tilecast.cli import main
 from tilecast.jobs import (
@@ -382,7 +382,7 @@ deep:
 )  # fmt: skip
 def test_an_edit_touches_its_place_only(path: tuple[str | int, ...], value: Any, before: str, after: str) -> None:
     assert HAND.count(before) == 1
-    assert edited(HAND, [FieldChange(path, value)]) == HAND.replace(before, after)
+    assert edit_yaml(HAND, [FieldChange(path, value)]) == HAND.replace(before, after)
 
 
 KEYS = st.sampled_from(["a", "b c", "nvidia.com/gpu.product", "8"])
@@ -407,7 +407,7 @@ def test_an_edited_text_means_what_the_edited_value_means(
             node[key] = {}
         node = node[key]
     node[path[-1]] = new
-    assert yaml.safe_load(edited(text, [FieldChange(tuple(path), new)])) == expected
+    assert yaml.safe_load(edit_yaml(text, [FieldChange(tuple(path), new)])) == expected
 
 
 def test_every_example_is_a_job() -> None:

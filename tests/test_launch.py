@@ -14,7 +14,14 @@ import yaml
 
 from tilecast import zoo
 from tilecast.cli import main
-from tilecast.render.launch import LAUNCHERS, Setting, cannot, launch, refuse, screen
+from tilecast.render.launch import (
+    LAUNCHERS,
+    LaunchSetting,
+    check_launchable,
+    launch_text,
+    unsupported_part,
+    write_launch,
+)
 from tilecast.spec import Plan, SpecError, Workload
 from tilecast.zoo import huggingface
 
@@ -22,9 +29,9 @@ GOLDEN = Path(__file__).resolve().parent / "launch"
 LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 128, steps=1000)
 
 
-def setting(workload: Workload, plan: Plan, gpus_per_node: int = 8) -> Setting:
+def setting(workload: Workload, plan: Plan, gpus_per_node: int = 8) -> LaunchSetting:
     nodes = -(-plan.gpus // gpus_per_node)
-    return Setting("job", workload, plan, "h100-sxm", nodes, min(plan.gpus, gpus_per_node), 1.5)
+    return LaunchSetting("job", workload, plan, "h100-sxm", nodes, min(plan.gpus, gpus_per_node), 1.5)
 
 
 def plan(workload: Workload, data: int, micro: int, **degrees: object) -> Plan:
@@ -97,7 +104,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_framework_is_told_the_reviewed_way(name: str) -> None:
     """`tests/launch/` holds the reviewed commands; delete one and run the test once to regenerate it."""
-    text = screen(*CASES[name])
+    text = launch_text(*CASES[name])
     path = GOLDEN / f"{name}.txt"
     if not path.exists():
         path.write_text(text)
@@ -106,13 +113,13 @@ def test_a_framework_is_told_the_reviewed_way(name: str) -> None:
 
 def typed(name: str) -> list[str]:
     """Return the words into which a shell splits the command."""
-    lines = screen(*CASES[name]).split("\n\n")[0].splitlines()
+    lines = launch_text(*CASES[name]).split("\n\n")[0].splitlines()
     return shlex.split(" ".join(line.removesuffix(" \\") for line in lines if not line.startswith(("#", "export "))))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_shell_reads_the_words_that_programs_get(name: str) -> None:
-    assert typed(name) == list(launch(*CASES[name]).command)
+    assert typed(name) == list(write_launch(*CASES[name]).command)
 
 
 def test_every_framework_is_reviewed() -> None:
@@ -123,12 +130,12 @@ def test_every_framework_is_reviewed() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_command_is_one_command_on_all_gpus(name: str) -> None:
     _, given = CASES[name]
-    lines = screen(*CASES[name]).split("\n\n")[0].splitlines()
+    lines = launch_text(*CASES[name]).split("\n\n")[0].splitlines()
     assert lines[0].startswith("# job on h100-sxm")
     assert all(len(line) <= 100 for line in lines[2:])
     ranks = {key: int(value) for word in typed(name) for key, _, value in [word.partition("=")] if value.isdecimal()}
     if typed(name)[0] == "accelerate":
-        config = yaml.safe_load(launch(*CASES[name]).files["accelerate.yaml"])
+        config = yaml.safe_load(write_launch(*CASES[name]).files["accelerate.yaml"])
         assert config["num_processes"] == given.plan.gpus
         assert given.nodes == config["num_machines"]
     else:
@@ -137,7 +144,7 @@ def test_the_command_is_one_command_on_all_gpus(name: str) -> None:
 
 def test_degrees_reach_megatron_and_multiply() -> None:
     _, given = CASES["megatron-experts"]
-    text = " ".join(launch("megatron", given).command)
+    text = " ".join(write_launch("megatron", given).command)
     degrees = {name: int(value) for name, value in re.findall(r"--([a-z-]+-size) (\d+)", text)}
     assert degrees["tensor-model-parallel-size"] * degrees["pipeline-model-parallel-size"] == 4
     assert degrees["global-batch-size"] == 256
@@ -145,11 +152,11 @@ def test_degrees_reach_megatron_and_multiply() -> None:
 
 
 def test_the_files_are_what_they_say() -> None:
-    config = json.loads(launch(*CASES["deepspeed"]).files["ds_config.json"])
+    config = json.loads(write_launch(*CASES["deepspeed"]).files["ds_config.json"])
     ranks = config["train_batch_size"] / config["train_micro_batch_size_per_gpu"]
     assert ranks == config["gradient_accumulation_steps"] * 8
     for name in ("torchtitan", "torchtitan-pipeline"):
-        job = tomllib.loads(launch(*CASES[name]).files["job.toml"])
+        job = tomllib.loads(write_launch(*CASES[name]).files["job.toml"])
         assert job["model"]["flavor"] == "8B"
         degrees = [value for key, value in job["parallelism"].items() if key.endswith("_degree")]
         assert int.__mul__(*sorted(degrees)[-2:]) in (16, 8)
@@ -171,7 +178,7 @@ def test_the_files_are_what_they_say() -> None:
     ],
 )
 def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str, object], problem: str) -> None:
-    assert problem in cannot(framework, LLAMA, plan(LLAMA, 8, 1, **changes))  # type: ignore[arg-type]
+    assert problem in unsupported_part(framework, LLAMA, plan(LLAMA, 8, 1, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +212,7 @@ def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str,
 )
 def test_jobs_that_a_framework_does_not_train_are_one_line(framework: str, workload: Workload, problem: str) -> None:
     with pytest.raises(SpecError, match=problem) as caught:
-        launch(framework, setting(workload, plan(workload, 1, 1)))
+        write_launch(framework, setting(workload, plan(workload, 1, 1)))
     assert caught.value.field == "--launch"
 
 
@@ -222,7 +229,7 @@ def test_a_plan_that_would_run_otherwise_than_priced_is_refused(
     launcher: str, workload: Workload, given: Plan, problem: str
 ) -> None:
     with pytest.raises(SpecError, match=problem) as caught:
-        launch(launcher, setting(workload, given))
+        write_launch(launcher, setting(workload, given))
     assert caught.value.field == "--launch"
 
 
@@ -249,7 +256,9 @@ def test_the_search_leaves_out_stages_whose_buckets_have_no_stated_size(capsys: 
 @pytest.mark.parametrize("launcher", ["trainer", "accelerate"])
 def test_adapters_stand_beside_a_checkpoint(launcher: str) -> None:
     """With `from_config`, LoRA once trained adapters of random weights."""
-    lora, whole = (screen(launcher, setting(one, plan(one, 8, 1))) for one in (replace(LLAMA, lora_rank=16), LLAMA))
+    lora, whole = (
+        launch_text(launcher, setting(one, plan(one, 8, 1))) for one in (replace(LLAMA, lora_rank=16), LLAMA)
+    )
     assert "AutoModelForCausalLM.from_pretrained(" in lora and "from_config" not in lora
     assert "AutoModelForCausalLM.from_config(config, dtype=" in whole
 
@@ -277,7 +286,7 @@ def test_the_class_is_one_that_returns_the_loss(config: str, architecture: str |
     given = published.get(config, {"config": BERT})["config"]
     model = huggingface.model({**given, "architectures": [architecture]} if architecture else given)
     workload = Workload(model, 512, 64)
-    text = screen("trainer", setting(workload, plan(workload, 8, 1)))
+    text = launch_text("trainer", setting(workload, plan(workload, 8, 1)))
     assert f"model = AutoModel{head}.from_config(" in text
 
 
@@ -290,4 +299,4 @@ def test_what_returns_no_loss_is_refused_by_the_trainer(config: str) -> None:
     published = json.loads((Path(__file__).parent / "configs.json").read_text())
     workload = Workload(huggingface.model(published[config]["config"]), 512, 64)
     with pytest.raises(SpecError, match="no AutoModel that is known here returns the loss"):
-        refuse("trainer", workload)
+        check_launchable("trainer", workload)

@@ -23,18 +23,18 @@ from test_launch import CASES, setting
 from test_launch_priced import JOBS, PLANS, STAGE, WORKLOADS, base
 from tilecast import zoo
 from tilecast.overlap import hides_gradients
-from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
+from tilecast.render.launch import LAUNCHERS, LaunchScript, LaunchSetting, write_launch
 from tilecast.spec import Plan, SpecError, Workload
 from tilecast.zoo import huggingface
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def launches(launcher: str) -> Iterator[tuple[Setting, Launch]]:
+def launches(launcher: str) -> Iterator[tuple[LaunchSetting, LaunchScript]]:
     """Yield every reviewed setting, and every other choice of a job that the launcher accepts."""
     for name, given in CASES.values():
         if name == launcher:
-            yield given, launch(name, given)
+            yield given, write_launch(name, given)
     for job in JOBS.values():
         choices = [(replace(job, **one), base(launcher)) for one in WORKLOADS]  # type: ignore[arg-type]
         choices += [(job, replace(base(launcher), **one)) for one in PLANS]  # type: ignore[arg-type]
@@ -42,12 +42,12 @@ def launches(launcher: str) -> Iterator[tuple[Setting, Launch]]:
             accumulated = workload.global_batch // (plan.data * plan.micro_batch)
             given = setting(workload, replace(plan, gradient_accumulation=accumulated))
             try:
-                yield given, launch(launcher, given)
+                yield given, write_launch(launcher, given)
             except SpecError:
                 continue
 
 
-def written(line: Launch, folder: Path) -> None:
+def written(line: LaunchScript, folder: Path) -> None:
     for name, text in line.files.items():
         (folder / name).write_text(text)
 
@@ -208,7 +208,7 @@ def test_accelerate_wraps_the_layers(launcher: str, name: str) -> None:
     given = PUBLISHED[name]["config"]
     workload = Workload(huggingface.model(given), 512, 16)
     plan = Plan(data=8, zero_stage=3, micro_batch=2)
-    lines = launch(launcher, setting(workload, plan)).script
+    lines = write_launch(launcher, setting(workload, plan)).script
     config = transformers.CONFIG_MAPPING[given["model_type"]](
         **{key: value for key, value in given.items() if key != "model_type"}
     )

@@ -14,7 +14,7 @@ import yaml
 from tilecast import memory, search, zoo
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
+from tilecast.render.launch import LAUNCHERS, LaunchScript, LaunchSetting, write_launch
 from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
 LLAMA = Workload(zoo.preset("llama-3.1-8b"), 8192, 128, steps=1000)
@@ -52,18 +52,18 @@ PLANS: list[dict[str, object]] = [
 ]
 
 
-def setting(workload: Workload, plan: Plan) -> Setting:
-    return Setting("job", workload, plan, "h100-sxm", 2, 8, 1.5)
+def setting(workload: Workload, plan: Plan) -> LaunchSetting:
+    return LaunchSetting("job", workload, plan, "h100-sxm", 2, 8, 1.5)
 
 
 def base(launcher: str) -> Plan:
     return Plan(data=16, micro_batch=1, gradient_accumulation=8, zero_stage=STAGE[launcher])
 
 
-def printed(launcher: str, workload: Workload, plan: Plan) -> Launch | None:
+def printed(launcher: str, workload: Workload, plan: Plan) -> LaunchScript | None:
     """Return the launch, or None where the launcher refuses, which it must do in one line."""
     try:
-        return launch(launcher, setting(workload, plan))
+        return write_launch(launcher, setting(workload, plan))
     except SpecError as error:
         assert error.field == "--launch"
         assert "\n" not in str(error)

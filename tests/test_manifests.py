@@ -41,7 +41,7 @@ def training(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_a_request(path: Path) -> None:
     (document,) = documents.load(path.read_text(encoding="utf-8"))
-    request = training_job.read(document)
+    request = training_job.read_request(document)
     assert request.name == path.stem
     assert request.workload.global_batch == document["spec"]["training"]["globalBatchSize"]
     assert request.workload.model.name
@@ -56,22 +56,22 @@ def test_examples_are_plain_block_yaml() -> None:
 
 
 def test_defaults() -> None:
-    workload = training_job.read(job()).workload
+    workload = training_job.read_request(job()).workload
     assert (workload.precision, workload.optimizer, workload.checkpointing) == ("bf16", "adamw", None)
     assert workload.training and workload.steps is None
 
 
 def test_tokens_become_steps_rounded_up() -> None:
-    assert training_job.read(training(tokens=4096 * 64 * 10 + 1)).workload.steps == 11
+    assert training_job.read_request(training(tokens=4096 * 64 * 10 + 1)).workload.steps == 11
 
 
 def test_inference_has_neither_optimizer_nor_recomputation() -> None:
-    workload = training_job.read(job(workload="inference")).workload
+    workload = training_job.read_request(job(workload="inference")).workload
     assert (workload.training, workload.optimizer, workload.checkpointing) == (False, "none", "none")
 
 
 def test_constraints_and_baseline_arrive() -> None:
-    request = training_job.read(
+    request = training_job.read_request(
         job(
             constraints={"gpus": 8, "maxNodes": 2, "maxTensorParallel": 4, "allowedPools": ["t4"]},
             baseline={"pool": "t4", "gpus": 4},
@@ -86,7 +86,7 @@ def test_constraints_and_baseline_arrive() -> None:
 
 
 def test_explicit_dimensions_equal_the_preset() -> None:
-    explicit = training_job.read(
+    explicit = training_job.read_request(
         job(
             model={
                 "transformer": {
@@ -104,13 +104,15 @@ def test_explicit_dimensions_equal_the_preset() -> None:
             }
         )
     ).workload.model
-    preset = training_job.read(job()).workload.model
+    preset = training_job.read_request(job()).workload.model
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "gated_mlp", "rotary"):
         assert getattr(explicit, name) == getattr(preset, name), name
 
 
 def test_quantized_weights_are_the_frozen_ones() -> None:
-    lora, qlora = (training_job.read(training(loraRank=16, **more)).workload for more in ({}, {"quantization": "nf4"}))
+    lora, qlora = (
+        training_job.read_request(training(loraRank=16, **more)).workload for more in ({}, {"quantization": "nf4"})
+    )
     assert (lora.frozen_bits, qlora.frozen_bits) == (16, 4)
     plans = Plans.of(Plan(data=8, micro_batch=1, zero_stage=3), Plan(data=8, micro_batch=1))
     gpu = find_gpu("a100-80")
@@ -181,7 +183,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("document", "field", "remedy"), WRONG, ids=[f"{row[1]}-{i}" for i, row in enumerate(WRONG)])
 def test_wrong_documents_name_field_and_remedy(document: dict[str, Any], field: str, remedy: str) -> None:
     with pytest.raises(SpecError) as caught:
-        training_job.read(document)
+        training_job.read_request(document)
     assert caught.value.field == field
     assert remedy in caught.value.remedy
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
@@ -218,16 +220,16 @@ def test_anchors_and_merges_mean_what_they_name() -> None:
     (item,) = documents.load(text)
     assert item["job"] == {"seq": 2, "mode": ["a", "b"]}
     assert item["other"] == item["base"]
-    assert "*" not in documents.written_out(text) and "&" not in documents.written_out(text)
-    assert documents.load(documents.written_out(text)) == [item]
+    assert "*" not in documents.expand_aliases(text) and "&" not in documents.expand_aliases(text)
+    assert documents.load(documents.expand_aliases(text)) == [item]
     plain = "a: 1 # one\nb:   [2]\n"
-    assert documents.written_out(plain) == plain
+    assert documents.expand_aliases(plain) == plain
 
 
 @pytest.mark.parametrize("text", ["a: [1", "a: *b\nc: *d", "a: \x00", "a: &b 1\nc: *b\nd: {"])
 def test_text_that_is_no_yaml_is_refused_where_aliases_are_written_out(text: str) -> None:
     with pytest.raises(SpecError, match=r"^job\.yaml: is not YAML.*; correct the syntax$"):
-        documents.written_out(text, "job.yaml")
+        documents.expand_aliases(text, "job.yaml")
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
@@ -242,7 +244,7 @@ def test_hostile_text_is_refused_in_one_line(text: str) -> None:
 def test_a_megabyte_of_names_is_refused_by_bounds() -> None:
     document = job(constraints={"allowedPools": ["p" * 1000] * 1000})
     with pytest.raises(SpecError, match="allowedPools"):
-        training_job.read(document)
+        training_job.read_request(document)
 
 
 def test_lists_and_streams_are_flattened() -> None:
@@ -280,7 +282,7 @@ def test_any_value_anywhere_is_read_or_refused(path: tuple[str, ...], value: Any
         inner = inner[key]
     inner[path[-1]] = value
     try:
-        training_job.read(document)
+        training_job.read_request(document)
     except SpecError as error:
         assert "\n" not in str(error) and len(str(error)) < 500
 
@@ -339,7 +341,7 @@ def test_a_gpu_without_fp32_is_refused(peaks: dict[str, float]) -> None:
 
 def test_a_gpu_of_fp32_alone_is_told_apart_from_what_the_job_wants() -> None:
     pool = pool_alone(with_facts(peakTflops={"fp32": 50.0}))
-    advice = advise(training_job.read(job()), [pool])
+    advice = advise(training_job.read_request(job()), [pool])
     assert [(item.code, item.remedy) for item in advice.rejections] == [("PrecisionNotSupported", "train in fp32")]
 
 
@@ -392,7 +394,7 @@ def test_a_pool_may_be_free_and_empty() -> None:
     empty = pool_alone({**pool_of(maxNodes=0, **spec), "metadata": {"name": "empty"}})
     assert (free.price_per_gpu_hour, empty.price_per_gpu_hour, empty.max_gpus) == (0.0, 0.0, 0)
     for objective in ("time", "cost"):
-        advice = advise(training_job.read(job(objective=objective)), [free, empty])
+        advice = advise(training_job.read_request(job(objective=objective)), [free, empty])
         assert [offer.cost_per_1000_steps for offer in advice.offers] == [0.0]
         assert [(item.pool, item.code) for item in advice.rejections] == [("empty", "EmptyPool")]
 

@@ -16,8 +16,8 @@ from tilecast import constants, overlap, search, zoo
 from tilecast.cli import main
 from tilecast.frameworks import gradient_bytes
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.render.launch import launch
-from tilecast.render.launch.setting import Setting
+from tilecast.render.launch import write_launch
+from tilecast.render.launch.setting import LaunchSetting
 from tilecast.spec import Framework, Plan, Plans, Workload
 from tilecast.step import step_with_bucket_sizes
 from tilecast.step.blocks import kernel_seconds
@@ -258,8 +258,8 @@ def test_a_plan_that_shards_gradients_has_no_servers(capsys: pytest.CaptureFixtu
 )
 def test_the_command_has_the_job_s_buckets(launcher: str, framework: Framework, stage: int, problem: str) -> None:
     workload = replace(BERT, framework=framework, bucket_mib=100)
-    setting = Setting("job", workload, replace(PLAN, zero_stage=stage), "a100-40", 2, 8, 1.5)
-    line = launch(launcher, setting)
+    setting = LaunchSetting("job", workload, replace(PLAN, zero_stage=stage), "a100-40", 2, 8, 1.5)
+    line = write_launch(launcher, setting)
     assert problem in "\n".join([" ".join(line.command), *line.files.values(), *line.script])
 
 

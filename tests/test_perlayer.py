@@ -131,7 +131,7 @@ def test_waits_for_gradients_count_before_strategies_are_chosen(gpu: str, batch:
 
 
 def test_the_example_gains_more_than_two_percent(capsys: pytest.CaptureFixture[str]) -> None:
-    workload = training_job.read(yaml.safe_load(EXAMPLE.read_text())).workload
+    workload = training_job.read_request(yaml.safe_load(EXAMPLE.read_text())).workload
     per_layer = perlayer.best(workload, pool("t4", nodes=1), 8)
     assert per_layer is not None
     assert per_layer.saving is not None

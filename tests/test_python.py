@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import tilecast
-from tilecast.cli import main, parser
+from tilecast.cli import build_parser, main
 from tilecast.public import api
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ NAMES = {"job": "model", "launch": "launcher", "jobs": "jobs"}
 
 @pytest.mark.parametrize("verb", ["advise", "sweep", "queue"])
 def test_no_verb_knows_more_than_its_function(verb: str) -> None:
-    (verbs,) = [action for action in parser((verb,))._actions if isinstance(action, argparse._SubParsersAction)]
+    (verbs,) = [action for action in build_parser((verb,))._actions if isinstance(action, argparse._SubParsersAction)]
     options = {action.dest for action in verbs.choices[verb]._actions} - OUTPUT
     parameters = set(inspect.signature(getattr(tilecast, verb)).parameters)
     known = parameters | (set(api.JobSettings.__annotations__) if "settings" in parameters else set())

@@ -88,7 +88,7 @@ def forecasts() -> dict[str, dict[str, float]]:
     seconds = {}
     for kind, training in (("small", SMALL), ("large", LARGE)):
         spec = {"model": {"preset": "resnet-50"}, "training": training, "constraints": {"gpus": 1}}
-        request = training_job.read(
+        request = training_job.read_request(
             {"apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": kind}, "spec": spec}
         )
         seconds[kind] = {item.pool: item.seconds for item in job_options(request, pools)}

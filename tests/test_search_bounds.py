@@ -53,7 +53,7 @@ TALL: dict[str, dict[str, Any]] = {
 
 def asked(config: dict[str, Any], **training: Any) -> Request:
     spec = {"model": {"huggingFace": {"config": config}}, "training": TRAINING | training}
-    return training_job.read(training_job.document("a", spec))
+    return training_job.read_request(training_job.training_job_document("a", spec))
 
 
 def pool(name: str, gpu: str = "h100-sxm") -> Pool:

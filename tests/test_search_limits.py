@@ -92,7 +92,7 @@ def test_the_largest_searches_that_counts_allow_stay_within_the_limits(
     gpus = ("h100-sxm", 8), ("a100-sxm-80gb", 8), ("l4", 8), ("t4", 4)
     pools = [pool(gpu, gpus_per_node, count) for (gpu, gpus_per_node), count in zip(gpus, nodes, strict=True)]
     spec = {"model": {"preset": "mixtral-8x7b"}, "training": {**training, "allowedPrecisions": precisions}}
-    asked = training_job.read(training_job.document("large", spec))
+    asked = training_job.read_request(training_job.training_job_document("large", spec))
     process = SearchProcess(advise, SearchLimits())
     try:
         answer = process.call_function(asked, pools)

@@ -243,13 +243,13 @@ async def test_of_searches_that_wait_the_shortest_is_next(
 async def test_what_is_written_of_an_answer_is_made_once_for_all_jobs_that_ask_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store, made, parallelism = Store(), list[str](), Parallelism.of
+    store, made, parallelism = Store(), list[str](), Parallelism.from_plan
 
     def counting(plan: Plan) -> Parallelism:
         made.append(str(plan))
         return parallelism(plan)
 
-    monkeypatch.setattr(Parallelism, "of", counting)
+    monkeypatch.setattr(Parallelism, "from_plan", counting)
     for number in range(12):
         store.put(f"{JOBS}/j{number}", job(f"j{number}", objective=("time", "cost")[number % 2]))
     async with operator(store, on_first_pool) as running:

@@ -150,7 +150,7 @@ def test_a_job_runs_on_one_slice_and_only_where_it_may() -> None:
 
 def test_a_manifest_allows_it_and_programs_read_it(capsys: pytest.CaptureFixture[str]) -> None:
     path = ROOT / "examples" / "jobs" / "resnet-18-small.yaml"
-    request = training_job.read(yaml.safe_load(path.read_text()))
+    request = training_job.read_request(yaml.safe_load(path.read_text()))
     assert request.constraints.allow_sharing
     assert main(["advise", str(path), "--gpus", "a100-80:1", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)["sharing"]

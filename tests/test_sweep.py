@@ -19,9 +19,9 @@ from tilecast.advice import Request, advise
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render import charts
-from tilecast.render.sweep import BAR, bar
+from tilecast.render.sweep import BAR, text_bar
 from tilecast.spec import SpecError, Workload
-from tilecast.sweeps import FIELDS, Over, Value, vary
+from tilecast.sweeps import FIELDS, SweepRange, SweepValue, vary_pools
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = str(ROOT / "examples" / "jobs" / "llama-7b-pretrain.yaml")
@@ -42,7 +42,7 @@ POOL = Pool("l4", L4, 8, 4, find_link("pcie4"), find_link("ethernet-100"), price
     ],
 )
 def test_values_as_they_are_written(text: str, numbers: list[float]) -> None:
-    assert [value.number for value in Over.parse(text).values] == numbers
+    assert [value.number for value in SweepRange.parse(text).values] == numbers
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_values_as_they_are_written(text: str, numbers: list[float]) -> None:
 )
 def test_values_that_cannot_be_meant(text: str, problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
-        Over.parse(text)
+        SweepRange.parse(text)
 
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_of_a_pool_reads_back_what_was_put(field: str) -> None:
-    (same,) = vary([POOL], field, Value(1.0, is_factor=True))
+    (same,) = vary_pools([POOL], field, SweepValue(1.0, is_factor=True))
     assert FIELDS[field].get(same) == pytest.approx(FIELDS[field].get(POOL))
-    (twice,) = vary([POOL], field, Value(2.0, is_factor=True))
+    (twice,) = vary_pools([POOL], field, SweepValue(2.0, is_factor=True))
     assert FIELDS[field].get(twice) == pytest.approx(2 * (FIELDS[field].get(POOL) or 0.0))
     others = {name: one.get(twice) for name, one in FIELDS.items() if name not in _TOGETHER.get(field, (field,))}
     assert others == pytest.approx({name: FIELDS[name].get(POOL) for name in others})
@@ -85,14 +85,16 @@ _TOGETHER = {"pool.gpus": ("pool.gpus", "pool.nodes"), "pool.nodes": ("pool.gpus
 def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> None:
     """Half the clock once took only 3 % longer, because all peaks stayed."""
     gpu = replace(POOL.gpu, sustained_ratio={**POOL.gpu.sustained_ratio, "bf16": 0.6})
-    (half,) = vary([replace(POOL, gpu=gpu)], field, Value(0.5, is_factor=True))
+    (half,) = vary_pools([replace(POOL, gpu=gpu)], field, SweepValue(0.5, is_factor=True))
     assert half.gpu.peak_flops == pytest.approx({name: rate / 2 for name, rate in gpu.peak_flops.items()})
     assert half.gpu.memory_bandwidth_bytes_per_s == gpu.memory_bandwidth_bytes_per_s
     # The power limit allows 60 % of the full clock, which is more than half the clock needs.
     assert half.gpu.sustained_ratio["bf16"] == 1.0
     workload = Workload(zoo.preset("llama-2-7b"), 4096, 16, framework="fsdp2")
     cool = replace(POOL, gpu=replace(gpu, sustained_ratio=dict.fromkeys(gpu.peak_flops, 1.0)))
-    slow, fast = (advise(Request("x", workload), vary([cool], field, Value(x, True))).best for x in (0.5, 1.0))
+    slow, fast = (
+        advise(Request("x", workload), vary_pools([cool], field, SweepValue(x, True))).best for x in (0.5, 1.0)
+    )
     assert slow is not None and fast is not None
     assert 1.3 < slow.breakdown["compute"] / fast.breakdown["compute"] < 2.1
 
@@ -100,21 +102,21 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("pool.gpus", Value(12), "do not fill nodes"),
-        ("pool.gpus", Value(0), "no count"),
-        ("pool.gpus", Value(20), "20 GPUs do not fill nodes of 8"),
-        ("pool.gpus", Value(1e9), "1e\\+09 is more than a pool has; give at most 1048576"),
-        ("pool.nodes", Value(2.0**21), "more than a pool has"),
-        ("pool.nodes", Value(1.5), "no count"),
-        ("gpu.memory", Value(0), "not positive"),
-        ("gpu.memory", Value(80e9), "8e\\+10 GiB is more than there is; give GiB"),
-        ("link.interNode.bandwidth", Value(50e9), "give GB/s"),
-        ("link.interNode.bandwidth", Value(0), "not positive"),
+        ("pool.gpus", SweepValue(12), "do not fill nodes"),
+        ("pool.gpus", SweepValue(0), "no count"),
+        ("pool.gpus", SweepValue(20), "20 GPUs do not fill nodes of 8"),
+        ("pool.gpus", SweepValue(1e9), "1e\\+09 is more than a pool has; give at most 1048576"),
+        ("pool.nodes", SweepValue(2.0**21), "more than a pool has"),
+        ("pool.nodes", SweepValue(1.5), "no count"),
+        ("gpu.memory", SweepValue(0), "not positive"),
+        ("gpu.memory", SweepValue(80e9), "8e\\+10 GiB is more than there is; give GiB"),
+        ("link.interNode.bandwidth", SweepValue(50e9), "give GB/s"),
+        ("link.interNode.bandwidth", SweepValue(0), "not positive"),
     ],
 )
-def test_numbers_that_no_pool_can_have(field: str, value: Value, problem: str) -> None:
+def test_numbers_that_no_pool_can_have(field: str, value: SweepValue, problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
-        vary([POOL], field, value)
+        vary_pools([POOL], field, value)
 
 
 @pytest.mark.parametrize("field", ["gpus", "intra.bandwidth"])
@@ -128,7 +130,7 @@ def test_a_field_that_is_none_names_those_that_are(field: str, capsys: pytest.Ca
 
 def test_no_part_of_a_link_escapes_its_latency() -> None:
     switched = replace(POOL, intra=find_link("nvlink4"))
-    (slow,) = vary([switched], "link.intraNode.latency", Value(10, is_factor=True))
+    (slow,) = vary_pools([switched], "link.intraNode.latency", SweepValue(10, is_factor=True))
     for name in ("reduction_start_s", "peer_s"):
         assert getattr(slow.intra, name) == pytest.approx(10 * getattr(switched.intra, name))
     assert slow.intra.reduction_start_s > 0
@@ -136,7 +138,7 @@ def test_no_part_of_a_link_escapes_its_latency() -> None:
 
 def test_a_factor_needs_something_to_multiply() -> None:
     with pytest.raises(SpecError, match="multiplies what is not there"):
-        vary([replace(POOL, price_per_gpu_hour=None)], "pool.price", Value(2.0, is_factor=True))
+        vary_pools([replace(POOL, price_per_gpu_hour=None)], "pool.price", SweepValue(2.0, is_factor=True))
 
 
 def swept(capsys: pytest.CaptureFixture[str], over: str, *more: str) -> list[dict[str, str]]:
@@ -199,8 +201,8 @@ def test_the_screen_has_a_row_for_every_value_and_a_bar(capsys: pytest.CaptureFi
 
 @given(st.floats(min_value=0, max_value=1))
 def test_bars_grow_with_their_share(share: float) -> None:
-    assert 1 <= len(bar(share)) <= BAR
-    assert abs(len(bar(share)) - share * BAR) <= 1
+    assert 1 <= len(text_bar(share)) <= BAR
+    assert abs(len(text_bar(share)) - share * BAR) <= 1
 
 
 @pytest.mark.parametrize("measure", ["step", "cost", "throughput"])
@@ -227,7 +229,7 @@ def test_pictures_that_cannot_be_drawn_are_one_line(
     def absent(_: charts.Chart) -> bytes:
         raise ImportError
 
-    monkeypatch.setattr(charts, "png", absent)
+    monkeypatch.setattr(charts, "draw_png", absent)
     assert main([*job, "-o", str(tmp_path / "sweep.png")]) == 2
     assert "pip install 'tilecast[plot]'" in capsys.readouterr().err
     assert main([*job, "-o", str(tmp_path / "no" / "sweep.svg")]) == 2
@@ -243,7 +245,7 @@ positive = st.floats(min_value=1e-6, max_value=1e12, allow_nan=False)
 def test_every_point_lies_in_the_frame_and_between_ticks(points: list[tuple[float, float]], base: int) -> None:
     series = tuple(charts.Point(x, y) for x, y in points)
     chart = charts.Chart("t", charts.Axis("x", base=base), charts.Axis("y", base=base), (charts.Series("s", series),))
-    root = ET.fromstring(charts.svg(chart, "t"))  # noqa: S314 (our own text)
+    root = ET.fromstring(charts.draw_svg(chart, "t"))  # noqa: S314 (our own text)
     for mark in root.iter("{http://www.w3.org/2000/svg}g"):
         place = mark.get("transform", "")
         if mark.find("{http://www.w3.org/2000/svg}title") is not None:
@@ -258,5 +260,5 @@ def test_a_part_of_a_node_is_swept_to_a_whole_one() -> None:
     gpu = find_gpu("h100-sxm")
     part = Pool("h100", gpu, 4, 1, find_link(gpu.intra_link), find_link("ethernet-100"), usual_gpus_per_node=8)
     for count, shape in ((2, (2, 1)), (4, (4, 1)), (8, (8, 1)), (16, (8, 2))):
-        (after,) = vary([part], "pool.gpus", Value(count))
+        (after,) = vary_pools([part], "pool.gpus", SweepValue(count))
         assert (after.gpus_per_node, after.max_nodes) == shape

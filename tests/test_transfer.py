@@ -28,7 +28,7 @@ from tilecast.learning.job_calibration import (
     part_deviations,
 )
 from tilecast.spec import Plan, Plans
-from tilecast.validate.transfer import pairs
+from tilecast.validate.transfer import pair_runs
 from tilecast.zoo import FAMILIES
 from tilecast_lab.validate import runs as tables
 from tilecast_lab.validate import transfer
@@ -241,7 +241,7 @@ def test_pairs_are_of_one_source_and_model(table: Path) -> None:
     ids = [row["id"] for row in subjects.measured.rows]
     named = {
         kind: {f"{ids[one]}{ids[other]}" for one, other in zip(*both, strict=True)}
-        for kind, both in pairs(subjects).items()
+        for kind, both in pair_runs(subjects).items()
     }
     assert named == {
         "other GPU": {"ab", "ba", "bc", "cb", "bd", "db"},
@@ -252,7 +252,7 @@ def test_pairs_are_of_one_source_and_model(table: Path) -> None:
 
 def test_a_deviation_that_all_runs_share_is_corrected(table: Path) -> None:
     subjects = transfer.read_subjects([table])
-    for kind, both in pairs(subjects).items():
+    for kind, both in pair_runs(subjects).items():
         line = transfer.summarize_pairs(subjects, transfer.forecast_pairs(subjects, kind, *both))
         assert line.errors["raw"] == pytest.approx(0.248, abs=0.001)
         assert line.errors["scaled"] < 0.001 < line.errors["corrected"] < line.errors["raw"]
@@ -281,7 +281,7 @@ def test_one_run_corrects_the_published_runs_on_other_gpus_and_counts() -> None:
     subjects = transfer.read_subjects([folder / "published_dev.csv", folder / "neusight_dev.csv"])
     lines = {
         kind: transfer.summarize_pairs(subjects, transfer.forecast_pairs(subjects, kind, *both))
-        for kind, both in pairs(subjects).items()
+        for kind, both in pair_runs(subjects).items()
     }
     other = lines["other GPU"]
     assert other.errors["corrected"] < 0.93 * other.errors["raw"]

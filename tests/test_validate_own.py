@@ -77,6 +77,7 @@ def test_forecasts_do_not_depend_on_the_laboratory(
         "l": "precision-not-supported", "m": "unknown-model", "n": "impossible-plan", "o": "no-sequence",
     }  # fmt: skip
     assert set(reasons.values()) <= set(REASONS)
+    assert "pip install ./lab" in REASONS["unknown-model"]
     assert all(float(row["predicted_s"]) > 0 for row in lines if not row["reason"])
 
 
@@ -85,9 +86,9 @@ def test_the_summary_is_how_good_forecasts_are(table: Path, capsys: pytest.Captu
     assert main(["validate", "runs", str(table)]) == 0
     output = capsys.readouterr().out
     assert output.startswith("15 rows, 11 predicted, 4 refused\n")
-    scored = scores.score(ROWS, runs.forecast(ROWS))
-    name, mask = scores.subsets(scored)[0]
-    everything = scores.stratum(name, scored, mask)
+    scored = scores.score_forecasts(ROWS, runs.forecast_rows(ROWS))
+    name, mask = scores.list_subsets(scored)[0]
+    everything = scores.subset_errors(name, scored, mask)
     assert everything.rows == 11 and f"\n{everything}\n" in output
     for line in ("gpu h100-sxm", "precision bf16", "scale 2-8", "90 % range covers", "called too large"):
         assert f"\n{line}" in output
@@ -108,14 +109,16 @@ def test_a_table_of_one_s_own_says_how_far_each_forecast_is_off() -> None:
     from tilecast.validate import calibration, transfer
 
     rows = [{**row, "table": "t"} for row in ROWS[:3]]
-    forecasts = runs.forecast(rows)
+    forecasts = runs.forecast_rows(rows)
     slow = [
         {**row, "step_time_s_derived": f"{1.33 * (item.seconds or 1):.6g}"}
         for row, item in zip(rows, forecasts, strict=True)
     ]
-    subjects = transfer.subjects_of(calibration.measured(slow), ["s"] * 3)
-    for kind, (seen, asked) in transfer.pairs(subjects).items():
-        errors = {name: column.max() for name, column in transfer.held(subjects, kind, seen, asked).errors.items()}
+    subjects = transfer.to_transfer_runs(calibration.forecast_runs(slow), ["s"] * 3)
+    for kind, (seen, asked) in transfer.pair_runs(subjects).items():
+        errors = {
+            name: column.max() for name, column in transfer.pair_errors(subjects, kind, seen, asked).errors.items()
+        }
         assert errors["raw"] == pytest.approx(0.248, abs=0.001)
         assert errors["scaled"] < 0.001 < errors["corrected"] < errors["raw"]
 
@@ -152,6 +155,6 @@ def test_a_table_that_is_none_is_one_line(verb: str, tmp_path: Path, capsys: pyt
 
 def test_nothing_measured_is_read() -> None:
     other = {**ROW, "step_time_s_derived": "7.25", "trust": "B", "split_group": "x"}
-    assert reading.read(other) == reading.read(ROW)
-    (one,), (published_one,) = runs.forecast([ROW]), published.forecast([ROW])
+    assert reading.read_run(other) == reading.read_run(ROW)
+    (one,), (published_one,) = runs.forecast_rows([ROW]), published.forecast([ROW])
     assert one.seconds == published_one.seconds == published_one.left_out_s

@@ -16,7 +16,7 @@ from tilecast.hardware import find_gpu, find_link
 from tilecast.step import PARTS
 from tilecast.validate.cells import REASONS, Row
 from tilecast.validate.runs import read_table
-from tilecast.validate.scores import macro, ranking
+from tilecast.validate.scores import mean_over_groups, rank_plans
 from tilecast_lab.validate import report, runs, scores, table
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.networks import network_link
@@ -242,9 +242,9 @@ def test_most_graded_rows_are_predicted_and_the_baselines_beaten(name: str) -> N
     scored = scores.score_forecasts(rows, forecasts)
     assert len(scored.measured_s) >= 0.95 * scored.graded
     assert {item.reason for item in forecasts} <= {"", *REASONS}
-    ours = macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows)
+    ours = mean_over_groups(abs(scored.predicted_s / scored.measured_s - 1), scored.rows)
     for baseline in (scored.roofline_s, scored.one_mfu_s):
-        assert ours < macro(abs(baseline / scored.measured_s - 1), scored.rows)
+        assert ours < mean_over_groups(abs(baseline / scored.measured_s - 1), scored.rows)
 
 
 # Ceilings of the macro error with the shipped model and constants, somewhat above the measured values.
@@ -261,9 +261,9 @@ def test_a_source_that_moves_a_constant_has_its_own() -> None:
 @pytest.mark.parametrize("name", CEILINGS)
 def test_the_error_stays_below_its_ceiling(name: str) -> None:
     scored = scores.score_forecasts(*forecast(name))
-    assert macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
+    assert mean_over_groups(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
     assert scored.covered.mean() >= 0.9
-    assert macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
+    assert mean_over_groups(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
     assert scored.fits.mean() >= 0.98
 
 
@@ -283,11 +283,11 @@ def test_plans_are_ranked_as_measured() -> None:
     That regret is for the order of advice; by the forecast alone it was 5.0 %.
     """
     scored = scores.score_forecasts(*forecast("vtrain_dev.csv"))
-    tau, regret, groups = ranking(scored.rows, scored.predicted_s, scored.measured_s)
+    tau, regret, groups = rank_plans(scored.rows, scored.predicted_s, scored.measured_s)
     assert groups >= 40
     assert tau > 0.84
     assert regret < 0.06
-    assert ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)[1] < 0.03
+    assert rank_plans(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)[1] < 0.03
 
 
 @pytest.mark.data

@@ -58,4 +58,4 @@ def stored(content: bytes, **training: Any) -> Request:
     model = {"graphRef": {"configMapKeyRef": {"name": "m", "key": "g"}}}
     spec = {"model": model, "training": {"globalBatchSize": 8, **training}}
     job = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}
-    return training_job.read(job, {"m": {"binaryData": {"g": base64.b64encode(content).decode()}}})
+    return training_job.read_request(job, {"m": {"binaryData": {"g": base64.b64encode(content).decode()}}})

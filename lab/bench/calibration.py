@@ -12,7 +12,7 @@ import numpy as np
 
 from tilecast.learning import calibration
 from tilecast.learning.calibration import LEVELS, Run
-from tilecast.validate.calibration import report
+from tilecast.validate.calibration import calibration_report
 from tilecast.validate.runs import read_table
 from tilecast_lab.validate.calibration import errors_from_unrelated_runs, measured
 
@@ -53,4 +53,4 @@ if __name__ == "__main__":
             sources, raw, corrected = errors_from_unrelated_runs(sample, known=known)
             print(f"software {spread:.2f}: {sources} sources, error {raw:.2%} without, {corrected:.2%} with ten runs")
     else:
-        print(report(sample))
+        print(calibration_report(sample))

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilecast.learning.job_calibration import LEVELS, deviations
 from tilecast.spec import Floats
-from tilecast.validate.transfer import Subjects, corrections, pairs, shared
+from tilecast.validate.transfer import TransferRuns, pair_corrections, pair_runs, shared_pair_levels
 from tilecast_lab.validate import transfer
 from tilecast_lab.validate.transfer import GroupMean
 
@@ -28,9 +28,9 @@ FOLDS = 8
 class LeftOutFit:
     """Pairs of runs of every kind, with the levels of deviations that they share."""
 
-    def __init__(self, subjects: Subjects) -> None:
-        self.pairs = pairs(subjects)
-        self.shared = {kind: shared(subjects, *both) for kind, both in self.pairs.items()}
+    def __init__(self, subjects: TransferRuns) -> None:
+        self.pairs = pair_runs(subjects)
+        self.shared = {kind: shared_pair_levels(subjects, *both) for kind, both in self.pairs.items()}
         self.macro = {kind: GroupMean.of(asked, subjects) for kind, (_, asked) in self.pairs.items()}
         self.deviation, self.usual = subjects.deviation, subjects.usual
         self.source = np.array(subjects.source)
@@ -39,7 +39,7 @@ class LeftOutFit:
         """Return the absolute errors of every pair by kind, raw and corrected."""
         out = {}
         for kind, (seen, asked) in self.pairs.items():
-            ratio, _ = corrections(self.shared[kind], self.deviation[seen], self.usual[asked], known)
+            ratio, _ = pair_corrections(self.shared[kind], self.deviation[seen], self.usual[asked], known)
             raw = np.exp(self.deviation[asked])
             out[kind] = (np.abs(raw - 1), np.abs(raw * ratio - 1))
         return out

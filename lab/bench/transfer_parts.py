@@ -18,7 +18,7 @@ import numpy as np
 
 from tilecast.learning.job_calibration import JobRun, JobRuns, corrected_parts, part_deviations
 from tilecast.spec import Plans
-from tilecast.validate.transfer import KINDS, Subjects
+from tilecast.validate.transfer import KINDS, TransferRuns
 from tilecast_lab.validate import transfer
 from tilecast_lab.validate.calibration import published_forecasts
 
@@ -29,7 +29,7 @@ SHARD = ("tensor", "pipeline", "context", "expert", "micro_batch", "gradient_acc
 class Twins:
     """Rows with the forecast parts of their steps, from constants fitted without the row's source."""
 
-    def __init__(self, subjects: Subjects) -> None:
+    def __init__(self, subjects: TransferRuns) -> None:
         self.subjects = subjects
         self.measured = subjects.observed_s
         self.nodes = [case.pool.gpus_per_node for case in subjects.measured.cases]

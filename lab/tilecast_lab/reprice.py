@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tilecast.spec import SpecError
-from tilecast.validate import Track, untracked
+from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import read_table
 from tilecast_lab.validate.graphs import Graphs
@@ -88,7 +88,10 @@ def write_committed(path: Path, forecasts: Mapping[str, float | None]) -> None:
 
 
 def reprice(
-    rows: Sequence[Row], committed: Mapping[str, float | None], graphs: Graphs | None = None, track: Track = untracked
+    rows: Sequence[Row],
+    committed: Mapping[str, float | None],
+    graphs: Graphs | None = None,
+    track: Track = without_progress,
 ) -> dict[str, Repriced]:
     """Forecast rows, and return committed forecasts and those of today.
 
@@ -145,7 +148,7 @@ def _error(pairs: Sequence[tuple[float | None, float | None]]) -> float:
     return float(np.median(errors)) if errors else float("nan")
 
 
-def run(data: Path, *, write: bool, graphs: Graphs | None = None, track: Track = untracked) -> tuple[str, bool]:
+def run(data: Path, *, write: bool, graphs: Graphs | None = None, track: Track = without_progress) -> tuple[str, bool]:
     """Compare all forecasts with the committed ones, and accept them with `write`.
 
     Returns:

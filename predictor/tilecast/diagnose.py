@@ -1,9 +1,9 @@
-"""Find the line of a forecast that is most probably wrong, given the measured step.
+"""Find the part of a forecast that is most probably wrong, given the measured step.
 
-Every line has an error of its own, log-normal, with the half-widths that `uncertainty` adds up. A line that alone is
-wrong would have to take the time that the measurement leaves for it. The line whose needed time is the fewest of its
-standard errors away is the most probable one (the likeliest of single causes under these priors). Properties that a
-job's description leaves out are a cause of their own, which scales the whole step.
+Each part has an independent log-normal error with a half-width from `uncertainty`. If one part alone is wrong, its true
+time is its forecast plus the difference between measured and forecast step. The most probable cause is the part whose
+needed time is the fewest standard errors away. Properties missing from the job's description are a cause of their own,
+which scales the whole step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNSTATED = "unstated"
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """One line, if it alone were wrong."""
+    """Part of the forecast, under the assumption that it alone is wrong."""
 
     line: str
     """A part of the breakdown, or `UNSTATED`."""
@@ -64,7 +64,7 @@ class Diagnosis:
         return self.lower_s <= self.measured_s <= self.upper_s
 
 
-def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> Diagnosis:
+def diagnose_step(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> Diagnosis:
     """Compare a measured step of a plan on a pool with its forecast."""
     priced = search.price(workload, Plans.of(plan), pool)
     known, total = constants.widths(), float(priced.step_s[0])
@@ -75,7 +75,7 @@ def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> D
         "launch": known.host,
     }
     suspects = [
-        _suspect(line, parts[line], parts[line] + measured_s - total, width)
+        _suspect_line(line, parts[line], parts[line] + measured_s - total, width)
         for line, width in own.items()
         if parts[line]
     ]
@@ -87,11 +87,11 @@ def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> D
         lower_s=lower,
         upper_s=upper,
         suspects=tuple(sorted(suspects, key=lambda one: (one.standard_errors, one.line))),
-        unstated=_suspect(UNSTATED, total, measured_s, unstated),
+        unstated=_suspect_line(UNSTATED, total, measured_s, unstated),
     )
 
 
-def _suspect(line: str, forecast_s: float, needed_s: float, half_width: float) -> Suspect:
+def _suspect_line(line: str, forecast_s: float, needed_s: float, half_width: float) -> Suspect:
     apart = math.inf
     if needed_s > 0:
         logarithm = abs(math.log(needed_s / forecast_s))

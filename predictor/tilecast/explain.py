@@ -1,7 +1,7 @@
-"""Break down the time of one plan: its operators, its exchanges, and how close to the machine's peak they come.
+"""Breakdown of the step time of one plan into operators, exchanges and sums.
 
-This module prices nothing that `step` does not price: it takes operators, collectives and parts of the step apart. What
-`step` knows only as a sum (the synchronisation of gradients) is the remainder that the other lines leave of it.
+All times come from `step`. The part that `step` knows only as a sum (synchronisation of gradients) is the remainder of
+the other parts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Bound = Literal["compute", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class PricedOperator:
-    """One operator of the model on one rank; equal ones of several blocks are counted together.
+    """Operator of the model on one rank. Equal operators of several blocks are counted together.
 
-    Seconds and counts are those of one micro-batch through every stage.
+    Seconds and counts are those of one micro-batch through all stages.
     """
 
     name: str
@@ -67,10 +67,10 @@ class PricedOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """Data that ranks exchange inside layers or between stages, per micro-batch.
+class PricedExchange:
+    """Data that ranks exchange inside layers or between stages, for one micro-batch.
 
-    Seconds are those on the wire, before computation hides any of them.
+    Seconds are times on the wire, before overlap with computation.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Sync:
+class SyncForecast:
     """A way of summing gradients over replicas."""
 
     gradient_sync: GradientSync
@@ -102,7 +102,7 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class StepSums:
     """Parts of one micro-batch that make up a step's compute and communication, in seconds.
 
     compute = (stage_s x micro-batches x waited + contended_s) x correction, and
@@ -132,7 +132,7 @@ class Explanation:
     plan: Plan
     operators: tuple[PricedOperator, ...]
     """Operators, the costliest first."""
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[PricedExchange, ...]
     gradient_bytes: float
     """Bytes of one rank's gradients on the wire; 0 where no other rank holds the same weights."""
     gathers: int
@@ -140,7 +140,7 @@ class Explanation:
     count."""
     gathered_bytes: float
     """Bytes of the weights that it gathers each time; 0 where it gathers none."""
-    syncs: tuple[Sync, ...]
+    syncs: tuple[SyncForecast, ...]
     """Ways in which replicas can sum gradients, the job's own way first; empty where no rank sums whole gradients."""
     model_flops: float
     """FLOPs of one optimizer step over all ranks, without recomputation."""
@@ -148,7 +148,7 @@ class Explanation:
     """Model FLOPs utilization: `model_flops` over what the peaks of all GPUs allow in a step."""
     copied_s: float
     """Seconds of a micro-batch in which weights and gradients are copied and summed beside the operators."""
-    sums: Sums
+    sums: StepSums
 
     @property
     def seconds(self) -> float:
@@ -161,7 +161,7 @@ class Explanation:
         return self.gpu.peak(self.precision) / self.gpu.memory_bandwidth_bytes_per_s
 
 
-def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explanation:
+def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explanation:
     """Break down a plan on a pool; `step_s` is its forecast.
 
     Raises:
@@ -171,7 +171,7 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
     sharded = zoo.shard(workload, plans)
     table, rows = sharded.graph.kernels()
     times = kernels.seconds(table, pool.gpu)
-    once = zip(_in_order(sharded.graph), rows, strict=True)
+    once = zip(_graph_operators(sharded.graph), rows, strict=True)
     shard = int(sharded.index[0])
     flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
@@ -185,26 +185,26 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
         gpu=pool.gpu,
         precision=workload.precision,
         plan=plan,
-        operators=_operators(workload, plan, sharded, times, rows),
-        exchanges=_exchanges(workload, plans, sharded, pool),
+        operators=_price_operators(workload, plan, sharded, times, rows),
+        exchanges=_price_exchanges(workload, plans, sharded, pool),
         gradient_bytes=float(wire[0]),
         gathers=gathers,
         gathered_bytes=float((whole.parameters * whole.gathered_bytes)[0]) if gathers else 0.0,
-        syncs=_syncs(workload, plans, sharded, pool),
+        syncs=_gradient_syncs(workload, plans, sharded, pool),
         model_flops=model_flops,
         mfu=model_flops / (plan.gpus * pool.gpu.peak(workload.precision) * step_s),
         copied_s=float(copied[0]) * plan.pipeline,
-        sums=_sums(steps, plans, copied),
+        sums=_step_sums(steps, plans, copied),
     )
 
 
-def _sums(steps: step.Steps, plans: Plans, copied: Floats) -> Sums:
+def _step_sums(steps: step.Steps, plans: Plans, copied: Floats) -> StepSums:
     times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
     waited, correction = float(steps.straggler.values[0]), float(times.correction[0])
     micro, boundary_s = steps.micro.values, steps.boundary_s.values
     stage_s = float((micro.gpu_s + copied)[0])
     exchanged_s = float((micro.communication_s + boundary_s * plans.virtual_stages)[0])
-    return Sums(
+    return StepSums(
         stage_s=stage_s,
         exchanged_s=exchanged_s,
         contended_s=float(times.compute[0]) / correction - stage_s * repeats * waited,
@@ -219,7 +219,7 @@ _WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
 )  # fmt: skip
 
 
-def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Sync, ...]:
+def _gradient_syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[SyncForecast, ...]:
     """Return the plan's forecasts with each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
@@ -233,19 +233,20 @@ def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tu
         sync = steps.sync.values
         wire_s, step_s = (sync.first_s + sync.reduce_s)[0], steps.rows(slice(None)).total[0]
         served = way == "parameterServer"
-        syncs.append(Sync(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s)))
+        syncs.append(
+            SyncForecast(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s))
+        )
     return tuple(syncs)
 
 
-def _in_order(graph: Graph) -> list[tuple[Block, Op]]:
+def _graph_operators(graph: Graph) -> list[tuple[Block, Op]]:
     return [(block, op) for block in graph.blocks for op in block.ops]
 
 
-def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> float:
-    """Return how often a micro-batch runs an operator, recomputation included.
+def _runs_per_micro_batch(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> float:
+    """Return the number of runs of an operator in a micro-batch, recomputation included.
 
-    An operator that the backward pass computes again runs twice. Where only a share of it is computed again, it counts
-    as one run and that share.
+    A recomputed operator runs twice. An operator of which a share is recomputed counts 1 plus that share.
     """
     if op.phase == "backward" or not workload.training or not any(block is layer for layer in graph.layers):
         return 1
@@ -253,18 +254,14 @@ def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) 
     return 1 + shares[plan.checkpointing]
 
 
-def _operators(
-    workload: Workload,
-    plan: Plan,
-    sharded: Sharded,
-    times: kernels.KernelTimes,
-    rows: Sequence[npt.NDArray[np.intp]],
+def _price_operators(
+    workload: Workload, plan: Plan, sharded: Sharded, times: kernels.KernelTimes, rows: Sequence[npt.NDArray[np.intp]]
 ) -> tuple[PricedOperator, ...]:
     graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
     corrected: dict[tuple[str, Phase, int], dict[str, float]] = {}
-    for (block, op), index in zip(_in_order(graph), rows, strict=True):
-        passes = block.repeat * _passes(workload, plan, graph, block, op)
+    for (block, op), index in zip(_graph_operators(graph), rows, strict=True):
+        passes = block.repeat * _runs_per_micro_batch(workload, plan, graph, block, op)
         key = (op.name, op.phase, int(index[shard]))
         count, seconds = runs.get(key, (0.0, 0.0))
         spent_s = passes * float(blocks.operator_seconds(workload, op, times, index)[shard])
@@ -304,7 +301,7 @@ _NEARLY = 1 - 1e-9
 """Tolerance for the rounding of two computations of the same roofline."""
 
 
-def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Exchange, ...]:
+def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[PricedExchange, ...]:
     plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped()
     factor, priced = fitted.factor["exchange"], passes.Exchanges(sharded, plans, pool)
     exchanges = []
@@ -321,13 +318,13 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
             ranks = int(getattr(plan, call.group))
             exposed = passes.exposed_share(workload, call, fitted) / factor
             exchanges.append(
-                Exchange(call.name, call.collective, call.group, ranks, size, runs, runs * once_s, exposed)
+                PricedExchange(call.name, call.collective, call.group, ranks, size, runs, runs * once_s, exposed)
             )
     if plan.pipeline > 1:
         boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
         exchanges.append(
-            Exchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, 1.0)
+            PricedExchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, 1.0)
         )
     return tuple(sorted(exchanges, key=lambda one: -one.seconds))

@@ -71,10 +71,10 @@ PassName: TypeAlias = str
 
 
 class SpecError(ValueError):
-    """An input of the user that is invalid.
+    """Invalid input of a user.
 
-    `field` is its path, `problem` what is wrong with it and `remedy` what to write instead; the message is the three on
-    one line.
+    `field` is the path of the input, `problem` the error, and `remedy` a proposal. The message joins all three on one
+    line.
     """
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
@@ -87,19 +87,19 @@ class SpecError(ValueError):
         return type(self), (self.field, self.problem, self.remedy)
 
     def at(self, field: str, remedy: str = "") -> SpecError:
-        """Return the same error about another field, and with another remedy where one is given."""
+        """Return this error with another field, and with another remedy if one is given."""
         return type(self)(field, self.problem, remedy or self.remedy)
 
 
 class SearchTooLargeError(SpecError):
-    """A job needs a larger search than allowed.
+    """Refusal of a job that needs a larger search than allowed.
 
-    The decision depends on counts alone, so that every machine gives the same answer.
+    The decision depends on counts alone, so that it is equal on every machine.
     """
 
     @classmethod
     def of(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
-        """Return the error for `number` of something where a limit allows fewer."""
+        """Return the error for a `number` of `noun` above a `limit`."""
         return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
 
 
@@ -152,7 +152,7 @@ class Workload:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the precision is 16 bit or FP8, so that training mixes it with FP32."""
+        """Whether training mixes a 16-bit or FP8 precision with FP32."""
         return self.precision in ("fp16", "bf16", "fp8")
 
     @property
@@ -210,9 +210,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A plan as a user states it.
+    """Plan as a user states it.
 
-    Degrees that are not stated are 1, data parallelism takes the GPUs that remain, and the other columns stay open.
+    Degrees that are not stated are 1. Data parallelism takes the remaining GPUs. Other columns stay open.
     """
 
     data: int | None = None
@@ -238,7 +238,11 @@ class Stated:
             SpecError: a key is unknown or given twice, or a value is no count.
         """
         items = [part.strip() for part in text.lower().split(",")]
-        pairs = [pair for item in items for pair in (_written(item) if "=" in item else _printed(item, field))]
+        pairs = [
+            pair
+            for item in items
+            for pair in (_parse_assignment(item) if "=" in item else _parse_printed_part(item, field))
+        ]
         fields: dict[str, Any] = {}
         for key, value in pairs:
             column = BY_FLAG.get(key)
@@ -250,7 +254,7 @@ class Stated:
                 problem = f"{key[:40]!r} is unknown" if column is None else f"{key} is given twice"
                 known = ", ".join((*BY_FLAG, "fsdp"))
                 raise SpecError(field, problem, f"write for instance tp=2,dp=8; known: {known}")
-            fields[column.name] = _plan_value(column, value, f"{key}={value}", field)
+            fields[column.name] = _parse_plan_value(column, value, f"{key}={value}", field)
         return cls(**({**_OFF, **fields} if "micro_batch" in fields else fields))
 
 
@@ -260,18 +264,18 @@ _PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d
 """A part of the short form of a plan."""
 
 
-def _written(item: str) -> list[tuple[str, str]]:
+def _parse_assignment(text: str) -> list[tuple[str, str]]:
     """Return key and value of `tp=2`; `fsdp=8` gives two pairs."""
-    key, _, value = (part.strip() for part in item.partition("="))
+    key, _, value = (part.strip() for part in text.partition("="))
     return [("dp", value), ("zero", "3")] if key == "fsdp" else [(key, value)]
 
 
-def _printed(item: str, field: str) -> list[tuple[str, str]]:
+def _parse_printed_part(text: str, field: str) -> list[tuple[str, str]]:
     """Return keys and values of a part of the short form."""
-    part = _PRINTED.fullmatch(item)
+    part = _PRINTED.fullmatch(text)
     if part is None:
         raise SpecError(
-            field, f"cannot read {item[:40]!r}", "write for instance tp=2,dp=8, or a plan as tables print it"
+            field, f"cannot read {text[:40]!r}", "write for instance tp=2,dp=8, or a plan as tables print it"
         )
     stage, replicas, sharded, key, count, mode, spread = part.groups()
     if mode or spread:
@@ -282,17 +286,17 @@ def _printed(item: str, field: str) -> list[tuple[str, str]]:
     return [("dp", replicas or sharded), *([("zero", zero)] if zero else [])]
 
 
-def _plan_value(column: PlanColumn, value: str, item: str, field: str) -> object:
+def _parse_plan_value(column: PlanColumn, value: str, text: str, field: str) -> object:
     if value == "auto" and column.off is not None:
         return None
     if column.name == "checkpointing":
         meant = {"sel": "selective"}.get(value, value)
         if meant not in CHECKPOINTING:
-            raise SpecError(field, f"{item!r} is no recomputation", "use ac=none, ac=sel, ac=full or ac=auto")
+            raise SpecError(field, f"{text!r} is no recomputation", "use ac=none, ac=sel, ac=full or ac=auto")
         return meant
     least, most = column.least, column.most
     if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
-        raise SpecError(field, f"{item[:40]!r} is out of range", f"give a count from {least} to {most}")
+        raise SpecError(field, f"{text[:40]!r} is out of range", f"give a count from {least} to {most}")
     return bool(int(value)) if isinstance(column.off, bool) else int(value)
 
 
@@ -330,7 +334,7 @@ def distinct(*columns: Ints) -> Distinct:
     Equal neighbours count once, and each row is identified by one number, in which every column is a digit. So a sort
     is needed only where the values are sparse.
     """
-    rows, heads = len(columns[0]), _heads(columns)
+    rows, heads = len(columns[0]), _run_starts(columns)
     if not rows:
         return Distinct(heads, heads)
     code, size, room = np.zeros(len(heads), np.intp), 1, max(_ROOM, 4 * len(heads))
@@ -342,22 +346,22 @@ def distinct(*columns: Ints) -> Distinct:
             distinct_values, digit = np.unique(values, return_inverse=True)
             span = len(distinct_values)
         if size * span > room:
-            code, size = _renumbered(code, size)
+            code, size = _renumber_codes(code, size)
         code = code * span + digit
         size *= span
-    code, size = _renumbered(code, size)
+    code, size = _renumber_codes(code, size)
     first = np.empty(size, np.intp)
     first[code[::-1]] = heads[::-1]
     return Distinct(first, np.repeat(code, np.diff(heads, append=rows)))
 
 
-def equal_neighbours(*columns: Ints) -> Distinct:
+def distinct_neighbours(*columns: Ints) -> Distinct:
     """Return the rows of integer columns where only equal neighbours count once, in the order of the table."""
-    heads = _heads(columns)
+    heads = _run_starts(columns)
     return Distinct(heads, np.repeat(np.arange(len(heads)), np.diff(heads, append=len(columns[0]))))
 
 
-def _heads(columns: Sequence[Ints]) -> Rows:
+def _run_starts(columns: Sequence[Ints]) -> Rows:
     """Return the rows of integer columns of shape (n,) that differ from the row before."""
     differs = np.zeros(len(columns[0]), bool)
     differs[:1] = True
@@ -370,10 +374,10 @@ _ROOM = 1 << 14
 """Number of codes up to which a table of all of them is always used, instead of a sort."""
 
 
-def _renumbered(code: Rows, size: int) -> tuple[Rows, int]:
-    """Renumber codes to 0, 1, 2, … without gaps, in the same order.
+def _renumber_codes(code: Rows, size: int) -> tuple[Rows, int]:
+    """Renumber codes below `size` to 0, 1, 2, … without gaps, in the same order.
 
-    Return them and how many are distinct. All codes are below `size`.
+    Return the new codes and the number of distinct codes.
     """
     if size > max(_ROOM, 8 * len(code)):
         values, index = np.unique(code, return_inverse=True)
@@ -408,9 +412,12 @@ class Plans(Columns):
         return len(self.data)
 
     def distinct_splits(self, *columns: Ints) -> Distinct:
-        """Return neighbours that are equal in all but ZeRO stage and virtual stages, and in further columns, (n,)."""
+        """Return groups of neighbouring rows that differ in ZeRO stage and virtual stages only.
+
+        Rows of a group are also equal in the further `columns`, (n,).
+        """
         names = (item.name for item in fields(self) if item.name not in ("zero_stage", "virtual_stages"))
-        return equal_neighbours(*(getattr(self, name) for name in names), *columns)
+        return distinct_neighbours(*(getattr(self, name) for name in names), *columns)
 
     @property
     def gpus(self) -> Ints:
@@ -439,7 +446,7 @@ class Plans(Columns):
 
     @classmethod
     def of(cls, *plans: Plan) -> Plans:
-        """Return the table whose rows are these plans."""
+        """Return the table with one row for each plan."""
 
         def column(name: str) -> Ints:
             values = [getattr(plan, name) for plan in plans]

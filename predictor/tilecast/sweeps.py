@@ -17,13 +17,13 @@ MAX_VALUES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class SweepValue:
     """A value to try: a number, or a multiple of the present value."""
 
     number: float
     is_factor: bool = False
 
-    def of(self, present: float | None, flag: str) -> float:
+    def resolve(self, present: float | None, flag: str) -> float:
         """Return the number to use in place of `present`.
 
         Raises:
@@ -37,19 +37,19 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """A field and the values to try in it."""
+class SweepRange:
+    """Field of a job or pool, and the values to try in it."""
 
     field: str
-    values: tuple[Value, ...]
+    values: tuple[SweepValue, ...]
 
     @property
-    def is_of_pools(self) -> bool:
+    def varies_pools(self) -> bool:
         """Whether the pools are changed rather than the job."""
         return self.field in FIELDS
 
     @classmethod
-    def parse(cls, text: str, flag: str = "--over") -> Over:
+    def parse(cls, text: str, flag: str = "--over") -> SweepRange:
         """Parse `FIELD=VALUE,…`.
 
         A value is a number, `x0.5` for a multiple of the present value, `8..512` for every doubling, or `8..64..8` for
@@ -64,31 +64,31 @@ class Over:
             raise SpecError(flag, f"cannot read {text[:60]!r}", "write for instance training.globalBatchSize=64,128")
         if name.split(".")[0] in ("pool", "gpu", "link") and name not in FIELDS:
             raise SpecError(flag, f"no pool has a number {name}", f"known: {', '.join(FIELDS)}")
-        values = [value for item in listed.split(",") for value in _values(item.strip(), flag)]
+        values = [value for item in listed.split(",") for value in _parse_values(item.strip(), flag)]
         if len(values) > MAX_VALUES:
             raise SpecError(flag, f"asks for {len(values):,} values", f"ask for at most {MAX_VALUES}")
         return cls(name, tuple(dict.fromkeys(values)))
 
 
-def _values(text: str, flag: str) -> list[Value]:
+def _parse_values(text: str, flag: str) -> list[SweepValue]:
     if ".." in text:
         parts = text.split("..")
         if not 2 <= len(parts) <= 3:
             raise SpecError(flag, f"cannot read the range {text!r}", "write FROM..TO or FROM..TO..STEP")
-        low, high, *step = (_number(part, flag) for part in parts)
+        low, high, *step = (_parse_number(part, flag) for part in parts)
         if not 0 < low <= high or (step and step[0] <= 0):
             raise SpecError(flag, f"the range {text} is empty", "let it rise from a positive number")
         count = (high - low) / step[0] if step else math.log2(high / low)
         if count > MAX_VALUES:
             raise SpecError(flag, f"the range {text} has {count:,.0f} values", f"ask for at most {MAX_VALUES}")
         whole = range(math.floor(count + 1e-9) + 1)
-        return [Value(low + step[0] * place if step else low * 2.0**place) for place in whole]
+        return [SweepValue(low + step[0] * place if step else low * 2.0**place) for place in whole]
     if text.startswith("x"):
-        return [Value(_number(text[1:], flag), is_factor=True)]
-    return [Value(_number(text, flag))]
+        return [SweepValue(_parse_number(text[1:], flag), is_factor=True)]
+    return [SweepValue(_parse_number(text, flag))]
 
 
-def _number(text: str, flag: str) -> float:
+def _parse_number(text: str, flag: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -99,8 +99,8 @@ def _number(text: str, flag: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolNumber:
-    """A number of a pool."""
+class PoolField:
+    """Numeric field of a pool: its unit, and functions that read and replace the number."""
 
     unit: str
     get: Callable[[Pool], float | None]
@@ -108,7 +108,7 @@ class PoolNumber:
     is_count: bool = False
 
 
-def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") -> list[Pool]:
+def vary_pools(pools: Sequence[Pool], field: str, value: SweepValue, flag: str = "--over") -> list[Pool]:
     """Return the pools with another number in a field, a key of `FIELDS`.
 
     Raises:
@@ -116,7 +116,7 @@ def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") 
     """
     known, changes = FIELDS[field], []
     for pool in pools:
-        number = value.of(known.get(pool), flag)
+        number = value.resolve(known.get(pool), flag)
         if known.is_count and (number != int(number) or number < 1):
             raise SpecError(flag, f"{field} of {number:g} is no count", "give whole numbers from 1")
         if field in ("pool.gpus", "pool.nodes") and number > _MOST:
@@ -140,7 +140,7 @@ _LARGEST_IN = ("GiB", "MiB", "GB/s")
 """Units in which no GPU or link has as much as `_LARGEST`: a larger number is meant in bytes."""
 
 
-def _gpus(pool: Pool, count: float) -> Pool:
+def _set_gpu_count(pool: Pool, count: float) -> Pool:
     """Return the pool with `count` GPUs.
 
     Its nodes keep their size, or have the usual size where the pool is a part of a node.
@@ -150,20 +150,20 @@ def _gpus(pool: Pool, count: float) -> Pool:
     return grown(pool, int(count))
 
 
-def _gpu(name: str, unit: str, si: float, is_count: bool = False) -> PoolNumber:
+def _gpu_number(name: str, unit: str, si: float, is_count: bool = False) -> PoolField:
     def put(pool: Pool, value: float) -> Pool:
         changed: dict[str, Any] = {name: int(value) if is_count else value * si}
         return replace(pool, gpu=replace(pool.gpu, **changed))
 
-    return PoolNumber(unit, lambda pool: float(getattr(pool.gpu, name)) / si, put, is_count)
+    return PoolField(unit, lambda pool: float(getattr(pool.gpu, name)) / si, put, is_count)
 
 
-def _pace(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolNumber:
-    """Return the field of a number of the GPU that sets the speed of its arithmetic.
+def _speed_number(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolField:
+    """Return the field of a GPU number that sets the speed of arithmetic, such as clock or SM count.
 
-    All peaks scale with it, and so do the rates in `scaled`. The limit of power under sustained load does not change.
+    All peak rates and the rates in `scaled` change in proportion. The sustained power limit stays.
     """
-    plain = _gpu(name, unit, si, is_count)
+    plain = _gpu_number(name, unit, si, is_count)
 
     def put(pool: Pool, value: float) -> Pool:
         gpu, factor = pool.gpu, value / (plain.get(pool) or 1.0)
@@ -175,26 +175,25 @@ def _pace(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool
         faster = replace(gpu, peak_flops=peaks, sustained_ratio=sustained, **rates)
         return plain.put(replace(pool, gpu=faster), value)
 
-    return PoolNumber(unit, plain.get, put, is_count)
+    return PoolField(unit, plain.get, put, is_count)
 
 
-def _linked(pool: Pool, side: str, link: Link) -> Pool:
+def _set_link(pool: Pool, side: str, link: Link) -> Pool:
     return replace(pool, intra=link) if side == "intra" else replace(pool, inter=link)
 
 
-def _link(side: str, name: str, unit: str, si: float = 1.0) -> PoolNumber:
+def _link_number(side: str, name: str, unit: str, si: float = 1.0) -> PoolField:
     def put(pool: Pool, value: float) -> Pool:
         changed: dict[str, Any] = {name: value * si}
-        return _linked(pool, side, replace(getattr(pool, side), **changed))
+        return _set_link(pool, side, replace(getattr(pool, side), **changed))
 
-    return PoolNumber(unit, lambda pool: float(getattr(getattr(pool, side), name)) / si, put)
+    return PoolField(unit, lambda pool: float(getattr(getattr(pool, side), name)) / si, put)
 
 
-def _latency(side: str) -> PoolNumber:
-    """Return the field of the latency of a hop of the bulk protocol.
+def _latency_number(side: str) -> PoolField:
+    """Return the field of a link's latency: the hop time of NCCL's Simple protocol.
 
-    The latencies of the other protocols, the switch's reductions, the cost of a peer and the start of a collective
-    scale with it.
+    Latencies of other protocols, of switch reductions, of peers and of the start of a collective change in proportion.
     """
 
     def get(pool: Pool) -> float:
@@ -208,37 +207,37 @@ def _latency(side: str) -> PoolNumber:
             name: Protocol(one.start_s * factor, one.hop_s * factor, one.share) for name, one in link.protocols.items()
         }
         starts: dict[str, Any] = {name: getattr(link, name) * factor for name in ("reduction_start_s", "peer_s")}
-        return _linked(pool, side, replace(link, protocols=slower, **starts))
+        return _set_link(pool, side, replace(link, protocols=slower, **starts))
 
-    return PoolNumber("us", get, put)
+    return PoolField("us", get, put)
 
 
-FIELDS: Mapping[str, PoolNumber] = {
-    "pool.gpus": PoolNumber("", lambda pool: float(pool.max_gpus), _gpus, is_count=True),
-    "pool.nodes": PoolNumber(
+FIELDS: Mapping[str, PoolField] = {
+    "pool.gpus": PoolField("", lambda pool: float(pool.max_gpus), _set_gpu_count, is_count=True),
+    "pool.nodes": PoolField(
         "", lambda pool: float(pool.max_nodes), lambda pool, value: replace(pool, max_nodes=int(value)), is_count=True
     ),
-    "pool.price": PoolNumber(
+    "pool.price": PoolField(
         "per GPU and hour",
         lambda pool: pool.price_per_gpu_hour,
         lambda pool, value: replace(pool, price_per_gpu_hour=value),
     ),
-    "gpu.memory": _gpu("memory_bytes", "GiB", 2.0**30),
-    "gpu.bandwidth": _gpu("memory_bandwidth_bytes_per_s", "GB/s", 1e9),
-    "gpu.l2": _gpu("l2_bytes", "MiB", 2.0**20),
-    "gpu.clock": _pace("boost_clock_hz", "MHz", 1e6, ("l2_bandwidth_bytes_per_s",)),
-    "gpu.sms": _pace("sm_count", "", 1.0, (), is_count=True),
-    "link.intraNode.bandwidth": _link("intra", "bandwidth_bytes_per_s", "GB/s", 1e9),
-    "link.intraNode.latency": _latency("intra"),
-    "link.interNode.bandwidth": _link("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),
-    "link.interNode.latency": _latency("inter"),
+    "gpu.memory": _gpu_number("memory_bytes", "GiB", 2.0**30),
+    "gpu.bandwidth": _gpu_number("memory_bandwidth_bytes_per_s", "GB/s", 1e9),
+    "gpu.l2": _gpu_number("l2_bytes", "MiB", 2.0**20),
+    "gpu.clock": _speed_number("boost_clock_hz", "MHz", 1e6, ("l2_bandwidth_bytes_per_s",)),
+    "gpu.sms": _speed_number("sm_count", "", 1.0, (), is_count=True),
+    "link.intraNode.bandwidth": _link_number("intra", "bandwidth_bytes_per_s", "GB/s", 1e9),
+    "link.intraNode.latency": _latency_number("intra"),
+    "link.interNode.bandwidth": _link_number("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),
+    "link.interNode.latency": _latency_number("inter"),
 }
 """Every number of a pool that can be varied, by name; those of the job are the fields of its spec."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One value and the advice for it."""
+class SweepRow:
+    """Value of a sweep, and the advice for it."""
 
     value: float
     label: str
@@ -250,12 +249,14 @@ class Row:
         return self.advice.best
 
 
-def per_gpu(offer: Offer) -> float:
+def throughput_per_gpu(offer: Offer) -> float:
     """Return tokens (or samples) per second of one GPU."""
     return offer.tokens_per_s / offer.gpus
 
 
-def efficiency(rows: Sequence[Row], offer: Offer) -> float:
-    """Return the throughput of one GPU relative to the best of the same pool in any row, in (0, 1]."""
-    same = (per_gpu(other) for row in rows for other in row.advice.offers if other.pool.name == offer.pool.name)
-    return per_gpu(offer) / max(same)
+def relative_throughput(rows: Sequence[SweepRow], offer: Offer) -> float:
+    """Return an offer's throughput per GPU over the best of its pool in any row, in (0, 1]."""
+    same = (
+        throughput_per_gpu(other) for row in rows for other in row.advice.offers if other.pool.name == offer.pool.name
+    )
+    return throughput_per_gpu(offer) / max(same)

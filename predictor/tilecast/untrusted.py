@@ -1,7 +1,6 @@
-"""Read JSON from untrusted sources: it is refused where it is too long or too deep, before any code walks it.
+"""Parse JSON from untrusted sources: text that is too long or too deeply nested is refused first.
 
-Deep nesting is the danger: every `repr`, copy or comparison of a value uses a part of the C stack for each level, and a
-process whose stack is full ends without a message.
+Python's `repr`, copies and comparisons use C stack for each level of nesting, and a full stack kills the process.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class TooLongError(ValueError):
 
 
 def loads(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
-    """Parse JSON whose length and nesting are within bounds.
+    """Parse JSON text; raise an error if it exceeds the bounds on length or nesting.
 
     Raises:
         TooLongError, TooDeepError: it is longer or deeper; it is not parsed.
@@ -45,7 +44,7 @@ def loads(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX
 
 
 def json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> dict[str, Any]:
-    """Parse a JSON mapping whose length and nesting are within bounds.
+    """Parse JSON text of a mapping; raise SpecError if it is invalid or exceeds the bounds on length or nesting.
 
     Args:
         text: the JSON.
@@ -72,7 +71,7 @@ def json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> di
 def is_deeper(text: str, levels: int) -> bool:
     """Return whether a parser of a JSON text could get deeper than `levels`.
 
-    Text that is no JSON may count as deeper than it is.
+    Text that is not JSON may count as deeper than it is.
     """
     if text.count("[") + text.count("{") <= levels:
         return False

@@ -37,7 +37,7 @@ import numpy.typing as npt
 from tilecast.constants import Constants
 from tilecast.spec import Floats
 from tilecast.validate.cells import Row
-from tilecast.validate.runs import RunGroup, meant, price, read_table
+from tilecast.validate.runs import RunGroup, interpret_plan, price_group, read_table
 from tilecast_lab.validate import mixed, residuals, runs
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.graphs import Graphs
@@ -169,8 +169,10 @@ class Sample:
         """Return the forecast of every row with these constants, in seconds."""
         steps = []
         for group in self.groups:
-            priced = price(group, fitted)
-            steps += [meant(group.workload, priced, member).of(priced.step_s) for member in group.members]
+            priced = price_group(group, fitted)
+            steps += [
+                interpret_plan(group.workload, priced, member).interpolate(priced.step_s) for member in group.members
+            ]
         return np.array(steps)
 
 

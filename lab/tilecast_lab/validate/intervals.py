@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tilecast.render.charts import SHAPES, WIDTH, Axis, Scale, soft
+from tilecast.render.charts import SHAPES, WIDTH, Axis, AxisScale, muted_text
 
 _LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 200.0, 124.0, 10.0, 22.0, 44.0
 _MOST_NAME = 25
@@ -55,20 +55,20 @@ class Intervals:
 def svg(chart: Intervals, name: str) -> str:
     """Return the picture as an `<svg>` element; `name` begins its identifiers, so it must be unique on its page."""
     values = [end for row in chart.rows for end in row.ends]
-    x = Scale(Axis(chart.axis, base=2), [*values, *chart.band], _LEFT, WIDTH - _RIGHT)
+    x = AxisScale(Axis(chart.axis, base=2), [*values, *chart.band], _LEFT, WIDTH - _RIGHT)
     bottom = _TOP + _ROW * len(chart.rows)
     height = bottom + _BOTTOM
     size = f'width="{WIDTH:.0f}" height="{height:.0f}" viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
-    low, high = (x.place(end) for end in chart.band)
+    low, high = (x.to_pixels(end) for end in chart.band)
     parts = [
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{name}-title">',
         f'<title id="{name}-title">{escape(chart.title)}</title>',
         f'<path class="band" d="M{low:.1f} {_TOP}H{high:.1f}V{bottom:.1f}H{low:.1f}z"/>',
     ]
     for tick in x.ticks:
-        left = x.place(tick)
+        left = x.to_pixels(tick)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom:.1f}"/>')
-        parts.append(soft(left, bottom + 16, x.axis.text(tick), "middle"))
+        parts.append(muted_text(left, bottom + 16, x.axis.text(tick), "middle"))
     for index, row in enumerate(chart.rows):
         parts += _row(row, x, _TOP + _ROW * (index + 0.5))
     center = (_LEFT + WIDTH - _RIGHT) / 2
@@ -76,16 +76,16 @@ def svg(chart: Intervals, name: str) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _row(row: Interval, x: Scale, top: float) -> list[str]:
+def _row(row: Interval, x: AxisScale, top: float) -> list[str]:
     """Return a mark between its name and its text; estimates that are off have a colour and a mark of their own."""
     color = int(row.is_off)
-    low, high = (x.place(end) for end in row.ends)
+    low, high = (x.to_pixels(end) for end in row.ends)
     short = row.name if len(row.name) <= _MOST_NAME else f"{row.name[: _MOST_NAME - 1]}…"
     whisker = f'<line class="line" stroke="var(--c{color})" x1="{low:.1f}" x2="{high:.1f}" y1="{top}" y2="{top}"/>'
-    mark = f'<g transform="translate({x.place(row.value):.1f} {top})" fill="var(--c{color})">{SHAPES[color]}'
+    mark = f'<g transform="translate({x.to_pixels(row.value):.1f} {top})" fill="var(--c{color})">{SHAPES[color]}'
     return [
         f'<text x="{_LEFT - 10}" y="{top + 4}" text-anchor="end">{escape(short)}</text>',
         whisker,
         f"{mark}<title>{escape(row.label)}</title></g>",
-        soft(WIDTH - _RIGHT + 10, top + 4, f"{row.text}{', off' if row.is_off else ''}", "start"),
+        muted_text(WIDTH - _RIGHT + 10, top + 4, f"{row.text}{', off' if row.is_off else ''}", "start"),
     ]

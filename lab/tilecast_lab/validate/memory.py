@@ -100,8 +100,8 @@ def _cell(row: Row) -> str:
 def measure_peaks(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mapping[int, str]) -> Peaks:
     """Return the rows with a peak and their bills.
 
-    `groups` and `refused` are what `runs.prepare` returns for `rows`. A peak smaller than the plan's weights becomes a
-    warning, unless the workload offloads them.
+    `groups` and `refused` are results of `runs.group_runs` for `rows`. A peak smaller than the plan's weights becomes
+    a warning, unless the workload offloads them.
     """
     warnings: list[str] = []
     measured: dict[int, float] = {}
@@ -118,9 +118,9 @@ def measure_peaks(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused:
         members = [member for member in group.members if member.index in measured]
         if not members:
             continue
-        priced = runs.price(group)
+        priced = runs.price_group(group)
         for member in members:
-            place, index = runs.chosen(priced, member), member.index
+            place, index = runs.choose_plan(priced, member), member.index
             weights = float(priced.footprint.parameters[place])
             if measured[index] < weights and group.workload.offload == "none":
                 problem = f"{measured[index] / 2**30:.3g} GiB is less than the weights, {weights / 2**30:.3g} GiB"

@@ -10,8 +10,8 @@ from dataclasses import replace
 from tilecast import zoo
 from tilecast.model import Model
 from tilecast.spec import SpecError
-from tilecast.validate.cells import Row, UnreadRow, integer, real
-from tilecast.validate.reading import as_long
+from tilecast.validate.cells import Row, UnreadableRow, read_integer, read_number
+from tilecast.validate.reading import with_sample_length
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.recommender import WideDeep
@@ -25,15 +25,15 @@ def model_of(row: Row) -> Model:
     """Return the preset of the row's model name with the row's dimensions, or a model of those dimensions alone.
 
     Raises:
-        UnreadRow: the name is no preset and the stated dimensions are incomplete.
+        UnreadableRow: the name is no preset and the stated dimensions are incomplete.
     """
-    stated = {ours: value for theirs, ours in _DIMENSIONS if (value := integer(row, theirs))}
+    stated = {ours: value for theirs, ours in _DIMENSIONS if (value := read_integer(row, theirs))}
     try:
         known = zoo.preset(_preset_name(row))
     except SpecError:
         return _from_dimensions(row, stated)
     if not stated or not zoo.is_transformer(known):
-        return _noted_dimensions(row, as_long(known, integer(row, "seq_len")))
+        return _noted_dimensions(row, with_sample_length(known, read_integer(row, "seq_len")))
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
         return replace(_from_dimensions(row, stated), dropout=known.dropout)
     if known.family != "decoder":
@@ -84,7 +84,7 @@ def _noted_dimensions(row: Row, model: Model) -> Model:
             dimensions["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
     scales = re.search(r"short side (\d{2,4})-(\d{2,4})", notes)
     if scales and 32 <= int(scales[1]) <= int(scales[2]):
-        drawn = integer(row, "global_batch") or 2
+        drawn = read_integer(row, "global_batch") or 2
         dimensions |= _drawn_size(model, int(scales[1]), int(scales[2]), drawn)
     if model.family == "wide-deep":
         return _with_tables(model, notes)
@@ -107,7 +107,7 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
     gated = row.get("gated_mlp", "") in ("1", "1.0")
     notes = row.get("notes", "").lower()
     if family not in ("decoder", "encoder", "moe", "encdec") or not (stated.get("hidden") and stated.get("vocab")):
-        raise UnreadRow("unknown-model")
+        raise UnreadableRow("unknown-model")
     if not stated.get("layers"):
         stated["layers"] = _layers(row, stated, gated)
     table: dict[str, object] = {
@@ -122,18 +122,18 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
         "tied_embeddings": not gated,
         "dropout": not gated and family != "moe",
         "causal": family != "encoder",
-        "positions": 0 if gated else (integer(row, "seq_len") or 0),
+        "positions": 0 if gated else (read_integer(row, "seq_len") or 0),
     }
     table |= {name: value for name, pattern in _IN_NOTES if (value := noted_number(pattern, notes))}
     if family == "moe" and "experts" not in table:
-        raise UnreadRow("unknown-model")
+        raise UnreadableRow("unknown-model")
     if family == "encoder":
         table |= {"embedding_norm": 1, "token_types": 2, "final_norm": 0, "head_transform": 1, "pooler": 1}
         table["head_share"] = 0.15625
     try:
         return zoo.model_from(table)
     except SpecError:
-        raise UnreadRow("unknown-model") from None
+        raise UnreadableRow("unknown-model") from None
 
 
 _IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("top_k", r"top-?_?k ?=? ?(\d+)"))
@@ -146,16 +146,16 @@ def _layers(row: Row, stated: Mapping[str, int], gated: bool) -> int:
     A layer has 4 h^2 parameters of attention and 2 h f (gated: 3 h f) of the MLP; the model has one embedding.
 
     Raises:
-        UnreadRow: the count is not stated, the model is a mixture of experts, or the count leaves no layer.
+        UnreadableRow: the count is not stated, the model is a mixture of experts, or the count leaves no layer.
     """
-    billions = real(row, "params_b")
+    billions = read_number(row, "params_b")
     if billions is None:
-        raise UnreadRow("unknown-model")
+        raise UnreadableRow("unknown-model")
     parameters, hidden = billions * 1e9, stated["hidden"]
     each = 4 * hidden**2 + (3 if gated else 2) * hidden * stated.get("ffn_hidden", 4 * hidden)
     layers = round((parameters - stated["vocab"] * hidden) / each)
     if row.get("family") == "moe" or layers < 1:
-        raise UnreadRow("unknown-model")
+        raise UnreadableRow("unknown-model")
     return layers
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tilecast.hardware import Gpu, Link, Pool, find_link
-from tilecast.validate.cells import Row, integer
+from tilecast.validate.cells import Row, read_integer
 from tilecast.validate.reading import usual_network
 
 _GENERATION_LINK = {
@@ -28,7 +28,7 @@ _GENERATION_BUS = {
 
 def pool_of(row: Row, gpu: Gpu, gpus: int) -> Pool:
     """Return the pool of `gpus` GPUs that a row describes."""
-    per_node = min(integer(row, "gpus_per_node") or 8, gpus)
+    per_node = min(read_integer(row, "gpus_per_node") or 8, gpus)
     return Pool(
         name=gpu.name,
         gpu=gpu,

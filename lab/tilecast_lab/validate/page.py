@@ -15,9 +15,9 @@ import numpy as np
 from tilecast import __version__
 from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series
-from tilecast.render.page import figure, table, whole
+from tilecast.render.page import html_figure, html_page, html_table
 from tilecast.render.units import duration
-from tilecast.validate.scores import counted, ranked
+from tilecast.validate.scores import count_lines, ranking_line
 from tilecast_lab.validate import intervals, memory, residuals, scores
 from tilecast_lab.validate.intervals import Interval, Intervals
 from tilecast_lab.validate.memory import Peaks
@@ -37,11 +37,11 @@ def page(report: ValidationReport, names: Sequence[str]) -> str:
     body = [
         "<h1>Forecasts against measured steps</h1>",
         f'<p class="soft">{escape(", ".join(names))}; Tilecast {__version__}</p>',
-        _lines(counted(report.rows, report.forecasts, scored)),
+        _lines(count_lines(report.rows, report.forecasts, scored)),
     ]
     if len(scored.measured_s):
         body += [_summary(scored), _residuals(scored), _parts(report.parts), _scatter(scored)]
-    return whole("Forecasts against measured steps by Tilecast", [*body, _peaks(report.peaks)])
+    return html_page("Forecasts against measured steps by Tilecast", [*body, _peaks(report.peaks)])
 
 
 def _lines(lines: Sequence[str]) -> str:
@@ -67,8 +67,8 @@ def _summary(scored: Scored) -> str:
         "Error of the forecast by GPU, precision, family and scale; macro: the mean over groups of their means; "
         "roofline and one-MFU: the macro errors of the baselines"
     )
-    lines = _lines([ranked(scored), *scores.describe_left_out(scored)])
-    return f"<h2>Error</h2>{lines}" + table(caption, ("rows of", *figures), rows, "|".join(figures))
+    lines = _lines([ranking_line(scored), *scores.describe_left_out(scored)])
+    return f"<h2>Error</h2>{lines}" + html_table(caption, ("rows of", *figures), rows, "|".join(figures))
 
 
 def _residuals(scored: Scored) -> str:
@@ -99,8 +99,8 @@ def _covariate(identifier: str, name: str, bins: Sequence[Bin]) -> str:
         for one in bins
     ]
     titles = (name, "rows", "sources", "ratio", "±", "")
-    shown = table(chart.title, titles, rows, "rows|sources|ratio|±")
-    return _with_table(figure(chart.title, intervals.svg(chart, identifier)), shown)
+    shown = html_table(chart.title, titles, rows, "rows|sources|ratio|±")
+    return _with_table(html_figure(chart.title, intervals.svg(chart, identifier)), shown)
 
 
 def _counted(rows: int, sources: int) -> str:
@@ -136,8 +136,8 @@ def _parts(parts: Sequence[StepPart]) -> str:
         "1 where nothing is missing. The part's mean share of a step stands beside it. Off: outside of 0.9 to 1.1 and "
         "of two standard errors."
     )
-    shown = table(chart.title, ("part", "share", "factor", "±", ""), rows, "share|factor|±")
-    picture = figure(chart.title, intervals.svg(chart, "parts"), "wide")
+    shown = html_table(chart.title, ("part", "share", "factor", "±", ""), rows, "share|factor|±")
+    picture = html_figure(chart.title, intervals.svg(chart, "parts"), "wide")
     return f"<h2>Parts of a step</h2><p>{caption}</p>{_with_table(picture, shown)}"
 
 
@@ -162,15 +162,15 @@ def _scatter(scored: Scored) -> str:
     high = float(max(scored.measured_s.max(), scored.predicted_s.max()))
     equal = Series("forecast = measured", (Point(low, low), Point(high, high)), quiet=True)
     series = [Series(name, tuple(of), joined=False) for name, of in points.items() if of]
-    x, y = (Axis(f"{name} step", charts.seconds, 10) for name in ("measured", "forecast"))
+    x, y = (Axis(f"{name} step", charts.format_tick_seconds, 10) for name in ("measured", "forecast"))
     chart = Chart("Forecast and measured step of every row, by source", x, y, (equal, *series))
     ratio = scores.forecast_ratio(scored)
     rows = []
     for name, count in counts:
         own = ratio[np.array(sources) == name]
         rows.append(("", [escape(name), f"{count:,}", f"{np.median(own):.2f}", f"{np.mean(np.abs(own - 1)):.1%}"]))
-    shown = table("Rows of every source", ("source", "rows", "ratio", "mean error"), rows, "rows|ratio|mean error")
-    picture = figure(chart.title, charts.svg(chart, "scatter"), "wide")
+    shown = html_table("Rows of every source", ("source", "rows", "ratio", "mean error"), rows, "rows|ratio|mean error")
+    picture = html_figure(chart.title, charts.draw_svg(chart, "scatter"), "wide")
     return f"<h2>Rows</h2>{_with_table(picture, shown)}"
 
 
@@ -193,4 +193,4 @@ def _peaks(peaks: Peaks) -> str:
     figures = ("rows", "mean error", "median", "least", "most", "more than 10 % low", "in range")
     caption = "Bill over measured peak, by source, framework and figure"
     lines = _lines([*memory.describe_counts(peaks), *memory.describe_errors(peaks)])
-    return f"<h2>Peaks of memory</h2>{lines}" + table(caption, ("rows of", *figures), rows, "|".join(figures))
+    return f"<h2>Peaks of memory</h2>{lines}" + html_table(caption, ("rows of", *figures), rows, "|".join(figures))

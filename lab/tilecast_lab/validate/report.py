@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, untracked
+from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row
-from tilecast.validate.runs import RunGroup, meant, price, read_table
-from tilecast.validate.scores import is_graded, measured_s
+from tilecast.validate.runs import RunGroup, interpret_plan, price_group, read_table
+from tilecast.validate.scores import is_graded, read_measured_seconds
 from tilecast_lab.validate import memory, residuals, runs, scores
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.graphs import Graphs
@@ -33,7 +33,7 @@ class ValidationReport:
 
 
 def make_report(
-    paths: Sequence[Path], track: Track = untracked, *, graphs: Path | None = None, parts: bool = False
+    paths: Sequence[Path], track: Track = without_progress, *, graphs: Path | None = None, parts: bool = False
 ) -> ValidationReport:
     """Forecast every row of the tables.
 
@@ -70,11 +70,19 @@ def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[
 
     def steps(moved: Mapping[str, float]) -> Floats:
         fitted = with_values(moved)
-        priced = {id(group): price(group, fitted) for group in {id(item[0]): item[0] for item in members}.values()}
-        return np.array([meant(g.workload, one, m).of(one.step_s) for g, m, _, _ in members if (one := priced[id(g)])])
+        priced = {
+            id(group): price_group(group, fitted) for group in {id(item[0]): item[0] for item in members}.values()
+        }
+        return np.array(
+            [
+                interpret_plan(g.workload, one, m).interpolate(one.step_s)
+                for g, m, _, _ in members
+                if (one := priced[id(g)])
+            ]
+        )
 
     predicted = np.array([item.seconds for _, _, _, item in members], dtype=float)
-    measured = np.array([measured_s(row) for _, _, row, _ in members], dtype=float)
+    measured = np.array([read_measured_seconds(row) for _, _, row, _ in members], dtype=float)
     ratio = residuals.ratio_of(predicted, measured)
     return residuals.parts([row for _, _, row, _ in members], ratio, residuals.shares(steps, predicted))
 

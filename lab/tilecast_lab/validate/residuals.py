@@ -17,7 +17,7 @@ import numpy as np
 from tilecast.learning import calibration
 from tilecast.spec import Floats
 from tilecast.step.blocks import FACTORS
-from tilecast.validate.cells import Row, integer
+from tilecast.validate.cells import Row, read_integer
 from tilecast_lab.validate import mixed
 from tilecast_lab.validate.constants import scaled_values
 from tilecast_lab.validate.table import execution
@@ -61,7 +61,7 @@ def framework_of(row: Row) -> str:
 
 def _power_of_two(column: str) -> Callable[[Row], str]:
     def of(row: Row) -> str:
-        value = integer(row, column)
+        value = read_integer(row, column)
         return str(2 ** round(np.log2(value))) if value else ""
 
     return of

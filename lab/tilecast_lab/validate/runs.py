@@ -16,9 +16,9 @@ from tilecast.constants import Constants
 from tilecast.graph import Graph, KernelTable, Shards
 from tilecast.hardware import Pool
 from tilecast.spec import Floats, Plan, Workload
-from tilecast.validate import Track, runs, untracked
+from tilecast.validate import Track, runs, without_progress
 from tilecast.validate.cells import Row
-from tilecast.validate.runs import Forecast, RunGroup, forecast_of, meant, price
+from tilecast.validate.runs import Forecast, RunGroup, forecast_member, interpret_plan, price_group
 from tilecast_lab.validate import residuals
 from tilecast_lab.validate.constants import with_values
 from tilecast_lab.validate.graphs import Graphs
@@ -46,10 +46,12 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Run
     Raises:
         SpecError: a graph that a row names is damaged or contradicts what the row states.
     """
-    return runs.prepare(rows, partial(read_published_row, graphs=graphs))
+    return runs.group_runs(rows, partial(read_published_row, graphs=graphs))
 
 
-def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | None = None) -> list[PublishedForecast]:
+def forecast(
+    rows: Sequence[Row], track: Track = without_progress, graphs: Graphs | None = None
+) -> list[PublishedForecast]:
     """Forecast all rows, in order; rows that share a workload and a pool are priced as one plan table.
 
     Raises:
@@ -59,22 +61,22 @@ def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | Non
 
 
 def forecast_prepared(
-    rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = untracked
+    rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = without_progress
 ) -> list[PublishedForecast]:
-    """Forecast all rows, in order, from the groups and reasons that `prepare` returned for them."""
+    """Forecast all rows, in order, from the groups and reasons that `group_runs` returned for them."""
     forecasts = {index: PublishedForecast(reason=code) for index, code in refused.items()}
     unseen = constants_without_source()
     for group in track(groups, "groups of runs"):
-        priced, flops = price(group), model_flops(group.workload)
+        priced, flops = price_group(group), model_flops(group.workload)
         sources = {residuals.source_of(rows[member.index]) for member in group.members}
-        without = {name: price(group, unseen[name]) if name in unseen else priced for name in sources}
+        without = {name: price_group(group, unseen[name]) if name in unseen else priced for name in sources}
         for member in group.members:
-            one, here = forecast_of(group, priced, member), meant(group.workload, priced, member)
+            one, here = forecast_member(group, priced, member), interpret_plan(group.workload, priced, member)
             other = without[residuals.source_of(rows[member.index])]
             forecasts[member.index] = PublishedForecast(
                 **{item.name: getattr(one, item.name) for item in fields(Forecast)},
-                left_out_s=meant(group.workload, other, member).of(other.step_s),
-                hidden_s=here.of(priced.times.hidden),
+                left_out_s=interpret_plan(group.workload, other, member).interpolate(other.step_s),
+                hidden_s=here.interpolate(priced.times.hidden),
                 roofline_s=_roofline(group.workload, one.plan, group.pool) if one.plan else None,
                 model_flops=flops,
             )

@@ -13,7 +13,16 @@ import numpy as np
 from tilecast.spec import Floats
 from tilecast.validate import scores
 from tilecast.validate.cells import Row
-from tilecast.validate.scores import Stratum, absolute_errors, counted, macro, ranked, stratum, subsets, taken
+from tilecast.validate.scores import (
+    SubsetErrors,
+    absolute_errors,
+    count_lines,
+    list_subsets,
+    mean_over_groups,
+    ranking_line,
+    select_rows,
+    subset_errors,
+)
 from tilecast_lab.validate import residuals
 from tilecast_lab.validate.runs import PublishedForecast
 
@@ -29,7 +38,7 @@ class Scored(scores.Scored):
 
 def score_forecasts(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> Scored:
     """Compare forecasts with the measured step times of the graded rows (`tilecast.validate.scores.is_graded`)."""
-    own = scores.score(rows, forecasts)
+    own = scores.score_forecasts(rows, forecasts)
     items = [forecasts[place] for place in own.index]
     gpus = np.array([item.plan.gpus if item.plan else 1 for item in items], dtype=float)
     flops = np.array([item.model_flops or 0.0 for item in items])
@@ -59,24 +68,25 @@ class BaselineErrors:
     one_mfu: float
 
 
-def strata(scored: Scored) -> list[tuple[Stratum, BaselineErrors]]:
+def strata(scored: Scored) -> list[tuple[SubsetErrors, BaselineErrors]]:
     """Return the errors of all rows, then of every GPU, precision, family and scale."""
     items = []
-    for name, mask in subsets(scored):
-        rows, measured = taken(scored.rows, mask), scored.measured_s[mask]
+    for name, mask in list_subsets(scored):
+        rows, measured = select_rows(scored.rows, mask), scored.measured_s[mask]
         others = [
-            macro(absolute_errors(column[mask], measured), rows) for column in (scored.roofline_s, scored.one_mfu_s)
+            mean_over_groups(absolute_errors(column[mask], measured), rows)
+            for column in (scored.roofline_s, scored.one_mfu_s)
         ]
-        items.append((stratum(name, scored, mask), BaselineErrors(*others)))
+        items.append((subset_errors(name, scored, mask), BaselineErrors(*others)))
     return items
 
 
 def describe_left_out(scored: Scored) -> list[str]:
     """Return lines of text: the error on sources left out, the coverage of ranges, and the share said not to fit."""
-    aside = macro(absolute_errors(scored.left_out_s, scored.measured_s), scored.rows)
+    aside = mean_over_groups(absolute_errors(scored.left_out_s, scored.measured_s), scored.rows)
     return [
         f"macro error with each source left out of the fit of the step's constants: {aside:.1%}",
-        *scores.held(scored),
+        *scores.coverage_lines(scored),
     ]
 
 
@@ -88,11 +98,11 @@ def forecast_ratio(scored: Scored) -> Floats:
 def summary(rows: Sequence[Row], forecasts: Sequence[PublishedForecast]) -> str:
     """Return as text the errors by GPU, precision, family and scale, baselines, ranking, coverage and refusals."""
     scored = score_forecasts(rows, forecasts)
-    lines = counted(rows, forecasts, scored)
+    lines = count_lines(rows, forecasts, scored)
     if not len(scored.measured_s):
         return "\n".join(lines)
     lines += ["", f"{scores.TITLES} {'roofline':>9} {'one-MFU':>8}"]
     lines += [f"{item} {others.roofline:9.1%} {others.one_mfu:8.1%}" for item, others in strata(scored)]
-    if text := ranked(scored):
+    if text := ranking_line(scored):
         lines += ["", text]
     return "\n".join([*lines, "", residuals.table(scored.rows, forecast_ratio(scored)), "", *describe_left_out(scored)])

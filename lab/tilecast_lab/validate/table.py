@@ -22,8 +22,8 @@ from tilecast.spec import (
     SpecError,
     Workload,
 )
-from tilecast.validate.cells import Row, UnreadRow, integer
-from tilecast.validate.reading import RunCase, batch_of, optimizer, sequence_length, stated_plan
+from tilecast.validate.cells import Row, UnreadableRow, read_integer
+from tilecast.validate.reading import RunCase, implied_batch, read_optimizer, read_sequence_length, read_stated_plan
 from tilecast_lab.validate.graphs import Graphs
 from tilecast_lab.validate.models import model_of, noted_number
 from tilecast_lab.validate.networks import pool_of
@@ -38,28 +38,28 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
     """Return the case that a row describes; its model comes from the folder of graphs if that has one for it.
 
     Raises:
-        UnreadRow: the row cannot be expressed; the error has the reason's code.
+        UnreadableRow: the row cannot be expressed; the error has the reason's code.
         SpecError: the graph that the row names is damaged or contradicts what the row states.
     """
     try:
         name = row["gpu"].split("(")[0].strip()
         gpu = find_gpu(ASSUMED.get(name, name))
     except SpecError:
-        raise UnreadRow("unknown-gpu") from None
+        raise UnreadableRow("unknown-gpu") from None
     precision = _PRECISION.get(row.get("precision", "").lower())
     if precision is None:
-        raise UnreadRow("unknown-precision")
+        raise UnreadableRow("unknown-precision")
     if not gpu.supports(precision):
-        raise UnreadRow("precision-not-supported")
+        raise UnreadableRow("precision-not-supported")
     model = (graphs.model(row) if graphs else None) or model_of(row)
     gpus = _gpus(row)
     if not gpus:
-        raise UnreadRow("no-gpus")
+        raise UnreadableRow("no-gpus")
     stated = _plan(row, model, gpus)
-    batch = integer(row, "global_batch") or batch_of(stated)
+    batch = read_integer(row, "global_batch") or implied_batch(stated)
     if not batch:
-        raise UnreadRow("no-batch")
-    sequence = sequence_length(row, model)
+        raise UnreadableRow("no-batch")
+    sequence = read_sequence_length(row, model)
     notes = row.get("notes", "").lower()
     workload = Workload(
         model=model,
@@ -67,7 +67,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         global_batch=batch,
         precision=precision,
         training=row.get("mode", "train") != "inference",
-        optimizer=optimizer(row, model),
+        optimizer=read_optimizer(row, model),
         attention=_attention(row),
         execution=execution(row),
         memory_format=_memory_format(row),
@@ -93,7 +93,7 @@ def _gpus(row: Row) -> int | None:
     LitGPT uses no more GPUs than its global batch has micro-batches: its files set the number of devices, whatever the
     machine has (config_hub/finetune, `devices`).
     """
-    gpus, micro, batch = (integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
+    gpus, micro, batch = (read_integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
     if not (gpus and micro and batch and framework(row) == "litgpt"):
         return gpus
     return min(gpus, max(1, batch // micro))
@@ -232,10 +232,10 @@ def _lora_rank(row: Row, notes: str) -> int:
 
 
 def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
-    ranks = integer(row, "dp")
+    ranks = read_integer(row, "dp")
     if framework(row) == "litgpt" and ranks:
         row = {**row, "dp": str(min(ranks, gpus))}
-    stated = stated_plan(row, model, gpus)
+    stated = read_stated_plan(row, model, gpus)
     copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and not zoo.spreads_tables(model)
     if zoo.spreads_rows(model) and copied:
         stated["expert"] = 1

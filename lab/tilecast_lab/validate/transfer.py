@@ -15,8 +15,8 @@ import numpy as np
 
 from tilecast.learning import calibration
 from tilecast.spec import Floats, Ints
-from tilecast.validate import Track, transfer, untracked
-from tilecast.validate.transfer import PairErrors, Subjects, pairs, table_rows
+from tilecast.validate import Track, transfer, without_progress
+from tilecast.validate.transfer import PairErrors, TransferRuns, pair_runs, table_rows
 from tilecast_lab.validate import calibration as curves
 from tilecast_lab.validate import residuals
 
@@ -26,7 +26,7 @@ ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
 """Ways to forecast a row from another: two forecasts and three scalings."""
 
 
-def read_subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
+def read_subjects(paths: Sequence[Path], track: Track = without_progress) -> TransferRuns:
     """Read runs tables and forecast their graded rows.
 
     Args:
@@ -37,12 +37,12 @@ def read_subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
     measured = curves.measured(table_rows(paths), track)
-    return transfer.subjects_of(measured, [residuals.source_of(row) for row in measured.rows])
+    return transfer.to_transfer_runs(measured, [residuals.source_of(row) for row in measured.rows])
 
 
-def forecast_pairs(subjects: Subjects, kind: str, seen: Ints, asked: Ints) -> PairErrors:
+def forecast_pairs(subjects: TransferRuns, kind: str, seen: Ints, asked: Ints) -> PairErrors:
     """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
-    own, measured = transfer.held(subjects, kind, seen, asked), subjects.observed_s
+    own, measured = transfer.pair_errors(subjects, kind, seen, asked), subjects.observed_s
     cases, forecasts = subjects.measured.cases, curves.published_forecasts(subjects.measured)
     flops = np.array([item.model_flops or 0.0 for item in forecasts]) / [plan.gpus for plan in subjects.plans]
     peak = np.array([case.pool.gpu.peak(case.workload.precision) for case in cases])
@@ -78,7 +78,7 @@ class PairSummary:
     """90 % interval of the coverage of the corrected range."""
 
 
-def summarize_pairs(subjects: Subjects, item: PairErrors, table: str = "") -> PairSummary:
+def summarize_pairs(subjects: TransferRuns, item: PairErrors, table: str = "") -> PairSummary:
     """Summarise the pairs of one table's rows, or of all rows if `table` is empty."""
     rows = np.array([not table or subjects.table[row] == table for row in item.asked])
     asked = item.asked[rows]
@@ -125,7 +125,7 @@ class GroupMean:
     """Number of rows in each cell, (C,)."""
 
     @classmethod
-    def of(cls, asked: Ints, subjects: Subjects) -> GroupMean:
+    def of(cls, asked: Ints, subjects: TransferRuns) -> GroupMean:
         rows, row, count = np.unique(asked, return_inverse=True, return_counts=True)
         groups, group = np.unique([subjects.group[one] for one in rows], return_inverse=True)
         sources, source = np.unique([subjects.source[one] for one in rows], return_inverse=True)
@@ -151,11 +151,11 @@ class GroupMean:
         return float((weight * sums / np.maximum(sizes, 1e-12)).sum() / weight.sum())
 
 
-def report(subjects: Subjects) -> str:
+def report(subjects: TransferRuns) -> str:
     """Return as text a line for every kind of pairs over all tables, and one for each table if there are several."""
     tables = sorted(set(subjects.table))
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
-    for kind, (seen, asked) in pairs(subjects).items():
+    for kind, (seen, asked) in pair_runs(subjects).items():
         item = forecast_pairs(subjects, kind, seen, asked)
         lines.append(_cell(kind, summarize_pairs(subjects, item)))
         if len(tables) > 1:

@@ -1,6 +1,6 @@
-"""Documents: the custom resources, the advice in JSON, calibrations, and the YAML and JSON of manifests.
+"""Models and text of documents: custom resources, advice in JSON, calibrations and manifests.
 
-`training_job` has the spec of a TrainingJob, `status` its status, and `gpu_pool` a GPUPool; all build on the models of
-`base`. `crds` generates the resource definitions from them, `advice` the schema of `tilecast advise -o json`.
-`documents` reads text, `edit` changes fields in it. Everything here is pure: no client, no clock, no network.
+`training_job` has the spec of a TrainingJob, `status` its status, and `gpu_pool` a GPUPool. All three build on `base`.
+`crds` generates the resource definitions. `advice` generates the schema of `tilecast advise -o json`. `documents`
+parses text, and `edit` changes fields in text. No module here opens a connection or reads a clock.
 """

@@ -1,7 +1,7 @@
 """Models of the output of `tilecast advise -o json`: the source of `schemas/advice.schema.json`.
 
-They extend the models of the TrainingJob's status, so that a word means the same in a cluster and without one.
-Regenerate the file with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
+The models extend those of the TrainingJob's status, so that a key means the same in both documents. Regenerate the file
+with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
 from tilecast.advice.sharing import Share, Sharing
-from tilecast.api.base import ApiModel, StatusModel, figures, known_figures, list_field, optional_field
-from tilecast.api.status import (
-    Alternative,
-    MemoryBytes,
-    ModelVersion,
-    PassedOver,
-    Recommendation,
-    RejectedPool,
-    StepSeconds,
-)
+from tilecast.api import status
+from tilecast.api.base import ApiModel, StatusModel, UnboundedModel, figures, list_field, optional_field, round_if_known
+from tilecast.api.status import MemoryBytes, ModelVersion, PassedOver, Recommendation, RejectedPool, StepSeconds
 from tilecast.objectives import Objective
 from tilecast.spec import GradientSync, ServerUpdates, Workload
 
@@ -44,11 +37,11 @@ FROM_TUPLE = BeforeValidator(list)
 FROM_MAPPING = BeforeValidator(dict)
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class DetailedOffer(Recommendation):
+class DetailedOffer(UnboundedModel, Recommendation):
     """A plan in full, with what a status leaves out."""
 
     plan: str = Field(description="The split in short, as tables print it and --plan reads it.")
@@ -59,7 +52,7 @@ class DetailedOffer(Recommendation):
     )
 
     @classmethod
-    def of(cls, offer: Offer, **more: Any) -> Self:
+    def from_offer(cls, offer: Offer, **more: Any) -> Self:
         """Return an offer in full, with its short plan, its GPU and its memory bill."""
         return super().of(
             offer,
@@ -80,36 +73,44 @@ class AppliedChange(StatusModel):
     text: str = Field(description="The change as a phrase.")
 
     @classmethod
-    def of(cls, change: Change | None) -> Self | None:
-        """Return a change that was tried; None if there is none."""
+    def from_change(cls, change: Change | None) -> Self | None:
+        """Return the document of a change that was tried; None if there is none."""
         if change is None:
             return None
         value = figures(change.value) if isinstance(change.value, float) else change.value
         return cls(input=change.input, value=value, effect=change.effect, text=change.text)
 
 
-class DetailedRejection(RejectedPool):
+class DetailedRejection(UnboundedModel, RejectedPool):
     """Why a pool has no plan, with the change that would help."""
 
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
     @classmethod
-    def of(cls, item: Rejection, **more: Any) -> Self:
+    def of(cls, rejection: Rejection, **more: Any) -> Self:
         """Return a rejection with the change that was tried."""
-        return super().of(item, change=AppliedChange.of(item.change), **more)
+        return super().of(rejection, change=AppliedChange.from_change(rejection.change), **more)
 
 
-class DetailedPassedOver(PassedOver):
+class Alternative(UnboundedModel, status.Alternative):
+    """One plan in short."""
+
+
+class DetailedPassedOver(UnboundedModel, PassedOver):
     """A plan that is not the recommendation, with the number that decided."""
 
     value: float | None = optional_field("Ratio to the recommendation, or bytes that are too many.")
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
     @classmethod
-    def of(cls, item: WhyNot, **more: Any) -> Self:
+    def of(cls, why_not: WhyNot, **more: Any) -> Self:
         """Return a plan that was passed over, with the change as a value in place of the remedy."""
         return super().of(
-            item, remedy=None, value=known_figures(item.value), change=AppliedChange.of(item.change), **more
+            why_not,
+            remedy=None,
+            value=round_if_known(why_not.value),
+            change=AppliedChange.from_change(why_not.change),
+            **more,
         )
 
 
@@ -121,8 +122,8 @@ class PricedModel(StatusModel):
     parameters: int = Field(description="Its parameters, those of its encoders of images or sound among them.")
 
     @classmethod
-    def of(cls, trained: Workload) -> Self:
-        """Return the model of a job, with the number of parameters that it has without adapters."""
+    def from_workload(cls, trained: Workload) -> Self:
+        """Return the model of a job, with its number of parameters without adapters."""
         whole = zoo.parameters(replace(trained, lora_rank=0))
         return cls(model=trained.model.name, family=trained.model.family, parameters=round(whole))
 
@@ -139,7 +140,7 @@ class Provenance(StatusModel):
     )
 
     @classmethod
-    def of(cls, origin: AdviceOrigin) -> Self:
+    def from_origin(cls, origin: AdviceOrigin) -> Self:
         """Return the sources that an advice rests on."""
         return cls(
             version=origin.version,
@@ -167,7 +168,7 @@ class PartOfGpu(StatusModel):
     )
 
     @classmethod
-    def of(cls, share: Share) -> Self:
+    def from_share(cls, share: Share) -> Self:
         """Return a way to share a GPU."""
         return cls(
             kind=share.kind,
@@ -179,7 +180,7 @@ class PartOfGpu(StatusModel):
             step_seconds=StepSeconds.of(share),
             slowdown=figures(share.slowdown),
             memory_bytes=MemoryBytes(used=round(share.memory_bytes), available=round(share.memory_available_bytes)),
-            cost_per1000_steps=known_figures(share.cost_per_1000_steps),
+            cost_per1000_steps=round_if_known(share.cost_per_1000_steps),
         )
 
 
@@ -192,13 +193,13 @@ class SharedGpu(StatusModel):
     options: list[PartOfGpu] = Field(description="Every part that would do.")
 
     @classmethod
-    def of(cls, sharing: Sharing) -> Self:
-        """Return the ways to share a GPU, and the best of them if one is worthwhile."""
+    def from_sharing(cls, sharing: Sharing) -> Self:
+        """Return the ways to share a GPU, and the best of them if sharing is worthwhile."""
         return cls(
             pool=sharing.pool.name,
             whole_step_seconds=figures(sharing.whole_s),
-            best=PartOfGpu.of(sharing.best) if sharing.best else None,
-            options=[PartOfGpu.of(option) for option in sharing.options],
+            best=PartOfGpu.from_share(sharing.best) if sharing.best else None,
+            options=[PartOfGpu.from_share(option) for option in sharing.options],
         )
 
 
@@ -304,7 +305,7 @@ class SuspectLine(StatusModel):
     needed_s: Figure = Field(
         alias="neededSeconds", description="What it would have to take; none can where this is not positive."
     )
-    standard_errors: Annotated[Figure | None, BeforeValidator(_finite)] = optional_field(
+    standard_errors: Annotated[Figure | None, BeforeValidator(_finite_or_none)] = optional_field(
         "How far that is; absent where it cannot be."
     )
     is_plausible: bool = Field(alias="plausible", description="Whether its own 90 % range reaches that far.")
@@ -364,21 +365,21 @@ class AdviceDocument(StatusModel):
     launch: Launched | None = optional_field("With --launch.")
 
     @classmethod
-    def of(cls, advice: Advice) -> Self:
+    def from_advice(cls, advice: Advice) -> Self:
         """Return the whole advice."""
         best, baseline, uncapped = (
-            None if offer is None else DetailedOffer.of(offer)
+            None if offer is None else DetailedOffer.from_offer(offer)
             for offer in (advice.best, advice.baseline, advice.uncapped)
         )
         return cls(
             schema_version=SCHEMA_VERSION,
             job=advice.request.name,
             objective=advice.request.objective,
-            workload=PricedModel.of(advice.request.workload),
+            workload=PricedModel.from_workload(advice.request.workload),
             recommendation=best,
             baseline=baseline,
             uncapped=uncapped,
-            alternatives=[DetailedOffer.of(offer) for offer in advice.offers[1:]],
+            alternatives=[DetailedOffer.from_offer(offer) for offer in advice.offers[1:]],
             pareto=[Alternative.of(offer) for offer in advice.pareto],
             rejected=[DetailedRejection.of(item) for item in advice.rejections],
             why_not=[DetailedPassedOver.of(item) for item in advice.why_not],
@@ -388,9 +389,9 @@ class AdviceDocument(StatusModel):
             confidence=advice.confidence,
             plans_evaluated=advice.plans_evaluated,
             model=ModelVersion.of(advice.provenance),
-            provenance=Provenance.of(advice.provenance),
+            provenance=Provenance.from_origin(advice.provenance),
             inputs_hash=advice.inputs_hash,
-            sharing=SharedGpu.of(advice.sharing) if advice.sharing else None,
+            sharing=SharedGpu.from_sharing(advice.sharing) if advice.sharing else None,
         )
 
     def document(self) -> dict[str, Any]:
@@ -403,22 +404,22 @@ _PRINTED = [str(field.alias) for field in AdviceDocument.model_fields.values()]
 _PRINTED.insert(_PRINTED.index("whyNot"), _PRINTED.pop(_PRINTED.index("sharing")))
 
 
-def schema() -> dict[str, Any]:
+def advice_schema() -> dict[str, Any]:
     """Return the JSON schema of an `AdviceDocument`."""
     generated = AdviceDocument.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
 
 
-def text() -> str:
+def schema_text() -> str:
     """Return the text of the schema's file."""
-    return json.dumps(schema(), indent=2) + "\n"
+    return json.dumps(advice_schema(), indent=2) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the schema to a file."""
     parser = argparse.ArgumentParser(prog="python -m tilecast.api.advice")
     parser.add_argument("--output", type=Path, required=True)
-    parser.parse_args(arguments).output.write_text(text(), encoding="utf-8")
+    parser.parse_args(arguments).output.write_text(schema_text(), encoding="utf-8")
     return 0
 
 

@@ -33,10 +33,10 @@ OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 pass: a name with `../` in it would lead to the objects of another namespace."""
 
 
-def object_name(text: str) -> str:
-    """Turn a text into the name of a Kubernetes object (RFC 1123 subdomain).
+def to_object_name(text: str) -> str:
+    """Turn a text into a valid name of a Kubernetes object (RFC 1123 subdomain).
 
-    The name has small letters without accents, digits, dashes and dots. It is "model" if nothing else is left.
+    The name has lower-case letters without accents, digits, dashes and dots. An empty result becomes "model".
     """
     plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     words = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in plain.split("."))
@@ -48,8 +48,8 @@ def figures(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def known_figures(value: float | None) -> float | None:
-    """Round as `figures` does; None stays None."""
+def round_if_known(value: float | None) -> float | None:
+    """Round a number to six significant digits; return None for None."""
     return None if value is None else figures(value)
 
 
@@ -97,7 +97,7 @@ def optional_field(description: str, **bounds: Any) -> Any:
 
 
 def list_field(description: str, **bounds: Any) -> Any:
-    """Return a field for a list, empty if it is absent; `bounds` are pydantic's."""
+    """Return a field for a list that is empty if the document leaves the field out; `bounds` are pydantic's."""
     return Field(default_factory=list, description=description, **bounds)
 
 
@@ -110,8 +110,8 @@ def time_field(description: str) -> Any:
     return Field(description=description, **TIME)
 
 
-def keyed_by(name: str) -> dict[str, Any]:
-    """Return schema entries that make a list a map by the field `name`, as server-side apply merges it."""
+def list_map_keyed_by(name: str) -> dict[str, Any]:
+    """Return schema entries that let server-side apply merge a list by the field `name` of its items."""
     return {"json_schema_extra": {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [name]}}
 
 
@@ -138,8 +138,8 @@ class StatusModel(ApiModel):
     def known(cls, value: object) -> list[Self]:
         """Return the valid items of a list as models.
 
-        Invalid items are left out, because anyone with the right to write the document may have changed it. A value
-        that is no list has no items.
+        Invalid items are left out, because users with write access may have changed the document. A value that is no
+        list has no items.
         """
         items = []
         for item in value if isinstance(value, list) else []:
@@ -156,7 +156,7 @@ class StatusModel(ApiModel):
         Args:
             values: values by the name or the alias of their field.
         """
-        limits = _limits(cls)
+        limits = _length_limits(cls)
         items = {key: value for key, value in values.items() if value is not None and value != []}
         cut = {key: value[: limits[key]] if key in limits else value for key, value in items.items()}
         return cls.model_validate(cut)
@@ -166,20 +166,29 @@ class StatusModel(ApiModel):
         return self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
 
 
+class UnboundedModel(StatusModel):
+    """Base of models that inherit the fields of a status, but print texts and lists whole."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        for field in cls.model_fields.values():
+            field.metadata = [bound for bound in field.metadata if not isinstance(bound, MaxLen)]
+
+
 @cache
-def _limits(schema: type[ApiModel]) -> Mapping[str, int]:
-    """Return the longest text or list that each field allows, if it has a bound, by name and by alias."""
+def _length_limits(schema: type[ApiModel]) -> Mapping[str, int]:
+    """Return the maximum length of each bounded text or list field, by the field's name and alias."""
     return {
         key: bound.max_length
         for name, field in schema.model_fields.items()
-        if field.annotation is not None and _is_sliceable(field.annotation)
+        if field.annotation is not None and _has_length(field.annotation)
         for bound in field.metadata
         if isinstance(bound, MaxLen)
         for key in (name, str(field.alias))
     }
 
 
-def _is_sliceable(annotation: Any) -> bool:
+def _has_length(annotation: Any) -> bool:
     """Return whether values of the type are texts or lists."""
     kinds = [get_origin(item) or item for item in (annotation, *get_args(annotation))]
     return any(kind in (str, list) for kind in kinds) and dict not in kinds
@@ -207,7 +216,7 @@ class Toleration(ApiModel):
 SchemaT = TypeVar("SchemaT", bound=ApiModel)
 
 
-def envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, Any]]:
+def check_envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, Any]]:
     """Check the outer fields of a custom resource and return its name and spec.
 
     Raises:
@@ -223,7 +232,7 @@ def envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, 
     outer = ("apiVersion", "kind", "metadata", "spec", "status")
     for key in document:
         if key not in outer:
-            raise SpecError(shown(key, quote=False), "unknown field", _suggestion(str(key), outer))
+            raise SpecError(shown(key, quote=False), "unknown field", _suggest_name(str(key), outer))
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
@@ -261,7 +270,7 @@ def check(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT
     except ValidationError as error:
         errors = error.errors(include_url=False)
         first = min(errors, key=lambda item: _ORDER.get(item["type"], 2))
-        raise _translated(first, schema, value, root) from None
+        raise _to_spec_error(first, schema, value, root) from None
     except RecursionError:
         raise SpecError(root, "is nested too deeply", "flatten it") from None
 
@@ -297,31 +306,31 @@ _BOUNDS: Mapping[str, str] = {
 }
 
 
-def _translated(error: ErrorDetails, schema: type[ApiModel], value: Mapping[str, Any], root: str) -> SpecError:
+def _to_spec_error(error: ErrorDetails, schema: type[ApiModel], value: Mapping[str, Any], root: str) -> SpecError:
     kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
     path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part, quote=False)}" for part in loc)
     got = value_at(value, loc)
     if kind == "rule":
         return SpecError(path, str(context["problem"]), str(context["remedy"]))
     if kind == "extra_forbidden":
-        return SpecError(path, "unknown field", _suggestion(str(loc[-1]), _known(schema, loc[:-1])))
+        return SpecError(path, "unknown field", _suggest_name(str(loc[-1]), _known_keys(schema, loc[:-1])))
     if kind == "missing":
-        return SpecError(path, "is missing", f"add it: {_described(schema, loc)}")
+        return SpecError(path, "is missing", f"add it: {_field_remedy(schema, loc)}")
     if kind in _BOUNDS:
         return SpecError(path, f"{shown(got)} is out of range", _BOUNDS[kind].format(**context))
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
         if isinstance(got, bool) and set(choices) & {"Off", "On"}:
             return SpecError(path, "YAML reads a bare Off as false", 'write it in quotes: "Off"')
-        return SpecError(path, f"{shown(got)} is not allowed", _suggestion(str(got), choices, "use one of"))
+        return SpecError(path, f"{shown(got)} is not allowed", _suggest_name(str(got), choices, "use one of"))
     if kind in _TYPES:
         is_model = kind in ("model_type", "model_attributes_type")
-        remedy = _shape(schema, loc) if is_model else _described(schema, loc)
+        remedy = _mapping_remedy(schema, loc) if is_model else _field_remedy(schema, loc)
         return SpecError(path, f"{shown(got)} is not {_TYPES[kind]}", remedy)
-    return SpecError(path, f"{shown(got)}: {error['msg'][0].lower()}{error['msg'][1:]}", _described(schema, loc))
+    return SpecError(path, f"{shown(got)}: {error['msg'][0].lower()}{error['msg'][1:]}", _field_remedy(schema, loc))
 
 
-def _suggestion(word: str, names: Sequence[str], otherwise: str = "known here:") -> str:
+def _suggest_name(word: str, names: Sequence[str], otherwise: str = "known here:") -> str:
     near = get_close_matches(word[:64].lower(), [name.lower() for name in names], n=1, cutoff=0.6)
     if near:
         return f"did you mean {next(name for name in names if name.lower() == near[0])}?"
@@ -329,7 +338,7 @@ def _suggestion(word: str, names: Sequence[str], otherwise: str = "known here:")
     return f"{otherwise} {listed}"
 
 
-def _field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
+def _find_field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
     """Return the model and the field that a location below `schema` leads to.
 
     The model is None if the field has no model as its type, or if there is no such field. The field is None if the
@@ -341,31 +350,31 @@ def _field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[Api
         if current is None or isinstance(part, int):
             continue
         field = next((item for item in current.model_fields.values() if item.alias == part), None)
-        current = _model_of(field.annotation) if field else None
+        current = _model_in_type(field.annotation) if field else None
     return current, field
 
 
-def _model_of(annotation: Any) -> type[ApiModel] | None:
+def _model_in_type(annotation: Any) -> type[ApiModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
-    return next((model for item in getattr(annotation, "__args__", ()) if (model := _model_of(item))), None)
+    return next((model for item in getattr(annotation, "__args__", ()) if (model := _model_in_type(item))), None)
 
 
-def _known(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]:
-    model, _ = _field(schema, loc)
+def _known_keys(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]:
+    model, _ = _find_field(schema, loc)
     return [str(item.alias) for item in model.model_fields.values()] if model else []
 
 
-def _shape(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
-    """Return how to write a mapping: with the keys that it requires or, if none, the first three that it may have."""
-    model, _ = _field(schema, loc)
+def _mapping_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
+    """Return a remedy that names the required keys of a mapping, or the first three keys if none is required."""
+    model, _ = _find_field(schema, loc)
     fields = list((model or schema).model_fields.values())
     needed = [str(item.alias) for item in fields if item.is_required()]
     keys = " and ".join(needed) or " or ".join(str(item.alias) for item in fields[:3])
     return f"write a mapping with {keys}"
 
 
-def _described(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
-    _, field = _field(schema, loc)
+def _field_remedy(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
+    _, field = _find_field(schema, loc)
     text = field.description if field and field.description else "see the field's description"
     return text[0].lower() + text[1:].split(". ")[0].rstrip(".")

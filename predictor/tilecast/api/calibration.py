@@ -92,11 +92,11 @@ class ObservedRun:
     """Parts of its step, as far as they were reported."""
 
 
-def run_of(pool: str, gpu: str, one: RunRecord, namespace: str = "") -> Run:
+def run_from_record(pool: str, gpu: str, record: RunRecord, namespace: str = "") -> Run:
     """Return the run of a record."""
     return Run(
-        pool, gpu, one.precision, one.family, one.scale, one.workload,
-        one.predicted_seconds, one.observed_seconds, one.observations, one.framework, namespace,
+        pool, gpu, record.precision, record.family, record.scale, record.workload,
+        record.predicted_seconds, record.observed_seconds, record.observations, record.framework, namespace,
     )  # fmt: skip
 
 
@@ -106,10 +106,10 @@ def observed_runs(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Observ
     Releases before PoolLearnings kept runs there. Their origin is unknown.
     """
     records = RunRecord.known(value_at(status, ("calibration", "runs")))
-    return [ObservedRun(one.uid, one.time, run_of(pool, gpu, one)) for one in records]
+    return [ObservedRun(one.uid, one.time, run_from_record(pool, gpu, one)) for one in records]
 
 
-def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[ObservedRun]:
+def read_runs(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[ObservedRun]:
     """Return the runs in the statuses of GPUPool documents, oldest first."""
     gpus = {pool.name: pool.gpu.name for pool in pools}
     runs: list[ObservedRun] = []
@@ -121,7 +121,7 @@ def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> lis
 
 
 def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
-    """Return the corrections of a GPU, those of the coarsest groups first, without those of single workloads."""
+    """Return the correction records of a GPU, coarsest groups first, without groups of single workloads."""
     chosen: Sequence[Correction] = [
         item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
     ]
@@ -138,10 +138,10 @@ def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
     ]
 
 
-def shown_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
+def read_corrections(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
     """Return the corrections in the statuses of GPUPool documents.
 
-    They are for a reader who may not see whose runs they are learned from.
+    Readers without access to PoolLearnings use these, because the runs behind them are not visible to such readers.
     """
     gpus = {pool.name: pool.gpu.name for pool in pools}
     shown: dict[Key, Correction] = {}
@@ -158,13 +158,13 @@ def shown_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Ca
 _WORKLOAD = 5
 
 
-def write(table: Calibration) -> str:
+def calibration_text(table: Calibration) -> str:
     """Return a calibration as the text of a JSON file."""
     parts = {"corrections": table.corrections, "software": table.software}
     return json.dumps({name: [asdict(item) for item in part] for name, part in parts.items()}, indent=1) + "\n"
 
 
-class _Row(ApiModel):
+class _CorrectionRow(ApiModel):
     group: list[str] = Field(max_length=_WORKLOAD)
     ratio: float = Field(gt=0.01, lt=100)
     width: float = Field(gt=0.01, lt=100)
@@ -173,13 +173,13 @@ class _Row(ApiModel):
     observations: int = Field(ge=0)
 
 
-class _File(ApiModel):
-    corrections: list[_Row]
-    software: list[_Row] = Field(default_factory=list)
+class _CalibrationFile(ApiModel):
+    corrections: list[_CorrectionRow]
+    software: list[_CorrectionRow] = Field(default_factory=list)
 
 
-def read(text: str, name: str) -> Calibration:
-    """Return the calibration in the text of a file that `write` made.
+def parse_calibration(text: str, name: str) -> Calibration:
+    """Return the calibration in the text of a file that `calibration_text` made.
 
     Raises:
         SpecError: the text is something else.
@@ -190,11 +190,11 @@ def read(text: str, name: str) -> Calibration:
         document = None
     if not isinstance(document, Mapping):
         raise SpecError(name, "is no calibration", "give a file that `tilecast calibrate RUNS.csv -o FILE` wrote")
-    file = check(_File, document, name)
-    return Calibration(_corrections(file.corrections), _corrections(file.software))
+    file = check(_CalibrationFile, document, name)
+    return Calibration(_parse_corrections(file.corrections), _parse_corrections(file.software))
 
 
-def _corrections(rows: Sequence[_Row]) -> tuple[Correction, ...]:
+def _parse_corrections(rows: Sequence[_CorrectionRow]) -> tuple[Correction, ...]:
     return tuple(
         Correction(tuple(row.group), row.ratio, row.width, row.runs, row.own, row.observations) for row in rows
     )

@@ -28,7 +28,7 @@ RELEASE = f"{GROUP}/release"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PrinterColumn:
     """One column of `kubectl get`; a `wide` one appears only with `-o wide`."""
 
     name: str
@@ -37,7 +37,7 @@ class Column:
     wide: bool = False
     type: str = "string"
 
-    def plain(self) -> dict[str, Any]:
+    def to_crd(self) -> dict[str, Any]:
         """Return the column as an entry of a CRD."""
         priority = {"priority": 1} if self.wide else {}
         names = {"name": self.name, "type": self.type, "description": self.description, "jsonPath": self.path}
@@ -45,7 +45,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class CustomResource:
     """One custom resource: its names, its models, its columns."""
 
     kind: str
@@ -56,16 +56,16 @@ class Resource:
     spec: type[ApiModel]
     status: type[ApiModel] | None
     """Model of the status; None if the resource has no status."""
-    columns: tuple[Column, ...]
+    columns: tuple[PrinterColumn, ...]
 
 
-def _summary(name: str, field: str, description: str, wide: bool = False) -> Column:
-    return Column(name, f".status.summary.{field}", description, wide)
+def _summary_column(name: str, field: str, description: str, wide: bool = False) -> PrinterColumn:
+    return PrinterColumn(name, f".status.summary.{field}", description, wide)
 
 
-_AGE = Column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date")
+_AGE = PrinterColumn("Age", ".metadata.creationTimestamp", "Time since creation.", type="date")
 
-TRAINING_JOB = Resource(
+TRAINING_JOB = CustomResource(
     kind=training_job.KIND,
     plural="trainingjobs",
     short_names=("tjob",),
@@ -74,30 +74,30 @@ TRAINING_JOB = Resource(
     spec=training_job.TrainingJobSpec,
     status=TrainingJobStatus,
     columns=(
-        _summary("Pool", "pool", "Recommended pool."),
-        _summary("GPUs", "gpus", "Nodes x GPUs per node."),
-        _summary("Plan", "plan", "How to split the job."),
-        _summary("Step", "step", "Forecast of one step."),
-        _summary("Range", "range", "Its 90 % range."),
-        _summary("Speedup", "speedup", "Against the baseline."),
-        _summary("Cost/1k", "costPer1000Steps", "Price of 1000 steps."),
-        _summary("Error", "error", "Measured against forecast."),
-        _summary("Reason", "reason", "Reason of the Ready condition."),
+        _summary_column("Pool", "pool", "Recommended pool."),
+        _summary_column("GPUs", "gpus", "Nodes x GPUs per node."),
+        _summary_column("Plan", "plan", "How to split the job."),
+        _summary_column("Step", "step", "Forecast of one step."),
+        _summary_column("Range", "range", "Its 90 % range."),
+        _summary_column("Speedup", "speedup", "Against the baseline."),
+        _summary_column("Cost/1k", "costPer1000Steps", "Price of 1000 steps."),
+        _summary_column("Error", "error", "Measured against forecast."),
+        _summary_column("Reason", "reason", "Reason of the Ready condition."),
         _AGE,
-        _summary("Fits-Now", "fitsNow", "Whether the GPUs are free now.", wide=True),
-        _summary("Finish", "finish", "Time of the whole run.", wide=True),
-        _summary(
+        _summary_column("Fits-Now", "fitsNow", "Whether the GPUs are free now.", wide=True),
+        _summary_column("Finish", "finish", "Time of the whole run.", wide=True),
+        _summary_column(
             "Memory", "memory", "GiB taken of available; tight where only the middle of the range fits.", wide=True
         ),
-        _summary("Confidence", "confidence", "Half-width of the range.", wide=True),
-        _summary("Target", "target", "The job this advice is for.", wide=True),
-        Column("Queue", ".status.queue.pool", "Pool by the plan of the whole queue.", wide=True),
-        Column("Position", ".status.queue.position", "Its place in line there.", wide=True, type="integer"),
-        Column("Starts", ".status.queue.start", "When it starts by that plan.", wide=True),
+        _summary_column("Confidence", "confidence", "Half-width of the range.", wide=True),
+        _summary_column("Target", "target", "The job this advice is for.", wide=True),
+        PrinterColumn("Queue", ".status.queue.pool", "Pool by the plan of the whole queue.", wide=True),
+        PrinterColumn("Position", ".status.queue.position", "Its place in line there.", wide=True, type="integer"),
+        PrinterColumn("Starts", ".status.queue.start", "When it starts by that plan.", wide=True),
     ),
 )
 
-GPU_POOL = Resource(
+GPU_POOL = CustomResource(
     kind=gpu_pool.KIND,
     plural="gpupools",
     short_names=("gpupool",),
@@ -106,18 +106,18 @@ GPU_POOL = Resource(
     spec=gpu_pool.GPUPoolSpec,
     status=gpu_pool.GPUPoolStatus,
     columns=(
-        _summary("GPU", "gpu", "GPU of the pool."),
-        _summary("Nodes", "shape", "Nodes x GPUs per node."),
-        _summary("Link", "link", "Link between nodes."),
-        _summary("Price", "price", "Price of one GPU for one hour."),
-        _summary("Free", "free", "Free GPUs of all, where known."),
-        _summary("Origin", "origin", "Discovered, or written by a user."),
-        _summary("Reason", "reason", "Reason of the Ready condition."),
+        _summary_column("GPU", "gpu", "GPU of the pool."),
+        _summary_column("Nodes", "shape", "Nodes x GPUs per node."),
+        _summary_column("Link", "link", "Link between nodes."),
+        _summary_column("Price", "price", "Price of one GPU for one hour."),
+        _summary_column("Free", "free", "Free GPUs of all, where known."),
+        _summary_column("Origin", "origin", "Discovered, or written by a user."),
+        _summary_column("Reason", "reason", "Reason of the Ready condition."),
         _AGE,
     ),
 )
 
-POOL_LEARNING = Resource(
+POOL_LEARNING = CustomResource(
     kind=pool_learning.KIND,
     plural="poollearnings",
     short_names=("learning",),
@@ -128,7 +128,7 @@ POOL_LEARNING = Resource(
     columns=(_AGE,),
 )
 
-QUEUE_ADVICE = Resource(
+QUEUE_ADVICE = CustomResource(
     kind=queue_advice.KIND,
     plural="queueadvices",
     short_names=("tqa",),
@@ -137,14 +137,14 @@ QUEUE_ADVICE = Resource(
     spec=queue_advice.QueueAdviceSpec,
     status=queue_advice.QueueAdviceStatus,
     columns=(
-        Column("Policy", ".status.policy", "What the plan makes least."),
-        _summary("Jobs", "jobs", "Jobs that wait and that run."),
-        _summary("Mean", "mean", "Mean completion time by the plan."),
-        _summary("Own-Best", "ownBest", "The same with every job on its own best pool."),
-        _summary("Flavors", "flavors", "The same by Kueue's order of flavors."),
-        _summary("Gap", "gap", "How far from the best plan it is at most."),
-        _summary("Reason", "reason", "Reason of the Ready condition."),
-        Column("Planned", ".status.plannedAt", "Time since the plan was made.", type="date"),
+        PrinterColumn("Policy", ".status.policy", "What the plan makes least."),
+        _summary_column("Jobs", "jobs", "Jobs that wait and that run."),
+        _summary_column("Mean", "mean", "Mean completion time by the plan."),
+        _summary_column("Own-Best", "ownBest", "The same with every job on its own best pool."),
+        _summary_column("Flavors", "flavors", "The same by Kueue's order of flavors."),
+        _summary_column("Gap", "gap", "How far from the best plan it is at most."),
+        _summary_column("Reason", "reason", "Reason of the Ready condition."),
+        PrinterColumn("Planned", ".status.plannedAt", "Time since the plan was made.", type="date"),
         _AGE,
     ),
 )
@@ -152,11 +152,11 @@ QUEUE_ADVICE = Resource(
 RESOURCES = (TRAINING_JOB, GPU_POOL, POOL_LEARNING, QUEUE_ADVICE)
 
 
-def crd(resource: Resource) -> Schema:
+def crd_document(resource: CustomResource) -> Schema:
     """Return the CustomResourceDefinition of a resource."""
     singular = resource.kind.lower()
     short_names = [name for name in resource.short_names if name != singular]
-    status = {} if resource.status is None else {"status": schema(resource.status)}
+    status = {} if resource.status is None else {"status": structural_schema(resource.status)}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -178,7 +178,7 @@ def crd(resource: Resource) -> Schema:
                     "served": True,
                     "storage": True,
                     **({"subresources": {"status": {}}} if status else {}),
-                    "additionalPrinterColumns": [column.plain() for column in resource.columns],
+                    "additionalPrinterColumns": [column.to_crd() for column in resource.columns],
                     "schema": {
                         "openAPIV3Schema": {
                             "type": "object",
@@ -188,7 +188,7 @@ def crd(resource: Resource) -> Schema:
                                 "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
                                 "kind": {"type": "string", "description": f"{resource.kind}."},
                                 "metadata": {"type": "object"},
-                                "spec": schema(resource.spec),
+                                "spec": structural_schema(resource.spec),
                                 **status,
                             },
                         }
@@ -199,38 +199,30 @@ def crd(resource: Resource) -> Schema:
     }
 
 
-def schema(model: type[ApiModel]) -> Schema:
+def structural_schema(model: type[ApiModel]) -> Schema:
     """Return the structural schema of a model: references resolved, null unions dropped, rules as CEL."""
     raw = model.model_json_schema(by_alias=True, mode="validation")
-    return _structural(raw, raw.get("$defs", {}), {item.__name__: item for item in models(model)})
+    return _to_structural(raw, raw.get("$defs", {}), {item.__name__: item for item in models_in(model)})
 
 
-def text(resource: Resource) -> str:
+def crd_text(resource: CustomResource) -> str:
     """Return the text of the resource's file under `crds/`."""
     head = "# Generated by `make crds` from the models in predictor/tilecast/api; do not edit.\n"
     # Starts with a document marker, because `helm show crds` prints the files without a marker between them.
-    return head + yaml.safe_dump(crd(resource), sort_keys=False, width=120, allow_unicode=True, explicit_start=True)
+    return head + yaml.safe_dump(
+        crd_document(resource), sort_keys=False, width=120, allow_unicode=True, explicit_start=True
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files, or with `--check` report which ones differ; return the exit status."""
+    """Write the files of all resources into folders."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-dir", type=Path, action="append", help="where the files go; repeatable")
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if a file differs")
     options = parser.parse_args(arguments)
-    stale = []
     for folder, resource in product(options.output_dir or [Path("crds")], RESOURCES):
-        path = folder / f"{resource.plural}.yaml"
-        expected = text(resource)
-        if options.check:
-            if not path.is_file() or path.read_text(encoding="utf-8") != expected:
-                stale.append(path)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(expected, encoding="utf-8")
-    for path in stale:
-        sys.stderr.write(f"{path} differs from the models; run `make crds`\n")
-    return 1 if stale else 0
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{resource.plural}.yaml").write_text(crd_text(resource), encoding="utf-8")
+    return 0
 
 
 _SCHEMA_KEYS = (
@@ -240,7 +232,9 @@ _SCHEMA_KEYS = (
 )
 
 
-def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: Mapping[str, type[ApiModel]]) -> Schema:
+def _to_structural(
+    node: Mapping[str, Any], definitions: Mapping[str, Any], models_by_name: Mapping[str, type[ApiModel]]
+) -> Schema:
     merged: Schema = dict(node)
     rules: Schema = {}
     if "anyOf" in merged:
@@ -249,9 +243,9 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: 
     if "$ref" in merged:
         name = merged.pop("$ref").rsplit("/", 1)[-1]
         merged = {**definitions[name], **merged}
-        rules = _validations(known[name])
-    elif merged.get("title") in known and "properties" in merged:
-        rules = _validations(known[merged["title"]])
+        rules = _validation_rules(models_by_name[name])
+    elif merged.get("title") in models_by_name and "properties" in merged:
+        rules = _validation_rules(models_by_name[merged["title"]])
     out: Schema = {
         key: merged[key] for key in _SCHEMA_KEYS if key in merged and (key != "default" or merged[key] is not None)
     }
@@ -262,24 +256,26 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: 
     if out.get("type") == "integer" and out.get("maximum", 2**63) >= 2**31:
         out["format"] = "int64"
     if "properties" in merged:
-        out["properties"] = {key: _structural(value, definitions, known) for key, value in merged["properties"].items()}
+        out["properties"] = {
+            key: _to_structural(value, definitions, models_by_name) for key, value in merged["properties"].items()
+        }
     if isinstance(merged.get("additionalProperties"), Mapping):
-        out["additionalProperties"] = _structural(merged["additionalProperties"], definitions, known)
+        out["additionalProperties"] = _to_structural(merged["additionalProperties"], definitions, models_by_name)
         if out["additionalProperties"] == {"type": "string"}:
             out["additionalProperties"]["maxLength"] = 253
     if "items" in merged:
-        out["items"] = _structural(merged["items"], definitions, known)
+        out["items"] = _to_structural(merged["items"], definitions, models_by_name)
         if out["items"] == {"type": "string"}:
             out["items"]["maxLength"] = 253
     return out | {key: value for key, value in merged.items() if key.startswith("x-kubernetes-")} | rules
 
 
-def _validations(model: type[ApiModel]) -> Schema:
+def _validation_rules(model: type[ApiModel]) -> Schema:
     validations = [{"rule": rule.cel, "message": f"{rule.problem}; {rule.remedy}"} for rule in model.rules]
     return {"x-kubernetes-validations": validations} if validations else {}
 
 
-def models(model: type[ApiModel]) -> list[type[ApiModel]]:
+def models_in(model: type[ApiModel]) -> list[type[ApiModel]]:
     """Return the model and every model that its fields use."""
     used = [model]
     for field in model.model_fields.values():
@@ -287,7 +283,7 @@ def models(model: type[ApiModel]) -> list[type[ApiModel]]:
         while pending:
             annotation: Any = pending.pop()
             if isinstance(annotation, type) and issubclass(annotation, ApiModel):
-                used += models(annotation)
+                used += models_in(annotation)
             pending += getattr(annotation, "__args__", ())
     return used
 

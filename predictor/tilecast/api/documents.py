@@ -1,4 +1,4 @@
-"""Read manifests into plain dictionaries, and refuse hostile text before it costs anything."""
+"""Parse YAML and JSON manifests into dictionaries, and refuse text that is too long or too deeply nested."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> l
     if len(text) > limit:
         remedy = "split it" if is_json else "split it, or give it as JSON"
         raise SpecError(name, f"is longer than {limit / 2**20:.3g} MiB", remedy)
-    value = _json(text, name, limit) if is_json else None
-    return list(_flatten(_yaml(text, name) if value is None else value, name))
+    value = _parse_json(text, name, limit) if is_json else None
+    return list(_flatten_lists(_parse_yaml(text, name) if value is None else value, name))
 
 
-def _json(text: str, name: str, limit: int) -> list[Any] | None:
-    """Return the JSON value as a list of one, or None if the text is not JSON (it may be flow-style YAML).
+def _parse_json(text: str, name: str, limit: int) -> list[Any] | None:
+    """Return a list with the parsed JSON value, or None if the text is not JSON (for example, flow-style YAML).
 
     Raises:
         SpecError: it is too deep.
@@ -62,17 +62,17 @@ def _json(text: str, name: str, limit: int) -> list[Any] | None:
         return None
 
 
-def _yaml(text: str, name: str) -> list[Any]:
+def _parse_yaml(text: str, name: str) -> list[Any]:
     if len(text) > MAX_YAML_BYTES:
         raise SpecError(name, "is not JSON", "check where it was cut off")
-    with _refusing(name):
-        _check_events(text, name)
+    with _yaml_errors_as_spec_errors(name):
+        _check_yaml_size(text, name)
         return [document for document in yaml.load_all(text, Loader=_LOADER) if document is not None]
 
 
 @contextmanager
-def _refusing(name: str) -> Iterator[None]:
-    """Raise SpecError for what PyYAML raises about the text of that name."""
+def _yaml_errors_as_spec_errors(name: str) -> Iterator[None]:
+    """Convert PyYAML's errors in the `with` block into a SpecError about the text `name`."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -84,7 +84,7 @@ def _refusing(name: str) -> Iterator[None]:
         raise SpecError(name, f"holds a value that YAML cannot mean: {str(error)[:80]}", "quote it") from None
 
 
-def written_out(text: str, name: str = "manifest") -> str:
+def expand_aliases(text: str, name: str = "manifest") -> str:
     """Return the text with its YAML aliases written out.
 
     Text without aliases is returned unchanged. Otherwise, comments are lost.
@@ -92,11 +92,11 @@ def written_out(text: str, name: str = "manifest") -> str:
     Raises:
         SpecError: as in `load`.
     """
-    with _refusing(name):
+    with _yaml_errors_as_spec_errors(name):
         has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER))
     if not has_aliases:
         return text
-    return yaml.dump_all(_yaml(text, name), Dumper=_NoAliasDumper, sort_keys=False, width=4096)
+    return yaml.dump_all(_parse_yaml(text, name), Dumper=_NoAliasDumper, sort_keys=False, width=4096)
 
 
 class _NoAliasDumper(yaml.SafeDumper):
@@ -106,7 +106,7 @@ class _NoAliasDumper(yaml.SafeDumper):
         return True
 
 
-def _check_events(text: str, name: str) -> None:
+def _check_yaml_size(text: str, name: str) -> None:
     """Check that the nesting and the number of values are within bounds once aliases are written out.
 
     Raises:
@@ -114,11 +114,11 @@ def _check_events(text: str, name: str) -> None:
     """
     values = 0
     named: dict[str, tuple[int, int]] = {}
-    within = [_Nesting(None, 0)]
+    within = [_OpenCollection(None, 0)]
     for event in yaml.parse(text, Loader=_LOADER):
         size = height = 0
         if isinstance(event, _OPENING):
-            within.append(_Nesting(event.anchor, values))
+            within.append(_OpenCollection(event.anchor, values))
             size = 1
         elif isinstance(event, _CLOSING):
             closed = within.pop()
@@ -143,7 +143,7 @@ def _check_events(text: str, name: str) -> None:
 
 
 @dataclass(slots=True)
-class _Nesting:
+class _OpenCollection:
     """List or mapping that is being read."""
 
     anchor: str | None
@@ -153,7 +153,7 @@ class _Nesting:
     """Levels below it, so far."""
 
 
-def _flatten(values: list[Any], name: str) -> Iterator[Document]:
+def _flatten_lists(values: list[Any], name: str) -> Iterator[Document]:
     for index, value in enumerate(values):
         if not isinstance(value, dict):
             kind = "a list" if isinstance(value, list) else "plain text" if isinstance(value, str) else "a bare value"

@@ -1,7 +1,6 @@
-"""Change a few fields of a manifest and leave every other byte as its author wrote it.
+"""Change fields of a YAML manifest in its text, so that comments, order, quotes and indentation stay.
 
-The text is parsed to find the positions of its nodes, and edited there, so that comments, order, quotes and indentation
-survive and a diff shows what was advised and nothing else.
+The text is parsed for the positions of its nodes only. A diff of the result shows the changed fields alone.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ _Edit: TypeAlias = tuple[Path, Any]
 """Path and its new value. `_GONE` removes the field, `_More` appends to the list there."""
 
 
-class _More(list[Any]):
+class _AppendedItems(list[Any]):
     """Items to append to a list."""
 
 
 _GONE = object()
 
 
-def edited(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
+def edit_yaml(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
     """Return the text with each change made.
 
     Args:
@@ -33,52 +32,52 @@ def edited(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
         index: position of the document to change.
     """
     for change in changes:
-        old = _plain(_find(_root(text, index), change.path))
-        for edit in _edits(change.path, old, change.value):
-            text = _applied(text, index, edit)
+        old = _node_value(_find_node(_compose_document(text, index), change.path))
+        for edit in _diff_values(change.path, old, change.value):
+            text = _apply_edit(text, index, edit)
     return text
 
 
-def _edits(path: Path, old: Any, new: Any) -> Iterator[_Edit]:
-    """Yield the smallest edits from `old` to `new`; additions come first, so that no mapping is ever empty."""
+def _diff_values(path: Path, old: Any, new: Any) -> Iterator[_Edit]:
+    """Yield the smallest edits from `old` to `new`. Additions come first, so that no mapping is ever empty."""
     if isinstance(old, dict) and isinstance(new, dict) and old and new:
         for key, value in new.items():
-            yield from _edits((*path, key), old.get(key), value)
+            yield from _diff_values((*path, key), old.get(key), value)
         yield from ((((*path, key)), _GONE) for key in old if key not in new)
     elif isinstance(old, list) and isinstance(new, list) and old and new[: len(old)] == old:
-        yield (path, _More(new[len(old) :]))
+        yield (path, _AppendedItems(new[len(old) :]))
     elif old != new or type(old) is not type(new):
         yield (path, new)
 
 
-def _applied(text: str, index: int, edit: _Edit) -> str:
+def _apply_edit(text: str, index: int, edit: _Edit) -> str:
     path, value = edit
-    root = _root(text, index)
-    depth = next(size for size in range(len(path), -1, -1) if _find(root, path[:size]) is not None)
-    node = _find(root, path[:depth])
-    if isinstance(value, _More):
-        return _extended(text, node, value) if value else text
+    root = _compose_document(text, index)
+    depth = next(size for size in range(len(path), -1, -1) if _find_node(root, path[:size]) is not None)
+    node = _find_node(root, path[:depth])
+    if isinstance(value, _AppendedItems):
+        return _append_items(text, node, value) if value else text
     if depth == len(path):
         if value is not _GONE and isinstance(node, yaml.ScalarNode) and not isinstance(value, dict | list):
-            return text[: node.start_mark.index] + _flow(value) + text[_content_end(text, node) :]
-        parent = _find(root, path[:-1])
-        return _with_entry(text, root, parent, str(path[-1]), value)
+            return text[: node.start_mark.index] + _dump_flow(value) + text[_content_end(text, node) :]
+        parent = _find_node(root, path[:-1])
+        return _set_entry(text, root, parent, str(path[-1]), value)
     for part in reversed(path[depth + 1 :]):
         value = {part: value}
     if isinstance(node, yaml.MappingNode):
-        return _with_entry(text, root, node, str(path[depth]), value)
-    return _with_entry(text, root, _find(root, path[: depth - 1]), str(path[depth - 1]), {path[depth]: value})
+        return _set_entry(text, root, node, str(path[depth]), value)
+    return _set_entry(text, root, _find_node(root, path[: depth - 1]), str(path[depth - 1]), {path[depth]: value})
 
 
-def _with_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
+def _set_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
     """Return the text with the key of a mapping set, or removed if `value` is `_GONE`."""
     entry = next((pair for pair in mapping.value if pair[0].value == key), None)
     if mapping.flow_style or not mapping.value:
-        plain = {**_plain(mapping), key: value}
+        plain = {**_node_value(mapping), key: value}
         remaining = {name: item for name, item in plain.items() if item is not _GONE}
-        return text[: mapping.start_mark.index] + _flow(remaining) + text[mapping.end_mark.index :]
+        return text[: mapping.start_mark.index] + _dump_flow(remaining) + text[mapping.end_mark.index :]
     column = mapping.value[0][0].start_mark.column
-    block = "" if value is _GONE else _block({key: value}, column, _is_indented(root) is not False)
+    block = "" if value is _GONE else _dump_block({key: value}, column, _is_indented(root) is not False)
     if entry is None:
         end = _line_end(text, _content_end(text, mapping))
         return text[:end] + "\n" + block + text[end:]
@@ -88,20 +87,20 @@ def _with_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str
     return text[:start] + block.lstrip() + text[end:]
 
 
-def _extended(text: str, sequence: Any, more: Sequence[Any]) -> str:
+def _append_items(text: str, sequence: Any, items: Sequence[Any]) -> str:
     if sequence.flow_style:
-        value = [*_plain(sequence), *more]
-        return text[: sequence.start_mark.index] + _flow(value) + text[sequence.end_mark.index :]
+        value = [*_node_value(sequence), *items]
+        return text[: sequence.start_mark.index] + _dump_flow(value) + text[sequence.end_mark.index :]
     end = _line_end(text, _content_end(text, sequence))
-    return text[:end] + "\n" + _block(list(more), sequence.start_mark.column, True) + text[end:]
+    return text[:end] + "\n" + _dump_block(list(items), sequence.start_mark.column, True) + text[end:]
 
 
-def _root(text: str, index: int) -> Any:
+def _compose_document(text: str, index: int) -> Any:
     documents = (node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None)
     return next(node for position, node in enumerate(documents) if position == index)
 
 
-def _find(node: Any, path: Path) -> Any:
+def _find_node(node: Any, path: Path) -> Any:
     """Return the node at a path; None if there is none, for instance below a key without a value."""
     for part in path:
         if isinstance(part, int):
@@ -114,7 +113,7 @@ def _find(node: Any, path: Path) -> Any:
     return node
 
 
-def _plain(node: Any) -> Any:
+def _node_value(node: Any) -> Any:
     if node is None:
         return None
     loader = yaml.SafeLoader("")
@@ -154,33 +153,33 @@ def _is_indented(node: Any) -> bool | None:
     return None
 
 
-class _Dumper(yaml.SafeDumper):
+class _IndentedListDumper(yaml.SafeDumper):
     """Dumper that indents lists deeper than their keys."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
 
-class _Plain(yaml.SafeDumper):
+class _FlatListDumper(yaml.SafeDumper):
     """Dumper that writes lists as deep as their keys."""
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     """Represent a text of several lines as a block, so that a script stays readable."""
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-for _kind in (_Dumper, _Plain):
-    _kind.add_representer(str, _text)
+for _kind in (_IndentedListDumper, _FlatListDumper):
+    _kind.add_representer(str, _represent_text)
 
 
-def _block(value: Any, column: int, is_indented: bool) -> str:
-    dumper = _Dumper if is_indented and isinstance(value, dict) else _Plain
+def _dump_block(value: Any, column: int, is_indented: bool) -> str:
+    dumper = _IndentedListDumper if is_indented and isinstance(value, dict) else _FlatListDumper
     lines = yaml.dump(value, Dumper=dumper, sort_keys=False, width=4096, default_flow_style=False).splitlines()
     return "\n".join((" " * column + line).rstrip() for line in lines)
 
 
-def _flow(value: Any) -> str:
+def _dump_flow(value: Any) -> str:
     """Return the value in flow style, with quotes around texts that need them between brackets."""
     dumped = str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=4096))
     return dumped.removesuffix("\n").removeprefix("[").removesuffix("]")

@@ -1,4 +1,4 @@
-"""Read fields of documents by path, whatever shape a document has."""
+"""Read fields of documents by path. Missing fields and fields of another type raise no error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """Field of a document, and the whole value that it is to have."""
+    """Path of a field in a document, and the field's new value."""
 
     path: Path
     value: Any
@@ -30,7 +30,7 @@ def value_at(document: Any, path: Path) -> Any:
 
 
 def mapping(value: object) -> Document:
-    """Return the value if it is a mapping, otherwise an empty mapping."""
+    """Return the value if it is a mapping, else an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 

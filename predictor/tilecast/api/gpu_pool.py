@@ -1,7 +1,7 @@
-"""The GPUPool: facts that a user knows better than node labels do, and pools that have no node right now.
+"""The GPUPool resource: facts about nodes that override node labels, and pools without nodes.
 
-Users and discovery write GPUPools. Discovery labels those that it made, and keeps the digest of the spec that it wrote
-in an annotation. Whoever edits the spec owns the pool from then on, and discovery leaves it alone.
+Users and discovery write GPUPools. Discovery labels its pools and stores the digest of each spec in an annotation. A
+user who edits such a spec takes the pool over: the digest no longer matches, and discovery leaves the pool alone.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tilecast.api.base import (
     Toleration,
     ValidationRule,
     check,
-    envelope,
-    keyed_by,
+    check_envelope,
     list_field,
+    list_map_keyed_by,
     optional_field,
 )
 from tilecast.api.calibration import PoolCalibration, PoolError
@@ -273,7 +273,7 @@ class GPUPoolStatus(StatusModel):
         "can have. CapacityKnown: whether something says what is free. Drifted, of a pool that has had runs: whether "
         "its newest runs contradict older ones.",
         max_length=8,
-        **keyed_by("type"),
+        **list_map_keyed_by("type"),
     )
     calibration: PoolCalibration | None = optional_field(
         "What measured steps of the pool's jobs teach about forecasts."
@@ -288,13 +288,13 @@ def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
     Raises:
         SpecError: with the path of the first field that is wrong.
     """
-    name, spec = envelope(document, KIND)
+    name, spec = check_envelope(document, KIND)
     return name, check(GPUPoolSpec, spec, "spec")
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Notes of discovery about a pool that it made."""
+    """Notes that discovery stores about a pool that it created."""
 
     identity: str
     """GPU, node shape, link and market, which together distinguish the pool from others."""
@@ -305,20 +305,20 @@ class Discovery:
 def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
     """Return the notes of discovery about a pool; None if the pool belongs to a user.
 
-    It does if a user wrote it, or took it over by editing its spec or its label.
+    A pool belongs to a user who wrote it, or who edited its spec or its discovery label.
     """
     labels, annotations = (mapping(value_at(document, ("metadata", part))) for part in ("labels", "annotations"))
     try:
         note = untrusted.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
         value = Discovery(str(note["identity"]), str(note["layer"]))
-        return value if note["spec"] == _digest(spec) else None
+        return value if note["spec"] == _spec_digest(spec) else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
     """Return the GPUPool object that discovery writes."""
-    fields = {"identity": note.identity, "layer": note.layer, "spec": _digest(spec)}
+    fields = {"identity": note.identity, "layer": note.layer, "spec": _spec_digest(spec)}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -327,18 +327,18 @@ def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
             "labels": {DISCOVERED: "true"},
             "annotations": {DISCOVERY: json.dumps(fields, separators=(",", ":"))},
         },
-        "spec": _plain(spec),
+        "spec": _spec_values(spec),
     }
 
 
-def _plain(spec: GPUPoolSpec) -> dict[str, Any]:
-    """Return the spec as it is written: without fields that are absent or have their default."""
+def _spec_values(spec: GPUPoolSpec) -> dict[str, Any]:
+    """Return the spec as a dictionary without absent fields and without defaults."""
     fields: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
     return fields
 
 
-def _digest(spec: GPUPoolSpec) -> str:
-    return hashlib.sha256(json.dumps(_plain(spec), sort_keys=True).encode()).hexdigest()[:16]
+def _spec_digest(spec: GPUPoolSpec) -> str:
+    return hashlib.sha256(json.dumps(_spec_values(spec), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def named_link(name: str, field: str, *, per_node: bool) -> Link:

@@ -1,6 +1,6 @@
-"""API versions of the kinds of jobs that can be advised, for schemas and for sentences.
+"""API versions of the supported kinds of jobs, for schemas and for messages.
 
-`tilecast.jobs.kinds` has the kinds themselves, which stand on this package; `make crds` writes `JOB_APIS` from them.
+`make crds` writes `JOB_APIS` from the kinds in `tilecast.jobs.kinds`, which imports this package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JOB_APIS: Mapping[str, str] = {
 """API version of every kind of job, in the order in which messages name them."""
 
 
-def listed() -> str:
+def list_job_kinds() -> str:
     """Return the kinds as a list for a sentence: "A, B or C"."""
     *others, last = JOB_APIS
     return f"{', '.join(others)} or {last}"

@@ -63,7 +63,7 @@ class Transformer(ApiModel):
         ),
     )
 
-    def model(self, name: str) -> Model:
+    def to_model(self, name: str) -> Model:
         """Return these dimensions as a `Model`."""
         return zoo.model_from(
             {
@@ -91,12 +91,7 @@ class Transformer(ApiModel):
 class ConfigMapKeyRef(ApiModel):
     """A key of a ConfigMap in the job's namespace."""
 
-    name: str = Field(
-        min_length=1,
-        max_length=253,
-        pattern=OBJECT_NAME,
-        description="Name of the ConfigMap.",
-    )
+    name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the ConfigMap.")
     key: str = Field(
         default="config.json",
         min_length=1,
@@ -128,7 +123,7 @@ class HuggingFace(ApiModel):
     @field_validator("config")
     @classmethod
     def _check_config(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Refuse a config that is too deep or too large, before other code walks through it."""
+        """Raise an error for a config.json that is nested too deeply or too large."""
         problem = None
         if _is_deeper(config, MAX_CONFIG_DEPTH):
             problem = f"is nested more than {MAX_CONFIG_DEPTH} deep"
@@ -141,7 +136,7 @@ class HuggingFace(ApiModel):
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Return whether anything lies more than `levels` levels below the value."""
+    """Return whether a parsed value is nested more than `levels` levels deep."""
     level = [value]
     for _ in range(levels + 1):
         inner = [

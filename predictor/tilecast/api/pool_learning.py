@@ -1,8 +1,8 @@
-"""The PoolLearning: runs that were measured on one pool, who measured them, and which runs were forgotten.
+"""The PoolLearning resource: runs measured on one pool, with their origin, and requests to forget runs.
 
-The operator keeps one beside each GPUPool that has had a run. It is a cluster-scoped object and no part of the pool's
-status, so that whoever may read pools cannot see who ran what: only the operator and administrators have access to it.
-To make the operator forget runs, delete the object or set the annotation `FORGET` on it.
+The operator keeps one PoolLearning for each GPUPool that has had a run. The resource is separate from the pool's
+status, so that readers of pools cannot see who ran a job. Only the operator and administrators may read it. To make the
+operator forget runs, delete the object or set its annotation `FORGET`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, figures, list_field, optional_field
-from tilecast.api.calibration import ObservedRun, RunRecord, run_of
+from tilecast.api.calibration import ObservedRun, RunRecord, run_from_record
 from tilecast.api.fields import value_at
 from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.spec import SpecError
@@ -45,29 +45,18 @@ class LearntRun(RunRecord, PartSeconds):
     plan: str | None = optional_field("How it was split.", max_length=128)
 
     @classmethod
-    def of(cls, item: ObservedRun) -> Self:
+    def from_run(cls, observed: ObservedRun) -> Self:
         """Return a run with its origin."""
-        run = item.run
+        run = observed.run
+        names = ("precision", "family", "scale", "workload", "observations", "framework", "gpu", "namespace")
+        origin = ("uid", "time", "namespace_uid", "job", "source", "gpus", "plan")
         return cls.within(
-            uid=item.uid,
-            precision=run.precision,
-            family=run.family,
-            scale=run.scale,
-            workload=run.workload,
+            **{name: getattr(run, name) for name in names},
+            **{name: getattr(observed, name) for name in origin},
             predicted_seconds=figures(run.predicted_s),
             observed_seconds=figures(run.observed_s),
-            observations=run.observations,
-            framework=run.framework,
-            time=item.time,
-            gpu=run.gpu,
-            namespace=run.namespace,
-            namespace_uid=item.namespace_uid,
-            job=item.job,
-            service_account=item.account,
-            source=item.source,
-            gpus=item.gpus,
-            plan=item.plan,
-            **fields_of(item.parts),
+            service_account=observed.account,
+            **fields_of(observed.parts),
         )
 
 
@@ -88,7 +77,7 @@ class PoolLearningSpec(StatusModel):
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Runs of a pool that are to be forgotten: all, or those of one namespace or one job."""
+    """Request to forget runs of a pool: all runs, or the runs of one namespace or one job."""
 
     namespace: str | None = None
     uid: str | None = None
@@ -114,30 +103,30 @@ class Forget:
             return "all" if self.uid is None else f"job/{self.uid}"
         return f"namespace/{self.namespace}"
 
-    def matches(self, item: ObservedRun) -> bool:
+    def matches(self, observed: ObservedRun) -> bool:
         """Return whether a run is to be forgotten."""
-        return self.namespace in (None, item.run.namespace) and self.uid in (None, item.uid)
+        return self.namespace in (None, observed.run.namespace) and self.uid in (None, observed.uid)
 
 
 def runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun]:
     """Return the runs in a PoolLearning, oldest first, without invalid records."""
     parsed = []
     for one in LearntRun.known(value_at(document, ("spec", "runs"))):
-        run = run_of(pool, one.gpu, one, one.namespace)
+        run = run_from_record(pool, one.gpu, one, one.namespace)
         origin = (one.job, one.service_account, one.source, one.namespace_uid)
         parsed.append(ObservedRun(one.uid, one.time, run, *origin, one.gpus, one.plan, one.parts))
     return parsed
 
 
 def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
-    """Return what was forgotten of a pool, each with the time when it was forgotten."""
+    """Return the requests to forget runs of a pool, each with its time."""
     records = ForgottenRuns.known(value_at(document, ("spec", "forgotten")))
     return [(Forget(one.namespace, one.uid), one.before) for one in records]
 
 
-def document(pool: str, seen: Iterable[ObservedRun], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
+def document(pool: str, observed: Iterable[ObservedRun], requests: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
     """Return the PoolLearning object of a pool, with the newest runs and `Forget`s that there is room for."""
-    rows = [LearntRun.of(item) for item in seen]
-    gone = [ForgottenRuns.within(namespace=what.namespace, uid=what.uid, before=before) for what, before in forgot]
+    rows = [LearntRun.from_run(item) for item in observed]
+    gone = [ForgottenRuns.within(namespace=what.namespace, uid=what.uid, before=before) for what, before in requests]
     spec = PoolLearningSpec(runs=rows[-MAX_KEPT:], forgotten=gone[-MAX_FORGOTTEN:])
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": pool}, "spec": spec.document()}

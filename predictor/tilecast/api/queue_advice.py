@@ -1,6 +1,6 @@
-"""The QueueAdvice: what the plan of the whole queue achieves, beside what the queue would achieve without a plan.
+"""The QueueAdvice resource: totals of the plan of the whole queue, beside totals without a plan.
 
-The operator keeps one for all the jobs that it answers. Each job's own status says where and when the job runs.
+The operator keeps one for all jobs that it plans. The status of each job has the job's own pool and start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from tilecast.api.base import TIME, StatusModel, keyed_by, list_field, optional_field
+from tilecast.api.base import TIME, StatusModel, list_field, list_map_keyed_by, optional_field
 from tilecast.api.status import Condition
 from tilecast.planner.totals import QueueTotals
 
@@ -41,17 +41,17 @@ class QueueNumbers(StatusModel):
     def of(cls, totals: QueueTotals, **more: Any) -> Self:
         """Return the totals of a plan; `more` are values of fields that a subclass adds."""
         return cls.within(
-            completion_seconds=_rounded(totals.completion_s),
-            worst_completion_seconds=_rounded(totals.worst_completion_s),
-            makespan_seconds=_rounded(totals.makespan_s),
-            cost=_rounded(totals.cost),
-            fairness=_rounded(totals.fairness),
+            completion_seconds=_round_to_four_digits(totals.completion_s),
+            worst_completion_seconds=_round_to_four_digits(totals.worst_completion_s),
+            makespan_seconds=_round_to_four_digits(totals.makespan_s),
+            cost=_round_to_four_digits(totals.cost),
+            fairness=_round_to_four_digits(totals.fairness),
             missed=totals.missed,
             **more,
         )
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_to_four_digits(value: float | None) -> float | None:
     """Round to four significant figures; None for a value that is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{max(value, 0.0):.4g}")
 
@@ -95,13 +95,13 @@ class QueueAdviceStatus(StatusModel):
     """The plan in numbers. Written by the operator only."""
 
     observed_generation: int | None = optional_field("Generation of the spec that was planned.", ge=0)
-    conditions: list[Condition] = list_field("Ready.", max_length=8, **keyed_by("type"))
+    conditions: list[Condition] = list_field("Ready.", max_length=8, **list_map_keyed_by("type"))
     planned_at: str | None = optional_field("When the plan was made that these numbers are of.", **TIME)
     policy: str | None = optional_field("What the plan makes least.", max_length=32)
     jobs: QueueCounts | None = optional_field("Jobs that were planned, and that could not be.")
     totals: QueueNumbers | None = optional_field("What becomes of the queue by the plan.")
     references: list[ReferenceNumbers] = list_field(
-        "What would become of it otherwise.", max_length=8, **keyed_by("name")
+        "What would become of it otherwise.", max_length=8, **list_map_keyed_by("name")
     )
     gap_ratio: float | None = optional_field(
         "How far the plan is behind a bound that no plan can beat, relative to the bound."

@@ -15,11 +15,11 @@ from tilecast.api.base import (
     StatusModel,
     Toleration,
     figures,
-    keyed_by,
-    known_figures,
     list_field,
+    list_map_keyed_by,
     optional_field,
     plan_field,
+    round_if_known,
     time_field,
 )
 from tilecast.api.parts import PartSeconds
@@ -53,11 +53,11 @@ class Parallelism(StatusModel):
     sequence_parallel: bool = plan_field("sequence_parallel", ge=None, default=False)
 
     @classmethod
-    def of(cls, plan: Plan) -> Self:
-        """Return a plan as a document; the fields have the same names."""
+    def from_plan(cls, plan: Plan) -> Self:
+        """Return a plan as a document."""
         return cls.model_validate(plan, from_attributes=True)
 
-    def plan(self) -> Plan:
+    def to_plan(self) -> Plan:
         """Return the plan."""
         return Plan(**dict(self))
 
@@ -90,7 +90,7 @@ class MemoryBytes(StatusModel):
     )
 
     @classmethod
-    def of(cls, offer: Offer) -> Self:
+    def from_offer(cls, offer: Offer) -> Self:
         """Return the memory of the fullest GPU of an offer."""
         return cls(
             used=round(offer.memory_bytes),
@@ -130,22 +130,29 @@ class Alternative(StatusModel):
         """Return the summary of an offer; `more` holds the values of fields that a subclass adds."""
         has_runs = bool(offer.pool.own.runs)
         return cls.within(
-            pool=offer.pool.name,
-            nodes=offer.nodes,
-            gpus_per_node=offer.gpus_per_node,
-            gpus=offer.gpus,
+            **_shared_values(offer),
             plan=str(offer.plan),
-            global_batch_size=offer.workload.global_batch,
-            precision=offer.workload.precision,
-            step_seconds=StepSeconds.of(offer),
-            cost_per1000_steps=known_figures(offer.cost_per_1000_steps),
-            finish_seconds=known_figures(offer.finish_s),
-            fits_now=offer.fits_now,
             raw_step_seconds=figures(offer.step_s / offer.carried) if has_runs else None,
             own_runs_ratio=figures(offer.carried) if has_runs else None,
-            reason=offer.reason,
             **more,
         )
+
+
+def _shared_values(offer: Offer) -> dict[str, Any]:
+    """Return the values of the fields that `Alternative` and `Recommendation` have in common."""
+    return {
+        "pool": offer.pool.name,
+        "nodes": offer.nodes,
+        "gpus_per_node": offer.gpus_per_node,
+        "gpus": offer.gpus,
+        "global_batch_size": offer.workload.global_batch,
+        "precision": offer.workload.precision,
+        "step_seconds": StepSeconds.of(offer),
+        "cost_per1000_steps": round_if_known(offer.cost_per_1000_steps),
+        "finish_seconds": round_if_known(offer.finish_s),
+        "fits_now": offer.fits_now,
+        "reason": offer.reason,
+    }
 
 
 class Recommendation(StatusModel):
@@ -188,36 +195,26 @@ class Recommendation(StatusModel):
         """Return an offer in full; `more` are values of fields that a subclass adds."""
         pool = offer.pool
         return cls.within(
-            pool=pool.name,
+            **_shared_values(offer),
             node_type=pool.node_type or None,
             node_selector=dict(pool.node_selector),
             tolerations=[Toleration.model_validate(item) for item in pool.tolerations],
-            nodes=offer.nodes,
-            gpus_per_node=offer.gpus_per_node,
-            gpus=offer.gpus,
             device_requests=list(offer.device_requests),
-            parallelism=Parallelism.of(offer.plan),
-            global_batch_size=offer.workload.global_batch,
-            precision=offer.workload.precision,
-            step_seconds=StepSeconds.of(offer),
+            parallelism=Parallelism.from_plan(offer.plan),
             breakdown={name: figures(value) for name, value in offer.breakdown.items()},
             bottleneck=offer.bottleneck,
-            memory_bytes=MemoryBytes.of(offer),
+            memory_bytes=MemoryBytes.from_offer(offer),
             tokens_per_second=figures(offer.tokens_per_s),
-            cost_per1000_steps=known_figures(offer.cost_per_1000_steps),
             currency=None if offer.cost_per_1000_steps is None else pool.currency,
-            finish_seconds=known_figures(offer.finish_s),
-            cost_to_finish=known_figures(offer.cost_to_finish),
-            fits_now=offer.fits_now,
-            reason=offer.reason,
+            cost_to_finish=round_if_known(offer.cost_to_finish),
             **more,
         )
 
     def incumbent(self) -> Incumbent | None:
-        """Return what is recommended, to be held against a later search; None if it has no batch or precision."""
+        """Return the recommendation for comparison with a later search; None if it has no batch or precision."""
         if self.global_batch_size is None or self.precision is None:
             return None
-        return Incumbent(self.pool, self.parallelism.plan(), self.global_batch_size, self.precision)
+        return Incumbent(self.pool, self.parallelism.to_plan(), self.global_batch_size, self.precision)
 
 
 class FrozenForecast(StatusModel):
@@ -268,9 +265,11 @@ class RejectedPool(StatusModel):
     remedy: str = Field(max_length=512, description="The nearest change that would help.")
 
     @classmethod
-    def of(cls, item: Rejection, **more: Any) -> Self:
+    def of(cls, rejection: Rejection, **more: Any) -> Self:
         """Return a rejection; `more` are values of fields that a subclass adds."""
-        return cls.within(pool=item.pool, code=item.code, message=item.message, remedy=item.remedy, **more)
+        return cls.within(
+            pool=rejection.pool, code=rejection.code, message=rejection.message, remedy=rejection.remedy, **more
+        )
 
 
 class PassedOver(StatusModel):
@@ -286,15 +285,15 @@ class PassedOver(StatusModel):
     )
 
     @classmethod
-    def of(cls, item: WhyNot, **more: Any) -> Self:
+    def of(cls, why_not: WhyNot, **more: Any) -> Self:
         """Return a plan that was passed over; `more` are values of fields that a subclass adds or replaces."""
         return cls.within(
-            subject=item.subject,
-            pool=item.pool,
-            plan=str(item.plan),
-            code=item.code,
-            message=item.message,
-            **{"remedy": None if item.change is None else item.change.text, **more},
+            subject=why_not.subject,
+            pool=why_not.pool,
+            plan=str(why_not.plan),
+            code=why_not.code,
+            message=why_not.message,
+            **{"remedy": None if why_not.change is None else why_not.change.text, **more},
         )
 
 
@@ -355,7 +354,7 @@ class TrainingJobStatus(StatusModel):
         "Ready, RecommendationProvided, LowConfidence, CapacityAvailable, Applied, ObservationsAvailable; "
         "of a job that was measured also BetterPlacementAvailable.",
         max_length=16,
-        **keyed_by("type"),
+        **list_map_keyed_by("type"),
     )
     recommendation: Recommendation | None = optional_field("The best plan of all pools.")
     baseline: Alternative | None = optional_field("What you would run today, priced alike.")

@@ -58,7 +58,7 @@ def content(reference: Reference, config_map: Mapping[str, Any] | None) -> bytes
         raise SpecError(f"{reference.field}.key", problem, remedy) from None
 
 
-def model_of(
+def read_model(
     name: str, source: ModelSource, reference: Reference | None, stored: bytes | None, sequence: int | None
 ) -> Model:
     """Return the model that a job names.
@@ -76,35 +76,32 @@ def model_of(
     if reference is not None and stored is None:
         raise SpecError(reference.field, "is not read here", reference.otherwise)
     if reference is not None and stored is not None and source.graph_ref is not None:
-        return traced.model(reference.name, _trace(reference, stored, sequence))
+        return traced.model(reference.name, _parse_graph(reference, stored, sequence))
     if source.hugging_face is not None:
         config = source.hugging_face.config or {}
         if reference is not None and stored is not None:
-            config = _json(reference, stored, "store the text of the model's config.json")
+            config = _parse_json(reference, stored, "store the text of the model's config.json")
         return huggingface.model(config, "spec.model.huggingFace.config")
     try:
         if source.transformer is not None:
-            return source.transformer.model(name)
+            return source.transformer.to_model(name)
         return zoo.preset(str(source.preset))
     except SpecError as error:
         field = "spec.model.preset" if source.transformer is None else "spec.model.transformer"
         raise error.at(field) from None
 
 
-def _json(reference: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
+def _parse_json(reference: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
     """Parse the text of a ConfigMap as a JSON mapping."""
     subject = f"{reference.key} of ConfigMap {reference.name}"
     return untrusted.json_mapping(stored, f"{reference.field}.key", subject, remedy)
 
 
-def _trace(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
-    """Return the graph in a ConfigMap.
-
-    It is a document of `tilecast trace`, which starts like JSON, or an ONNX file.
-    """
+def _parse_graph(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
+    """Return the graph in a ConfigMap: a document of `tilecast trace` (JSON) or an ONNX file."""
     field = f"{reference.field}.key"
     if stored.lstrip()[:1] == b"{":
-        value = _json(reference, stored, "store what `tilecast trace` wrote")
+        value = _parse_json(reference, stored, "store what `tilecast trace` wrote")
         return graph_document.read(value, field)
     try:
         return onnx_file.parse(stored, field, sequence)
@@ -114,32 +111,35 @@ def _trace(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
         raise error.at("spec.training.sequenceLength") from None
 
 
-def sequence_length(model: Model, given: int | None) -> int:
+def sequence_length(model: Model, stated_length: int | None) -> int:
     """Return the tokens of one sample.
 
-    A model without a vocabulary counts samples and has 1. A graph has the number that it was traced with. If the job
-    gives none, it is the length to which the model pads every text (CLIP, Whisper).
+    A model without a vocabulary counts samples, which have 1. A traced graph has the length of its trace. CLIP and
+    Whisper have the length to which they pad texts, if the job gives none.
+
 
     Raises:
         SpecError: the job has to give a number and gives none, or the number does not suit the model.
     """
     field = "spec.training.sequenceLength"
     if model.trace is not None:
-        if given not in (None, 1) and model.trace.sequence == 1:
+        if stated_length not in (None, 1) and model.trace.sequence == 1:
             raise SpecError(field, f"{model.name} reads no tokens", "leave it out")
-        if given not in (None, model.trace.sequence):
+        if stated_length not in (None, model.trace.sequence):
             problem = f"{model.name} was traced with {model.trace.sequence} tokens per sample"
             raise SpecError(field, problem, "leave it out, or trace anew")
         return model.trace.sequence
     if model.vocab == 0:
-        if given not in (None, 1):
+        if stated_length not in (None, 1):
             takes = "reads images, not tokens" if zoo.reads_images(model) else "takes samples of one length"
             raise SpecError(field, f"{model.name} {takes}", "leave it out")
         return 1
-    if given is None and (usual := model.own(zoo.Transformer).text_length):
+    if stated_length is None and (usual := model.own(zoo.Transformer).text_length):
         return usual
-    if given is None:
+    if stated_length is None:
         raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")
-    if model.positions and given > model.positions:
-        raise SpecError(field, f"{given} is above the {model.positions} positions that {model.name} has", "shorten it")
-    return given
+    if model.positions and stated_length > model.positions:
+        raise SpecError(
+            field, f"{stated_length} is above the {model.positions} positions that {model.name} has", "shorten it"
+        )
+    return stated_length

@@ -1,6 +1,6 @@
-"""The spec of a TrainingJob: what a user wants, and how it becomes a `Request`.
+"""The spec of a TrainingJob, and its conversion to a `Request`.
 
-The models here are the source of `crds/trainingjobs.yaml`. A field exists only once some code uses it.
+The models here are the source of `crds/trainingjobs.yaml`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilecast.api.base import (
     ApiModel,
     ValidationRule,
     check,
-    envelope,
+    check_envelope,
     list_field,
     open_plan_field,
     optional_field,
@@ -32,7 +32,7 @@ from tilecast.api.job_kinds import JOB_APIS
 from tilecast.api.model_source import ConfigMapKeyRef, ModelSource
 from tilecast.api.stored_model import Reference as Reference
 from tilecast.api.stored_model import content as content
-from tilecast.api.stored_model import model_of, sequence_length
+from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.model import Model
@@ -55,8 +55,7 @@ class JobConstraints(ApiModel):
     max_tensor_parallel: int | None = optional_field("Split no layer over more GPUs than this.", ge=1, le=4096)
     allowed_pools: list[str] = list_field("Names of the pools to consider; empty considers every pool.", max_length=64)
     allow_sharing: bool = Field(
-        default=False,
-        description="Let the job run on part of a GPU: pools of MIG slices are considered too.",
+        default=False, description="Let the job run on part of a GPU: pools of MIG slices are considered too."
     )
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
@@ -68,7 +67,7 @@ class JobConstraints(ApiModel):
         ),
     )
 
-    def limits(self) -> Constraints:
+    def to_constraints(self) -> Constraints:
         """Return these limits as `Constraints`."""
         return Constraints(
             gpus=self.gpus,
@@ -94,7 +93,7 @@ class BaselinePlan(ApiModel):
     checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
 
     def stated(self) -> Stated:
-        """Return this plan as a `Stated`, whose fields have the same names."""
+        """Return this plan as a `Stated`."""
         return Stated(**dict(self))
 
 
@@ -110,18 +109,18 @@ class JobBaseline(ApiModel):
             "!has(self.plan) || (has(self.plan.data) ? self.plan.data * self.plan.tensor * self.plan.pipeline * "
             "self.plan.context == self.gpus : "
             "self.gpus % (self.plan.tensor * self.plan.pipeline * self.plan.context) == 0)",
-            lambda m: m.plan is None or _multiply(m.plan, m.gpus),
+            lambda m: m.plan is None or _degrees_match_gpus(m.plan, m.gpus),
             "the degrees of plan do not multiply to gpus",
             "correct one of them",
         ),
     )
 
-    def stated(self) -> Baseline:
+    def to_baseline(self) -> Baseline:
         """Return this baseline as a `Baseline`."""
         return Baseline(self.pool, self.gpus, self.plan.stated() if self.plan else None)
 
 
-def _multiply(plan: BaselinePlan, gpus: int) -> bool:
+def _degrees_match_gpus(plan: BaselinePlan, gpus: int) -> bool:
     others = plan.tensor * plan.pipeline * plan.context
     return gpus % others == 0 if plan.data is None else plan.data * others == gpus
 
@@ -164,7 +163,7 @@ _OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items
 
 
 def _bound_rule(field: str) -> ValidationRule:
-    """Return the rule that a bound on plans is given with the objectives that need it, and only with them."""
+    """Return the rule that a limit (deadline or budget) is given if and only if the objective needs it."""
     names = bounded_by(field)
     among = f"== '{names[0]}'" if len(names) == 1 else f"in {names}"
     return ValidationRule(
@@ -186,8 +185,7 @@ class TrainingJobSpec(ApiModel):
     training: Training = Field(description="How it is trained.")
     constraints: JobConstraints | None = optional_field("Limits on the answer.")
     objective: Objective = Field(
-        default="time",
-        description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}.",
+        default="time", description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}."
     )
     deadline_seconds: int | None = optional_field(
         "How long the run may take, for cheapestBeforeDeadline.", ge=1, le=10**11
@@ -239,7 +237,7 @@ class TrainingJobSpec(ApiModel):
     )
 
 
-def document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+def training_job_document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the TrainingJob object with a name and a spec."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
@@ -250,10 +248,10 @@ def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
     Raises:
         SpecError: with the path of the first field that is wrong.
     """
-    return check(TrainingJobSpec, envelope(document, KIND)[1], "spec")
+    return check(TrainingJobSpec, check_envelope(document, KIND)[1], "spec")
 
 
-def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
+def read_request(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
     """Return the request for advice that a TrainingJob document makes.
 
     Args:
@@ -263,7 +261,7 @@ def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any
     Raises:
         SpecError: a field is wrong, or the model is unknown or cannot be read.
     """
-    name, _ = envelope(document, KIND)
+    name, _ = check_envelope(document, KIND)
     spec = parse(document)
     stored = None
     if (place := reference(spec)) is not None:
@@ -296,9 +294,9 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
             framework cannot reduce gradients as the spec says.
     """
     training = spec.training
-    model = model_of(name, spec.model, reference(spec), stored, training.sequence_length)
-    workload = _workload(spec, model, sequence_length(model, training.sequence_length))
-    _check_sync(training)
+    model = read_model(name, spec.model, reference(spec), stored, training.sequence_length)
+    workload = _to_workload(spec, model, sequence_length(model, training.sequence_length))
+    _check_gradient_sync(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
         zoo.operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
@@ -306,8 +304,8 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         name=name,
         workload=workload,
         objective=spec.objective,
-        constraints=(spec.constraints or JobConstraints()).limits(),
-        baseline=spec.baseline.stated() if spec.baseline else None,
+        constraints=(spec.constraints or JobConstraints()).to_constraints(),
+        baseline=spec.baseline.to_baseline() if spec.baseline else None,
         deadline_s=None if spec.deadline_seconds is None else float(spec.deadline_seconds),
         budget=Budget(spec.budget.amount, spec.budget.currency) if spec.budget else None,
         batches=(batches.min, batches.max) if batches else None,
@@ -316,7 +314,14 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
     )
 
 
-def _workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
+_WORKLOAD_FIELDS = {
+    *("precision", "attention", "execution", "memory_format", "bucket_mib", "gradient_sync", "parameter_servers"),
+    *("fused_optimizer", "fused_loss", "framework"),
+}
+"""Fields that `Training` and `Workload` have in common."""
+
+
+def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
     """Return the workload of a spec, given its model and its tokens per sample."""
     training, is_training = spec.training, spec.workload == "training"
     steps = training.steps
@@ -324,33 +329,24 @@ def _workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Work
         steps = -(-training.tokens // (training.global_batch_size * sequence_length))
     checkpointing = "none" if not is_training else training.activation_checkpointing
     return Workload(
+        **training.model_dump(include=_WORKLOAD_FIELDS),
         model=model,
         sequence_length=sequence_length,
         global_batch=training.global_batch_size,
-        precision=training.precision,
         training=is_training,
         optimizer=(training.optimizer or "adamw") if is_training else "none",
         micro_batch=training.micro_batch_size,
         checkpointing=None if checkpointing == "auto" else checkpointing,
-        attention=training.attention,
-        execution=training.execution,
-        memory_format=training.memory_format,
-        bucket_mib=training.bucket_mib,
-        gradient_sync=training.gradient_sync,
-        parameter_servers=training.parameter_servers,
         server_updates=training.server_updates or "synchronous",
-        fused_optimizer=training.fused_optimizer,
-        fused_loss=training.fused_loss,
         offload=training.offload if is_training else "none",
         input_samples_per_s=training.input_samples_per_second,
         steps=steps,
         lora_rank=training.lora_rank or 0,
         frozen_bits=16 if training.quantization is None else 4,
-        framework=training.framework,
     )
 
 
-def _check_sync(training: Training) -> None:
+def _check_gradient_sync(training: Training) -> None:
     """Check that gradients can be reduced in buckets or by parameter servers, where the job says so.
 
     Raises:

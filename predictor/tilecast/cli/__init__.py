@@ -1,9 +1,9 @@
-"""The laptop's door: manifests in, advice out, no cluster needed.
+"""Command line: read manifests and print advice, without a cluster.
 
-Every verb is a module of this package with `arguments(parser)`, which declares what it takes, and `run(options)`, which
-returns the exit status. Only the module of the verb that is asked for is imported.
+Each verb is a module of this package. Its function `arguments(parser)` declares arguments, and `run(options)` returns
+the exit status. Only the module of the verb in use is imported.
 
-Exit status: 0 done (of `advise`: with a recommendation), 2 an input cannot be meant, 3 advice without a recommendation.
+Exit status: 0 success (of `advise`: with a recommendation), 2 invalid input, 3 advice without a recommendation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from tilecast import __version__, environment
 from tilecast.inputs.reading import InputWarning
@@ -39,8 +39,8 @@ VERBS: Mapping[str, str] = {
 _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
 
 
-class _Parser(argparse.ArgumentParser):
-    """Argument parser whose errors are one line, like every other error of the program."""
+class _OneLineErrorParser(argparse.ArgumentParser):
+    """Argument parser that reports an error on one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_BAD_INPUT, f"tilecast: {message}; see `{self.prog} --help`\n")
@@ -50,13 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser(given[:1]).parse_args(given)
+    options = build_parser(given[:1]).parse_args(given)
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply(os.environ)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
-            warnings.showwarning = _show
+            warnings.showwarning = _print_warning
             status = run(options)
         sys.stdout.flush()
     except SpecError as error:
@@ -71,14 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _show(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _print_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning as one line, as every error of the program is."""
     text = str(message) if issubclass(category, InputWarning) else f"{category.__name__}: {message}"
     print(f"tilecast: {text}", file=sys.stderr)
@@ -96,9 +89,9 @@ def _open_streams() -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
-def parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
+def build_parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
     """Return the parser of the command line, with the arguments of the verbs in `names` only."""
-    whole = _Parser(prog="tilecast", description=_PURPOSE)
+    whole = _OneLineErrorParser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, purpose in VERBS.items():

@@ -1,6 +1,6 @@
-"""`tilecast advise`: the best pool and plan for a job.
+"""`tilecast advise`: print the best pool and plan for a job.
 
-What only some flags ask for is imported where they are read.
+Modules that only some flags need are imported inside functions.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from tilecast import search
 from tilecast.advice import Advice, Offer
 from tilecast.api.advice import AdviceDocument
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
-from tilecast.cli.arguments import job_arguments, pool_arguments
+from tilecast.cli.arguments import add_job_arguments, add_pool_arguments
 from tilecast.hardware import Pool
-from tilecast.inputs.job import JobOptions
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.public.asking import Answer, Question, ask, measured_offer
+from tilecast.public.asking import Answer, Question, answer_question, measured_offer
 from tilecast.render import launch as launched
-from tilecast.render.document import FORMATS, dump
-from tilecast.render.launch import LAUNCHERS, Setting
-from tilecast.render.wide import LEGEND, wide
+from tilecast.render.document import FORMATS, dump_document
+from tilecast.render.launch import LAUNCHERS, LaunchSetting
+from tilecast.render.wide import LEGEND, wide_text
 from tilecast.spec import SpecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = LEGEND
-    job_arguments(parser)
-    pool_arguments(parser)
+    add_job_arguments(parser)
+    add_pool_arguments(parser)
     parser.add_argument(
         "--baseline",
         metavar="POOL:N[:PLAN][=STEP]",
@@ -68,63 +68,64 @@ _MORE = ("wide", "html")
 
 def run(options: argparse.Namespace) -> int:
     question = Question(
-        JobOptions.of(options),
-        PoolOptions.of(options),
+        JobOptions.from_values(options.job, vars(options)),
+        PoolOptions.from_attributes(options),
         baseline=options.baseline,
         plan=options.plan,
         measured=options.measured,
         launch=options.launch,
     )
-    answer = ask(question)
+    answer = answer_question(question)
     try:
-        text = _manifest(options, answer) if answer.candidates and options.output == "yaml" else None
-        sys.stdout.write(_text(options, question, answer) if text is None else text)
+        text = _manifest_text(options, answer) if answer.candidates and options.output == "yaml" else None
+        sys.stdout.write(_output_text(options, question, answer) if text is None else text)
     except SpecError as error:
-        raise answer.job.by_flag(error) from None
+        raise answer.job.named_by_flag(error) from None
     return EXIT_OK if answer.advice.best else EXIT_NO_RECOMMENDATION
 
 
-def _manifest(options: argparse.Namespace, answer: Answer) -> str:
-    """Return the manifest with what is advised, and with the command of the launcher that was asked for."""
+def _manifest_text(options: argparse.Namespace, answer: Answer) -> str:
+    """Return the job's manifest with the advised fields, and with the launcher's command if one was requested."""
     source, advice, candidates = answer.job.source, answer.advice, answer.candidates
     assert source is not None and candidates is not None  # noqa: S101 (only jobs of other kinds have a manifest)
     if advice.best is None or not options.launch:
-        return source.committed(advice, candidates)
-    launch = launched.launch(options.launch, Setting.of(advice.request.name, advice.best))
-    return source.committed(advice, candidates, launch.running(source.program).shell())
+        return source.edited_manifest(advice, candidates)
+    launch = launched.write_launch(options.launch, LaunchSetting.from_offer(advice.request.name, advice.best))
+    return source.edited_manifest(advice, candidates, launch.running(source.program).shell())
 
 
-def _page(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]]) -> str:
-    from tilecast.explain import explain
+def _html_text(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]]) -> str:
+    from tilecast.explain import explain_plan
     from tilecast.render import html
     from tilecast.scaling import curves
 
     best = advice.best
-    explanation = explain(best.workload, best.plan, best.pool, best.step_s) if best else None
-    return html.page(advice, explanation, curves(advice.request, pools), sections)
+    explanation = explain_plan(best.workload, best.plan, best.pool, best.step_s) if best else None
+    return html.advice_page(advice, explanation, curves(advice.request, pools), sections)
 
 
-def _text(options: argparse.Namespace, question: Question, answer: Answer) -> str:
+def _output_text(options: argparse.Namespace, question: Question, answer: Answer) -> str:
     advice, best = answer.advice, answer.advice.best
-    extras = _extras(options, question, answer, best) if best is not None else []
+    extras = _requested_sections(options, question, answer, best) if best is not None else []
     if options.output == "csv":
         return FORMATS["csv"](advice)
     if options.output == "html":
-        return _page(
+        return _html_text(
             advice, answer.pools, [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"]
         )
     if extras and options.output in ("json", "yaml"):
-        return dump(
-            options.output, AdviceDocument.of(advice).document() | {extra.key: extra.document for extra in extras}
+        return dump_document(
+            options.output,
+            AdviceDocument.from_advice(advice).document() | {extra.key: extra.document for extra in extras},
         )
     if best is not None and options.launch and options.output == "table":
         return "\n".join(extra.screen for extra in extras)
-    screen = wide(advice) if options.output == "wide" else FORMATS[options.output](advice)
+    screen = wide_text(advice) if options.output == "wide" else FORMATS[options.output](advice)
     return "\n".join([screen, *(extra.screen for extra in extras)])
 
 
 @dataclass(frozen=True, slots=True)
-class _Extra:
+class _Section:
     """Addition to the advice that a flag requests: a section for people, and a document under a key for programs."""
 
     key: str
@@ -133,22 +134,29 @@ class _Extra:
     document: object
 
 
-def _extras(options: argparse.Namespace, question: Question, answer: Answer, best: Offer) -> list[_Extra]:
+def _requested_sections(options: argparse.Namespace, question: Question, answer: Answer, best: Offer) -> list[_Section]:
     advice, extras = answer.advice, []
     if answer.seconds is not None:
-        from tilecast.diagnose import diagnose
+        from tilecast.diagnose import diagnose_step
         from tilecast.render import diagnose as diagnosed
 
         ran = measured_offer(question, answer)
-        held = diagnose(ran.workload, ran.plan, ran.pool, answer.seconds)
-        extras.append(_Extra("measured", "Measured", diagnosed.screen(held), diagnosed.document(held)))
+        held = diagnose_step(ran.workload, ran.plan, ran.pool, answer.seconds)
+        extras.append(
+            _Section("measured", "Measured", diagnosed.diagnosis_text(held), diagnosed.diagnosis_document(held))
+        )
     if options.explain:
-        from tilecast.explain import explain
+        from tilecast.explain import explain_plan
         from tilecast.render import explain as explained
 
-        explanation = explain(best.workload, best.plan, best.pool, best.step_s)
+        explanation = explain_plan(best.workload, best.plan, best.pool, best.step_s)
         extras.append(
-            _Extra("explanation", "Explanation", explained.screen(best, explanation), explained.document(explanation))
+            _Section(
+                "explanation",
+                "Explanation",
+                explained.explanation_text(best, explanation),
+                explained.explanation_document(explanation),
+            )
         )
     if options.per_layer:
         from tilecast import perlayer
@@ -157,9 +165,11 @@ def _extras(options: argparse.Namespace, question: Question, answer: Answer, bes
         tensor = advice.request.constraints.max_tensor
         varied = perlayer.best(best.workload, best.pool, best.gpus, search.Limits(max_tensor=tensor))
         cut = perlayer.cut_pipeline(best.workload, best.pool, best.plan)
-        screen = layers.screen(best, varied, cut)
-        extras.append(_Extra("perLayer", "Layer by layer", screen, layers.document(varied, cut)))
+        screen = layers.layers_text(best, varied, cut)
+        extras.append(_Section("perLayer", "Layer by layer", screen, layers.layers_document(varied, cut)))
     if options.launch:
-        name, setting = options.launch, Setting.of(advice.request.name, best)
-        extras.append(_Extra("launch", "Launch", launched.screen(name, setting), launched.document(name, setting)))
+        name, setting = options.launch, LaunchSetting.from_offer(advice.request.name, best)
+        extras.append(
+            _Section("launch", "Launch", launched.launch_text(name, setting), launched.launch_document(name, setting))
+        )
     return extras

@@ -1,4 +1,4 @@
-"""`tilecast calibrate`: constants of one's own cluster, from what was measured on it."""
+"""`tilecast calibrate`: fit corrections to measured runs, or a link to logs of nccl-tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tilecast.api import calibration as calibration_file
 from tilecast.cli import EXIT_OK
-from tilecast.cli.validate import laboratory
+from tilecast.cli.validate import load_lab_function
 from tilecast.collectives import link_calibration
 from tilecast.hardware import NAME, find_gpu, find_link
 from tilecast.learning import calibration
@@ -29,23 +29,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    return _runs(options) if options.runs else _link(options)
+    return _calibrate_runs(options) if options.runs else _calibrate_link(options)
 
 
-def _runs(options: argparse.Namespace) -> int:
+def _calibrate_runs(options: argparse.Namespace) -> int:
     for flag in ("link", "name"):
         if getattr(options, flag) is not None:
             raise SpecError(f"--{flag}", "is for nccl-tests' logs", "leave it out")
-    measured = laboratory("measured") or curves.measured
+    measured = load_lab_function("measured") or curves.forecast_runs
     sample = measured([row for path in options.runs for row in read_table(path)])
-    print(curves.report(sample))
+    print(curves.calibration_report(sample))
     if options.output is not None:
-        _write(options.output, calibration_file.write(calibration.fit(sample.runs)))
+        _write_file(options.output, calibration_file.calibration_text(calibration.fit(sample.runs)))
         print(f"wrote {options.output}: give it to `tilecast advise --calibration {options.output}`")
     return EXIT_OK
 
 
-def _link(options: argparse.Namespace) -> int:
+def _calibrate_link(options: argparse.Namespace) -> int:
     logs = [link_calibration.read_log(path) for path in options.nccl_tests]
     measured = link_calibration.Measurements.concatenate([log.measured for log in logs])
     spans = max(log.nodes for log in logs) > 1
@@ -67,13 +67,13 @@ def _link(options: argparse.Namespace) -> int:
     if options.output is None:
         print("\n".join(f"# {line}" for line in table), text, sep="\n", end="")
         return EXIT_OK
-    _write(options.output, text)
+    _write_file(options.output, text)
     print("\n".join(table))
     print(f"wrote {options.output}: put it into the folder that TILECAST_LINKS names, and name the link {name}")
     return EXIT_OK
 
 
-def _write(path: Path, text: str) -> None:
+def _write_file(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

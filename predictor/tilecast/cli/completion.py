@@ -1,4 +1,4 @@
-"""`tilecast completion`: what a shell needs to complete verbs, options, presets and files, without running Tilecast."""
+"""`tilecast completion`: print a script that completes verbs, options, presets and files in a shell."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def run(options: argparse.Namespace) -> int:
         import shtab
     except ImportError:
         raise SpecError("completion", "needs shtab, which is not installed", "pip install shtab") from None
-    whole = cli.parser()
+    whole = cli.build_parser()
     presets = " ".join(sorted({model.name for model in zoo.presets().values()}))
-    for action in _actions(whole):
+    for action in _iterate_actions(whole):
         if action.dest == "job":
-            action.complete = _job(presets)  # type: ignore[attr-defined]
+            action.complete = _job_completion(presets)  # type: ignore[attr-defined]
         elif action.type is Path or action.dest in ("files", "nodes", "target"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(whole, options.shell))
     return cli.EXIT_OK
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def _iterate_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """Yield the arguments of a parser and of all its subparsers."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
-                yield from _actions(below)
+                yield from _iterate_actions(below)
         else:
             yield action
 
 
-def _job(presets: str) -> dict[str, Any]:
+def _job_completion(presets: str) -> dict[str, Any]:
     """Return the completion of a preset or a file for each shell."""
     return {
         "bash": "_tilecast_job",

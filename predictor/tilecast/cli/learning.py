@@ -1,4 +1,4 @@
-"""`tilecast learning`: what a cluster learnt from measured steps, from whom, and how it forgets. For administrators."""
+"""`tilecast learning`: list, show and forget the measured runs of a cluster. For administrators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilecast.api.calibration import ObservedRun
 from tilecast.api.documents import MAX_JSON_BYTES
 from tilecast.api.pool_learning import FORGET, Forget
 from tilecast.cli import EXIT_OK
-from tilecast.inputs.pools import kubectl
+from tilecast.inputs.pools import run_kubectl
 from tilecast.inputs.reading import read_text
 from tilecast.learning.namespace_calibration import NamespaceCalibration, quarantine_reasons
 from tilecast.spec import SpecError
@@ -44,38 +44,36 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         else:
             action.add_argument("--namespace", metavar="NAME", help="of this namespace only")
             action.add_argument(
-                "--file",
-                metavar="FILE",
-                help=f"what `kubectl get {RESOURCE} -o json` printed; - is standard input",
+                "--file", metavar="FILE", help=f"what `kubectl get {RESOURCE} -o json` printed; - is standard input"
             )
             action.add_argument(
                 "--trusted",
                 metavar="NAME,…",
-                type=_names,
+                type=_split_names,
                 default=(),
                 help="namespaces that observations.trustedNamespaces lists",
             )
 
 
 def _kubectl(context: str | None, *arguments: str) -> str:
-    return kubectl(context, *arguments, remedy="check the context, and that you administer the cluster")
+    return run_kubectl(context, *arguments, remedy="check the context, and that you administer the cluster")
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
 def run(options: argparse.Namespace) -> int:
     if options.action == "forget":
-        return _forget(options)
+        return _request_forgetting(options)
     text = read_text(options.file) if options.file else _kubectl(options.context, "get", RESOURCE, "-o", "json")
-    runs = _runs(text, options.file or f"kubectl get {RESOURCE}")
-    rows = _listed(runs, options) if options.action == "list" else _shown(runs, options)
+    runs = _parse_runs(text, options.file or f"kubectl get {RESOURCE}")
+    rows = _list_lines(runs, options) if options.action == "list" else _show_lines(runs, options)
     print("\n".join(rows) if len(rows) > 1 else "no run was measured")
     return EXIT_OK
 
 
-def _runs(text: str, name: str) -> list[ObservedRun]:
+def _parse_runs(text: str, name: str) -> list[ObservedRun]:
     try:
         document = untrusted.loads(text, max_bytes=MAX_JSON_BYTES)
         items: list[Any] = document["items"] if document["kind"].endswith("List") else [document]
@@ -85,8 +83,8 @@ def _runs(text: str, name: str) -> list[ObservedRun]:
     return sorted(runs, key=lambda one: (one.time, one.uid))
 
 
-def _standing(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> list[str]:
-    """Return for each run "counts", "superseded" or why it is quarantined."""
+def _run_standings(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> list[str]:
+    """Return "counts", "superseded" or the reason of the quarantine for each run."""
     standing = [""] * len(runs)
     for namespace, counting in table.runs.items():
         rows = [row for row, one in enumerate(runs) if one.run.namespace == namespace]
@@ -96,12 +94,12 @@ def _standing(runs: Sequence[ObservedRun], table: NamespaceCalibration) -> list[
     return standing
 
 
-def _listed(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
+def _list_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
     table = NamespaceCalibration([one.run for one in runs], options.trusted)
-    standing = _standing(runs, table)
+    standing = _run_standings(runs, table)
     groups: dict[tuple[str, str], list[int]] = {}
     for row, one in enumerate(runs):
-        if _is_asked(one, options):
+        if _matches_options(one, options):
             groups.setdefault((one.run.pool, one.run.namespace), []).append(row)
     lines = [f"{'POOL':<24}{'NAMESPACE':<24}{'RUNS':>5}{'COUNT':>6}{'ERROR':>8}  SAY"]
     for (pool, namespace), rows in sorted(groups.items()):
@@ -115,11 +113,11 @@ def _listed(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[st
     return lines
 
 
-def _shown(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
-    standing = _standing(runs, NamespaceCalibration([one.run for one in runs], options.trusted))
+def _show_lines(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str]:
+    standing = _run_standings(runs, NamespaceCalibration([one.run for one in runs], options.trusted))
     lines = [f"{'TIME':<22}{'POOL':<20}{'NAMESPACE/JOB':<36}{'ACCOUNT':<20}{'ERROR':>8}  {'STANDING':<13}UID"]
     for one, why in zip(runs, standing, strict=True):
-        if _is_asked(one, options):
+        if _matches_options(one, options):
             job = f"{one.run.namespace or UNKNOWN}/{one.job or '-'}"
             error = f"{math.expm1(one.run.deviation):+.0%}"
             account = one.account or one.source or "-"
@@ -127,12 +125,12 @@ def _shown(runs: Sequence[ObservedRun], options: argparse.Namespace) -> list[str
     return lines
 
 
-def _is_asked(one: ObservedRun, options: argparse.Namespace) -> bool:
+def _matches_options(run: ObservedRun, options: argparse.Namespace) -> bool:
     namespace = "" if options.namespace == UNKNOWN else options.namespace
-    return options.pool in (None, one.run.pool) and namespace in (None, one.run.namespace)
+    return options.pool in (None, run.run.pool) and namespace in (None, run.run.namespace)
 
 
-def _forget(options: argparse.Namespace) -> int:
+def _request_forgetting(options: argparse.Namespace) -> int:
     namespace = "" if options.namespace == UNKNOWN else options.namespace
     asked = Forget.of(str(Forget(namespace, options.job)))
     where = [options.pool] if options.pool else ["--all"]

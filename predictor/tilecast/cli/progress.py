@@ -13,7 +13,7 @@ PATIENCE_S = 2.0
 ItemT = TypeVar("ItemT")
 
 
-def track(items: Sequence[ItemT], what: str) -> Iterator[ItemT]:
+def track_progress(items: Sequence[ItemT], label: str) -> Iterator[ItemT]:
     """Yield the items, and show a bar on standard error after `PATIENCE_S`, if that is a terminal."""
     if not sys.stderr.isatty():
         yield from items
@@ -23,7 +23,7 @@ def track(items: Sequence[ItemT], what: str) -> Iterator[ItemT]:
 
     began = time.monotonic()
     with Progress(console=Console(stderr=True), transient=True, disable=False, auto_refresh=False) as bar:
-        task = bar.add_task(what, total=len(items), visible=False)
+        task = bar.add_task(label, total=len(items), visible=False)
         for done, item in enumerate(items):
             if time.monotonic() - began > PATIENCE_S:
                 bar.update(task, completed=done, visible=True, refresh=True)

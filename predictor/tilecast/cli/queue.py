@@ -6,11 +6,11 @@ import argparse
 import sys
 
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK
-from tilecast.cli.arguments import pool_arguments
+from tilecast.cli.arguments import add_pool_arguments
 from tilecast.inputs.pools import PoolOptions
-from tilecast.inputs.queue import listed
+from tilecast.inputs.queue import read_documents
 from tilecast.planner.policies import POLICIES
-from tilecast.public.queueing import QueueQuestion, planned
+from tilecast.public.queueing import QueueQuestion, plan_queue
 from tilecast.render import queue as render
 from tilecast.render.queue import QueueScreen
 
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a file or a folder with TrainingJobs, annotated jobs of other kinds, and Kueue's queues if any; "
         "- reads what `kubectl get … -o json` prints",
     )
-    pool_arguments(parser)
+    add_pool_arguments(parser)
     parser.add_argument("--policy", choices=tuple(POLICIES), default="completion", help="completion if absent")
     parser.add_argument(
         "--horizon", metavar="TIME", help="when everything is due that has no deadline: seconds, or 90min, 36h, 14d"
@@ -39,10 +39,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    result = planned(
+    result = plan_queue(
         QueueQuestion(
-            listed(options.jobs),
-            PoolOptions.of(options),
+            read_documents(options.jobs),
+            PoolOptions.from_attributes(options),
             options.policy,
             options.horizon,
             options.what_if,
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         )
     )
     if not isinstance(result, QueueScreen):
-        sys.stdout.write(render.nothing(result, options.output))
+        sys.stdout.write(render.empty_queue_text(result, options.output))
         return EXIT_NO_RECOMMENDATION
     sys.stdout.write(render.FORMATS[options.output](result))
     return EXIT_OK

@@ -1,4 +1,4 @@
-"""`tilecast show`: what Tilecast knows, and what it sees in a cluster."""
+"""`tilecast show`: list known GPUs, models and links, and the pools of a cluster."""
 
 from __future__ import annotations
 
@@ -8,40 +8,43 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilecast.cli import EXIT_OK
-from tilecast.cli.arguments import pool_arguments
+from tilecast.cli.arguments import add_pool_arguments
 from tilecast.inputs.pools import PoolOptions
 from tilecast.public import catalog
 from tilecast.public.catalog import Row
-from tilecast.render.rows import facts, table
+from tilecast.render.rows import facts_lines, rows_table
 from tilecast.spec import SpecError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=tuple(_LISTS), help="pools needs --nodes, --gpus or --context")
+    parser.add_argument("what", choices=tuple(_CATALOGS), help="pools needs --nodes, --gpus or --context")
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its facts and their sources")
-    pool_arguments(parser)
+    add_pool_arguments(parser)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.what != "pools" and (options.nodes or options.gpus or options.context):
         raise SpecError("--nodes", f"says nothing of {options.what}", "leave it out, or show pools")
+    list_rows, describe_row, table_row = _CATALOGS[options.what]
+    pools = PoolOptions.from_attributes(options)
     if options.name is None:
-        rows = _LISTS[options.what](PoolOptions.of(options))
-        view = _VIEWS.get(options.what, dict)
-        text = _json(rows) if options.output == "json" else "\n".join(table([view(row) for row in rows]))
+        rows = list_rows(pools)
+        text = (
+            _format_json(rows) if options.output == "json" else "\n".join(rows_table([table_row(row) for row in rows]))
+        )
     else:
-        one = _ONE[options.what](options.name, PoolOptions.of(options))
-        text = _json(one) if options.output == "json" else "\n".join(facts(one))
+        row = describe_row(options.name, pools)
+        text = _format_json(row) if options.output == "json" else "\n".join(facts_lines(row))
     print(text)
     return EXIT_OK
 
 
-def _json(value: Any) -> str:
+def _format_json(value: Any) -> str:
     return json.dumps(value, indent=2)
 
 
-def _pool_view(row: Row) -> Row:
+def _pool_view_row(row: Row) -> Row:
     """Return a row of pools for people, with its nodes and its price in one column each."""
     shown = {name: value for name, value in row.items() if name not in ("GPUS/NODE", "CURRENCY")}
     if row["NODES"] is not None:
@@ -50,21 +53,20 @@ def _pool_view(row: Row) -> Row:
     return shown
 
 
-_LISTS: Mapping[str, Callable[[PoolOptions], list[Row]]] = {
-    "gpus": lambda _: catalog.gpu_rows(),
-    "models": lambda _: catalog.model_rows(),
-    "links": lambda _: catalog.link_rows(),
-    "pools": catalog.pool_rows,
+_CATALOGS: Mapping[
+    str, tuple[Callable[[PoolOptions], list[Row]], Callable[[str, PoolOptions], Row], Callable[[Row], Row]]
+] = {
+    "gpus": (lambda _: catalog.list_gpus(), lambda name, _: catalog.describe_gpu(name), dict),
+    "models": (
+        lambda _: catalog.list_models(),
+        lambda name, _: catalog.describe_model(name),
+        lambda row: row | {"PARAMETERS": f"{row['PARAMETERS'] / 1e6:,.0f}M"},
+    ),
+    "links": (
+        lambda _: catalog.list_links(),
+        lambda name, _: catalog.describe_link(name),
+        lambda row: row | {"reaches": f"{row['reaches']:.0%}"},
+    ),
+    "pools": (catalog.list_pools, catalog.describe_pool, _pool_view_row),
 }
-_VIEWS: Mapping[str, Callable[[Row], Row]] = {
-    "models": lambda row: row | {"PARAMETERS": f"{row['PARAMETERS'] / 1e6:,.0f}M"},
-    "links": lambda row: row | {"reaches": f"{row['reaches']:.0%}"},
-    "pools": _pool_view,
-}
-"""Rows for people, where they are not told as they are."""
-_ONE: Mapping[str, Callable[[str, PoolOptions], Row]] = {
-    "gpus": lambda name, _: catalog.gpu_row(name),
-    "models": lambda name, _: catalog.model_row(name),
-    "links": lambda name, _: catalog.link_row(name),
-    "pools": catalog.pool_row,
-}
+"""Functions that list all rows, describe one row, and format a row of the table, by the kind of rows."""

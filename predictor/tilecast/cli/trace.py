@@ -1,4 +1,4 @@
-"""`tilecast trace`: a model of one's own as a graph."""
+"""`tilecast trace`: write the operator graph of a PyTorch module or an ONNX file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tilecast.cli import EXIT_OK
-from tilecast.inputs.job import onnx
+from tilecast.inputs.job import read_onnx
 from tilecast.spec import SpecError
 from tilecast.zoo.traced import document
 
@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     from tilecast.zoo.traced import torch_export
 
     if options.target.endswith(".onnx"):
-        text = document.write(onnx(options.target, options.seq))
+        text = document.write(read_onnx(options.target, options.seq))
     elif options.seq is not None:
         raise SpecError("--seq", "is for an ONNX file", "give example inputs of that length")
     else:

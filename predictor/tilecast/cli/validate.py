@@ -1,7 +1,7 @@
-"""`tilecast validate`: forecasts against measured steps, kernels and collectives, and runs against each other.
+"""`tilecast validate`: compare forecasts with measured steps, kernels and collectives.
 
-Tables of one's own runs are read here. Where `tilecast-lab` is installed, its commands run instead, which read
-published tables too: an entry point of the group `tilecast.validate` for each.
+This module reads tables of the user's own runs. An installed `tilecast-lab` replaces its commands, by entry points of
+the group `tilecast.validate`, and also reads published tables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tilecast.cli import EXIT_OK
-from tilecast.cli.progress import track
+from tilecast.cli.progress import track_progress
 from tilecast.spec import SpecError
 from tilecast.validate import Track
 
@@ -44,52 +44,52 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    print(_command(options)(options, track).rstrip("\n"))
+    print(_choose_command(options)(options, track_progress).rstrip("\n"))
     return EXIT_OK
 
 
-def laboratory(name: str) -> Any:
-    """Return the function that the laboratory offers under a name, or None where it is not installed."""
+def load_lab_function(name: str) -> Any:
+    """Return the laboratory's entry point of a name; None if the laboratory is not installed."""
     return next((found.load() for found in entry_points(group="tilecast.validate", name=name)), None)
 
 
-def _command(options: argparse.Namespace) -> Command:
-    """Return the laboratory's command where it is installed, else the one for tables of one's own.
+def _choose_command(options: argparse.Namespace) -> Command:
+    """Return the laboratory's command if it is installed, else the built-in command.
 
     Raises:
         SpecError: the laboratory is needed and not installed.
     """
-    command: Command | None = laboratory(options.what)
+    command: Command | None = load_lab_function(options.what)
     if command is not None:
         return command
     if options.what not in _COMMANDS:
-        raise _missing(f"validate {options.what}")
+        raise _lab_missing_error(f"validate {options.what}")
     for flag, usual in (("output", "table"), ("parts", False), ("graphs", None)):
         if getattr(options, flag, usual) != usual:
-            raise _missing(f"--{flag}")
+            raise _lab_missing_error(f"--{flag}")
     return _COMMANDS[options.what]
 
 
-def _missing(field: str) -> SpecError:
+def _lab_missing_error(field: str) -> SpecError:
     return SpecError(
         field, "needs tilecast-lab, which is not installed", "run `pip install ./lab` in a checkout of the repository"
     )
 
 
-def _runs(options: argparse.Namespace, track: Track) -> str:
+def _validate_runs(options: argparse.Namespace, track: Track) -> str:
     from tilecast.validate import runs, scores
 
     rows = [row for path in options.files for row in runs.read_table(path)]
-    forecasts = runs.forecast(rows, track)
+    forecasts = runs.forecast_rows(rows, track)
     if options.rows is not None:
         runs.write_rows(options.rows, rows, forecasts)
-    return scores.summary(rows, forecasts)
+    return scores.score_report(rows, forecasts)
 
 
-def _transfer(options: argparse.Namespace, track: Track) -> str:
+def _validate_transfer(options: argparse.Namespace, track: Track) -> str:
     from tilecast.validate import transfer
 
-    return transfer.report(transfer.subjects(options.files, track))
+    return transfer.transfer_report(transfer.read_transfer_runs(options.files, track))
 
 
-_COMMANDS = {"runs": _runs, "transfer": _transfer}
+_COMMANDS = {"runs": _validate_runs, "transfer": _validate_transfer}

@@ -1,4 +1,4 @@
-"""Read what people bring: jobs (`job`), pools (`pools`), measured steps (`measurements`) and queues (`queue`).
+"""Read inputs of users: jobs (`job`), pools (`pools`), measured steps (`measurements`) and queues (`queue`).
 
-`job` is the one to read first: whatever the input is, it becomes one TrainingJob document.
+Read `job` first: it converts every kind of input to one TrainingJob document.
 """

@@ -45,7 +45,7 @@ def is_adapter(document: Mapping[str, Any]) -> bool:
     return "peft_type" in document
 
 
-def read(config: Mapping[str, Any], file: str) -> Adapter:
+def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
     """Read an adapter from the contents of a file; `file` is its name in errors.
 
     Raises:
@@ -62,11 +62,11 @@ def read(config: Mapping[str, Any], file: str) -> Adapter:
     if whole:
         remedy = f"give its base's preset or config.json with --lora-rank {rank} for the adapters alone"
         raise SpecError(f"{file}.modules_to_save", f"{shown(whole)} is trained whole, which is not priced", remedy)
-    base = _base(config.get("base_model_name_or_path"), f"{file}.base_model_name_or_path", rank)
+    base = _read_base(config.get("base_model_name_or_path"), f"{file}.base_model_name_or_path", rank)
     return Adapter(base, rank, tuple(key for key in _UNPRICED if config.get(key)))
 
 
-def _base(name: object, field: str, rank: int) -> str:
+def _read_base(name: object, field: str, rank: int) -> str:
     """Return the name of the preset that an adapter's base names.
 
     Raises:

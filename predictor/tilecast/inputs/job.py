@@ -1,6 +1,6 @@
-"""Read a job: a preset's name, a file, or an object in memory, with options beside it, becomes a TrainingJob document.
+"""Read a job from a preset's name, a file or an object, and return it as a TrainingJob document.
 
-Readers of manifests and graphs are imported where they are needed: a preset needs none of them.
+Readers of manifests and graphs are imported inside functions, because a preset does not need them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilecast import zoo
 from tilecast.advice import Request
 from tilecast.api import base, training_job
-from tilecast.api.job_kinds import listed
+from tilecast.api.job_kinds import list_job_kinds
 from tilecast.inputs import adapters
-from tilecast.inputs.reading import InputWarning, amount, flag_of, is_file, read_text, seconds, shown_name
-from tilecast.spec import (
-    SpecError,
+from tilecast.inputs.job_options import ANY_OPTIONS, BARE_OPTIONS, JobOptions
+from tilecast.inputs.reading import (
+    InputWarning,
+    means_file,
+    metadata_name,
+    parse_amount,
+    parse_seconds,
+    read_text,
+    to_flag,
 )
+from tilecast.spec import SpecError
 from tilecast.trace import Trace
 from tilecast.zoo import huggingface
 from tilecast.zoo.traced import document as graph_document
@@ -31,75 +38,7 @@ from tilecast.zoo.traced import onnx_file
 
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
-    from tilecast.inputs.manifest import Source
-
-_BARE: Mapping[str, str] = {
-    "seq": "sequenceLength",
-    "batch": "globalBatchSize",
-    "precision": "precision",
-    "optimizer": "optimizer",
-    "execution": "execution",
-    "memory_format": "memoryFormat",
-    "lora_rank": "loraRank",
-    "quantization": "quantization",
-    "bucket_mib": "bucketMiB",
-    "gradient_sync": "gradientSync",
-    "parameter_servers": "parameterServers",
-    "server_updates": "serverUpdates",
-    "framework": "framework",
-}
-"""Options that describe a bare model, and the fields of `spec.training` that they fill."""
-
-_ANY: Mapping[str, tuple[str, ...]] = {
-    "steps": ("training", "steps"),
-    "input_samples_per_second": ("training", "inputSamplesPerSecond"),
-    "max_gpus": ("constraints", "maxGpus"),
-    "objective": ("objective",),
-    "deadline": ("deadlineSeconds",),
-    "budget": ("budget",),
-}
-"""Options that any job takes, and the fields of the spec that they fill."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """A job and what is said about it; an option that is None keeps what the job says, or the default."""
-
-    job: object
-    """A preset's name, a path or "-", the mapping of a TrainingJob, of a Hugging Face config or of a graph, a config of
-    Transformers, or a `Trace`."""
-    seq: int | None = None
-    batch: int | None = None
-    precision: str | None = None
-    optimizer: str | None = None
-    lora_rank: int | None = None
-    quantization: str | None = None
-    execution: str | None = None
-    memory_format: str | None = None
-    bucket_mib: int | None = None
-    gradient_sync: str | None = None
-    parameter_servers: int | None = None
-    server_updates: str | None = None
-    framework: str | None = None
-    steps: int | None = None
-    input_samples_per_second: float | None = None
-    max_gpus: int | None = None
-    objective: str | None = None
-    deadline: str | float | None = None
-    """Seconds, or a text such as "36h"."""
-    budget: str | float | None = None
-    """US dollars, or a text such as "5000EUR"."""
-
-    @classmethod
-    def of(cls, values: object) -> JobOptions:
-        """Return the options among the attributes of an object, such as the arguments of a command line."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in vars(values).items() if name in known})
-
-    @property
-    def title(self) -> str:
-        """What errors call the job: its name or path, or "model" for an object."""
-        return self.job if isinstance(self.job, str) else "model"
+    from tilecast.inputs.manifest import ManifestJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +49,7 @@ class JobInput:
     config_maps: Mapping[str, Document] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     """Paths of fields that flags filled, and the flag for each."""
-    source: Source | None = None
+    source: ManifestJob | None = None
     """Job of another kind from which the TrainingJob was derived."""
 
     def request(self) -> Request:
@@ -120,21 +59,21 @@ class JobInput:
             SpecError: the job is invalid; a field that a flag filled is named by the flag.
         """
         try:
-            return training_job.read(self.document, self.config_maps)
+            return training_job.read_request(self.document, self.config_maps)
         except SpecError as error:
             if self.source and error.field not in self.flags:
                 from tilecast import jobs
 
                 raise jobs.in_annotations(error) from None
-            raise self.by_flag(error) from None
+            raise self.named_by_flag(error) from None
 
-    def by_flag(self, error: SpecError) -> SpecError:
+    def named_by_flag(self, error: SpecError) -> SpecError:
         """Return the error under the flag that filled its field; the field's path may lack the prefix `spec.`."""
         flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
         return error if flag is None else error.at(flag)
 
-    def having(self, path: Sequence[str], value: object, flag: str) -> JobInput:
-        """Return the job with another value in the field of its spec at `path`; errors will name it by `flag`.
+    def with_field(self, path: Sequence[str], value: object, flag: str) -> JobInput:
+        """Return the job with a new value in the field of its spec at `path`; errors about the field name `flag`.
 
         Raises:
             SpecError: the parent of the field is no mapping.
@@ -159,56 +98,63 @@ class JobInput:
         return float(place) if isinstance(place, int | float) and not isinstance(place, bool) else None
 
 
-def job(options: JobOptions) -> JobInput:
+def read_job(options: JobOptions) -> JobInput:
     """Return the job that the options describe.
 
     Raises:
         SpecError: the file cannot be read or holds no job, or an option does not suit it.
     """
-    result = _named(options, options.job) if isinstance(options.job, str) else _in_memory(options, options.job)
-    for flag, path in _ANY.items():
-        if (value := getattr(options, flag)) is not None:
-            result = result.having(path, _READ[flag](value) if flag in _READ else value, flag_of(flag))
+    result = (
+        _read_named_job(options, options.job) if isinstance(options.job, str) else _read_object(options, options.job)
+    )
+    for name, option in ANY_OPTIONS.items():
+        if name in options.values:
+            value = options.values[name]
+            value = _READERS[name](value) if name in _READERS else value
+            result = result.with_field(option.path.split("."), value, to_flag(name))
     return result
 
 
-def _named(options: JobOptions, name: str) -> JobInput:
+def _read_named_job(options: JobOptions, name: str) -> JobInput:
     """Return the job of a path or of a preset's name."""
-    if (held := _in_folder(name)) is not None:
+    if (held := _file_in_folder(name)) is not None:
         options, name = replace(options, job=held), held
     if name.lower().endswith(".onnx"):
-        return _bare(options, *_stored(Path(name).stem, graph_document.write(onnx(name, options.seq))))
+        return _job_of_model(
+            options,
+            *_graph_in_config_map(Path(name).stem, graph_document.write(read_onnx(name, options.values.get("seq")))),
+        )
     if name.lower().endswith(_WEIGHTS):
         remedy = "give the model's config.json, an ONNX file, or the graph that `tilecast trace` writes"
         raise SpecError(name, "holds weights, not what is computed with them", remedy)
-    if is_file(name):
-        return _from_file(options, name)
-    preset = _preset(name)
-    return _bare(options, preset, {"preset": preset})
+    if means_file(name):
+        return _read_job_file(options, name)
+    preset = _find_preset(name)
+    return _job_of_model(options, preset, {"preset": preset})
 
 
-def _in_memory(options: JobOptions, given: object) -> JobInput:
+def _read_object(options: JobOptions, job: object) -> JobInput:
     """Return the job of a trace, of a mapping, or of a config of Transformers.
 
     Raises:
         SpecError: the object is none of these.
     """
-    if isinstance(given, Trace):
-        return _bare(options, *_stored("traced", graph_document.write(given)))
-    to_dict = getattr(given, "to_dict", None)
-    document = to_dict() if callable(to_dict) else given
+    if isinstance(job, Trace):
+        return _job_of_model(options, *_graph_in_config_map("traced", graph_document.write(job)))
+    to_dict = getattr(job, "to_dict", None)
+    document = to_dict() if callable(to_dict) else job
     if not isinstance(document, Mapping):
         remedy = "give a preset's name, a path, a Hugging Face config, a TrainingJob, or a torch.nn.Module with inputs"
-        raise SpecError("model", f"{type(given).__name__} is no model that can be read", remedy)
+        raise SpecError("model", f"{type(job).__name__} is no model that can be read", remedy)
     text = json.dumps(dict(document), default=str)
-    return _from_documents(options, [json.loads(text)], text, "model")
+    return _job_from_documents(options, [json.loads(text)], text, "model")
 
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".gguf", ".h5", ".pkl")
 """Endings of the names of files with weights."""
 
 
-def _preset(name: str) -> str:
+def _find_preset(name: str) -> str:
     """Return the name of the preset that `name` means.
 
     Raises:
@@ -217,7 +163,7 @@ def _preset(name: str) -> str:
     try:
         return zoo.preset(name).name
     except SpecError as error:
-        kind, kinds = _hyphened(name.rpartition("/")[2]), set(map(_hyphened, huggingface.supported()))
+        kind, kinds = _with_hyphens(name.rpartition("/")[2]), set(map(_with_hyphens, huggingface.supported()))
         is_of_one = any(re.match(rf"{re.escape(known)}[-\d]", kind) for known in kinds)
         is_known = kind in kinds and not zoo.family(name)
         if is_known or ("did you mean" not in error.remedy and is_of_one):
@@ -226,18 +172,18 @@ def _preset(name: str) -> str:
         raise
 
 
-def _hyphened(name: str) -> str:
+def _with_hyphens(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-_READ: Mapping[str, Callable[[Any], object]] = {
-    "deadline": lambda value: seconds(str(value)),
-    "budget": lambda value: amount(str(value)),
+_READERS: Mapping[str, Callable[[Any], object]] = {
+    "deadline": lambda value: parse_seconds(str(value)),
+    "budget": lambda value: parse_amount(str(value)),
 }
 """Readers of options that may be texts with a unit."""
 
 
-def onnx(target: str, sequence: int | None) -> Trace:
+def read_onnx(target: str, sequence: int | None) -> Trace:
     """Return the graph of an ONNX file, with its open dimension set to `sequence` tokens if given.
 
     Raises:
@@ -252,7 +198,7 @@ _FOLDER = (adapters.FILE, "config.json")
 """Files of a folder as on the Hugging Face Hub that describe its model; the first one that exists is read."""
 
 
-def _in_folder(job: str) -> str | None:
+def _file_in_folder(job: str) -> str | None:
     """Return the path of the file that describes the model in a folder; None if `job` is no folder or names a preset.
 
     Raises:
@@ -271,18 +217,20 @@ def _in_folder(job: str) -> str | None:
     return None
 
 
-def _adapted(options: JobOptions, config: Document) -> JobInput:
-    """Return the job of a PEFT adapter: LoRA of the adapter's rank on its base.
+def _adapter_job(options: JobOptions, config: Document) -> JobInput:
+    """Return the job of a PEFT adapter: LoRA of the adapter's rank on its base model.
 
-    The flag for the rank takes precedence. A note on standard error says what is priced and what is not.
+    The flag `--lora-rank` takes precedence over the adapter's rank. A warning names the parts that are priced and that
+    are not.
+
 
     Raises:
         SpecError: the adapter is no LoRA on a preset.
     """
-    adapter = adapters.read(config, options.title)
+    adapter = adapters.read_adapter(config, options.title)
     notes = []
-    if options.lora_rank is None:
-        options = replace(options, lora_rank=adapter.rank)
+    if "lora_rank" not in options.values:
+        options = replace(options, values={**options.values, "lora_rank": adapter.rank})
         notes = [f"priced as {adapter.base} with --lora-rank {adapter.rank}, on every dense layer"]
     if adapter.unpriced:
         notes.append(
@@ -290,20 +238,20 @@ def _adapted(options: JobOptions, config: Document) -> JobInput:
         )
     if notes:
         _warn(f"{options.title}: {'; '.join(notes)}")
-    return _bare(options, adapter.base, {"preset": adapter.base})
+    return _job_of_model(options, adapter.base, {"preset": adapter.base})
 
 
-def _from_file(options: JobOptions, name: str) -> JobInput:
+def _read_job_file(options: JobOptions, name: str) -> JobInput:
     from tilecast.api import documents
 
     text = read_text(name)
-    return _from_documents(options, documents.load(text, name), text, name)
+    return _job_from_documents(options, documents.load(text, name), text, name)
 
 
-def _from_documents(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
-    """Return the job in the documents of a text; `name` is what errors call them."""
+def _job_from_documents(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
+    """Return the job in parsed documents; `name` stands for the documents in errors."""
     from tilecast import jobs
-    from tilecast.inputs.manifest import Source
+    from tilecast.inputs.manifest import ManifestJob
 
     if not items:
         is_peft = Path(name).name == adapters.FILE
@@ -311,37 +259,37 @@ def _from_documents(options: JobOptions, items: Sequence[Document], text: str, n
         raise SpecError(name, "holds no jobs and no model", remedy)
     if len(items) == 1 and graph_document.is_document(items[0]):
         graph_document.read(items[0], name)
-        return _bare(options, *_stored(Path(name).stem, json.dumps(items[0])))
+        return _job_of_model(options, *_graph_in_config_map(Path(name).stem, json.dumps(items[0])))
     if len(items) == 1 and huggingface.is_config(items[0]):
         preset = huggingface.model(items[0], name).name
-        if (quantization := items[0].get("quantization_config")) is not None and options.quantization is None:
-            _tell_quantization(name, quantization)
-        return _bare(options, preset, {"huggingFace": {"config": huggingface.without_labels(items[0])}})
+        if (quantization := items[0].get("quantization_config")) is not None and "quantization" not in options.values:
+            _warn_about_quantization(name, quantization)
+        return _job_of_model(options, preset, {"huggingFace": {"config": huggingface.without_labels(items[0])}})
     if len(items) == 1 and adapters.is_adapter(items[0]):
-        return _adapted(options, items[0])
+        return _adapter_job(options, items[0])
     if len(items) == 1 and not {"apiVersion", "kind"} & set(items[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
         remedy = adapters.INSTEAD if Path(name).name == adapters.FILE else remedy
         raise SpecError(name, "is neither a job, a config.json nor a graph document", remedy)
     own = [document for document in items if document.get("kind") == training_job.KIND]
-    source = None if own else Source.of(text, items)
+    source = None if own else ManifestJob.from_documents(text, items)
     if source is not None:
-        own = [training_job.document(source.job.name, jobs.described(source.job))]
+        own = [training_job.training_job_document(source.job.name, jobs.described(source.job))]
     own = own or [*items]
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
-        remedy = f"give a TrainingJob, {listed()}"
+        remedy = f"give a TrainingJob, {list_job_kinds()}"
         raise SpecError(name, f"{kind} is not a kind of job that is read", remedy)
     if len(own) != 1:
         raise SpecError(name, f"holds {len(own)} jobs", "give a file with one TrainingJob")
-    for flag in _BARE:
-        if getattr(options, flag) is not None:
-            raise SpecError(flag_of(flag), "describes a bare model", f"change {name} instead")
-    config_maps = {shown_name(item): item for item in items if item.get("kind") == "ConfigMap"}
+    for option in BARE_OPTIONS:
+        if option in options.values:
+            raise SpecError(to_flag(option), "describes a bare model", f"change {name} instead")
+    config_maps = {metadata_name(item): item for item in items if item.get("kind") == "ConfigMap"}
     return JobInput(own[0], config_maps, source=source)
 
 
-def _tell_quantization(name: str, quantization: object) -> None:
-    """Print that the quantization in a file is not priced; weights are priced quantized only if a flag requests it."""
+def _warn_about_quantization(name: str, quantization: object) -> None:
+    """Warn that the quantization in a config.json is not priced, and name the flag that prices it."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     text = f"quantization_config ({method})" if isinstance(method, str) else "quantization_config"
     fp8, others = (
@@ -356,26 +304,26 @@ def _warn(text: str) -> None:
     warnings.warn(text, InputWarning, stacklevel=2)
 
 
-def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
-    """Return the name, the model and the ConfigMaps of a job whose graph is in a ConfigMap."""
-    named = base.object_name(name)
+def _graph_in_config_map(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
+    """Return the job's name, model source and ConfigMaps for a graph stored in a ConfigMap."""
+    named = base.to_object_name(name)
     reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
     return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
 
 
-def _bare(
-    options: JobOptions,
-    name: str,
-    model: dict[str, Any],
-    config_maps: Mapping[str, Document] | None = None,
+def _job_of_model(
+    options: JobOptions, name: str, model: dict[str, Any], config_maps: Mapping[str, Document] | None = None
 ) -> JobInput:
-    """Return the job of a model and of the flags that say how it is trained.
+    """Return the TrainingJob of a model with the training options that flags give.
 
     Raises:
         SpecError: `--batch` is missing.
     """
-    if options.batch is None:
+    if "batch" not in options.values:
         raise SpecError("--batch", "is missing", "say how many samples one optimizer step takes")
-    training = {key: value for flag, key in _BARE.items() if (value := getattr(options, flag)) is not None}
-    document = training_job.document(base.object_name(name), {"model": model, "training": training})
-    return JobInput(document, config_maps or {}, {f"spec.training.{key}": flag_of(flag) for flag, key in _BARE.items()})
+    fields = {name: option.path.removeprefix("training.") for name, option in BARE_OPTIONS.items()}
+    training = {key: options.values[name] for name, key in fields.items() if name in options.values}
+    document = training_job.training_job_document(base.to_object_name(name), {"model": model, "training": training})
+    return JobInput(
+        document, config_maps or {}, {f"spec.training.{key}": to_flag(name) for name, key in fields.items()}
+    )

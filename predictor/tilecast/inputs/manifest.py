@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from tilecast import jobs
 from tilecast.advice import Advice, Request
 from tilecast.api import documents
-from tilecast.api.edit import edited
+from tilecast.api.edit import edit_yaml
 from tilecast.hardware import Pool
-from tilecast.inputs.reading import shown_name
+from tilecast.inputs.reading import metadata_name
 from tilecast.jobs import candidates, commands
 from tilecast.nodes import PublishedDevice
 from tilecast.spec import SpecError
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ManifestJob:
     """Job of another kind in the text of a file."""
 
     text: str
@@ -27,7 +27,7 @@ class Source:
     job: jobs.Job
 
     @classmethod
-    def of(cls, text: str, objects: Sequence[documents.Document]) -> Source | None:
+    def from_documents(cls, text: str, objects: Sequence[documents.Document]) -> ManifestJob | None:
         """Return the only job of a file, or None if the file has none.
 
         Raises:
@@ -39,7 +39,7 @@ class Source:
         if len(places) > 1:
             raise SpecError("kind", f"the file holds {len(places)} jobs", "give a file with one of them")
         document = objects[places[0]]
-        by_name = {(str(item.get("kind")), shown_name(item)): item for item in objects}
+        by_name = {(str(item.get("kind")), metadata_name(item)): item for item in objects}
         job = jobs.read(document, by_name.get(jobs.runtime_of(document) or ("", "")))
         return cls(text, places[0], document, jobs.resolved(job, by_name))
 
@@ -48,7 +48,7 @@ class Source:
         """Python program in the job's own command, with its arguments; empty if the command names none."""
         return commands.program(self.document, self.job)
 
-    def narrowed(
+    def narrow_request(
         self,
         request: Request,
         pools: Sequence[Pool],
@@ -65,11 +65,12 @@ class Source:
         choice = candidates.candidates(self.job, pools, labels, None, devices, is_placed=is_placed)
         return candidates.request(request, self.job, choice, is_placed=is_placed), choice
 
-    def committed(self, advice: Advice, choice: candidates.Candidates, command: str = "") -> str:
-        """Return the file with the advised fields of the job changed and every other byte kept.
+    def edited_manifest(self, advice: Advice, choice: candidates.Candidates, command: str = "") -> str:
+        """Return the text of the file with the advised fields of the job changed and all other bytes kept.
 
         YAML aliases in the file are written out first, so that a change in one place does not affect another. Without a
         recommendation the file is returned unchanged.
+
 
         Args:
             advice: the advice for the job.
@@ -86,4 +87,4 @@ class Source:
         put = candidates.exported(advice.best, self.job, choice)
         changes = jobs.changes(self.document, self.job, put)
         changes += commands.running(self.document, self.job, command) if command else []
-        return edited(documents.written_out(self.text), changes, self.index)
+        return edit_yaml(documents.expand_aliases(self.text), changes, self.index)

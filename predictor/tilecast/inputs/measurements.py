@@ -25,7 +25,7 @@ _REMEDY = "write for instance a100-80:8=1.9s, or a100-80:8/tp=2,dp=4=450ms"
 
 
 class MeasuredStep(PartSeconds):
-    """An entry of a file of measured steps. Its parts are those of a report of `tilecast_observe`."""
+    """Entry of a file of measured steps, with the fields of a report of `tilecast_observe`."""
 
     pool: str = Field(min_length=1, max_length=63, description="Pool or GPU that the job ran on.")
     gpus: int = Field(ge=1, le=10**6, description="GPUs that it ran on.")
@@ -39,7 +39,7 @@ class _RunsFile(ApiModel):
 
 @dataclass(frozen=True, slots=True)
 class StatedRun:
-    """Measured step whose pool is not looked up yet."""
+    """Measured step with the name of its pool, which is not yet looked up."""
 
     pool: str
     gpus: int
@@ -49,7 +49,7 @@ class StatedRun:
     field: str = "--measured"
 
 
-def read(texts: Sequence[str]) -> tuple[float | None, list[StatedRun]]:
+def parse_measurements(texts: Sequence[str]) -> tuple[float | None, list[StatedRun]]:
     """Read the values of `--measured`: the seconds of a single value without a pool, and the steps that name pools.
 
     Raises:
@@ -59,51 +59,51 @@ def read(texts: Sequence[str]) -> tuple[float | None, list[StatedRun]]:
     lines: list[StatedRun] = []
     for text in texts:
         if text.startswith("@"):
-            lines += _file(text[1:])
+            lines += _read_runs_file(text[1:])
         elif "=" in text:
-            lines.append(_stated(text, "--measured"))
+            lines.append(_parse_run(text, "--measured"))
         elif seconds is None and len(texts) == 1:
-            seconds = _plain(text)
+            seconds = _parse_seconds(text)
         else:
             raise SpecError("--measured", f"{text[:40]!r} names no pool beside another measurement", _REMEDY)
     return seconds, lines
 
 
-def baseline(text: str) -> tuple[str, list[StatedRun]]:
+def split_baseline(text: str) -> tuple[str, list[StatedRun]]:
     """Return the text of the baseline without its measured step, and a list with that step, if there is one."""
     head, equals, step = text.rpartition("=")
-    if not equals or _STEP.fullmatch(step.strip()) is None or (head.count(":") == 2 and _is_key(head)):
+    if not equals or _STEP.fullmatch(step.strip()) is None or (head.count(":") == 2 and _ends_in_plan_key(head)):
         return text, []
     where, _, plan = head.partition(":")[2].partition(":")
-    line = _stated(f"{head.partition(':')[0]}:{where}{'/' if plan else ''}{plan}={step}", "--baseline")
+    line = _parse_run(f"{head.partition(':')[0]}:{where}{'/' if plan else ''}{plan}={step}", "--baseline")
     return head, [line]
 
 
-def _is_key(head: str) -> bool:
-    """Return whether the text before the last equals sign ends in a key of a plan, so that the sign belongs to it."""
+def _ends_in_plan_key(head: str) -> bool:
+    """Return whether the text before the last equals sign ends in a key of a plan."""
     return re.search(r"[:,][a-z]+$", head) is not None
 
 
-def _plain(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise SpecError("--measured", f"cannot read {text[:40]!r}", _REMEDY) from None
 
 
-def _stated(text: str, field: str) -> StatedRun:
+def _parse_run(text: str, field: str) -> StatedRun:
     head, _, step = text.rpartition("=")
     match = _STEP.fullmatch(step.strip())
     if match is None:
         raise SpecError(field, f"{step[:40]!r} is no step time", _REMEDY)
     where, _, plan = head.partition("/")
-    pool, gpus = reading.pair(field, where)
+    pool, gpus = reading.parse_name_and_count(field, where)
     return StatedRun(
         pool, gpus, Stated.parse(plan, field) if plan else None, float(match[1]) * _UNITS[match[2]], field=field
     )
 
 
-def _file(name: str) -> list[StatedRun]:
+def _read_runs_file(name: str) -> list[StatedRun]:
     if not name:
         raise SpecError("--measured", "@ names no file", "write @FILE.json")
     try:
@@ -126,7 +126,7 @@ def _file(name: str) -> list[StatedRun]:
     ]
 
 
-def resolved(lines: Sequence[StatedRun], pools: Sequence[Pool]) -> list[Measurement]:
+def find_measured_pools(lines: Sequence[StatedRun], pools: Sequence[Pool]) -> list[Measurement]:
     """Return the steps with their pools: one of `pools`, or else the usual nodes of a GPU of that name.
 
     Raises:
@@ -135,14 +135,14 @@ def resolved(lines: Sequence[StatedRun], pools: Sequence[Pool]) -> list[Measurem
     named = {pool.name: pool for pool in pools}
     measurements = []
     for one in lines:
-        pool = named.get(one.pool) or _usual(one)
+        pool = named.get(one.pool) or _assumed_pool(one)
         measurements.append(Measurement(pool, one.gpus, one.seconds, one.plan, one.parts, one.field))
     return measurements
 
 
-def _usual(one: StatedRun) -> Pool:
+def _assumed_pool(run: StatedRun) -> Pool:
     try:
-        gpu = find_gpu(one.pool)
+        gpu = find_gpu(run.pool)
     except SpecError as error:
-        raise SpecError(one.field, f"there is no pool or GPU {one.pool!r}", error.remedy) from None
-    return replace(pool_inputs.usual_pool(gpu, one.gpus), name=one.pool)
+        raise SpecError(run.field, f"there is no pool or GPU {run.pool!r}", error.remedy) from None
+    return replace(pool_inputs.assumed_pool(gpu, run.gpus), name=run.pool)

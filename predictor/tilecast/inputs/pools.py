@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
-from tilecast.inputs.reading import InputWarning, pair, read_text
+from tilecast.inputs.reading import InputWarning, parse_name_and_count, read_text
 from tilecast.learning import calibration
 from tilecast.spec import SpecError
 
@@ -37,13 +37,13 @@ class PoolOptions:
     """File of corrections for every pool."""
 
     @classmethod
-    def of(cls, values: object) -> PoolOptions:
+    def from_attributes(cls, values: object) -> PoolOptions:
         """Return the options among the attributes of an object, such as the arguments of a command line."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in vars(values).items() if name in known})
 
     @classmethod
-    def given(cls, nodes: object, gpus: object, context: str | None, calibration: str | None) -> PoolOptions:
+    def from_arguments(cls, nodes: object, gpus: object, context: str | None, calibration: str | None) -> PoolOptions:
         """Return the options for nodes as a path or as objects, and GPUs as a text or as counts by name.
 
         Raises:
@@ -65,18 +65,18 @@ class PoolOptions:
         return cls(nodes, None if gpus is None else str(gpus), context, calibration)
 
 
-def pools(options: PoolOptions) -> Sequence[Pool]:
+def read_pools(options: PoolOptions) -> Sequence[Pool]:
     """Return the pools that the arguments name; nodes that are in no pool are reported on standard error.
 
     Raises:
         SpecError: no pools are named, or the input cannot be read or has no GPU.
     """
     path = options.calibration
-    table = _corrections(path) if path else None
+    table = _read_corrections(path) if path else None
     if options.gpus:
-        pools = _pools_of(options.gpus)
+        pools = _parse_gpu_list(options.gpus)
         return pools if table is None else [replace(pool, calibration=table) for pool in pools]
-    report = nodes_report(options)
+    report = read_nodes_report(options)
     if table is not None:
         report = report.calibrated(table)
     for item in report.left_out:
@@ -86,44 +86,44 @@ def pools(options: PoolOptions) -> Sequence[Pool]:
     return report.require()
 
 
-def _corrections(file: str) -> calibration.Calibration:
+def _read_corrections(file: str) -> calibration.Calibration:
     from tilecast.api import calibration as calibration_file
 
-    return calibration_file.read(read_text(file), file)
+    return calibration_file.parse_calibration(read_text(file), file)
 
 
-def nodes_report(options: PoolOptions) -> NodesReport:
-    """Return what a job can use now of the nodes of `--nodes` or `--context`; the result is cached.
+def read_nodes_report(options: PoolOptions) -> NodesReport:
+    """Return the pools of `--nodes` or `--context` that a job can use now. The result is cached.
 
     Raises:
         SpecError: neither is given, or the nodes cannot be read.
     """
-    return _nodes_report(options.context, options.nodes)
+    return _cached_nodes_report(options.context, options.nodes)
 
 
 @cache
-def _nodes_report(context: str | None, file: str | None) -> NodesReport:
+def _cached_nodes_report(context: str | None, file: str | None) -> NodesReport:
     from tilecast import nodes
     from tilecast.api import calibration as calibration_file
 
-    lists = nodes.parse(*_cluster(context, file))
+    lists = nodes.parse(*_cached_cluster_text(context, file))
     report = nodes.pools(*lists, now=True)
-    seen = calibration_file.seen_in(lists[1], report.pools)
+    seen = calibration_file.read_runs(lists[1], report.pools)
     if seen:
         return report.calibrated(calibration.fit([item.run for item in seen]))
-    return report.calibrated(calibration_file.shown_in(lists[1], report.pools))
+    return report.calibrated(calibration_file.read_corrections(lists[1], report.pools))
 
 
-def forget() -> None:
+def clear_cached_nodes() -> None:
     """Read nodes anew when they are needed next."""
-    _nodes_report.cache_clear()
-    _cluster.cache_clear()
+    _cached_nodes_report.cache_clear()
+    _cached_cluster_text.cache_clear()
 
 
 def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
-    """Return notes, a sentence each, on what is assumed about `pools` and on remarks about their nodes."""
+    """Return sentences on the assumptions about `pools` and on remarks about their nodes."""
     if options.gpus:
-        shapes = "; ".join(map(_shape, pools))
+        shapes = "; ".join(map(_describe_nodes, pools))
         return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",)
     guessed = [pool for pool in pools if pool.layers.get("interNode") == "default" and pool.max_nodes > 1]
     notes = [
@@ -132,13 +132,13 @@ def pool_notes(options: PoolOptions, pools: Sequence[Pool]) -> tuple[str, ...]:
         for pool in guessed
     ]
     remarks: dict[str, list[str]] = {}
-    for item in nodes_report(options).entries:
+    for item in read_nodes_report(options).entries:
         for remark in item.remarks:
             remarks.setdefault(remark, []).append(item.pool.name)
     return (*notes, *(f"{', '.join(names)}: {remark}." for remark, names in remarks.items()))
 
 
-def _shape(pool: Pool) -> str:
+def _describe_nodes(pool: Pool) -> str:
     """Return a description of a pool's nodes and of the links inside and between them."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
@@ -149,38 +149,38 @@ def _shape(pool: Pool) -> str:
     return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])
 
 
-def pool_of_node(options: PoolOptions) -> dict[str, str]:
+def pools_by_node(options: PoolOptions) -> dict[str, str]:
     """Return the name of each node's pool; empty if pools are named by `--gpus`."""
     if options.gpus:
         return {}
-    return {node: item.pool.name for item in nodes_report(options).entries for node in item.members}
+    return {node: item.pool.name for item in read_nodes_report(options).entries for node in item.members}
 
 
-def node_labels(options: PoolOptions) -> list[Mapping[str, str]]:
+def read_node_labels(options: PoolOptions) -> list[Mapping[str, str]]:
     """Return the labels of the nodes that have GPUs; empty if pools are named by `--gpus`."""
     if options.gpus:
         return []
     from tilecast import nodes
 
-    in_pools = pool_of_node(options)
-    everyone = map(nodes.node, nodes.parse(*_cluster(options.context, options.nodes))[0])
+    in_pools = pools_by_node(options)
+    everyone = map(nodes.node, nodes.parse(*_cached_cluster_text(options.context, options.nodes))[0])
     return [node.labels for node in everyone if node.gpus or node.other_devices or node.name in in_pools]
 
 
-def devices(options: PoolOptions) -> Mapping[str, Sequence[PublishedDevice]] | None:
+def read_devices(options: PoolOptions) -> Mapping[str, Sequence[PublishedDevice]] | None:
     """Return the devices of ResourceSlices by pool; None where pools are named by `--gpus`."""
-    return None if options.gpus else nodes_report(options).devices
+    return None if options.gpus else read_nodes_report(options).devices
 
 
 @cache
-def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
+def _cached_cluster_text(context: str | None, file: str | None) -> tuple[str, str]:
     """Return nodes and pools as text, and the name of their source; the result is cached to read standard input once.
 
     Raises:
         SpecError: no source is given, or it cannot be read.
     """
     if context:
-        return _kubectl(context), f"context {context}"
+        return _kubectl_nodes(context), f"context {context}"
     if file and file.startswith("{"):
         return file, "nodes"
     if file:
@@ -188,16 +188,19 @@ def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
     raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")
 
 
-def _pools_of(text: str) -> list[Pool]:
+def _parse_gpu_list(text: str) -> list[Pool]:
     """Return pools from `GPU:N,…`, with the nodes, network and list price of the GPU's usual instance type."""
-    pools = [usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
+    pools = [
+        assumed_pool(find_gpu(name), count)
+        for name, count in (parse_name_and_count("--gpus", item) for item in text.split(","))
+    ]
     names = [pool.name for pool in pools]
     if len(set(names)) < len(names):
         raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
     return pools
 
 
-def usual_pool(gpu: Gpu, count: int) -> Pool:
+def assumed_pool(gpu: Gpu, count: int) -> Pool:
     """Return a pool of `count` GPUs in nodes of the GPU's usual instance type.
 
     Raises:
@@ -224,18 +227,18 @@ def usual_pool(gpu: Gpu, count: int) -> Pool:
     )
 
 
-def _kubectl(context: str) -> str:
+def _kubectl_nodes(context: str) -> str:
     remedy, kinds = "check the context, or pipe nodes into --nodes -", "nodes,gpupools.tilecast.dev"
     try:
-        return kubectl(context, "get", f"{kinds},resourceslices.resource.k8s.io", "-o", "json", remedy=remedy)
+        return run_kubectl(context, "get", f"{kinds},resourceslices.resource.k8s.io", "-o", "json", remedy=remedy)
     except SpecError as error:
         # Clusters before Kubernetes 1.34 may not serve ResourceSlices.
         if "resource type" not in error.problem or "resourceslices" not in error.problem:
             raise
-        return kubectl(context, "get", kinds, "-o", "json", remedy=remedy)
+        return run_kubectl(context, "get", kinds, "-o", "json", remedy=remedy)
 
 
-def kubectl(context: str | None, *arguments: str, remedy: str) -> str:
+def run_kubectl(context: str | None, *arguments: str, remedy: str) -> str:
     """Run kubectl in a context, or in the current one, and return its standard output.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The jobs of a queue as documents say them: TrainingJobs, jobs of other kinds, and Kueue's quotas beside them."""
+"""Read the jobs of a queue from documents: TrainingJobs, jobs of other kinds, and Kueue's quotas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilecast.api import documents, training_job
 from tilecast.api.documents import Document
 from tilecast.api.fields import mapping, value_at
 from tilecast.hardware import Pool
-from tilecast.inputs.reading import read_text, shown_name
+from tilecast.inputs.reading import metadata_name, read_text
 from tilecast.jobs import Priorities, PriorityClass, kueue
 from tilecast.jobs.candidates import candidates
 from tilecast.jobs.candidates import request as narrowed
@@ -27,7 +27,7 @@ from tilecast.spec import SpecError
 _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
 
 
-def listed(name: str) -> list[Document]:
+def read_documents(name: str) -> list[Document]:
     """Return all documents of a file, of standard input (`-`), or of the YAML and JSON files of a folder.
 
     Raises:
@@ -57,7 +57,7 @@ class QueueDocuments:
     pods: tuple[Document, ...] = ()
 
     @classmethod
-    def of(cls, results: Sequence[Document]) -> QueueDocuments:
+    def from_documents(cls, results: Sequence[Document]) -> QueueDocuments:
         """Group documents by kind; a job that a TrainingJob has as its target is planned as that TrainingJob only.
 
         Raises:
@@ -65,24 +65,28 @@ class QueueDocuments:
         """
         by_kind = dict[str, dict[str, Document]]()
         for item in results:
-            by_kind.setdefault(str(item.get("kind")), {})[f"{_namespace(item)}/{shown_name(item)}"] = item
+            by_kind.setdefault(str(item.get("kind")), {})[f"{_namespace(item)}/{metadata_name(item)}"] = item
         own = [item for item in results if item.get("kind") == training_job.KIND]
-        targets = {_target(item) for item in own}
+        targets = {_target_key(item) for item in own}
         others = [
-            item for item in results if jobs.is_job(item) and (str(item.get("kind")), shown_name(item)) not in targets
+            item
+            for item in results
+            if jobs.is_job(item) and (str(item.get("kind")), metadata_name(item)) not in targets
         ]
         if not (own or others):
             remedy = "give TrainingJobs or jobs of other kinds, for instance `kubectl get trainingjobs,jobs -A -o json`"
             raise SpecError("JOBS", f"holds {len(results)} documents and no job", remedy)
-        local = {(_namespace(item), shown_name(item)): item for item in by_kind.get("LocalQueue", {}).values()}
-        cluster, flavors = ({shown_name(item): item for item in by_kind.get(kind, {}).values()} for kind in _KUEUE[1:])
+        local = {(_namespace(item), metadata_name(item)): item for item in by_kind.get("LocalQueue", {}).values()}
+        cluster, flavors = (
+            {metadata_name(item): item for item in by_kind.get(kind, {}).values()} for kind in _KUEUE[1:]
+        )
         return cls(
             (*own, *others),
-            {(str(item.get("kind")), shown_name(item)): item for item in results},
-            {shown_name(item): item for item in by_kind.get("ConfigMap", {}).values()},
+            {(str(item.get("kind")), metadata_name(item)): item for item in results},
+            {metadata_name(item): item for item in by_kind.get("ConfigMap", {}).values()},
             Priorities(
                 *(
-                    {shown_name(item): PriorityClass.of(item) for item in by_kind.get(kind, {}).values()}
+                    {metadata_name(item): PriorityClass.of(item) for item in by_kind.get(kind, {}).values()}
                     for kind in ("WorkloadPriorityClass", "PriorityClass")
                 )
             ),
@@ -104,7 +108,7 @@ class QueueDocuments:
         return held
 
 
-def _target(document: Document) -> tuple[str, str]:
+def _target_key(document: Document) -> tuple[str, str]:
     target = mapping(value_at(document, ("spec", "targetRef")))
     return (str(target.get("kind")), str(target.get("name"))) if target else ("", "")
 
@@ -115,7 +119,7 @@ def _namespace(document: Document) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadQueue:
-    """Jobs that could be read, reasons for the others, and the quotas of their queues."""
+    """Jobs of a queue that could be read, reasons for the unreadable ones, and quotas."""
 
     jobs: tuple[QueuedJob, ...]
     unplanned: tuple[Unplanned, ...]
@@ -137,9 +141,9 @@ class QueueReader:
     _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
 
     def read(self) -> ReadQueue:
-        """Return all jobs that have not ended."""
+        """Return all jobs of the queue that have not ended."""
         results, refused, quotas = list[QueuedJob](), list[Unplanned](), dict[str, dict[str, int]]()
-        for document, name in zip(self.given.jobs, _names(self.given.jobs), strict=True):
+        for document, name in zip(self.given.jobs, _unique_names(self.given.jobs), strict=True):
             try:
                 job = self._job(document, name, quotas)
             except SpecError as error:
@@ -150,7 +154,7 @@ class QueueReader:
 
     def _job(self, document: Document, name: str, quotas: dict[str, dict[str, int]]) -> QueuedJob | None:
         if document.get("kind") == training_job.KIND:
-            request = training_job.read(document, self.given.config_maps)
+            request = training_job.read_request(document, self.given.config_maps)
             present = (request.baseline.pool, request.baseline.gpus) if request.baseline else None
             return self._queued(document, name, request, self.pools, present)
         runtime = self.given.others.get(jobs.runtime_of(document) or ("", ""))
@@ -158,7 +162,9 @@ class QueueReader:
         if job.is_finished or job.is_owned:
             return None
         try:
-            request = training_job.read(training_job.document(job.name, jobs.described(job)), self.given.config_maps)
+            request = training_job.read_request(
+                training_job.training_job_document(job.name, jobs.described(job)), self.given.config_maps
+            )
         except SpecError as error:
             raise jobs.in_annotations(error) from None
         has_quota = job.queue and self._has_queues and not job.has_claims
@@ -215,22 +221,22 @@ class QueueReader:
         return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
 
     def _running(self, document: Document, job: QueuedJob) -> QueuedJob:
-        """Return a running job with what is left of it, by its forecast on the pool where it runs."""
+        """Return a running job with its remaining work, by the forecast on its present pool."""
         return running(job, -self._since(value_at(document, ("status", "startTime"))))
 
 
-def _names(given: Sequence[Document]) -> list[str]:
+def _unique_names(documents: Sequence[Document]) -> list[str]:
     """Return the shortest name for each document that is unique: name, namespace and name, or with its kind too."""
-    ways = [[_called(item, way) for item in given] for way in range(3)]
+    ways = [[_job_name(item, way) for item in documents] for way in range(3)]
     counts = [Counter(names) for names in ways]
     return [
         next((names[place] for names, count in zip(ways, counts, strict=True) if count[names[place]] == 1), "")
         or f"{ways[-1][place]} ({place + 1})"
-        for place in range(len(given))
+        for place in range(len(documents))
     ]
 
 
-def _called(document: Document, way: int) -> str:
-    name = shown_name(document) or "unnamed"
+def _job_name(document: Document, detail: int) -> str:
+    name = metadata_name(document) or "unnamed"
     placed = f"{_namespace(document) or 'default'}/{name}"
-    return (name, placed, f"{document.get('kind')}/{placed}")[way]
+    return (name, placed, f"{document.get('kind')}/{placed}")[detail]

@@ -16,7 +16,7 @@ class InputWarning(UserWarning):
     """Something in an input that is left out or assumed."""
 
 
-def seconds(text: str, flag: str = "--deadline") -> int:
+def parse_seconds(text: str, flag: str = "--deadline") -> int:
     """Read a time such as `5400`, `90min`, `36h` or `14d` as whole seconds.
 
     Raises:
@@ -28,7 +28,7 @@ def seconds(text: str, flag: str = "--deadline") -> int:
     return int(float(match[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[match[2]])
 
 
-def amount(text: str) -> dict[str, Any]:
+def parse_amount(text: str) -> dict[str, Any]:
     """Read an amount with its currency, such as `5000` or `5000 EUR`; USD if none is given.
 
     Raises:
@@ -42,7 +42,7 @@ def amount(text: str) -> dict[str, Any]:
     return {"amount": float(match[1]), "currency": match[2] or "USD"}
 
 
-def pair(flag: str, text: str) -> tuple[str, int]:
+def parse_name_and_count(flag: str, text: str) -> tuple[str, int]:
     """Read the name and the count of `NAME:COUNT`.
 
     Raises:
@@ -70,17 +70,17 @@ def read_text(name: str) -> str:
         raise SpecError(name, "is not UTF-8 text", "give YAML or JSON") from None
 
 
-def flag_of(name: str) -> str:
+def to_flag(name: str) -> str:
     """Return the flag of an option's name."""
     return f"--{name.replace('_', '-')}"
 
 
-def is_file(job: str) -> bool:
+def means_file(job: str) -> bool:
     """Return whether an argument means a file, whether or not the file exists."""
     return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
 
 
-def shown_name(document: Mapping[str, object]) -> str:
+def metadata_name(document: Mapping[str, object]) -> str:
     """Return the name in a document's metadata, or empty text if there is none."""
     metadata = document.get("metadata")
     return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""

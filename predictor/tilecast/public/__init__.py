@@ -1,5 +1,5 @@
-"""The Python API, and where it and the command line ask.
+"""The Python API of `import tilecast`, and the functions that it shares with the command line.
 
-`api` has the functions that `import tilecast` offers, `results` their values; `asking`, `sweeping`, `queueing` and
-`catalog` answer questions for both doors. Read `api` first.
+`api` has the public functions and `results` their return values. `asking`, `sweeping`, `queueing` and `catalog` serve
+both the API and the command line. Read `api` first.
 """

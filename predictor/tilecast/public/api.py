@@ -22,48 +22,28 @@ import numpy as np
 
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import queue as queue_inputs
-from tilecast.inputs.job import JobOptions
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
-from tilecast.inputs.reading import InputWarning
+from tilecast.inputs.reading import InputWarning as InputWarning
 from tilecast.planner.policies import POLICIES
 from tilecast.public import catalog
-from tilecast.public.asking import Question, ask
-from tilecast.public.queueing import QueueQuestion, planned
-from tilecast.public.results import Advice, Fits, Forecast, PoolFit, Queue, Sweep, Table
-from tilecast.public.sweeping import swept
+from tilecast.public.asking import Question, answer_question
+from tilecast.public.queueing import QueueQuestion, plan_queue
+from tilecast.public.results import Advice, Fits, Forecast, Queue, Sweep
+from tilecast.public.results import PoolFit as PoolFit
+from tilecast.public.results import Table as Table
+from tilecast.public.sweeping import run_sweep
 from tilecast.render.launch import LAUNCHERS
 from tilecast.spec import SpecError
-from tilecast.sweeps import Over
+from tilecast.sweeps import SweepRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Unpack
 
-__all__ = [
-    "Advice",
-    "Fits",
-    "Forecast",
-    "InputWarning",
-    "JobSettings",
-    "PoolFit",
-    "Queue",
-    "SpecError",
-    "Sweep",
-    "Table",
-    "advise",
-    "fits",
-    "forecast",
-    "gpus",
-    "launchers",
-    "links",
-    "models",
-    "queue",
-    "sweep",
-]
-
 
 class JobSettings(TypedDict, total=False):
-    """How a job is trained and where it may run; what is left out keeps its default."""
+    """Keyword arguments that describe how a job is trained and where it may run. Omitted ones keep their default."""
 
     seq: int
     """Tokens per sample."""
@@ -137,9 +117,9 @@ def advise(
     >>> advice.best.pool.name
     'h100-sxm'
     """
-    with _one_call():
-        question = _question(model, settings, plan, baseline, measured, launcher)
-        return Advice.of(ask(question).advice)
+    with _errors_about_arguments():
+        question = _build_question(model, settings, plan, baseline, measured, launcher)
+        return Advice.from_advice(answer_question(question).advice)
 
 
 def forecast(
@@ -175,7 +155,7 @@ def forecast(
 
 
 def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettings]) -> Fits:
-    """Return whether a job fits into memory, pool by pool, and what would make it fit.
+    """Return for each pool whether a job fits into memory, and the nearest change that would make it fit.
 
     Args:
         model: as for `advise`.
@@ -189,15 +169,10 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     >>> bool(tilecast.fits("llama-3.1-405b", seq=8192, batch=64, gpus="t4:8"))
     False
     """
-    return Fits.of(advise(model, plan=plan, **settings))
+    return Fits.from_advice(advise(model, plan=plan, **settings))
 
 
-def sweep(
-    model: object,
-    *,
-    over: str,
-    **settings: Unpack[JobSettings],
-) -> Sweep:
+def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep:
     """Return the advice for each value of a number.
 
     Args:
@@ -214,10 +189,10 @@ def sweep(
     >>> [row["gpus"] for row in swept.rows]
     [4, 8]
     """
-    with _one_call():
-        question = _question(model, settings)
-        over_ = Over.parse(over, "over")
-        return Sweep.of(over_.field, swept(question.job, question.pools, over_))
+    with _errors_about_arguments():
+        question = _build_question(model, settings)
+        over_ = SweepRange.parse(over, "over")
+        return Sweep.from_rows(over_.field, run_sweep(question.job, question.pools, over_))
 
 
 def queue(
@@ -232,7 +207,7 @@ def queue(
     what_if: str | Sequence[str] = (),
     at: str | None = None,
 ) -> Queue:
-    """Return which job of a queue runs on which pool, and when each starts and ends.
+    """Return the plan of a queue: the pool, the start and the end of each job.
 
     Args:
         jobs: a file or folder of TrainingJobs and annotated jobs of other kinds, or these objects as dictionaries.
@@ -248,17 +223,17 @@ def queue(
     Raises:
         SpecError: something cannot be read, or there is no job.
     """
-    with _one_call():
+    with _errors_about_arguments():
         if policy not in POLICIES:
             raise SpecError("policy", f"{policy!r} is not known", f"known: {', '.join(POLICIES)}")
         if isinstance(jobs, str | os.PathLike):
-            given = queue_inputs.listed(os.fspath(jobs))
+            given = queue_inputs.read_documents(os.fspath(jobs))
         else:
             given = [dict(job) for job in jobs]
         changes = (what_if,) if isinstance(what_if, str) else tuple(what_if)
-        pools = PoolOptions.given(nodes, gpus, context, calibration)
+        pools = PoolOptions.from_arguments(nodes, gpus, context, calibration)
         limit = None if horizon is None else str(horizon)
-        return Queue.of(planned(QueueQuestion(given, pools, policy, limit, changes, at)))
+        return Queue.from_plan(plan_queue(QueueQuestion(given, pools, policy, limit, changes, at)))
 
 
 def gpus(name: str | None = None) -> Table | dict[str, Any]:
@@ -271,7 +246,7 @@ def gpus(name: str | None = None) -> Table | dict[str, Any]:
     >>> "h100-sxm" in [row["GPU"] for row in tilecast.gpus()]
     True
     """
-    return Table(catalog.gpu_rows()) if name is None else catalog.gpu_row(name)
+    return Table(catalog.list_gpus()) if name is None else catalog.describe_gpu(name)
 
 
 def models(name: str | None = None) -> Table | dict[str, Any]:
@@ -280,7 +255,7 @@ def models(name: str | None = None) -> Table | dict[str, Any]:
     Raises:
         SpecError: there is none of that name.
     """
-    return Table(catalog.model_rows()) if name is None else catalog.model_row(name)
+    return Table(catalog.list_models()) if name is None else catalog.describe_model(name)
 
 
 def links(name: str | None = None) -> Table | dict[str, Any]:
@@ -289,7 +264,7 @@ def links(name: str | None = None) -> Table | dict[str, Any]:
     Raises:
         SpecError: there is none of that name.
     """
-    return Table(catalog.link_rows()) if name is None else catalog.link_row(name)
+    return Table(catalog.list_links()) if name is None else catalog.describe_link(name)
 
 
 def launchers() -> tuple[str, ...]:
@@ -297,7 +272,7 @@ def launchers() -> tuple[str, ...]:
     return tuple(LAUNCHERS)
 
 
-def _question(
+def _build_question(
     model: object,
     settings: Mapping[str, Any],
     plan: str | None = None,
@@ -305,38 +280,38 @@ def _question(
     measured: str | Sequence[str] | Mapping[str, float] = (),
     launcher: str | None = None,
 ) -> Question:
-    """Return the question that the arguments ask.
+    """Return the question that the arguments of a public function describe.
 
     Raises:
         TypeError: an argument is not known.
         SpecError: a value cannot be meant.
     """
-    given = {name: _plain(value) for name, value in settings.items()}
+    given = {name: _to_python_number(value) for name, value in settings.items()}
     unknown = [name for name in given if name not in JobSettings.__annotations__]
     if unknown:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; known: {', '.join(JobSettings.__annotations__)}")
     where = [given.pop(name, None) for name in ("nodes", "gpus", "context", "calibration")]
     example = given.pop("inputs", None)
     if hasattr(model, "named_parameters"):
-        model = _traced(model, example)
+        model = _trace_module(model, example)
     elif isinstance(model, os.PathLike):
         model = os.fspath(model)
     return Question(
-        JobOptions(model, **given),
-        PoolOptions.given(*where),
+        JobOptions.from_values(model, given),
+        PoolOptions.from_arguments(*where),
         baseline=baseline,
         plan=plan,
-        measured=_steps(measured),
+        measured=_step_texts(measured),
         launch=launcher,
     )
 
 
-def _plain(value: Any) -> Any:
-    """Return a scalar of NumPy as a number of Python, and any other value as it is."""
+def _to_python_number(value: Any) -> Any:
+    """Return the Python number of a NumPy scalar; return any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _traced(module: Any, inputs: Any) -> Any:
+def _trace_module(module: Any, inputs: Any) -> Any:
     """Return the trace of a `torch.nn.Module` on its example inputs."""
     from tilecast.zoo.traced import torch_export
 
@@ -346,8 +321,8 @@ def _traced(module: Any, inputs: Any) -> Any:
     return torch_export.trace_of(lambda: (module, inputs), type(module).__name__)
 
 
-def _steps(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ...]:
-    """Return measured steps as texts."""
+def _step_texts(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ...]:
+    """Return measured steps in the syntax of `--measured`."""
     if isinstance(measured, str):
         return (measured,)
     if isinstance(measured, Mapping):
@@ -356,17 +331,17 @@ def _steps(measured: str | Sequence[str] | Mapping[str, float]) -> tuple[str, ..
 
 
 @contextmanager
-def _one_call() -> Iterator[None]:
-    """Raise errors about flags of the command line as errors about the arguments of the same names.
+def _errors_about_arguments() -> Iterator[None]:
+    """Convert errors about command-line flags in the `with` block into errors about keyword arguments.
 
-    Nodes are read anew by each call, since files and clusters change while a notebook is open.
+    Cached nodes are cleared afterwards, since files and clusters change while a notebook is open.
     """
     try:
         yield
     except SpecError as error:
         raise type(error)(*(_without_flags(text) for text in (error.field, error.problem, error.remedy))) from None
     finally:
-        pool_inputs.forget()
+        pool_inputs.clear_cached_nodes()
 
 
 def _without_flags(text: str) -> str:

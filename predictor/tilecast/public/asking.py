@@ -16,7 +16,8 @@ from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import measurements, reading
 from tilecast.inputs import pools as pool_inputs
-from tilecast.inputs.job import JobInput, JobOptions
+from tilecast.inputs.job import JobInput
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A job, where it may run, and what the user knows about it already."""
+    """Job, pools, and options of the advice."""
 
     job: JobOptions
     pools: PoolOptions
@@ -45,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Advice, and what it was given for."""
+    """Advice with its job and its pools."""
 
     job: JobInput
     advice: Advice
@@ -57,47 +58,47 @@ class Answer:
     """A measured step that names no pool."""
 
 
-def ask(question: Question) -> Answer:
-    """Return the advice for a job.
+def answer_question(question: Question) -> Answer:
+    """Return the advice for the job and the pools of a question.
 
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
     """
-    job = job_inputs.job(question.job)
+    job = job_inputs.read_job(question.job)
     try:
-        return _answered(question, job)
+        return _answer(question, job)
     except SpecError as error:
-        raise job.by_flag(error) from None
+        raise job.named_by_flag(error) from None
 
 
-def _answered(question: Question, job: JobInput) -> Answer:
-    request, pools = job.request(), pool_inputs.pools(question.pools)
-    seconds, runs = measurements.read(question.measured)
+def _answer(question: Question, job: JobInput) -> Answer:
+    request, pools = job.request(), pool_inputs.read_pools(question.pools)
+    seconds, runs = measurements.parse_measurements(question.measured)
     if question.baseline:
-        where, step = measurements.baseline(question.baseline)
-        request = replace(request, baseline=_baseline(where))
+        where, step = measurements.split_baseline(question.baseline)
+        request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
-    own = measured.own_runs(request, measurements.resolved(runs, pools))
+    own = measured.own_runs(request, measurements.find_measured_pools(runs, pools))
     pools = measured.corrected(request, pools, own)
     if question.plan is not None:
-        request = _planned(request, question.plan)
+        request = _request_for_plan(request, question.plan)
     notes = pool_inputs.pool_notes(question.pools, pools)
     requests = launcher_requests(request, question.launch) if question.launch else (request,)
     if job.source is None:
-        advice = measured.with_notes(_with_notes(_best(requests, pools), notes), own)
+        advice = measured.with_notes(_add_notes(_choose_advice(requests, pools), notes), own)
         return Answer(job, advice, pools, seconds=seconds)
     from tilecast.jobs.candidates import settled
 
-    labels, devices = pool_inputs.node_labels(question.pools), pool_inputs.devices(question.pools)
-    narrowed = [job.source.narrowed(one, pools, labels, devices) for one in requests]
+    labels, devices = pool_inputs.read_node_labels(question.pools), pool_inputs.read_devices(question.pools)
+    narrowed = [job.source.narrow_request(one, pools, labels, devices) for one in requests]
     candidates = narrowed[0][1]
-    best = _best([one for one, _ in narrowed], candidates.pools)
-    advice = measured.with_notes(_with_notes(settled(best, candidates), notes), own)
+    best = _choose_advice([one for one, _ in narrowed], candidates.pools)
+    advice = measured.with_notes(_add_notes(settled(best, candidates), notes), own)
     return Answer(job, advice, candidates.pools, candidates, seconds)
 
 
 def measured_offer(question: Question, answer: Answer) -> Offer:
-    """Return the offer that a measured step without a pool is about.
+    """Return the offer to which a measured step without a pool belongs.
 
     Raises:
         SpecError: it is no step time, or several runs could be meant.
@@ -113,7 +114,7 @@ def measured_offer(question: Question, answer: Answer) -> Offer:
     return answer.advice.offers[0]
 
 
-def _with_notes(advice: Advice, notes: Sequence[str]) -> Advice:
+def _add_notes(advice: Advice, notes: Sequence[str]) -> Advice:
     return replace(advice, notes=(*advice.notes, *notes))
 
 
@@ -121,31 +122,33 @@ _GAIN = 0.05
 """What another framework of a launcher has to save of the first one's objective to be worth its wrapping."""
 
 
-def _best(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
-    """Return the advice for one of the requests, which differ in their frameworks.
+def _choose_advice(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
+    """Return the best advice for requests that differ in their frameworks alone.
 
-    Advice whose framework executes the recommendation goes before all other. Of the rest the first is chosen, unless a
-    later one has a recommendation that is better by more than `_GAIN` or the first has none.
+    Advice whose framework executes the recommendation comes first. Among those the first is chosen, unless a later
+    recommendation is better by more than `_GAIN` or the first has none.
     """
-    advices = [_advise(request, pools) for request in requests]
-    chosen, *others = [advice for advice in advices if _is_run(advice)] or advices
+    advices = [_advise_on_plan(request, pools) for request in requests]
+    chosen, *others = [advice for advice in advices if _is_executable(advice)] or advices
     for other in others:
         if other.best is None:
             continue
-        if chosen.best is None or _value(other, other.best) < (1 - _GAIN) * _value(chosen, chosen.best):
+        if chosen.best is None or _objective_value(other, other.best) < (1 - _GAIN) * _objective_value(
+            chosen, chosen.best
+        ):
             chosen = other
     return chosen
 
 
-def _is_run(advice: Advice) -> bool:
-    """Return whether the job's framework executes the recommendation, which is not certain for a stated plan."""
+def _is_executable(advice: Advice) -> bool:
+    """Return whether the job's framework executes the recommendation, which may be a plan that the user stated."""
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
         return best is not None
     return bool(search.abilities(framework).executes(Plans.of(best.plan))[0])
 
 
-def _value(advice: Advice, offer: Offer) -> float:
+def _objective_value(advice: Advice, offer: Offer) -> float:
     """Return the number that the objective minimises: an offer's GPUs, or the amount of the quantity per sample."""
     goal = advice.request.goal
     if goal.fewest_gpus:
@@ -153,7 +156,7 @@ def _value(advice: Advice, offer: Offer) -> float:
     return goal.quantity.amount(offer.pool, offer.gpus, offer.step_s) / offer.workload.global_batch
 
 
-def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
+def _advise_on_plan(request: Request, pools: Sequence[Pool]) -> Advice:
     try:
         return advise(request, pools)
     except SpecError as error:
@@ -162,13 +165,13 @@ def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
         raise SpecError("--plan", error.problem, error.remedy) from None
 
 
-def _baseline(text: str) -> Baseline:
+def _parse_baseline(text: str) -> Baseline:
     where, _, plan = text.partition(":")[2].partition(":")
-    pool, gpus = reading.pair("--baseline", f"{text.partition(':')[0]}:{where}")
+    pool, gpus = reading.parse_name_and_count("--baseline", f"{text.partition(':')[0]}:{where}")
     return Baseline(pool, gpus, Stated.parse(plan, "--baseline") if plan else None)
 
 
-def _planned(request: Request, text: str) -> Request:
+def _request_for_plan(request: Request, text: str) -> Request:
     """Return the request for one stated plan; the product of its degrees is the number of GPUs.
 
     Raises:
@@ -193,7 +196,7 @@ def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
     Raises:
         SpecError: the launcher cannot run the job, or not with the framework that the job names.
     """
-    launched.refuse(launcher, request.workload)
+    launched.check_launchable(launcher, request.workload)
     supported, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
     if asked is not None and (engine(asked) not in map(engine, supported) or FRAMEWORKS[asked].host == "graph"):
         problem = f"{launcher} is not {asked}, which spec.training.framework names"

@@ -16,7 +16,7 @@ from tilecast.spec import SpecError, Workload
 Row = dict[str, Any]
 
 
-def gpu_rows() -> list[Row]:
+def list_gpus() -> list[Row]:
     """Return every GPU that ships: memory, bandwidth, SMs, dense peaks and MIG slices."""
     return [
         {
@@ -31,7 +31,7 @@ def gpu_rows() -> list[Row]:
     ]
 
 
-def gpu_row(name: str) -> Row:
+def describe_gpu(name: str) -> Row:
     """Return the facts of a GPU with their sources.
 
     Raises:
@@ -50,20 +50,20 @@ def gpu_row(name: str) -> Row:
     return {**facts, "mig_slices": slices} if slices else facts
 
 
-def model_rows() -> list[Row]:
+def list_models() -> list[Row]:
     """Return every preset with its family and its number of parameters."""
     distinct = {model.name: model for model in zoo.presets().values()}
     return [
-        {"MODEL": name, "FAMILY": model.family, "PARAMETERS": round(_parameters(model))}
+        {"MODEL": name, "FAMILY": model.family, "PARAMETERS": round(_parameter_count(model))}
         for name, model in sorted(distinct.items())
     ]
 
 
-def _parameters(model: Model) -> float:
+def _parameter_count(model: Model) -> float:
     return zoo.parameters(Workload(model, 128, 1))
 
 
-def model_row(name: str) -> Row:
+def describe_model(name: str) -> Row:
     """Return the dimensions of a preset.
 
     Raises:
@@ -74,12 +74,12 @@ def model_row(name: str) -> Row:
     own = whole.pop("extra")
     facts = {key: value for key, value in whole.items() if value not in (None, 0)}
     source = "the published configuration of that name, or the table of its paper"
-    row = {**facts, **own, "parameters": _parameters(model)}
+    row = {**facts, **own, "parameters": _parameter_count(model)}
     return {**row, "sources": {"dimensions": source}}
 
 
-def link_rows() -> list[Row]:
-    """Return every link that ships: bandwidth and the share of it that transfers reach."""
+def list_links() -> list[Row]:
+    """Return a row for each link that ships: bandwidth and the share of it that transfers reach."""
     return [
         {
             "LINK": link.name,
@@ -91,7 +91,7 @@ def link_rows() -> list[Row]:
     ]
 
 
-def link_row(name: str) -> Row:
+def describe_link(name: str) -> Row:
     """Return the facts of a link with their sources.
 
     Raises:
@@ -100,34 +100,34 @@ def link_row(name: str) -> Row:
     return link_facts(name).model_dump(exclude_defaults=True)
 
 
-def _report(options: PoolOptions) -> NodesReport:
-    report = pool_inputs.nodes_report(options)
+def _valid_nodes_report(options: PoolOptions) -> NodesReport:
+    report = pool_inputs.read_nodes_report(options)
     report.refuse_invalid()
     return report
 
 
-def pool_rows(options: PoolOptions) -> list[Row]:
-    """Return the pools, and why other nodes have none."""
+def list_pools(options: PoolOptions) -> list[Row]:
+    """Return a row for each pool, and a row with the reason for nodes without a pool."""
     if options.gpus:
-        return [_listed(pool, "--gpus") for pool in pool_inputs.pools(options)]
-    report = _report(options)
-    rows = [_listed(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.entries]
+        return [_pool_row(pool, "--gpus") for pool in pool_inputs.read_pools(options)]
+    report = _valid_nodes_report(options)
+    rows = [_pool_row(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.entries]
     for item in report.left_out:
-        why = f"{_amount(len(item.nodes))} not priced ({item.code}): {item.message}; {item.remedy}"
+        why = f"{_count_nodes(len(item.nodes))} not priced ({item.code}): {item.message}; {item.remedy}"
         rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": why})
     if report.other_nodes:
-        rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": f"{_amount(report.other_nodes)} without a GPU"})
+        rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": f"{_count_nodes(report.other_nodes)} without a GPU"})
     return rows
 
 
-def _amount(nodes: int) -> str:
+def _count_nodes(nodes: int) -> str:
     return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
 _POOL = ("POOL", "GPU", "NODES", "GPUS/NODE", "INTRA", "INTER", "PRICE", "CURRENCY", "GPU KNOWN BY", "WHY")
 
 
-def _listed(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
+def _pool_row(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
     shape, links = (pool.max_nodes, pool.gpus_per_node), (pool.intra.name, pool.inter.name)
     price = (pool.price_per_gpu_hour, pool.currency)
     return dict(
@@ -135,8 +135,8 @@ def _listed(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
     )
 
 
-def _usual(pool: Pool) -> Row:
-    """Return what is assumed about a pool of `--gpus`."""
+def _describe_assumed_pool(pool: Pool) -> Row:
+    """Return the assumed facts of a pool of `--gpus`."""
     return {
         "name": pool.name,
         "most nodes": pool.max_nodes,
@@ -153,7 +153,7 @@ def _usual(pool: Pool) -> Row:
     }
 
 
-def _numbers(facts: Mapping[str, str]) -> Row:
+def _facts_as_numbers(facts: Mapping[str, str]) -> Row:
     """Return the facts of a pool with counts and prices as numbers."""
     row: Row = {}
     for name, value in facts.items():
@@ -165,18 +165,18 @@ def _numbers(facts: Mapping[str, str]) -> Row:
     return row
 
 
-def pool_row(name: str, options: PoolOptions) -> Row:
+def describe_pool(name: str, options: PoolOptions) -> Row:
     """Return the facts of a pool, or why a node has none.
 
     Raises:
         SpecError: there is none of that name.
     """
     if options.gpus:
-        usual = {pool.name: pool for pool in pool_inputs.pools(options)}
+        usual = {pool.name: pool for pool in pool_inputs.read_pools(options)}
         if name not in usual:
             raise SpecError("NAME", f"there is no pool {name!r}", f"known: {', '.join(usual)}")
-        return _usual(usual[name])
-    report = _report(options)
+        return _describe_assumed_pool(usual[name])
+    report = _valid_nodes_report(options)
     for item in report.entries:
         if item.pool.name == name:
             pool = item.pool
@@ -189,7 +189,7 @@ def pool_row(name: str, options: PoolOptions) -> Row:
                 "usable now": item.nodes - item.unusable,
                 "remarks": list(item.remarks),
                 "node type": pool.node_type,
-                "facts": _numbers({name: value for name, (value, _) in item.facts.items()}),
+                "facts": _facts_as_numbers({name: value for name, (value, _) in item.facts.items()}),
                 "known by": {name: layer for name, (_, layer) in item.facts.items()},
                 "node selector": dict(pool.node_selector),
                 "tolerations": [dict(toleration) for toleration in pool.tolerations],

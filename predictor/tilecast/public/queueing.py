@@ -12,12 +12,12 @@ from tilecast.hardware import Pool
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.queue import QueueDocuments, QueueReader, ReadQueue
-from tilecast.inputs.reading import seconds
+from tilecast.inputs.reading import parse_seconds
 from tilecast.planner.options import capacity
 from tilecast.planner.problem import QueueProblem, Unplanned
 from tilecast.planner.solver import solve
 from tilecast.planner.totals import QueueReport, report
-from tilecast.render.queue import QueueScreen, WhatIf
+from tilecast.render.queue import NodeChange, QueueScreen
 from tilecast.spec import SpecError
 
 
@@ -37,31 +37,31 @@ class QueueQuestion:
     """Time that counts as now, in ISO 8601; the present if absent."""
 
 
-def planned(question: QueueQuestion) -> QueueScreen | tuple[Unplanned, ...]:
-    """Return the plan of a queue; if no job of it can be planned, return the jobs and why they cannot.
+def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[Unplanned, ...]:
+    """Return the plan of a queue, or the refused jobs with reasons if no job can be planned.
 
     Raises:
         SpecError: the jobs, the pools or an option cannot be read.
     """
-    horizon = None if question.horizon is None else float(seconds(question.horizon, "--horizon"))
-    pools = pool_inputs.pools(question.pools)
-    changed = _changed(question.what_if, pools)
+    horizon = None if question.horizon is None else float(parse_seconds(question.horizon, "--horizon"))
+    pools = pool_inputs.read_pools(question.pools)
+    changed = _parse_node_changes(question.what_if, pools)
     # Options are priced on the larger of the pools, so that a change of nodes prices nothing anew.
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
-    documents = QueueDocuments.of(question.jobs)
-    labels, devices = pool_inputs.node_labels(question.pools), pool_inputs.devices(question.pools)
-    read = QueueReader(documents, widest, labels, _now(question.at), devices).read()
-    held_gpus = documents.held(pool_inputs.pool_of_node(question.pools)) if documents.pods else {}
-    problem = _problem(read, pools, horizon, held_gpus)
+    documents = QueueDocuments.from_documents(question.jobs)
+    labels, devices = pool_inputs.read_node_labels(question.pools), pool_inputs.read_devices(question.pools)
+    read = QueueReader(documents, widest, labels, _parse_time(question.at), devices).read()
+    held_gpus = documents.held(pool_inputs.pools_by_node(question.pools)) if documents.pods else {}
+    problem = _queue_problem(read, pools, horizon, held_gpus)
     solution = solve(problem, question.policy)
     unplanned = (*read.unplanned, *solution.refused)
     if not solution.option:
         return unplanned
-    what_if = _what_if(problem, pools, changed, question.policy, solution.columns.problem.jobs)
+    what_if = _plan_with_changes(problem, pools, changed, question.policy, solution.columns.problem.jobs)
     return QueueScreen(report(solution), unplanned, what_if)
 
 
-def _now(text: str | None) -> datetime:
+def _parse_time(text: str | None) -> datetime:
     if text is None:
         return datetime.now(UTC)
     try:
@@ -71,10 +71,10 @@ def _now(text: str | None) -> datetime:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _problem(
+def _queue_problem(
     read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held_gpus: Mapping[str, int]
 ) -> QueueProblem:  # fmt: skip
-    """Return the problem; GPUs held by pods reduce a pool's capacity, except those of running jobs of the queue."""
+    """Return the planning problem. GPUs held by pods outside the queue reduce a pool's capacity."""
     ours = Counter[str]()
     for job in read.jobs:
         if job.is_running and job.present is not None:
@@ -86,8 +86,8 @@ def _problem(
     return QueueProblem(read.jobs, tuple(capacities), horizon)
 
 
-def _changed(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, int]:
-    """Return the number of nodes that the pools named by `--what-if` would have.
+def _parse_node_changes(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, int]:
+    """Return the new number of nodes of each pool in `--what-if`.
 
     Raises:
         SpecError: a text cannot be read, or takes away more nodes than there are.
@@ -105,9 +105,9 @@ def _changed(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, int]:
     return nodes_of
 
 
-def _what_if(
+def _plan_with_changes(
     problem: QueueProblem, pools: Sequence[Pool], changed: Mapping[str, int], policy: str, planned: Sequence[object]
-) -> WhatIf | None:
+) -> NodeChange | None:
     if not changed:
         return None
     other = replace(
@@ -117,4 +117,4 @@ def _what_if(
     difference = {pool.name: changed[pool.name] - pool.max_nodes for pool in pools if pool.name in changed}
     outcome: QueueReport | None = report(solution) if solution.option else None
     lost: tuple[Unplanned, ...] = tuple(item for item in solution.refused if item.is_left_out)
-    return WhatIf(difference, outcome, len(solution.option) - len(planned), lost)
+    return NodeChange(difference, outcome, len(solution.option) - len(planned), lost)

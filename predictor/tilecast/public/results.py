@@ -19,14 +19,14 @@ from tilecast.planner.problem import Unplanned
 from tilecast.render import launch as launched
 from tilecast.render import queue as queue_screen
 from tilecast.render import sweep as sweep_screen
-from tilecast.render.columns import columns
+from tilecast.render.columns import align_columns
 from tilecast.render.queue import QueueScreen
-from tilecast.render.rows import facts, html_table, table
-from tilecast.render.table import headline
-from tilecast.render.table import table as advice_table
+from tilecast.render.rows import facts_lines, rows_html, rows_table
+from tilecast.render.table import advice_headline
+from tilecast.render.table import advice_text as advice_table
 from tilecast.render.units import gibibytes
 from tilecast.spec import SpecError
-from tilecast.sweeps import FIELDS, Row
+from tilecast.sweeps import FIELDS, SweepRow
 
 Rows = list[dict[str, Any]]
 
@@ -36,16 +36,16 @@ class Forecast(core.Offer):
     """Forecast of one plan on one pool. Seconds and bytes; the range of a step holds 90 % of the measured ones."""
 
     @classmethod
-    def of(cls, offer: core.Offer) -> Forecast:
+    def from_offer(cls, offer: core.Offer) -> Forecast:
         """Return an offer as a forecast."""
-        return cls(*_values(offer))
+        return cls(*_field_values(offer))
 
     def __str__(self) -> str:
         """Return the facts, one line each."""
-        return "\n".join(facts(self.rows[0]))
+        return "\n".join(facts_lines(self.rows[0]))
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows)
+        return rows_html(self.rows)
 
     @property
     def rows(self) -> Rows:
@@ -58,10 +58,10 @@ class Forecast(core.Offer):
 
     def explain(self) -> explaining.Explanation:
         """Return the operators, the roofline, the exchanges and the memory behind the forecast."""
-        return explaining.explain(self.workload, self.plan, self.pool, self.step_s)
+        return explaining.explain_plan(self.workload, self.plan, self.pool, self.step_s)
 
     def diagnose(self, step_seconds: float) -> diagnosing.Diagnosis:
-        """Return which part of the forecast is most probably off, given a measured step.
+        """Return the diagnosis of a measured step: the part of the forecast that is most probably wrong.
 
         Args:
             step_seconds: the step as measured.
@@ -71,23 +71,23 @@ class Forecast(core.Offer):
         """
         if not 0 < step_seconds < 1e9:
             raise SpecError("step_seconds", f"{step_seconds:g} is no step time", "give seconds, more than 0")
-        return diagnosing.diagnose(self.workload, self.plan, self.pool, step_seconds)
+        return diagnosing.diagnose_step(self.workload, self.plan, self.pool, step_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Advice(core.Advice):
-    """Advice for one job: the best plan of every pool, best first, and why the others are not it."""
+    """Advice for one job: the best plan of each pool, best first, and reasons for the order."""
 
     offers: tuple[Forecast, ...]
 
     @classmethod
-    def of(cls, advice: core.Advice) -> Advice:
+    def from_advice(cls, advice: core.Advice) -> Advice:
         """Return what the predictor advises as a result of the API."""
-        return replace(cls(*_values(advice)), offers=tuple(map(Forecast.of, advice.offers)))
+        return replace(cls(*_field_values(advice)), offers=tuple(map(Forecast.from_offer, advice.offers)))
 
     @property
     def best(self) -> Forecast | None:
-        """The recommendation; None where no pool can run the job."""
+        """The recommendation; None if no pool can run the job."""
         return self.offers[0] if self.offers else None
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Advice(core.Advice):
         return advice_table(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows, headline(self), self.notes)
+        return rows_html(self.rows, advice_headline(self), self.notes)
 
     @property
     def rows(self) -> Rows:
@@ -110,10 +110,10 @@ class Advice(core.Advice):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the advice as `tilecast advise -o json` prints it."""
-        return AdviceDocument.of(self).document()
+        return AdviceDocument.from_advice(self).document()
 
     def launch(self, launcher: str) -> str:
-        """Return what to type to run the recommendation.
+        """Return the command, files and script lines that run the recommendation, as text.
 
         Args:
             launcher: a key of `tilecast.launchers()`.
@@ -123,7 +123,7 @@ class Advice(core.Advice):
         """
         if self.best is None:
             raise SpecError("launch", "nothing is recommended", "see rejections")
-        return launched.screen(launcher, launched.Setting.of(self.request.name, self.best))
+        return launched.launch_text(launcher, launched.LaunchSetting.from_offer(self.request.name, self.best))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,40 +146,23 @@ class PoolFit:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Whether a job fits into memory, pool by pool; true where it fits on any."""
+    """Answer whether a job fits into memory, pool by pool; true if it fits on any pool."""
 
     pools: tuple[PoolFit, ...]
 
     @classmethod
-    def of(cls, advice: core.Advice) -> Fits:
+    def from_advice(cls, advice: core.Advice) -> Fits:
         """Return what an advice says about memory."""
-        accepted = [
-            PoolFit(
-                offer.pool.name,
-                True,
-                offer.is_tight,
-                str(offer.plan),
-                offer.memory_bytes,
-                offer.memory_upper_bytes,
-                offer.memory_available_bytes,
-                "",
-            )
-            for offer in advice.offers
-        ]
-        rejected = [
-            PoolFit(
-                item.pool,
-                False,
-                False,
-                "" if item.plan is None else str(item.plan),
-                item.memory_bytes,
-                None,
-                item.memory_available_bytes,
-                item.remedy if item.code == "OutOfMemory" else f"{item.message}: {item.remedy}",
-            )
-            for item in advice.rejections
-        ]
-        return cls((*accepted, *rejected))
+        pools = []
+        for offer in advice.offers:
+            sizes = (offer.memory_bytes, offer.memory_upper_bytes, offer.memory_available_bytes)
+            pools.append(PoolFit(offer.pool.name, True, offer.is_tight, str(offer.plan), *sizes, ""))
+        for item in advice.rejections:
+            needed = (item.memory_bytes, None, item.memory_available_bytes)
+            plan = "" if item.plan is None else str(item.plan)
+            remedy = item.remedy if item.code == "OutOfMemory" else f"{item.message}: {item.remedy}"
+            pools.append(PoolFit(item.pool, False, False, plan, *needed, remedy))
+        return cls(tuple(pools))
 
     def __bool__(self) -> bool:
         """Return whether any pool can hold the job."""
@@ -198,10 +181,10 @@ class Fits:
             )
             for one in self.pools
         ]
-        return "\n".join(columns(("POOL", "FITS", "PLAN", "GiB", "OF", "REMEDY"), rows, ("GiB", "OF")))
+        return "\n".join(align_columns(("POOL", "FITS", "PLAN", "GiB", "OF", "REMEDY"), rows, ("GiB", "OF")))
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows)
+        return rows_html(self.rows)
 
     @property
     def rows(self) -> Rows:
@@ -219,19 +202,19 @@ class Sweep:
 
     field: str
     unit: str
-    values: tuple[Row, ...]
+    values: tuple[SweepRow, ...]
 
     @classmethod
-    def of(cls, field: str, values: Sequence[Row]) -> Sweep:
-        """Return the advices for the values of a field."""
+    def from_rows(cls, field: str, values: Sequence[SweepRow]) -> Sweep:
+        """Return a sweep from the advice for each value of a field."""
         return cls(field, FIELDS[field].unit if field in FIELDS else "", tuple(values))
 
     def __str__(self) -> str:
         """Return the table that `tilecast sweep` prints."""
-        return sweep_screen.table(self.field, self.unit, self.values).rstrip("\n")
+        return sweep_screen.sweep_text(self.field, self.unit, self.values).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows, self.field)
+        return rows_html(self.rows, self.field)
 
     @property
     def rows(self) -> Rows:
@@ -244,7 +227,7 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as `tilecast sweep -o json` prints it."""
-        return sweep_screen.document(self.field, self.unit, self.values)
+        return sweep_screen.sweep_document(self.field, self.unit, self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,42 +240,42 @@ class Queue:
     """Jobs without a place, and why."""
 
     @classmethod
-    def of(cls, planned: QueueScreen | tuple[Unplanned, ...]) -> Queue:
+    def from_plan(cls, planned: QueueScreen | tuple[Unplanned, ...]) -> Queue:
         """Return a plan, or the reasons why there is none."""
         return cls(planned, planned.unplanned) if isinstance(planned, QueueScreen) else cls(None, planned)
 
     def __str__(self) -> str:
         """Return the table that `tilecast queue` prints."""
         if self.plan is None:
-            return queue_screen.nothing(self.unplanned, "table").rstrip("\n")
-        return queue_screen.table(self.plan).rstrip("\n")
+            return queue_screen.empty_queue_text(self.unplanned, "table").rstrip("\n")
+        return queue_screen.queue_text(self.plan).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows)
+        return rows_html(self.rows)
 
     @property
     def rows(self) -> Rows:
         """One dictionary for each job that is planned."""
-        return [] if self.plan is None else queue_screen.rows(self.plan)
+        return [] if self.plan is None else queue_screen.job_rows(self.plan)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as `tilecast queue -o json` prints it."""
         if self.plan is None:
-            return queue_screen.nothing_document(self.unplanned)
-        return queue_screen.document(self.plan)
+            return queue_screen.empty_queue_document(self.unplanned)
+        return queue_screen.queue_document(self.plan)
 
 
 class Table(tuple[Mapping[str, Any], ...]):
-    """Rows of what is known, one dictionary each."""
+    """Rows of a catalogue (GPUs, models or links), one dictionary each."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
         """Return the rows as a table."""
-        return "\n".join(table(self))
+        return "\n".join(rows_table(self))
 
     def _repr_html_(self) -> str:
-        return html_table(self)
+        return rows_html(self)
 
     @property
     def rows(self) -> Rows:
@@ -325,6 +308,6 @@ def _offer_row(offer: core.Offer, is_best: bool) -> dict[str, Any]:
     }
 
 
-def _values(record: core.Offer | core.Advice) -> Iterator[Any]:
-    """Return the values of the fields, in order; a result of the API has the same fields as what it is made of."""
+def _field_values(record: core.Offer | core.Advice) -> Iterator[Any]:
+    """Return the values of a record's fields in order, to build the API's subclass of the record."""
     return (getattr(record, item.name) for item in fields(record))

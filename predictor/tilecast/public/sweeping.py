@@ -9,36 +9,39 @@ from tilecast.api.training_job import TrainingJobSpec
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import pools as pool_inputs
-from tilecast.inputs.job import JobInput, JobOptions
+from tilecast.inputs.job import JobInput
+from tilecast.inputs.job_options import JobOptions
 from tilecast.inputs.pools import PoolOptions
 from tilecast.spec import SpecError
-from tilecast.sweeps import FIELDS, Over, Row, Value, vary
+from tilecast.sweeps import FIELDS, SweepRange, SweepRow, SweepValue, vary_pools
 
-Track = Callable[[Sequence[Value], str], Iterable[Value]]
+Track = Callable[[Sequence[SweepValue], str], Iterable[SweepValue]]
 """Yields the values, and may show how far it is."""
 
 
-def swept(job: JobOptions, pools: PoolOptions, over: Over, track: Track = lambda values, _: values) -> list[Row]:
+def run_sweep(
+    job: JobOptions, pools: PoolOptions, over: SweepRange, track: Track = lambda values, _: values
+) -> list[SweepRow]:
     """Return the advice for each value.
 
     Raises:
         SpecError: the job, the pools, the field or a value cannot be read.
     """
-    given, considered = job_inputs.job(job), pool_inputs.pools(pools)
+    given, considered = job_inputs.read_job(job), pool_inputs.read_pools(pools)
     try:
-        return [_row(given, considered, over, value) for value in track(over.values, over.field)]
+        return [_sweep_row(given, considered, over, value) for value in track(over.values, over.field)]
     except SpecError as error:
-        raise given.by_flag(error) from None
+        raise given.named_by_flag(error) from None
 
 
-def _row(job: JobInput, pools: Sequence[Pool], over: Over, value: Value) -> Row:
+def _sweep_row(job: JobInput, pools: Sequence[Pool], over: SweepRange, value: SweepValue) -> SweepRow:
     text = f"x{value.number:g}" if value.is_factor else f"{value.number:g}"
-    if over.is_of_pools:
-        return Row(value.number, text, advise(job.request(), vary(pools, over.field, value)))
+    if over.varies_pools:
+        return SweepRow(value.number, text, advise(job.request(), vary_pools(pools, over.field, value)))
     path = over.field.split(".")
     if path[0] not in {str(item.alias) for item in TrainingJobSpec.model_fields.values()}:
         remedy = f"write {', '.join(FIELDS)}, or a number of a job's spec, as training.globalBatchSize"
         raise SpecError("--over", f"{over.field!r} is no number that is known", remedy)
-    number = value.of(job.number(path), "--over")
+    number = value.resolve(job.number(path), "--over")
     whole = int(number) if number == int(number) else number
-    return Row(number, text, advise(job.having(path, whole, "--over").request(), pools))
+    return SweepRow(number, text, advise(job.with_field(path, whole, "--over").request(), pools))

@@ -1,15 +1,14 @@
 """Describe charts as values, and draw them as SVG or PNG.
 
-SVG needs neither network nor script, and follows the reader's light or dark mode. Each series has a colour and a mark
-of its own, so that nothing depends on colour alone. Every mark carries its figures as a title, which browsers show and
-screen readers read.
+The SVG needs neither network nor script, and follows the reader's light or dark mode. Each series has its own colour
+and its own marker shape. The title of each marker holds the figures of its point, for browsers and screen readers.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 
@@ -23,7 +22,7 @@ _MOST_TICKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What one side of a chart counts, and how its figures are written."""
+    """Axis of a chart: its title, the format of its tick labels, and its scale."""
 
     title: str
     text: Callable[[float], str] = "{:g}".format
@@ -33,7 +32,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point, its description, and the text beside it."""
+    """Point of a series, with a description for its tooltip and a label beside it."""
 
     x: float
     y: float
@@ -62,7 +61,15 @@ class Chart:
     series: tuple[Series, ...]
 
 
-def seconds(value: float) -> str:
+def group_points(named: Iterable[tuple[str, Point]], joined: bool = True) -> tuple[Series, ...]:
+    """Return a series for each name, in the order in which the names first occur."""
+    groups: dict[str, list[Point]] = {}
+    for name, point in named:
+        groups.setdefault(name, []).append(point)
+    return tuple(Series(name, tuple(points), joined) for name, points in groups.items())
+
+
+def format_tick_seconds(value: float) -> str:
     """Format seconds at a tick; from one second on, always in seconds."""
     return f"{value:,g}s" if value >= 1 else duration(value)
 
@@ -92,7 +99,7 @@ _MATPLOTLIB = "os^Dv*"
 """Mark of each colour in the letters of matplotlib."""
 
 
-def svg(chart: Chart, name: str, style: str = "") -> str:
+def draw_svg(chart: Chart, name: str, style: str = "") -> str:
     """Return the chart as an `<svg>` element.
 
     Args:
@@ -100,18 +107,18 @@ def svg(chart: Chart, name: str, style: str = "") -> str:
         name: begins the identifiers inside, so it must be unique on its page.
         style: CSS to put inside, for a picture that is a file of its own.
     """
-    x = Scale(chart.x, [p.x for s in chart.series for p in s.points], _LEFT, WIDTH - _RIGHT)
-    y = Scale(chart.y, [p.y for s in chart.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
-    legend, height = _legend(chart)
+    x = AxisScale(chart.x, [p.x for s in chart.series for p in s.points], _LEFT, WIDTH - _RIGHT)
+    y = AxisScale(chart.y, [p.y for s in chart.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
+    legend, height = _draw_legend(chart)
     size = f'width="{WIDTH:.0f}" height="{height:.0f}" viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
     parts = [
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{name}-title">',
         f'<title id="{name}-title">{escape(chart.title)}</title>',
         *([f"<style>{style}</style>"] if style else []),
-        *_frame(chart, x, y),
+        *_draw_frame(chart, x, y),
     ]
-    for color, series in _colored(chart):
-        places = [(x.place(point.x), y.place(point.y)) for point in series.points]
+    for color, series in _color_series(chart):
+        places = [(x.to_pixels(point.x), y.to_pixels(point.y)) for point in series.points]
         if (series.joined or series.quiet) and len(places) > 1:
             path = " ".join(f"{left:.1f},{top:.1f}" for left, top in places)
             look = 'class="quiet"' if series.quiet else f'class="line" stroke="var(--c{color % COLORS})"'
@@ -123,11 +130,11 @@ def svg(chart: Chart, name: str, style: str = "") -> str:
                 parts.append(f"{mark}{SHAPES[color % COLORS]}<title>{text}</title></g>")
             if point.text:
                 end = left > WIDTH * 0.7
-                parts.append(soft(left - 9 if end else left + 9, top - 8, point.text, "end" if end else "start"))
+                parts.append(muted_text(left - 9 if end else left + 9, top - 8, point.text, "end" if end else "start"))
     return "\n".join([*parts, *legend, "</svg>"])
 
 
-def _colored(chart: Chart) -> list[tuple[int, Series]]:
+def _color_series(chart: Chart) -> list[tuple[int, Series]]:
     """Return every series with the number of its colour; quiet ones take none."""
     marks, color = [], 0
     for series in chart.series:
@@ -136,24 +143,24 @@ def _colored(chart: Chart) -> list[tuple[int, Series]]:
     return marks
 
 
-class Scale:
+class AxisScale:
     """Map from values of an axis to places in the picture."""
 
     def __init__(self, axis: Axis, values: list[float], start: float, end: float) -> None:
         self.axis, self.start, self.end = axis, start, end
         low, high = min(values, default=1.0), max(values, default=1.0)
-        self.ticks = _powers(low, high, axis.base) if axis.base else _steps(high)
+        self.ticks = _log_ticks(low, high, axis.base) if axis.base else _linear_ticks(high)
         low, high = min(low, self.ticks[0]), max(high, self.ticks[-1])
-        self.low, self.span = self._inner(low), max(self._inner(high) - self._inner(low), 1e-12)
+        self.low, self.span = self._transform(low), max(self._transform(high) - self._transform(low), 1e-12)
 
-    def _inner(self, value: float) -> float:
+    def _transform(self, value: float) -> float:
         return math.log(value) if self.axis.base else value
 
-    def place(self, value: float) -> float:
-        return self.start + (self._inner(value) - self.low) / self.span * (self.end - self.start)
+    def to_pixels(self, value: float) -> float:
+        return self.start + (self._transform(value) - self.low) / self.span * (self.end - self.start)
 
 
-def _steps(high: float) -> list[float]:
+def _linear_ticks(high: float) -> list[float]:
     """Return round values from zero to the first one at or above `high`."""
     rough = (high or 1.0) / 5
     power = 10.0 ** math.floor(math.log10(rough))
@@ -161,7 +168,7 @@ def _steps(high: float) -> list[float]:
     return [step * count for count in range(math.ceil(high / step - 1e-9) + 1 or 1)] or [0.0, step]
 
 
-def _powers(low: float, high: float, base: int) -> list[float]:
+def _log_ticks(low: float, high: float, base: int) -> list[float]:
     """Return powers of the base around the values; of few powers of ten, also two and five times each."""
     first = math.floor(math.log(low, base) + 1e-9)
     last = max(math.ceil(math.log(high, base) - 1e-9), first + 1)
@@ -175,17 +182,17 @@ def _powers(low: float, high: float, base: int) -> list[float]:
     return ticks if ticks[-1] >= high * 0.999 else [*ticks, ticks[-1] * float(base) ** stride]
 
 
-def _frame(chart: Chart, x: Scale, y: Scale) -> list[str]:
+def _draw_frame(chart: Chart, x: AxisScale, y: AxisScale) -> list[str]:
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     parts = []
     for tick in y.ticks:
-        top = y.place(tick)
+        top = y.to_pixels(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{top:.1f}" y2="{top:.1f}"/>')
-        parts.append(soft(_LEFT - 8, top + 4, chart.y.text(tick), "end"))
+        parts.append(muted_text(_LEFT - 8, top + 4, chart.y.text(tick), "end"))
     for tick in x.ticks:
-        left = x.place(tick)
+        left = x.to_pixels(tick)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(soft(left, bottom + 18, chart.x.text(tick), "middle"))
+        parts.append(muted_text(left, bottom + 18, chart.x.text(tick), "middle"))
     center, middle = (_LEFT + right) / 2, (_TOP + bottom) / 2
     turned = f'transform="translate(16 {middle}) rotate(-90)"'
     parts.append(f'<text x="{center}" y="{bottom + 40}" text-anchor="middle">{escape(chart.x.title)}</text>')
@@ -193,15 +200,15 @@ def _frame(chart: Chart, x: Scale, y: Scale) -> list[str]:
     return parts
 
 
-def soft(left: float, top: float, text: str, anchor: str) -> str:
+def muted_text(left: float, top: float, text: str, anchor: str) -> str:
     """Return quiet words at a place of a picture; `anchor` is the SVG's `text-anchor`."""
     return f'<text class="soft" x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _legend(chart: Chart) -> tuple[list[str], float]:
+def _draw_legend(chart: Chart) -> tuple[list[str], float]:
     """Return the names of the series below the picture, and the total height."""
     parts, left, top = [], _LEFT, HEIGHT + 6
-    for color, series in _colored(chart):
+    for color, series in _color_series(chart):
         width = 26 + 7.2 * len(series.name)
         if left + width > WIDTH and left > _LEFT:
             left, top = _LEFT, top + _LEGEND_ROW
@@ -213,7 +220,7 @@ def _legend(chart: Chart) -> tuple[list[str], float]:
     return parts, top + _LEGEND_ROW - 6
 
 
-def png(chart: Chart) -> bytes:
+def draw_png(chart: Chart) -> bytes:
     """Return the chart as a picture of 1,200 by 675 dots.
 
     Raises:
@@ -223,7 +230,7 @@ def png(chart: Chart) -> bytes:
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for color, series in _colored(chart):
+    for color, series in _color_series(chart):
         look = "--" if series.quiet else ("-" if series.joined else "") + _MATPLOTLIB[color % COLORS]
         axes.plot([point.x for point in series.points], [point.y for point in series.points], look, label=series.name)
     axes.set(title=chart.title, xlabel=chart.x.title, ylabel=chart.y.title)
@@ -235,7 +242,7 @@ def png(chart: Chart) -> bytes:
             scale("log", base=axis.base)
         else:
             limit(0)
-        lines.set_major_formatter(_formatter(axis))
+        lines.set_major_formatter(_tick_formatter(axis))
     axes.grid(alpha=0.3)
     axes.legend()
     out = io.BytesIO()
@@ -243,5 +250,5 @@ def png(chart: Chart) -> bytes:
     return out.getvalue()
 
 
-def _formatter(axis: Axis) -> Callable[[float, float], str]:
+def _tick_formatter(axis: Axis) -> Callable[[float, float], str]:
     return lambda value, _: axis.text(value)

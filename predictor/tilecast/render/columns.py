@@ -1,4 +1,4 @@
-"""Align rows of text under titles, each column as wide as it needs to be."""
+"""Align cells of text in columns under titles, and format rows as CSV."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import io
 from collections.abc import Iterable, Sequence
 
 
-def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a table, without empty columns; those named in `right` are aligned to the right."""
+def align_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
+    """Return the lines of a table without its empty columns.
+
+    Args:
+        titles: titles of the columns.
+        rows: cells of each row, as text.
+        right: titles of the columns to align to the right.
+    """
     shown = [place for place in range(len(titles)) if not rows or any(row[place] for row in rows)]
     cells = [[str(row[place]) for place in shown] for row in (titles, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(shown))]
@@ -22,7 +28,7 @@ def columns(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
     ]
 
 
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
+def format_csv(rows: Iterable[Sequence[object]]) -> str:
     """Format rows as CSV, one line each."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)

@@ -7,33 +7,33 @@ from typing import Any
 
 from tilecast.api.advice import Measured, SuspectLine
 from tilecast.diagnose import Diagnosis, Suspect
-from tilecast.render.columns import columns
+from tilecast.render.columns import align_columns
 from tilecast.render.units import duration, interval
 
 _NAMES = {"communication": "exposed communication", "unstated": "what the job leaves out"}
 
 
-def screen(diagnosis: Diagnosis) -> str:
-    """Return a text that says what is most probably off, ending in a newline."""
+def diagnosis_text(diagnosis: Diagnosis) -> str:
+    """Return a text that names the part of the forecast that is most probably wrong, ending in a newline."""
     inside = "inside" if diagnosis.is_inside else "outside"
     span = interval(diagnosis.lower_s, diagnosis.upper_s)
     change = f"{abs(diagnosis.ratio - 1):.1%} {'longer' if diagnosis.ratio > 1 else 'shorter'}"
     head = (
         f"Measured {duration(diagnosis.measured_s)}, {change} than the forecast of {duration(diagnosis.forecast_s)}; "
     )
-    rows = [_row(one) for one in (*diagnosis.suspects, diagnosis.unstated)]
+    rows = [_suspect_row(one) for one in (*diagnosis.suspects, diagnosis.unstated)]
     titles = ("IF ONLY THIS WERE OFF", "FORECAST", "WOULD BE", "STANDARD ERRORS")
-    return "\n".join([f"{head}{inside} its 90 % range of {span}.", _verdict(diagnosis), "",
-                      *columns(titles, rows, titles[1:])]) + "\n"  # fmt: skip
+    return "\n".join([f"{head}{inside} its 90 % range of {span}.", _verdict_sentence(diagnosis), "",
+                      *align_columns(titles, rows, titles[1:])]) + "\n"  # fmt: skip
 
 
-def _row(one: Suspect) -> tuple[str, ...]:
-    needed = duration(one.needed_s) if one.needed_s > 0 else "less than none"
-    apart = f"{one.standard_errors:.1f}" if math.isfinite(one.standard_errors) else ""
-    return (_NAMES.get(one.line, one.line), duration(one.forecast_s), needed, apart)
+def _suspect_row(suspect: Suspect) -> tuple[str, ...]:
+    needed = duration(suspect.needed_s) if suspect.needed_s > 0 else "less than none"
+    apart = f"{suspect.standard_errors:.1f}" if math.isfinite(suspect.standard_errors) else ""
+    return (_NAMES.get(suspect.line, suspect.line), duration(suspect.forecast_s), needed, apart)
 
 
-def _verdict(diagnosis: Diagnosis) -> str:
+def _verdict_sentence(diagnosis: Diagnosis) -> str:
     first = diagnosis.suspects[0]
     name = _NAMES.get(first.line, first.line)
     text = f"Most probably off: {name}"
@@ -47,7 +47,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
     return f"{text}, but nothing explains so much: check that the job, the plan and the pool are those that ran."
 
 
-def document(diagnosis: Diagnosis) -> dict[str, Any]:
+def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the diagnosis as plain data, the line that is most probably off first."""
     causes = [
         SuspectLine.model_validate(one, from_attributes=True) for one in (*diagnosis.suspects, diagnosis.unstated)

@@ -8,11 +8,11 @@ from typing import Any
 
 from tilecast.advice import Advice
 from tilecast.api.advice import AdviceDocument
-from tilecast.render.columns import csv_text
-from tilecast.render.table import table
+from tilecast.render.columns import format_csv
+from tilecast.render.table import advice_text
 
 
-def dump(syntax: str, value: Mapping[str, Any]) -> str:
+def dump_document(syntax: str, value: Mapping[str, Any]) -> str:
     """Format a document as "json" with an indent of two, or as "yaml" with its keys in order."""
     if syntax == "json":
         return json.dumps(value, indent=2) + "\n"
@@ -21,12 +21,12 @@ def dump(syntax: str, value: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(value), sort_keys=False)
 
 
-def to_json(advice: Advice) -> str:
+def advice_json(advice: Advice) -> str:
     """Format the document as JSON."""
-    return dump("json", AdviceDocument.of(advice).document())
+    return dump_document("json", AdviceDocument.from_advice(advice).document())
 
 
-def to_csv(advice: Advice) -> str:
+def advice_csv(advice: Advice) -> str:
     """Format one line per pool: the offers in rank order, then the rejections."""
     rows: list[Sequence[object]] = [
         (
@@ -46,13 +46,13 @@ def to_csv(advice: Advice) -> str:
         times = (f"{value:.6g}" for value in (offer.step_s, offer.lower_s, offer.upper_s))
         rows.append([offer.pool.name, offer.nodes, offer.gpus_per_node, offer.plan, *times, cost, offer.reason])
     rows += [[item.pool, *[""] * 7, f"{item.code}: {item.message}: {item.remedy}"] for item in advice.rejections]
-    return csv_text(rows)
+    return format_csv(rows)
 
 
 FORMATS: Mapping[str, Callable[[Advice], str]] = {
-    "table": table,
-    "json": to_json,
-    "yaml": lambda advice: dump("yaml", AdviceDocument.of(advice).document()),
-    "csv": to_csv,
+    "table": advice_text,
+    "json": advice_json,
+    "yaml": lambda advice: dump_document("yaml", AdviceDocument.from_advice(advice).document()),
+    "csv": advice_csv,
 }
 """Functions for every output format of `tilecast advise`."""

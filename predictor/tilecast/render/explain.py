@@ -1,4 +1,4 @@
-"""Explain on one screen of text why a plan takes as long as it does: operators, roofline, exchanges, memory."""
+"""Format the breakdown of a plan's step time as text: operators, roofline, exchanges and memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from tilecast.advice import Offer
 from tilecast.api.advice import Explained
-from tilecast.explain import Explanation, PricedOperator, Sums, Sync
-from tilecast.render.columns import columns
-from tilecast.render.units import count, duration, size
+from tilecast.explain import Explanation, PricedOperator, StepSums, SyncForecast
+from tilecast.render.columns import align_columns
+from tilecast.render.units import count, duration, format_bytes
 
 SHOWN = 12
 """Operators on the screen; the rest are summed up in one line."""
@@ -18,23 +18,12 @@ _OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FACTOR", "
 _EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS", "EACH", "EXPOSED")
 _SYNCS = ("ALONE", "STEP", "GRADIENTS SUMMED BY")
 _RIGHT = (
-    "ALONE",
-    "STEP",
-    "TIME",
-    "SHARE",
-    "RUNS",
-    "EACH",
-    "FACTOR",
-    "FLOP/B",
-    "REACHES",
-    "RANKS",
-    "BUFFER",
-    "EXPOSED",
+    *("ALONE", "STEP", "TIME", "SHARE", "RUNS", "EACH", "FACTOR", "FLOP/B", "REACHES", "RANKS", "BUFFER", "EXPOSED"),
     "BYTES",
 )
 
 
-def screen(offer: Offer, explanation: Explanation) -> str:
+def explanation_text(offer: Offer, explanation: Explanation) -> str:
     """Return the explanation of an offer, ending in a newline."""
     plan, gpu = offer.plan, explanation.gpu
     peak, bandwidth = gpu.peak(explanation.precision), gpu.memory_bandwidth_bytes_per_s
@@ -48,20 +37,20 @@ def screen(offer: Offer, explanation: Explanation) -> str:
         "",
         f"Operators of one micro-batch through every stage, {duration(explanation.seconds)} of GPU time, "
         f"{plan.gradient_accumulation:,} a step:",
-        *columns(_OPERATORS, _operators(explanation), _RIGHT),
-        f"TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): {_factors(explanation)}.",
-        _compute(offer, explanation),
+        *align_columns(_OPERATORS, _operator_rows(explanation), _RIGHT),
+        f"TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): {_list_factors(explanation)}.",
+        _compute_line(offer, explanation),
         "",
-        *_communication(offer, explanation),
+        *_communication_lines(offer, explanation),
         "",
-        *_syncs(explanation),
+        *_sync_lines(explanation),
         "Memory of the fullest GPU:",
-        *columns(("BYTES", "SHARE", "WHAT"), _memory(offer), _RIGHT),
+        *align_columns(("BYTES", "SHARE", "WHAT"), _memory_rows(offer), _RIGHT),
     ]
     return "\n".join(lines) + "\n"
 
 
-def shape(operator: PricedOperator) -> str:
+def format_kernel_shape(operator: PricedOperator) -> str:
     """Name a kernel in short: `gemm 8192x12288x4096`, `attention 32 heads 8192x8192x128`, `elementwise 117M of 6 B`."""
     d = operator.dims
     if operator.kind == "gemm":
@@ -80,39 +69,49 @@ def shape(operator: PricedOperator) -> str:
     return f"{operator.kind} {text}"
 
 
-def _operators(explanation: Explanation) -> list[tuple[str, ...]]:
+def _operator_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for one in explanation.operators[:SHOWN]:
-        name, seconds, share, kernel, runs, each, *reached = cells(one, explanation)
+        name, seconds, share, kernel, runs, each, *reached = operator_cells(one, explanation)
         factor = f"{math.prod(one.corrections.values()):.3g}"
         rows.append((seconds, share, name, kernel, runs, each, factor, *reached))
     rest = explanation.operators[SHOWN:]
     if rest:
         left_s = sum(one.seconds for one in rest)
-        rows.append((*_timed(left_s, explanation), f"{len(rest)} others", *[""] * 8))
+        rows.append((*_time_and_share(left_s, explanation), f"{len(rest)} others", *[""] * 8))
     if explanation.copied_s:
         copied = ("weights and gradients", "copied and summed", "", "", "", "", "memory", "", "")
-        rows.append((*_timed(explanation.copied_s, explanation), *copied))
+        rows.append((*_time_and_share(explanation.copied_s, explanation), *copied))
     return rows
 
 
-def _timed(seconds: float, explanation: Explanation) -> tuple[str, str]:
+def _time_and_share(seconds: float, explanation: Explanation) -> tuple[str, str]:
     """Return a time, and its share of all operators."""
     return duration(seconds), f"{seconds / explanation.seconds:.1%}"
 
 
-def cells(one: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
-    """Return an operator as text.
+def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
+    """Return the cells of an operator's row in a table.
 
-    The cells are name, time, share, kernel, runs, time of each run, FLOP per byte, what bounds it, how much of that
-    bound it reaches, and its tiles.
+    The cells are name, time, share of the total, kernel, runs, time of a run, FLOP per byte, bound, share of the bound
+    that a run reaches, and tiles.
     """
-    tiles = f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else ""
-    what = (one.name, *_timed(one.seconds, explanation), shape(one), f"{one.runs:,.0f}", duration(one.kernel_s))
-    return (*what, f"{one.intensity:.0f}", one.bound, f"{one.utilization:.0%}", tiles)
+    tiles = (
+        f"{operator.tiles:,} of {operator.tile[0]}x{operator.tile[1]}, {operator.waves:.0f} waves"
+        if operator.tiles > 1
+        else ""
+    )
+    what = (
+        operator.name,
+        *_time_and_share(operator.seconds, explanation),
+        format_kernel_shape(operator),
+        f"{operator.runs:,.0f}",
+        duration(operator.kernel_s),
+    )
+    return (*what, f"{operator.intensity:.0f}", operator.bound, f"{operator.utilization:.0%}", tiles)
 
 
-def _factors(explanation: Explanation) -> str:
+def _list_factors(explanation: Explanation) -> str:
     """Return every correction of the operators, by the name of the constant."""
     values: dict[str, set[str]] = {}
     for one in explanation.operators:
@@ -121,49 +120,51 @@ def _factors(explanation: Explanation) -> str:
     return ", ".join(f"{name} {' or '.join(sorted(words))}" for name, words in sorted(values.items()))
 
 
-def _compute(offer: Offer, explanation: Explanation) -> str:
-    """Return a line that derives the compute of a step from that of a micro-batch."""
+def _compute_line(offer: Offer, explanation: Explanation) -> str:
+    """Return a line that derives the compute time of a step from the compute time of a micro-batch."""
     sums, plan = explanation.sums, offer.plan
     stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""
-    slowed = f" + {duration(sums.contended_s)} slowed by gradients" if _counts(sums.contended_s, offer) else ""
-    text = f"{duration(sums.stage_s)}{stage} x {plan.gradient_accumulation:,}{_waited(sums, plan.gpus)}{slowed}"
-    return f"Compute of a step: {_corrected(text, sums)} = {duration(offer.breakdown['compute'])}."
+    slowed = f" + {duration(sums.contended_s)} slowed by gradients" if _is_visible(sums.contended_s, offer) else ""
+    text = (
+        f"{duration(sums.stage_s)}{stage} x {plan.gradient_accumulation:,}{_straggler_factor(sums, plan.gpus)}{slowed}"
+    )
+    return f"Compute of a step: {_with_correction(text, sums)} = {duration(offer.breakdown['compute'])}."
 
 
-def _counts(seconds: float, offer: Offer) -> bool:
+def _is_visible(seconds: float, offer: Offer) -> bool:
     return seconds > 1e-4 * offer.step_s
 
 
-def _waited(sums: Sums, gpus: int) -> str:
+def _straggler_factor(sums: StepSums, gpus: int) -> str:
     return f" x {sums.waited:.3f} for the slowest of {gpus} GPUs" if sums.waited > 1 else ""
 
 
-def _corrected(text: str, sums: Sums) -> str:
+def _with_correction(text: str, sums: StepSums) -> str:
     return f"({text}) x {sums.correction:.3f} by runs seen here" if sums.correction != 1 else text
 
 
-def _communication(offer: Offer, explanation: Explanation) -> list[str]:
+def _communication_lines(offer: Offer, explanation: Explanation) -> list[str]:
     exposed = offer.breakdown["communication"]
     head = f"Communication, {duration(exposed)} a step that nothing hides" if exposed else "Nothing is exchanged"
     sums, parts = explanation.sums, []
     if sums.exchanged_s:
         each = f"{duration(sums.exchanged_s)} exposed" + (" on a stage" if offer.plan.pipeline > 1 else "")
-        parts.append(f"{each} x {offer.plan.gradient_accumulation:,}{_waited(sums, offer.plan.gpus)}")
-    if _counts(sums.gradients_s, offer):
+        parts.append(f"{each} x {offer.plan.gradient_accumulation:,}{_straggler_factor(sums, offer.plan.gpus)}")
+    if _is_visible(sums.gradients_s, offer):
         parts.append(f"{duration(sums.gradients_s)} of gradients and weights")
     if parts:
-        head += f" = {_corrected(' + '.join(parts), sums)}"
-    rows = [(seconds, what, *rest) for what, seconds, *rest in exchanges(explanation)]
+        head += f" = {_with_correction(' + '.join(parts), sums)}"
+    rows = [(seconds, what, *rest) for what, seconds, *rest in exchange_rows(explanation)]
     if not rows:
         return [f"{head}."]
-    return [f"{head}; per micro-batch, before anything hides:", *columns(_EXCHANGES, rows, _RIGHT)]
+    return [f"{head}; per micro-batch, before anything hides:", *align_columns(_EXCHANGES, rows, _RIGHT)]
 
 
-def exchanges(explanation: Explanation) -> list[tuple[str, ...]]:
-    """Return every exchange as text.
+def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
+    """Return the cells of each exchange's row in a table.
 
-    The cells are what, time, collective, ranks, buffer, runs, time of each run, and the share that is exposed.
-    Of gradients and weights only what is sent is known, so the cells with times and the share are empty.
+    The cells are name, time, collective, ranks, buffer, runs, time of a run, and exposed share. Rows of gradients and
+    weights have no times and no exposed share, because only their bytes are known.
     """
     rows: list[tuple[str, ...]] = [
         (
@@ -171,7 +172,7 @@ def exchanges(explanation: Explanation) -> list[tuple[str, ...]]:
             duration(one.seconds),
             one.collective,
             f"{one.ranks}",
-            size(one.size_bytes),
+            format_bytes(one.size_bytes),
             f"{one.runs:,.0f}",
             duration(one.seconds / one.runs),
             f"{one.exposed:.0%}",
@@ -179,14 +180,17 @@ def exchanges(explanation: Explanation) -> list[tuple[str, ...]]:
         for one in explanation.exchanges
     ]
     ranks = f"{explanation.plan.data * explanation.plan.context}"
-    rows += [(what, "", name, ranks, size(sent), runs, "", "") for what, name, sent, runs in synced(explanation)]
+    rows += [
+        (what, "", name, ranks, format_bytes(sent), runs, "", "")
+        for what, name, sent, runs in gradient_exchanges(explanation)
+    ]
     return rows
 
 
-def synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
-    """Return what replicas exchange of gradients and weights.
+def gradient_exchanges(explanation: Explanation) -> list[tuple[str, str, float, str]]:
+    """Return the exchanges of gradients and weights between replicas.
 
-    Each row has what and when, the collective, the bytes, and how often in that time, unless it is once.
+    Each row has a name with the occasion, the collective, the bytes, and the number of runs (empty for one).
     """
     if not explanation.gradient_bytes:
         return []
@@ -200,28 +204,28 @@ def synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
     return [(when, collective, explanation.gradient_bytes, "")]
 
 
-def _syncs(explanation: Explanation) -> list[str]:
+def _sync_lines(explanation: Explanation) -> list[str]:
     """Return the plan's step with each way to sum gradients, the job's own first."""
     if not explanation.syncs:
         return []
-    rows = [(duration(one.seconds), duration(one.step_s), _way(one)) for one in explanation.syncs]
-    return ["Gradients of a step, alone on the wire, and the step with them:", *columns(_SYNCS, rows, _RIGHT), ""]
+    rows = [(duration(one.seconds), duration(one.step_s), _name_sync(one)) for one in explanation.syncs]
+    return ["Gradients of a step, alone on the wire, and the step with them:", *align_columns(_SYNCS, rows, _RIGHT), ""]
 
 
-def _way(one: Sync) -> str:
-    if not one.servers:
+def _name_sync(sync: SyncForecast) -> str:
+    if not sync.servers:
         return "all-reduce"
-    return f"{one.servers} {one.server_updates} parameter server{'s' * (one.servers > 1)}"
+    return f"{sync.servers} {sync.server_updates} parameter server{'s' * (sync.servers > 1)}"
 
 
-def _memory(offer: Offer) -> list[tuple[str, ...]]:
+def _memory_rows(offer: Offer) -> list[tuple[str, ...]]:
     available = offer.memory_available_bytes
-    rows = [(size(value), f"{value / available:.1%}", name) for name, value in offer.memory.items() if value]
+    rows = [(format_bytes(value), f"{value / available:.1%}", name) for name, value in offer.memory.items() if value]
     free = available - offer.memory_bytes
     left = "left" if free >= 0 else "too much"
-    return [*rows, (size(abs(free)), f"{abs(free) / available:.1%}", left)]
+    return [*rows, (format_bytes(abs(free)), f"{abs(free) / available:.1%}", left)]
 
 
-def document(explanation: Explanation) -> dict[str, Any]:
+def explanation_document(explanation: Explanation) -> dict[str, Any]:
     """Return the explanation as plain data, in the words of the advice's document."""
     return Explained.model_validate(explanation, from_attributes=True).document()

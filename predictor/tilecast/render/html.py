@@ -11,15 +11,24 @@ from tilecast.advice import Advice, Offer
 from tilecast.explain import Explanation
 from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.render import charts
-from tilecast.render.charts import Axis, Chart, Point, Series
-from tilecast.render.explain import SHOWN, cells, exchanges, shape
-from tilecast.render.page import facts, figure, meter, table, whole
-from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters, size
+from tilecast.render.charts import Axis, Chart, Point, Series, group_points
+from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
+from tilecast.render.page import facts_list, html_figure, html_page, html_table, share_meter
+from tilecast.render.units import (
+    count,
+    duration,
+    format_bytes,
+    format_money,
+    format_parameters,
+    gibibyte_range,
+    gibibytes,
+    interval,
+)
 from tilecast.scaling import Curve
 from tilecast.step import PARTS
 
 
-def page(
+def advice_page(
     advice: Advice, explanation: Explanation | None, curves: Sequence[Curve], sections: Sequence[tuple[str, str]] = ()
 ) -> str:
     """Return the whole page.
@@ -32,26 +41,31 @@ def page(
     """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
-    held = parameters(zoo.parameters(replace(workload, lora_rank=0)))
+    held = format_parameters(zoo.parameters(replace(workload, lora_rank=0)))
     batch = f"{count(workload.tokens_per_step)} {unit} a step"
     subtitle = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
         f"<h1>{escape(request.name)}</h1>",
         f'<p class="soft">{escape(subtitle)}; objective: {escape(request.objective)}</p>',
-        _recommendation(advice, explanation),
-        _pools(advice),
-        _why_not(advice),
-        _plots(advice, curves),
+        _recommendation_card(advice, explanation),
+        _pools_section(advice),
+        _why_not_section(advice),
+        _charts_section(advice, curves),
     ]
     best = advice.best
     if best is not None and explanation is not None:
-        body += [_parts(advice), _memory(best), _kernels(best, explanation), _exchanges(best, explanation)]
+        body += [
+            _parts_section(advice),
+            _memory_section(best),
+            _kernels_section(best, explanation),
+            _exchanges_section(best, explanation),
+        ]
     body += [f'<h2>{escape(name)}</h2><div class="scroll"><pre>{escape(text)}</pre></div>' for name, text in sections]
-    body += [_legend(), _provenance(advice)]
-    return whole(f"{request.name}: advice by Tilecast", body)
+    body += [_plan_legend(), _provenance_footer(advice)]
+    return html_page(f"{request.name}: advice by Tilecast", body)
 
 
-def _recommendation(advice: Advice, explanation: Explanation | None) -> str:
+def _recommendation_card(advice: Advice, explanation: Explanation | None) -> str:
     best = advice.best
     if best is None:
         return '<div class="card"><strong>No pool can run this job.</strong><p>See why below.</p></div>'
@@ -60,44 +74,44 @@ def _recommendation(advice: Advice, explanation: Explanation | None) -> str:
         ("step", duration(best.step_s)),
         ("90 % range", interval(best.lower_s, best.upper_s)),
         ("whole run", duration(best.finish_s)),
-        ("its cost", money(best.cost_to_finish, currency)),
-        ("1,000 steps", money(best.cost_per_1000_steps, currency)),
+        ("its cost", format_money(best.cost_to_finish, currency)),
+        ("1,000 steps", format_money(best.cost_per_1000_steps, currency)),
         ("MFU", f"{explanation.mfu:.1%}" if explanation else ""),
-        ("memory", _fit(best)),
+        ("memory", _format_memory_fit(best)),
         ("node type", best.pool.node_type),
     ]
     selector = ", ".join(f"{key}={value}" for key, value in best.pool.node_selector.items())
     lines = [
         f"<p>{escape(selector)}</p>" if selector else "",
-        f"<p>{escape(best.reason)}. {escape(_ties(advice))}</p>",
+        f"<p>{escape(best.reason)}. {escape(_ties_sentence(advice))}</p>",
         *(f"<p>{escape(note)}</p>" for note in advice.notes),
     ]
     where = f"{best.pool.name}, {best.nodes} x {best.gpus_per_node} GPUs"
     plan = f"<code>{escape(str(best.plan))}</code>"
-    return f'<div class="card"><strong>{escape(where)}</strong> {plan}{"".join(lines)}{facts(named)}</div>'
+    return f'<div class="card"><strong>{escape(where)}</strong> {plan}{"".join(lines)}{facts_list(named)}</div>'
 
 
-def _ties(advice: Advice) -> str:
+def _ties_sentence(advice: Advice) -> str:
     if not advice.ties:
         return ""
     return f"{advice.ties} other plan{'s tie' if advice.ties > 1 else ' ties'} within the forecast's error."
 
 
-def _pools(advice: Advice) -> str:
-    rows = [("best" if offer is advice.best else "", _offer(offer)) for offer in advice.offers]
+def _pools_section(advice: Advice) -> str:
+    rows = [("best" if offer is advice.best else "", _offer_cells(offer)) for offer in advice.offers]
     if advice.baseline is not None:
-        rows.append(("", _offer(advice.baseline)))
+        rows.append(("", _offer_cells(advice.baseline)))
     for item in advice.rejections:
         plan = f"<code>{escape(str(item.plan))}</code>" if item.plan else ""
-        memory = size(item.memory_bytes) if item.memory_bytes is not None else ""
+        memory = format_bytes(item.memory_bytes) if item.memory_bytes is not None else ""
         why = escape(f"{item.message}: {item.remedy}")
         rows.append(("out", [escape(item.pool), "", plan, "", "", "", "", memory, why]))
     titles = ("pool", "GPUs", "plan", "step", "90 % range", "whole run", "1,000 steps", "memory", "why")
     caption = "The best plan of every pool, best first; pools that cannot run the job below"
-    return "<h2>Pools</h2>" + table(caption, titles, rows, "GPUs|step|whole run|1,000 steps|memory")
+    return "<h2>Pools</h2>" + html_table(caption, titles, rows, "GPUs|step|whole run|1,000 steps|memory")
 
 
-def _offer(offer: Offer) -> list[str]:
+def _offer_cells(offer: Offer) -> list[str]:
     return [
         escape(offer.pool.name),
         f"{offer.nodes} x {offer.gpus_per_node}",
@@ -105,19 +119,19 @@ def _offer(offer: Offer) -> list[str]:
         duration(offer.step_s),
         interval(offer.lower_s, offer.upper_s),
         duration(offer.finish_s),
-        money(offer.cost_per_1000_steps, offer.pool.currency),
+        format_money(offer.cost_per_1000_steps, offer.pool.currency),
         f"{gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)} GiB",
         escape(offer.reason),
     ]
 
 
-def _fit(offer: Offer) -> str:
+def _format_memory_fit(offer: Offer) -> str:
     """Format the range of an offer's memory: `51-58 of 79 GiB`."""
     taken = gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
     return f"{taken} of {gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
 
 
-def _why_not(advice: Advice) -> str:
+def _why_not_section(advice: Advice) -> str:
     if not advice.why_not:
         return ""
     rows = []
@@ -126,137 +140,118 @@ def _why_not(advice: Advice) -> str:
         cells = (item.subject, item.pool, str(item.plan), item.message, change)
         rows.append(("", [escape(cell) for cell in cells]))
     titles = ("instead of", "pool", "plan", "why", "what would change that")
-    return "<h2>Why not …</h2>" + table("What binds the others, and the smallest change that helps", titles, rows)
+    return "<h2>Why not …</h2>" + html_table("What binds the others, and the smallest change that helps", titles, rows)
 
 
-def _plots(advice: Advice, curves: Sequence[Curve]) -> str:
-    plots = [("Pareto", _pareto(advice)), *_scaling(curves)]
-    figures = [figure(chart.title, charts.svg(chart, name)) for name, chart in plots if chart is not None]
+def _charts_section(advice: Advice, curves: Sequence[Curve]) -> str:
+    plots = [("Pareto", _pareto_chart(advice)), *_scaling_charts(curves)]
+    figures = [html_figure(chart.title, charts.draw_svg(chart, name)) for name, chart in plots if chart is not None]
     return f'<h2>Time, cost and GPUs</h2><div class="pair">{"".join(figures)}</div>' if figures else ""
 
 
-def _pareto(advice: Advice) -> Chart | None:
-    """Return a chart of step time over cost, or over GPUs if nothing has a price.
+def _pareto_chart(advice: Advice) -> Chart | None:
+    """Return a chart of step time over cost, or over GPUs if no pool has a price.
 
-    It shows the Pareto set and the best of every pool.
+    The chart shows the Pareto set and the best plan of each pool.
     """
     best = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
     shown = list(best.values())
     if not shown:
         return None
     priced = all(offer.cost_per_1000_steps is not None for offer in shown)
-    names = sorted({offer.pool.name for offer in shown})
     currency = shown[0].pool.currency
-
-    def place(offer: Offer) -> float:
-        return offer.cost_per_1000_steps or 0.0 if priced else float(offer.gpus)
-
-    series = [
-        Series(
-            name,
-            tuple(
-                Point(
-                    place(offer),
-                    offer.step_s,
-                    f"{offer.plan} on {offer.gpus} GPUs, {duration(offer.step_s)}",
-                    f"{offer.gpus} GPUs",
-                )
-                for offer in shown
-                if offer.pool.name == name
+    points = [
+        (
+            offer.pool.name,
+            Point(
+                offer.cost_per_1000_steps or 0.0 if priced else float(offer.gpus),
+                offer.step_s,
+                f"{offer.plan} on {offer.gpus} GPUs, {duration(offer.step_s)}",
+                f"{offer.gpus} GPUs",
             ),
-            joined=False,
         )
-        for name in names
+        for offer in sorted(shown, key=lambda offer: offer.pool.name)
     ]
-    x = Axis("cost of 1,000 steps", lambda value: money(value, currency)) if priced else Axis("GPUs", count)
+    x = Axis("cost of 1,000 steps", lambda value: format_money(value, currency)) if priced else Axis("GPUs", count)
     title = "Plans that no other beats in time, cost and GPUs at once, and the best of every pool"
-    return Chart(title, x, Axis("step time", charts.seconds, _base([offer.step_s for offer in shown])), tuple(series))
+    y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
+    return Chart(title, x, y, group_points(points, joined=False))
 
 
-def _base(values: Sequence[float]) -> int:
-    """Return base 10 for an axis of values that are far apart, or else 0, for a linear axis."""
+def _axis_base(values: Sequence[float]) -> int:
+    """Return base 10 (logarithmic axis) for values that are far apart, else 0 (linear axis)."""
     return 10 if min(values, default=0.0) > 0 and max(values) > 8 * min(values) else 0
 
 
-def _scaling(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
+def _scaling_charts(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
     if not curves:
         return []
     gpus = Axis("GPUs", count, base=2)
-    steps = [
-        Series(
-            curve.pool,
-            tuple(Point(p.gpus, p.step_s, f"{p.gpus} GPUs, {duration(p.step_s)}, {p.plan}") for p in curve.points),
-        )
+    steps = group_points(
+        (curve.pool, Point(p.gpus, p.step_s, f"{p.gpus} GPUs, {duration(p.step_s)}, {p.plan}"))
         for curve in curves
-    ]
+        for p in curve.points
+    )
     times = [point.y for series in steps for point in series.points]
-    y = Axis("step time", charts.seconds, _base(times))
-    plots: list[tuple[str, Chart | None]] = [
-        ("scaling", Chart("Step time of the best plan by GPUs", gpus, y, tuple(steps)))
-    ]
-    costs = [
-        Series(
-            curve.pool,
-            tuple(
-                Point(p.gpus, p.cost_per_1000_steps, f"{p.gpus} GPUs, {money(p.cost_per_1000_steps, curve.currency)}")
-                for p in curve.points
-                if p.cost_per_1000_steps is not None
-            ),
-        )
+    y = Axis("step time", charts.format_tick_seconds, _axis_base(times))
+    plots: list[tuple[str, Chart | None]] = [("scaling", Chart("Step time of the best plan by GPUs", gpus, y, steps))]
+    costs = group_points(
+        (curve.pool, Point(p.gpus, cost, f"{p.gpus} GPUs, {format_money(cost, curve.currency)}"))
         for curve in curves
-    ]
-    costs = [series for series in costs if series.points]
+        for p in curve.points
+        if (cost := p.cost_per_1000_steps) is not None
+    )
     if costs:
         currency = curves[0].currency
-        axis = Axis("cost of 1,000 steps", lambda value: money(value, currency))
-        plots.append(("cost", Chart("Cost of 1,000 steps of the same plans", gpus, axis, tuple(costs))))
+        axis = Axis("cost of 1,000 steps", lambda value: format_money(value, currency))
+        plots.append(("cost", Chart("Cost of 1,000 steps of the same plans", gpus, axis, costs)))
     return plots
 
 
-def _parts(advice: Advice) -> str:
+def _parts_section(advice: Advice) -> str:
     shown = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
     rows = [
-        ("", [part, *(_part(offer, part) for offer in shown)])
+        ("", [part, *(_part_cell(offer, part) for offer in shown)])
         for part in PARTS
         if any(offer.breakdown[part] >= 0.0005 * offer.step_s for offer in shown)
     ]
     rows.append(("", ["step", *(duration(offer.step_s) for offer in shown)]))
     titles = ("part", *(offer.pool.name if offer is not advice.baseline else "baseline" for offer in shown))
     caption = "What remains visible of each part; the parts sum to the step"
-    return "<h2>Where the time goes</h2>" + table(caption, titles, rows)
+    return "<h2>Where the time goes</h2>" + html_table(caption, titles, rows)
 
 
-def _part(offer: Offer, part: str) -> str:
+def _part_cell(offer: Offer, part: str) -> str:
     seconds = offer.breakdown[part]
-    return f"{duration(seconds)}<br>{meter(seconds / offer.step_s)}" if seconds else ""
+    return f"{duration(seconds)}<br>{share_meter(seconds / offer.step_s)}" if seconds else ""
 
 
-def _memory(best: Offer) -> str:
+def _memory_section(best: Offer) -> str:
     available = best.memory_available_bytes
     rows = [
-        ("", [name, size(value), f"{value / available:.1%}", meter(value / available)])
+        ("", [name, format_bytes(value), f"{value / available:.1%}", share_meter(value / available)])
         for name, value in best.memory.items()
         if value
     ]
     free = available - best.memory_bytes
-    rows.append(("", ["left", size(free), f"{free / available:.1%}", meter(free / available)]))
-    caption = f"What the fullest GPU of the recommendation cannot do without; it takes {_fit(best)}"
-    return "<h2>Memory</h2>" + table(caption, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
+    rows.append(("", ["left", format_bytes(free), f"{free / available:.1%}", share_meter(free / available)]))
+    caption = f"What the fullest GPU of the recommendation cannot do without; it takes {_format_memory_fit(best)}"
+    return "<h2>Memory</h2>" + html_table(caption, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
 
 
-def _kernels(best: Offer, explanation: Explanation) -> str:
-    rows = [("", [escape(cell) for cell in cells(one, explanation)]) for one in explanation.operators[:SHOWN]]
+def _kernels_section(best: Offer, explanation: Explanation) -> str:
+    rows = [("", [escape(cell) for cell in operator_cells(one, explanation)]) for one in explanation.operators[:SHOWN]]
     titles = ("operator", "time", "share", "kernel", "runs", "each", "FLOP/B", "bound by", "reaches", "tiles")
     caption = (
         f"The costliest of {len(explanation.operators)} operators of one micro-batch through every stage, "
         f"{duration(explanation.seconds)} of GPU time, {best.plan.gradient_accumulation:,} a step"
     )
-    chart = _roofline(explanation)
-    picture = figure(chart.title, charts.svg(chart, "roofline"), "wide")
-    return f"<h2>Kernels</h2>{picture}" + table(caption, titles, rows, "time|share|runs|each|FLOP/B|reaches")
+    chart = _roofline_chart(explanation)
+    picture = html_figure(chart.title, charts.draw_svg(chart, "roofline"), "wide")
+    return f"<h2>Kernels</h2>{picture}" + html_table(caption, titles, rows, "time|share|runs|each|FLOP/B|reaches")
 
 
-def _roofline(explanation: Explanation) -> Chart:
+def _roofline_chart(explanation: Explanation) -> Chart:
     """Return a chart of the FLOP/s that each operator reaches over its FLOP per byte."""
     gpu, peak = explanation.gpu, explanation.gpu.peak(explanation.precision)
     bandwidth = gpu.memory_bandwidth_bytes_per_s
@@ -272,35 +267,34 @@ def _roofline(explanation: Explanation) -> Chart:
         (Point(low, low * bandwidth), Point(explanation.balance, peak), Point(high, peak)),
         quiet=True,
     )
-    kinds = list(dict.fromkeys(one.kind for one in shown))[: charts.COLORS]
-    marks = [
-        Series(
-            kind,
-            tuple(
-                Point(one.intensity, one.flops / one.kernel_s, f"{one.name}, {shape(one)}, {one.utilization:.0%} of it")
-                for one in shown
-                if one.kind == kind
+    points = (
+        (
+            one.kind,
+            Point(
+                one.intensity,
+                one.flops / one.kernel_s,
+                f"{one.name}, {format_kernel_shape(one)}, {one.utilization:.0%} of it",
             ),
-            joined=False,
         )
-        for kind in kinds
-    ]
+        for one in shown
+    )
+    marks = group_points(points, joined=False)[: charts.COLORS]
     title = f"Roofline: {count(peak)}FLOP/s in {explanation.precision}, {count(bandwidth)}B/s of memory"
     x, y = Axis("FLOP per byte", lambda value: f"{value:g}", 10), Axis("FLOP/s", count, 10)
     return Chart(title, x, y, (roof, *marks))
 
 
-def _exchanges(best: Offer, explanation: Explanation) -> str:
+def _exchanges_section(best: Offer, explanation: Explanation) -> str:
     if not explanation.exchanges and not explanation.gradient_bytes:
         return ""
     titles = ("what", "time", "collective", "ranks", "buffer", "runs")
-    rows = [("", [escape(cell) for cell in row[: len(titles)]]) for row in exchanges(explanation)]
+    rows = [("", [escape(cell) for cell in row[: len(titles)]]) for row in exchange_rows(explanation)]
     exposed = duration(best.breakdown["communication"])
     caption = f"Per micro-batch, before anything hides; {exposed} a step is left that nothing hides"
-    return "<h2>Communication</h2>" + table(caption, titles, rows, "time|ranks|buffer|runs")
+    return "<h2>Communication</h2>" + html_table(caption, titles, rows, "time|ranks|buffer|runs")
 
 
-def _legend() -> str:
+def _plan_legend() -> str:
     items = "".join(
         f"<div><dt><code>{escape(column.example)}</code></dt><dd>{escape(column.legend)}</dd></div>"
         for column in PLAN_COLUMNS.values()
@@ -309,10 +303,10 @@ def _legend() -> str:
     return f'<h2>How a plan reads</h2><dl class="facts">{items}</dl>'
 
 
-def _provenance(advice: Advice) -> str:
+def _provenance_footer(advice: Advice) -> str:
     source = advice.provenance
     prices = {
-        offer.pool.name: money(offer.pool.price_per_gpu_hour, offer.pool.currency)
+        offer.pool.name: format_money(offer.pool.price_per_gpu_hour, offer.pool.currency)
         for offer in advice.offers
         if offer.pool.price_per_gpu_hour is not None
     }

@@ -13,13 +13,13 @@ _WORTH = 0.005
 """Share of the step below which a saving is treated as none."""
 
 
-def screen(offer: Offer, per_layer: PerLayer | None, cut: PipelineCut | None) -> str:
-    """Return lines on what varying strategies and an uneven cut bring on an offer's GPUs, ending in a newline."""
+def layers_text(offer: Offer, per_layer: PerLayer | None, cut: PipelineCut | None) -> str:
+    """Return text about the gain of per-layer strategies and of an uneven pipeline, ending in a newline."""
     where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}"
-    return "\n".join([*_strategies(where, per_layer), *_cut(cut)]) + "\n"
+    return "\n".join([*_strategy_lines(where, per_layer), *_cut_lines(cut)]) + "\n"
 
 
-def document(per_layer: PerLayer | None, cut: PipelineCut | None) -> dict[str, Any]:
+def layers_document(per_layer: PerLayer | None, cut: PipelineCut | None) -> dict[str, Any]:
     """Return the strategies and the cut as values: seconds, bytes, layers counted from 1."""
     values: dict[str, Any] = {}
     if per_layer is not None:
@@ -44,22 +44,22 @@ def document(per_layer: PerLayer | None, cut: PipelineCut | None) -> dict[str, A
     return values
 
 
-def _strategies(where: str, per_layer: PerLayer | None) -> list[str]:
+def _strategy_lines(location: str, per_layer: PerLayer | None) -> list[str]:
     if per_layer is None:
-        return [f"Per layer on {where}: no choice without a pipeline fits, or the model is priced as one block."]
+        return [f"Per layer on {location}: no choice without a pipeline fits, or the model is priced as one block."]
     memory = f"{gibibytes(per_layer.memory_bytes)}/{gibibytes(per_layer.memory_available_bytes)} GiB"
     if not per_layer.varies or (per_layer.saving is not None and per_layer.saving < _WORTH):
         same = (
             f"{per_layer.uniform}, {duration(per_layer.uniform_s)}" if per_layer.uniform_s is not None else "none fits"
         )
-        return [f"Per layer on {where}: the same everywhere is best without a pipeline ({same})."]
+        return [f"Per layer on {location}: the same everywhere is best without a pipeline ({same})."]
     if per_layer.uniform_s is None:
         text = "no plan without a pipeline fits that is the same everywhere"
     else:
         text = f"{per_layer.saving:.1%} less than the best that is the same everywhere ({per_layer.uniform})"
-    lines = [f"Per layer on {where}: {duration(per_layer.step_s)}, {text}"]
+    lines = [f"Per layer on {location}: {duration(per_layer.step_s)}, {text}"]
     depth = max((layer for group in per_layer.groups for layer in group.layers), default=0)
-    names = [_name(group, depth) for group in per_layer.groups]
+    names = [_name_group(group, depth) for group in per_layer.groups]
     width = max(len(name) for name in names)
     lines += [f"  {name.ljust(width)}  {group.plan}" for name, group in zip(names, per_layer.groups, strict=True)]
     gap = per_layer.step_s / per_layer.bound_s - 1
@@ -74,14 +74,14 @@ def _strategies(where: str, per_layer: PerLayer | None) -> list[str]:
     return lines
 
 
-def _name(group: LayerGroup, depth: int) -> str:
+def _name_group(group: LayerGroup, depth: int) -> str:
     """Format a group as text: `embedding`, `layer 44 of 44`, `layers 1-12,25-32 of 32`."""
     if not group.layers:
         return group.name
-    return f"layer{'s' if len(group.layers) > 1 else ''} {_ranges(group.layers)} of {depth}"
+    return f"layer{'s' if len(group.layers) > 1 else ''} {_format_ranges(group.layers)} of {depth}"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def _format_ranges(numbers: Sequence[int]) -> str:
     """Format ascending numbers as people write them: `1-12,25-32`."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -92,7 +92,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _cut(cut: PipelineCut | None) -> list[str]:
+def _cut_lines(cut: PipelineCut | None) -> list[str]:
     if cut is None or cut.step_s > cut.even_s * (1 - _WORTH):
         return []
     layers = "+".join(str(count) for count in cut.layers)

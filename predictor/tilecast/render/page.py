@@ -42,7 +42,7 @@ footer{margin-top:48px;font-size:13px;color:var(--soft)}
 """
 
 
-def whole(title: str, body: Sequence[str]) -> str:
+def html_page(title: str, body: Sequence[str]) -> str:
     """Return a page with a title and the parts of its body; empty parts are left out."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -54,13 +54,15 @@ def whole(title: str, body: Sequence[str]) -> str:
     )
 
 
-def facts(named: Sequence[tuple[str, str]]) -> str:
-    """Return names and values side by side, given as text; those without a value are left out."""
+def facts_list(named: Sequence[tuple[str, str]]) -> str:
+    """Return an HTML list of names and values. Pairs with an empty value are left out."""
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in named if value)
     return f'<dl class="facts">{items}</dl>'
 
 
-def table(caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], figures: str = "") -> str:
+def html_table(
+    caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], figures: str = ""
+) -> str:
     """Return a table.
 
     Args:
@@ -71,29 +73,29 @@ def table(caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequenc
     """
     right = [title in figures.split("|") for title in titles]
     head = "".join(
-        f'<th scope="col"{class_("n" if is_right else "")}>{escape(title)}</th>'
+        f'<th scope="col"{class_attribute("n" if is_right else "")}>{escape(title)}</th>'
         for title, is_right in zip(titles, right, strict=True)
     )
     lines = []
     for kind, cells in rows:
         row = [f'<th scope="row">{cells[0]}</th>']
         for cell, is_right, title in zip(cells[1:], right[1:], titles[1:], strict=True):
-            row.append(f"<td{class_('n' if is_right else 'wrap' if title == 'why' else '')}>{cell}</td>")
-        lines.append(f"<tr{class_(kind)}>{''.join(row)}</tr>")
+            row.append(f"<td{class_attribute('n' if is_right else 'wrap' if title == 'why' else '')}>{cell}</td>")
+        lines.append(f"<tr{class_attribute(kind)}>{''.join(row)}</tr>")
     inside = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div class="scroll"><table>{inside}</table></div>'
 
 
-def class_(name: str) -> str:
+def class_attribute(name: str) -> str:
     """Return the attribute for a class; empty without one."""
     return f' class="{name}"' if name else ""
 
 
-def figure(title: str, picture: str, kind: str = "") -> str:
+def html_figure(title: str, picture: str, kind: str = "") -> str:
     """Return a picture, an `<svg>` element, under its title."""
-    return f"<figure{class_(kind)}><figcaption>{escape(title)}</figcaption>{picture}</figure>"
+    return f"<figure{class_attribute(kind)}><figcaption>{escape(title)}</figcaption>{picture}</figure>"
 
 
-def meter(share: float) -> str:
+def share_meter(share: float) -> str:
     """Return a bar for a share from 0 to 1."""
     return f'<span class="meter" style="width:{max(share, 0.0) * 160:.0f}px"></span>'

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tilecast.planner.problem import JobOption, Unplanned
+from tilecast.planner.problem import JobOption, QueuedJob, Unplanned
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.totals import QueuedPlace, QueueReport, QueueTotals
 from tilecast.render import queue_page
-from tilecast.render.columns import columns, csv_text
-from tilecast.render.table import wrapped
-from tilecast.render.units import duration, interval, money
+from tilecast.render.columns import align_columns, format_csv
+from tilecast.render.table import wrap_text
+from tilecast.render.units import duration, format_money, interval
 
 SCHEMA_VERSION = 1
 MOST_LINES = 40
@@ -23,7 +23,7 @@ _TOTALS = ("", "MEAN", "P99", "LAST", "COST", "FAIRNESS", "LATE")
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIf:
+class NodeChange:
     """The plan with other node counts."""
 
     nodes: Mapping[str, int]
@@ -41,88 +41,104 @@ class QueueScreen:
 
     report: QueueReport
     unplanned: tuple[Unplanned, ...]
-    what_if: WhatIf | None = None
+    what_if: NodeChange | None = None
 
 
-def table(screen: QueueScreen) -> str:
+@dataclass(frozen=True, slots=True)
+class PlacedJob:
+    """Job of a queue with its place in the plan and the option that the plan gives it."""
+
+    place: QueuedPlace
+    job: QueuedJob
+    option: JobOption
+
+    @property
+    def present(self) -> str:
+        """Pool and GPUs where the job is, or would go without advice."""
+        if self.job.present is None:
+            return "-"
+        return f"{self.job.present[0]}:{self.job.present[1]}{' (runs)' if self.job.is_running else ''}"
+
+
+def placed_jobs(queue_report: QueueReport) -> list[PlacedJob]:
+    """Return the planned jobs in the order of the queue."""
+    columns, option = queue_report.solution.columns, queue_report.solution.option
+    return [
+        PlacedJob(place, columns.problem.jobs[place.job], columns.options[option[place.job]])
+        for place in queue_report.places
+    ]
+
+
+def queue_text(screen: QueueScreen) -> str:
     """Return the plan as a screen of text, ending in a newline."""
     queue_report = screen.report
-    held = queue_report.solution.columns
-    order = _in_order(queue_report)
-    rows = [_row(queue_report, place) for place in order[:MOST_LINES]]
-    lines = [headline(queue_report), "", *columns(_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "GAIN"))]
+    order = _sort_by_start(queue_report)
+    rows = [_job_cells(queue_report, placed) for placed in order[:MOST_LINES]]
+    lines = [
+        queue_headline(queue_report),
+        "",
+        *align_columns(_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "GAIN")),
+    ]
     if len(order) > MOST_LINES:
         lines.append(f"and {len(order) - MOST_LINES} more that start later: -o csv lists all")
-    lines += [*_refused(screen.unplanned), "", *columns(_TOTALS, totals_rows(queue_report), _TOTALS[1:]), ""]
-    lines += [line for text in paid(queue_report) for line in wrapped("", text)]
-    lines += [line for text in notes(screen) for line in wrapped("", text)]
-    moved = sum(place is not None and _is_moved(queue_report, place) for place in queue_report.places)
-    lines.append(f"{len(held.weight)} jobs planned, {moved} of them elsewhere than now.")
+    lines += [
+        *_refusal_lines(screen.unplanned),
+        "",
+        *align_columns(_TOTALS, totals_rows(queue_report), _TOTALS[1:]),
+        "",
+    ]
+    lines += [line for text in payment_lines(queue_report) for line in wrap_text("", text)]
+    lines += [line for text in queue_notes(screen) for line in wrap_text("", text)]
+    moved = sum(placed.job.present is not None and placed.job.present[0] != placed.option.pool for placed in order)
+    lines.append(f"{len(order)} jobs planned, {moved} of them elsewhere than now.")
     return "\n".join(lines) + "\n"
 
 
-def _in_order(queue_report: QueueReport) -> list[QueuedPlace]:
-    """Return the jobs in the order of their starts."""
-    return sorted(queue_report.places, key=lambda place: (place.start_s, place.finish_s, place.job))
+def _sort_by_start(queue_report: QueueReport) -> list[PlacedJob]:
+    """Return the planned jobs in the order of their starts."""
+    return sorted(
+        placed_jobs(queue_report), key=lambda placed: (placed.place.start_s, placed.place.finish_s, placed.place.job)
+    )
 
 
-def _refused(unplanned: Sequence[Unplanned]) -> list[str]:
-    """Return lines on what cannot be planned as requested."""
-    return [line for item in unplanned for line in wrapped(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
+def _refusal_lines(unplanned: Sequence[Unplanned]) -> list[str]:
+    """Return lines with the jobs that cannot be planned and the reasons."""
+    return [line for item in unplanned for line in wrap_text(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
 
 
-def headline(queue_report: QueueReport) -> str:
-    """Return a line that says what was planned, and by which policy."""
+def queue_headline(queue_report: QueueReport) -> str:
+    """Return a line with the number of jobs, the pools and the policy."""
     columns, policy = queue_report.solution.columns, queue_report.solution.policy
     pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in columns.pools)
     return f"{len(columns.weight)} jobs on {pools}; policy {policy.name}: {policy.summary}"
 
 
-def option_of(queue_report: QueueReport, place: QueuedPlace) -> JobOption:
-    """Return the option that the plan gives a job."""
-    return queue_report.solution.columns.options[queue_report.solution.option[place.job]]
-
-
-def _is_moved(queue_report: QueueReport, place: QueuedPlace) -> bool:
-    present = queue_report.solution.columns.problem.jobs[place.job].present
-    return present is not None and present[0] != option_of(queue_report, place).pool
-
-
-def now_of(queue_report: QueueReport, place: QueuedPlace) -> str:
-    """Return where a job is, or would go without advice."""
-    job = queue_report.solution.columns.problem.jobs[place.job]
-    if job.present is None:
-        return "-"
-    return f"{job.present[0]}:{job.present[1]}{' (runs)' if job.is_running else ''}"
-
-
-def _row(queue_report: QueueReport, place: QueuedPlace) -> tuple[str, ...]:
-    option = option_of(queue_report, place)
-    job = queue_report.solution.columns.problem.jobs[place.job]
+def _job_cells(queue_report: QueueReport, placed: PlacedJob) -> tuple[str, ...]:
+    place, option = placed.place, placed.option
     return (
-        job.name,
-        now_of(queue_report, place),
+        placed.job.name,
+        placed.present,
         option.pool,
         str(option.gpus),
         option.plan,
         "now" if place.start_s <= 0 else duration(place.start_s),
         duration(place.finish_s),
         interval(place.lower_s, place.upper_s),
-        _price(queue_report, option.cost),
-        gain(place.gain_s),
+        _format_price(queue_report, option.cost),
+        format_gain(place.gain_s),
     )
 
 
-def gain(seconds: float) -> str:
-    """Format the time that a job gains or loses, compared with every job on its own best pool."""
+def format_gain(seconds: float) -> str:
+    """Format the seconds that a job gains or loses against the reference in which each job takes its best pool."""
     if abs(seconds) < 1:
         return "0"
     return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"
 
 
-def _price(queue_report: QueueReport, amount: float | None) -> str:
+def _format_price(queue_report: QueueReport, amount: float | None) -> str:
     pools = queue_report.solution.columns.pools
-    return money(amount, next((pool.currency for pool in pools if pool.price_per_gpu_hour is not None), "USD"))
+    return format_money(amount, next((pool.currency for pool in pools if pool.price_per_gpu_hour is not None), "USD"))
 
 
 def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
@@ -137,7 +153,7 @@ def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
             duration(held.completion_s),
             duration(held.worst_completion_s),
             duration(held.makespan_s),
-            _price(queue_report, held.cost),
+            _format_price(queue_report, held.cost),
             f"{held.fairness:.2f}",
             str(held.missed),
         )
@@ -145,8 +161,8 @@ def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
     ]
 
 
-def paid(queue_report: QueueReport) -> list[str]:
-    """Return lines on which jobs pay for which others, those that pay most first."""
+def payment_lines(queue_report: QueueReport) -> list[str]:
+    """Return sentences about the jobs that lose time and the jobs that gain by it, largest losses first."""
     jobs = queue_report.solution.columns.problem.jobs
     losing = sorted((place for place in queue_report.places if place.gain_s <= -1), key=lambda place: place.gain_s)
     lines = []
@@ -164,8 +180,8 @@ def paid(queue_report: QueueReport) -> list[str]:
 _PAID = 4
 
 
-def notes(screen: QueueScreen) -> list[str]:
-    """Return the other notes: the bound, what was left as it is, and what other nodes would bring."""
+def queue_notes(screen: QueueScreen) -> list[str]:
+    """Return sentences on the optimality bound, on jobs that stay in place, and on other node counts."""
     solution, texts = screen.report.solution, list[str]()
     if solution.gap is not None:
         texts.append(
@@ -176,11 +192,11 @@ def notes(screen: QueueScreen) -> list[str]:
     if solution.best[deciding] and solution.score[deciding] > solution.best[deciding] * 1.0005:
         ratio = solution.score[deciding] / solution.best[deciding] - 1
         texts.append(f"Jobs that gain less than forecasts can tell stay where they are, which costs {ratio:.1%}.")
-    return texts + bought(screen)
+    return texts + node_change_lines(screen)
 
 
-def bought(screen: QueueScreen) -> list[str]:
-    """Return lines on what other nodes would bring."""
+def node_change_lines(screen: QueueScreen) -> list[str]:
+    """Return sentences on the effect of other node counts."""
     what_if = screen.what_if
     if what_if is None:
         return []
@@ -193,7 +209,7 @@ def bought(screen: QueueScreen) -> list[str]:
         f"last end {duration(old.makespan_s)} -> {duration(new.makespan_s)}",
     ]
     if old.cost is not None and new.cost is not None:
-        parts.append(f"cost {_price(screen.report, old.cost)} -> {_price(screen.report, new.cost)}")
+        parts.append(f"cost {_format_price(screen.report, old.cost)} -> {_format_price(screen.report, new.cost)}")
     parts.append(f"late {old.missed} -> {new.missed}")
     if what_if.jobs:
         parts.append(f"{what_if.jobs:+d} jobs planned")
@@ -203,35 +219,40 @@ def bought(screen: QueueScreen) -> list[str]:
     ]
 
 
-def document(screen: QueueScreen) -> dict[str, object]:
+def queue_document(screen: QueueScreen) -> dict[str, object]:
     """Return the plan as plain data for programs."""
     queue_report = screen.report
     solution, what_if = queue_report.solution, screen.what_if
     return {
         "schemaVersion": SCHEMA_VERSION,
         "policy": solution.policy.name,
-        "jobs": [_job(queue_report, place) for place in queue_report.places],
-        "unplanned": [_unplanned(item) for item in screen.unplanned],
+        "jobs": [_job_document(placed) for placed in placed_jobs(queue_report)],
+        "unplanned": [_unplanned_document(item) for item in screen.unplanned],
         "totals": {
-            "plan": _camel(queue_report.plan),
-            **{name: _camel(item) for name, item in queue_report.references.items()},
+            "plan": _totals_document(queue_report.plan),
+            **{name: _totals_document(item) for name, item in queue_report.references.items()},
         },
         "gapRatio": solution.gap,
         "whatIf": None
         if what_if is None
         else {
             "nodes": dict(what_if.nodes),
-            "totals": None if what_if.report is None else _camel(what_if.report.plan),
+            "totals": None if what_if.report is None else _totals_document(what_if.report.plan),
             "jobs": what_if.jobs,
         },
     }
 
 
-def _unplanned(item: Unplanned) -> dict[str, object]:
-    return {"job": item.job, "problem": item.problem, "remedy": item.remedy, "leftOut": item.is_left_out}
+def _unplanned_document(unplanned: Unplanned) -> dict[str, object]:
+    return {
+        "job": unplanned.job,
+        "problem": unplanned.problem,
+        "remedy": unplanned.remedy,
+        "leftOut": unplanned.is_left_out,
+    }
 
 
-def _camel(totals: QueueTotals) -> dict[str, object]:
+def _totals_document(totals: QueueTotals) -> dict[str, object]:
     names = {
         "completion_s": "completionSeconds",
         "worst_completion_s": "worstCompletionSeconds",
@@ -240,9 +261,8 @@ def _camel(totals: QueueTotals) -> dict[str, object]:
     return {names.get(name, name): value for name, value in asdict(totals).items()}
 
 
-def _job(queue_report: QueueReport, place: QueuedPlace) -> dict[str, object]:
-    option = option_of(queue_report, place)
-    job = queue_report.solution.columns.problem.jobs[place.job]
+def _job_document(placed: PlacedJob) -> dict[str, object]:
+    place, job, option = placed.place, placed.job, placed.option
     return {
         "name": job.name,
         "running": job.is_running,
@@ -259,76 +279,77 @@ def _job(queue_report: QueueReport, place: QueuedPlace) -> dict[str, object]:
     }
 
 
-def to_json(screen: QueueScreen) -> str:
+def queue_json(screen: QueueScreen) -> str:
     """Format the document as JSON."""
-    return json.dumps(document(screen), indent=2) + "\n"
+    return json.dumps(queue_document(screen), indent=2) + "\n"
 
 
-def rows(screen: QueueScreen) -> list[dict[str, Any]]:
-    """Return a dictionary for each job that is planned; seconds from now."""
-    queue_report = screen.report
+def job_rows(screen: QueueScreen) -> list[dict[str, Any]]:
+    """Return a dictionary for each planned job; times are in seconds from now."""
     return [
         {
-            "job": queue_report.solution.columns.problem.jobs[place.job].name,
-            "now": now_of(queue_report, place),
-            "pool": (option := option_of(queue_report, place)).pool,
-            "gpus": option.gpus,
-            "plan": option.plan,
-            "start_seconds": place.start_s,
-            "finish_seconds": place.finish_s,
-            "lower_seconds": place.lower_s,
-            "upper_seconds": place.upper_s,
-            "cost": option.cost,
-            "gain_seconds": place.gain_s,
+            "job": placed.job.name,
+            "now": placed.present,
+            "pool": placed.option.pool,
+            "gpus": placed.option.gpus,
+            "plan": placed.option.plan,
+            "start_seconds": placed.place.start_s,
+            "finish_seconds": placed.place.finish_s,
+            "lower_seconds": placed.place.lower_s,
+            "upper_seconds": placed.place.upper_s,
+            "cost": placed.option.cost,
+            "gain_seconds": placed.place.gain_s,
         }
-        for place in queue_report.places
+        for placed in placed_jobs(screen.report)
     ]
 
 
-def to_csv(screen: QueueScreen) -> str:
+def queue_csv(screen: QueueScreen) -> str:
     """Format one line per job."""
-    rows: list[Sequence[object]] = [
-        ("job", "now", "pool", "gpus", "plan", "start_s", "finish_s", "lower_s", "upper_s", "cost", "gain_s", "problem")
+    seconds = ("start", "finish", "lower", "upper")
+    lines: list[Sequence[object]] = [
+        ("job", "now", "pool", "gpus", "plan", *(f"{name}_s" for name in seconds), "cost", "gain_s", "problem")
     ]
-    queue_report = screen.report
-    for place in queue_report.places:
-        option = option_of(queue_report, place)
-        seconds = (place.start_s, place.finish_s, place.lower_s, place.upper_s)
-        name = queue_report.solution.columns.problem.jobs[place.job].name
-        cost = "" if option.cost is None else f"{option.cost:.2f}"
-        row = (name, now_of(queue_report, place), option.pool, option.gpus, option.plan)
-        rows.append((*row, *(f"{value:.0f}" for value in seconds), cost, f"{place.gain_s:.0f}", ""))
-    rows += [(item.job, *[""] * 10, f"{item.problem}; {item.remedy}") for item in screen.unplanned]
-    return csv_text(rows)
+    for row in job_rows(screen):
+        cost = "" if row["cost"] is None else f"{row['cost']:.2f}"
+        times = [f"{row[f'{name}_seconds']:.0f}" for name in seconds]
+        lines.append((*list(row.values())[:5], *times, cost, f"{row['gain_seconds']:.0f}", ""))
+    lines += [(item.job, *[""] * 10, f"{item.problem}; {item.remedy}") for item in screen.unplanned]
+    return format_csv(lines)
 
 
-def to_html(screen: QueueScreen) -> str:
+def queue_html(screen: QueueScreen) -> str:
     """Format the plan as one page."""
     queue_report = screen.report
     problems = [(item.job, item.problem, item.remedy) for item in screen.unplanned]
-    texts = [*paid(queue_report), *notes(screen)]
-    rows = [_row(queue_report, place) for place in _in_order(queue_report)]
-    return queue_page.page(
-        queue_report, headline(queue_report), (_TITLES, rows), (_TOTALS, totals_rows(queue_report)), problems, texts
+    texts = [*payment_lines(queue_report), *queue_notes(screen)]
+    rows = [_job_cells(queue_report, placed) for placed in _sort_by_start(queue_report)]
+    return queue_page.queue_page(
+        queue_report,
+        queue_headline(queue_report),
+        (_TITLES, rows),
+        (_TOTALS, totals_rows(queue_report)),
+        problems,
+        texts,
     )
 
 
-def nothing(unplanned: Sequence[Unplanned], output: str) -> str:
+def empty_queue_text(unplanned: Sequence[Unplanned], output: str) -> str:
     """Return the output for a queue where no job can be planned."""
     if output == "json":
-        return json.dumps(nothing_document(unplanned), indent=2) + "\n"
-    return "\n".join([*(_refused(unplanned) or ["No job waits or runs."]), ""])
+        return json.dumps(empty_queue_document(unplanned), indent=2) + "\n"
+    return "\n".join([*(_refusal_lines(unplanned) or ["No job waits or runs."]), ""])
 
 
-def nothing_document(unplanned: Sequence[Unplanned]) -> dict[str, object]:
+def empty_queue_document(unplanned: Sequence[Unplanned]) -> dict[str, object]:
     """Return the document of a queue in which no job can be planned."""
-    return {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned(item) for item in unplanned]}
+    return {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned_document(item) for item in unplanned]}
 
 
 FORMATS: Mapping[str, Callable[[QueueScreen], str]] = {
-    "table": table,
-    "json": to_json,
-    "csv": to_csv,
-    "html": to_html,
+    "table": queue_text,
+    "json": queue_json,
+    "csv": queue_csv,
+    "html": queue_html,
 }
 """Functions for the values of `-o`."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast.planner.totals import QueuedPlace, QueueReport
 from tilecast.render import charts
-from tilecast.render.page import facts, figure, table, whole
+from tilecast.render.page import facts_list, html_figure, html_page, html_table
 from tilecast.render.units import duration
 
 _WIDTH, _LEFT, _ROW, _GAP, _AXIS = 1080.0, 120.0, 16.0, 3.0, 26.0
@@ -17,7 +17,7 @@ MOST_BARS = 60
 """Most jobs that are drawn per pool, the first ones to start."""
 
 
-def page(
+def queue_page(
     queue_report: QueueReport,
     title: str,
     jobs: tuple[Sequence[str], Sequence[Sequence[str]]],
@@ -44,30 +44,30 @@ def page(
         ("late", str(plan.missed)),
     ]
     refused = [("out", [escape(cell) for cell in row]) for row in problems]
-    return whole(
+    return html_page(
         "Tilecast: the queue",
         [
             "<h1>The whole queue</h1>",
             f'<p class="soft">{escape(title)}</p>',
-            f'<section class="card">{facts(named)}</section>',
+            f'<section class="card">{facts_list(named)}</section>',
             "<h2>Pools</h2>",
-            *(_gantt(queue_report, pool) for pool in range(len(queue_report.solution.columns.pools))),
+            *(_gantt_chart(queue_report, pool) for pool in range(len(queue_report.solution.columns.pools))),
             "<h2>Jobs</h2>",
-            _table("Every job, in the order of their starts", *jobs),
-            table("Not planned as asked", ("job", "problem", "remedy"), refused) if refused else "",
+            _figures_table("Every job, in the order of their starts", *jobs),
+            html_table("Not planned as asked", ("job", "problem", "remedy"), refused) if refused else "",
             "<h2>Beside what is done without a plan</h2>",
-            _table("The same forecasts, placed five ways", *totals),
+            _figures_table("The same forecasts, placed five ways", *totals),
             *(f"<p>{escape(text)}</p>" for text in texts),
         ],
     )
 
 
-def _table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _figures_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     figures = "|".join(title for title in titles[1:] if title not in ("NOW", "ADVISED", "PLAN"))
-    return table(caption, titles, [("", [escape(cell) for cell in row]) for row in rows], figures)
+    return html_table(caption, titles, [("", [escape(cell) for cell in row]) for row in rows], figures)
 
 
-def _gantt(queue_report: QueueReport, pool: int) -> str:
+def _gantt_chart(queue_report: QueueReport, pool: int) -> str:
     """Return the jobs of a pool as bars over time, one line each, in the order of their starts."""
     columns, option = queue_report.solution.columns, queue_report.solution.option
     capacity = columns.pools[pool]
@@ -83,36 +83,36 @@ def _gantt(queue_report: QueueReport, pool: int) -> str:
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" width="{_WIDTH:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" aria-labelledby="gantt-{pool}">',
         f'<title id="gantt-{pool}">{escape(label)}</title>',
-        *_scale(end, height - _AXIS),
-        *(_bar(queue_report, place, row, end) for row, place in enumerate(drawn)),
+        *_time_axis(end, height - _AXIS),
+        *(_job_bar(queue_report, place, row, end) for row, place in enumerate(drawn)),
         "</svg>",
     ]
     more = f" ({len(here) - len(drawn)} that start later are not drawn)" if len(here) > len(drawn) else ""
-    return figure(label + more, "".join(parts))
+    return html_figure(label + more, "".join(parts))
 
 
-def _x(seconds: float, end: float) -> float:
+def _time_to_pixels(seconds: float, end: float) -> float:
     return _LEFT + (_WIDTH - _LEFT - 20) * seconds / end
 
 
-def _scale(end: float, bottom: float) -> list[str]:
+def _time_axis(end: float, bottom: float) -> list[str]:
     parts = []
     for moment in np.linspace(0, end, 7):
-        x = _x(float(moment), end)
+        x = _time_to_pixels(float(moment), end)
         parts.append(f'<path class="grid" d="M{x:.1f} 0V{bottom:.1f}"/>')
         text = duration(float(moment)) if moment else "now"
         parts.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{text}</text>')
     return parts
 
 
-def _bar(queue_report: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
+def _job_bar(queue_report: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
     """Return one job: its run, a whisker to the ends of its range, and its figures as a title."""
     columns = queue_report.solution.columns
     job = columns.problem.jobs[place.job]
     option = columns.options[queue_report.solution.option[place.job]]
     top = row * (_ROW + _GAP) + 2
-    left, right = _x(place.start_s, end), _x(place.finish_s, end)
-    early, late = _x(place.lower_s, end), min(_x(place.upper_s, end), _WIDTH - 4)
+    left, right = _time_to_pixels(place.start_s, end), _time_to_pixels(place.finish_s, end)
+    early, late = _time_to_pixels(place.lower_s, end), min(_time_to_pixels(place.upper_s, end), _WIDTH - 4)
     text = (
         f"{job.name}: {option.gpus} GPUs, {option.plan}, starts {duration(place.start_s)}, "
         f"ends {duration(place.finish_s)} ({duration(place.lower_s)} to {duration(place.upper_s)})"
@@ -124,11 +124,11 @@ def _bar(queue_report: QueueReport, place: QueuedPlace, row: int, end: float) ->
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 1.5):.1f}" height="{_ROW:.1f}" rx="2" '
         f'style="fill:var(--c{shade});opacity:.8"/>'
         f'<path class="quiet" d="M{early:.1f} {middle:.1f}H{late:.1f}"/>'
-        f'<text x="{_LEFT - 6:.1f}" y="{top + 12:.1f}" text-anchor="end">{escape(_short(job.name))}</text></g>'
+        f'<text x="{_LEFT - 6:.1f}" y="{top + 12:.1f}" text-anchor="end">{escape(_shorten_name(job.name))}</text></g>'
     )
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
 
 

@@ -6,48 +6,48 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilecast.render.columns import columns
+from tilecast.render.columns import align_columns
 
 Row = Mapping[str, Any]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def rows_table(rows: Sequence[Row]) -> list[str]:
     """Return lines of a table: rows under the names of their keys, figures flush right."""
     names = list(rows[0]) if rows else []
     right = [name for name in names if all(isinstance(row[name], int | float) for row in rows)]
-    return columns(names, [[cell(row[name]) for name in names] for row in rows], right)
+    return align_columns(names, [[format_cell(row[name]) for name in names] for row in rows], right)
 
 
-def facts(one: Row) -> list[str]:
+def facts_lines(row: Row) -> list[str]:
     """Return one line for each fact; facts of a mapping are indented below its name."""
     lines = []
-    for name, value in one.items():
+    for name, value in row.items():
         if isinstance(value, Mapping):
-            lines += [name, *(f"  {key:<26}{cell(item)}" for key, item in value.items())]
+            lines += [name, *(f"  {key:<26}{format_cell(item)}" for key, item in value.items())]
         else:
-            lines.append(f"{name:<28}{cell(value)}")
+            lines.append(f"{name:<28}{format_cell(value)}")
     return lines
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Return a value as a cell of a table."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, Mapping):
-        return "  ".join(f"{key} {cell(item)}" for key, item in value.items())
+        return "  ".join(f"{key} {format_cell(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(cell(item) for item in value)
+        return ", ".join(format_cell(item) for item in value)
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 1e6 else f"{value:,.6g}"
     return f"{value}"
 
 
-def html_table(rows: Sequence[Row], title: str = "", notes: Sequence[str] = ()) -> str:
+def rows_html(rows: Sequence[Row], title: str = "", notes: Sequence[str] = ()) -> str:
     """Return rows as an HTML table below a title and above notes, a paragraph each."""
     names = list(rows[0]) if rows else []
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell(row.get(name)))}</td>' for name in names)}</tr>" for row in rows
+        f"<tr>{''.join(f'<td>{html.escape(format_cell(row.get(name)))}</td>' for name in names)}</tr>" for row in rows
     )
     before = f"<p><b>{html.escape(title)}</b></p>" if title else ""
     table_ = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""

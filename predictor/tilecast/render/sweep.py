@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tilecast.advice import Offer
-from tilecast.api.advice import DetailedRejection
+from tilecast.api.advice import Alternative, DetailedRejection
 from tilecast.api.base import figures
-from tilecast.api.status import Alternative
-from tilecast.render.charts import Axis, Chart, Point, Series, seconds
-from tilecast.render.columns import columns, csv_text
-from tilecast.render.units import count, duration, interval, money
-from tilecast.sweeps import Row, efficiency, per_gpu
+from tilecast.render.charts import Axis, Chart, Point, Series, format_tick_seconds
+from tilecast.render.columns import align_columns, format_csv
+from tilecast.render.units import count, duration, format_money, interval
+from tilecast.sweeps import SweepRow, relative_throughput, throughput_per_gpu
 
 Measure = Literal["step", "cost", "throughput"]
 MEASURES: tuple[Measure, ...] = ("step", "cost", "throughput")
@@ -23,13 +22,13 @@ BAR = 24
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def table(field: str, unit: str, rows: Sequence[Row], *, wide: bool = False) -> str:
+def sweep_text(field: str, unit: str, rows: Sequence[SweepRow], *, wide: bool = False) -> str:
     """Return the best of every value, or with `wide` the best of every pool, as a screen that ends in a newline."""
-    titles = (_titled(field, unit), "POOL", "GPUS", "PLAN", "STEP", "(90%)", "COST/1K", "/S/GPU", "EFF", "STEP")
-    longest = max((offer.step_s for row in rows for offer in _shown(row, wide)), default=1.0)
+    titles = (_value_title(field, unit), "POOL", "GPUS", "PLAN", "STEP", "(90%)", "COST/1K", "/S/GPU", "EFF", "STEP")
+    longest = max((offer.step_s for row in rows for offer in _shown_offers(row, wide)), default=1.0)
     lines: list[tuple[str, ...]] = []
     for row in rows:
-        offers = _shown(row, wide)
+        offers = _shown_offers(row, wide)
         if not offers:
             why = row.advice.rejections[0] if row.advice.rejections else None
             text = f"{why.pool}: {why.message}" if why else "no pool"
@@ -42,26 +41,26 @@ def table(field: str, unit: str, rows: Sequence[Row], *, wide: bool = False) -> 
                 str(offer.plan),
                 duration(offer.step_s),
                 interval(offer.lower_s, offer.upper_s),
-                money(offer.cost_per_1000_steps, offer.pool.currency),
-                count(per_gpu(offer)),
-                f"{efficiency(rows, offer):.0%}",
-                bar(offer.step_s / longest),
+                format_money(offer.cost_per_1000_steps, offer.pool.currency),
+                count(throughput_per_gpu(offer)),
+                f"{relative_throughput(rows, offer):.0%}",
+                text_bar(offer.step_s / longest),
             )
             for offer in offers
         ]
     right = (titles[0], "GPUS", "COST/1K", "/S/GPU", "EFF")
     unit = "tokens" if rows[0].advice.request.workload.samples_are_tokens else "samples"
     note = f"/S/GPU: {unit} per second and GPU; EFF: of the best that the same pool reaches here."
-    return "\n".join([*columns(titles, lines, right), "", note]) + "\n"
+    return "\n".join([*align_columns(titles, lines, right), "", note]) + "\n"
 
 
-def bar(share: float) -> str:
+def text_bar(share: float) -> str:
     """Return a bar that fills this share of `BAR` columns, to an eighth of a column."""
     eighths = max(1, round(min(share, 1.0) * BAR * 8))
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def to_csv(field: str, unit: str, rows: Sequence[Row]) -> str:
+def sweep_csv(field: str, unit: str, rows: Sequence[SweepRow]) -> str:
     """Format one line per value and pool."""
     lines: list[Sequence[object]] = [
         (field, "pool", "nodes", "gpusPerNode", "plan", "stepSeconds", "lowerBound", "upperBound",
@@ -71,14 +70,18 @@ def to_csv(field: str, unit: str, rows: Sequence[Row]) -> str:
         for offer in row.advice.offers:
             cost = "" if offer.cost_per_1000_steps is None else f"{offer.cost_per_1000_steps:.6g}"
             times = [f"{value:.6g}" for value in (offer.step_s, offer.lower_s, offer.upper_s)]
-            shares = [f"{offer.tokens_per_s:.6g}", f"{efficiency(rows, offer):.4g}", str(offer is row.best).lower()]
+            shares = [
+                f"{offer.tokens_per_s:.6g}",
+                f"{relative_throughput(rows, offer):.4g}",
+                str(offer is row.best).lower(),
+            ]
             place = [offer.pool.name, offer.nodes, offer.gpus_per_node, offer.plan]
             lines.append([f"{row.value:g}", *place, *times, cost, *shares])
-    return csv_text(lines)
+    return format_csv(lines)
 
 
-def document(field: str, unit: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return every value with the offers and rejections that it leads to."""
+def sweep_document(field: str, unit: str, rows: Sequence[SweepRow]) -> dict[str, Any]:
+    """Return the sweep as plain data: each value with its offers and rejected pools."""
     return {
         "schemaVersion": "1",
         "field": field,
@@ -86,7 +89,7 @@ def document(field: str, unit: str, rows: Sequence[Row]) -> dict[str, Any]:
         "rows": [
             {
                 "value": figures(row.value),
-                "offers": [_offer(rows, offer) for offer in row.advice.offers],
+                "offers": [_offer_document(rows, offer) for offer in row.advice.offers],
                 "rejected": [DetailedRejection.of(item).document() for item in row.advice.rejections],
             }
             for row in rows
@@ -94,12 +97,12 @@ def document(field: str, unit: str, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def to_json(field: str, unit: str, rows: Sequence[Row]) -> str:
+def sweep_json(field: str, unit: str, rows: Sequence[SweepRow]) -> str:
     """Return the document as JSON."""
-    return json.dumps(document(field, unit, rows), indent=2) + "\n"
+    return json.dumps(sweep_document(field, unit, rows), indent=2) + "\n"
 
 
-def chart(field: str, unit: str, rows: Sequence[Row], measure: Measure = "step") -> Chart:
+def sweep_chart(field: str, unit: str, rows: Sequence[SweepRow], measure: Measure = "step") -> Chart:
     """Return a chart with a line for every pool over the values."""
     names = sorted({offer.pool.name for row in rows for offer in row.advice.offers})
     values = [row.value for row in rows]
@@ -108,46 +111,46 @@ def chart(field: str, unit: str, rows: Sequence[Row], measure: Measure = "step")
     for name in names:
         pairs = [(row, offer) for row in rows for offer in row.advice.offers if offer.pool.name == name]
         points = [
-            Point(row.value, number, f"{field} {row.label}, {_label(measure, offer, number)}, {offer.plan}")
+            Point(row.value, number, f"{field} {row.label}, {_format_measure(measure, offer, number)}, {offer.plan}")
             for row, offer in pairs
-            if (number := _measured(measure, offer)) is not None
+            if (number := _measure_offer(measure, offer)) is not None
         ]
         series.append(Series(name, tuple(points)))
-    request, currency = rows[0].advice.request, _currency(rows)
+    request, currency = rows[0].advice.request, _first_currency(rows)
     heights = [point.y for one in series for point in one.points]
     base = 10 if min(heights, default=0) > 0 and max(heights) > 20 * min(heights) else 0
     y = {
-        "step": Axis("step time", seconds, base),
-        "cost": Axis("cost of 1,000 steps", lambda value: money(value, currency), base),
+        "step": Axis("step time", format_tick_seconds, base),
+        "cost": Axis("cost of 1,000 steps", lambda value: format_money(value, currency), base),
         "throughput": Axis("tokens/s" if request.workload.samples_are_tokens else "samples/s", count, base),
     }[measure]
     x = Axis(f"{field}{f' ({unit})' if unit else ''}", lambda value: f"{value:g}", base=2 if is_wide else 0)
     return Chart(f"{request.name}: {y.title} over {field}", x, y, tuple(series))
 
 
-def _shown(row: Row, wide: bool) -> Sequence[Offer]:
+def _shown_offers(row: SweepRow, wide: bool) -> Sequence[Offer]:
     return row.advice.offers if wide else row.advice.offers[:1]
 
 
-def _titled(field: str, unit: str) -> str:
+def _value_title(field: str, unit: str) -> str:
     name = field.rpartition(".")[2] if not field.startswith("link.") else field.removeprefix("link.")
     return f"{name} {unit}".strip().upper()
 
 
-def _measured(measure: Measure, offer: Offer) -> float | None:
+def _measure_offer(measure: Measure, offer: Offer) -> float | None:
     return {"step": offer.step_s, "cost": offer.cost_per_1000_steps, "throughput": offer.tokens_per_s}[measure]
 
 
-def _label(measure: Measure, offer: Offer, number: float) -> str:
+def _format_measure(measure: Measure, offer: Offer, number: float) -> str:
     if measure == "step":
         return duration(number)
-    return money(number, offer.pool.currency) if measure == "cost" else f"{count(number)}/s"
+    return format_money(number, offer.pool.currency) if measure == "cost" else f"{count(number)}/s"
 
 
-def _currency(rows: Sequence[Row]) -> str:
+def _first_currency(rows: Sequence[SweepRow]) -> str:
     return next((offer.pool.currency for row in rows for offer in row.advice.offers), "USD")
 
 
-def _offer(rows: Sequence[Row], offer: Offer) -> dict[str, Any]:
-    more = {"tokensPerSecond": figures(offer.tokens_per_s), "efficiency": figures(efficiency(rows, offer))}
+def _offer_document(rows: Sequence[SweepRow], offer: Offer) -> dict[str, Any]:
+    more = {"tokensPerSecond": figures(offer.tokens_per_s), "efficiency": figures(relative_throughput(rows, offer))}
     return Alternative.of(offer).document() | more

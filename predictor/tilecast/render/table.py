@@ -1,4 +1,4 @@
-"""Show the first screen: one line per pool, the recommended one first, and why the others are not recommended."""
+"""Format advice as text: one line per pool, the recommended pool first, with the reasons against other plans."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tilecast import zoo
 from tilecast.advice import Advice, Offer, WhyNot
 from tilecast.advice.choose import MAX_TIED
 from tilecast.objectives import OBJECTIVES
-from tilecast.render.columns import columns
-from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters
+from tilecast.render.columns import align_columns
+from tilecast.render.units import count, duration, format_money, format_parameters, gibibyte_range, gibibytes, interval
 from tilecast.step import PARTS
 
 _TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
@@ -29,28 +29,28 @@ _FIRM = "\N{NO-BREAK SPACE}"
 """Space at which no line is broken."""
 
 
-def table(advice: Advice) -> str:
+def advice_text(advice: Advice) -> str:
     """Return the advice as a screen of text, ending in a newline."""
     best = advice.best
     names = [offer.pool.name for offer in advice.offers] + [item.pool for item in advice.rejections]
     width = max(map(len, (*names, advice.baseline.pool.name if advice.baseline else "", "POOL")))
-    rows = [_offer(">" if offer is best else " ", offer, width) for offer in advice.offers]
+    rows = [_offer_cells(">" if offer is best else " ", offer, width) for offer in advice.offers]
     if advice.baseline is not None:
-        rows.append(_offer("=", advice.baseline, width))
-    lines = [headline(advice), "", *(columns(_TITLES, rows, _RIGHT) if rows else [])]
+        rows.append(_offer_cells("=", advice.baseline, width))
+    lines = [advice_headline(advice), "", *(align_columns(_TITLES, rows, _RIGHT) if rows else [])]
     for item in advice.rejections:
-        lines += wrapped(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {item.remedy}")
+        lines += wrap_text(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {item.remedy}")
     lines.append("")
     if best is None:
         lines.append(
             "No pool can run this job. The nearest change that would help each of them stands behind the colon."
         )
-        return "\n".join([*lines, *_notes(advice)]) + "\n"
-    return "\n".join([*lines, *_footer(advice, best)]) + "\n"
+        return "\n".join([*lines, *_note_lines(advice)]) + "\n"
+    return "\n".join([*lines, *_footer_lines(advice, best)]) + "\n"
 
 
-def wrapped(head: str, text: str) -> list[str]:
-    """Wrap a text behind its head, with the later lines indented alike; words with hyphens stay whole."""
+def wrap_text(head: str, text: str) -> list[str]:
+    """Wrap a text behind a head. Later lines are indented by the width of the head."""
     indent = " " * len(head)
     wrapper = textwrap.TextWrapper(
         WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -58,18 +58,18 @@ def wrapped(head: str, text: str) -> list[str]:
     return wrapper.wrap(text)
 
 
-def headline(advice: Advice) -> str:
+def advice_headline(advice: Advice) -> str:
     """Return the job in one line."""
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     batch = f"{count(workload.tokens_per_step)} {unit}/step"
     precision = advice.best.workload.precision if advice.best else workload.precision
-    size = parameters(zoo.parameters(replace(workload, lora_rank=0)))
+    size = format_parameters(zoo.parameters(replace(workload, lora_rank=0)))
     head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 
 
-def _offer(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
+def _offer_cells(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
     currency = offer.pool.currency
     each = offer.cost_per_1000_steps if offer.cost_to_finish is None else None
     taken = gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
@@ -81,52 +81,52 @@ def _offer(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
         duration(offer.step_s),
         interval(offer.lower_s, offer.upper_s),
         duration(offer.finish_s),
-        money(offer.cost_to_finish, currency),
-        money(each, currency),
+        format_money(offer.cost_to_finish, currency),
+        format_money(each, currency),
         f"{taken}/{gibibytes(offer.memory_available_bytes)}",
         f"{offer.reason}; not free now" if offer.fits_now is False else offer.reason,
     )
 
 
-def _why_not(advice: Advice) -> list[str]:
-    """Return lines on the plans that something bars or that a change could make win, those of other pools first."""
+def _why_not_lines(advice: Advice) -> list[str]:
+    """Return lines on rejected plans that have an obstacle or a helpful change, best plans of other pools first."""
     telling = [item for item in advice.why_not if item.change is not None or not _is_no_better(item)]
     lines = []
     for item in telling[:MAX_WHY_NOT]:
         what = f"{item.pool}: {item.message}" if item.subject == "pool" else f"{item.plan}: {item.message}"
         change = item.change
         would = "" if change is None else f"; would {'win' if change.effect == 'wins' else 'fit'}: {change.text}"
-        lines += wrapped("  ", what + would)
+        lines += wrap_text("  ", what + would)
     return ["Why not", *lines] if lines else []
 
 
-def _is_no_better(item: WhyNot) -> bool:
-    """Return whether a plan would be no better than the recommendation even without what bars it."""
-    bound = item.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
+def _is_no_better(why_not: WhyNot) -> bool:
+    """Return whether a plan would not beat the recommendation even without its obstacle."""
+    bound = why_not.code in ("PoolTooSmall", "DeadlineMissed", "OverBudget")
     worse = {record.quantity.worse_code for record in OBJECTIVES.values()}
-    return item.code in ("Tie", *worse) or (bound and (item.value or 0.0) >= 1)
+    return why_not.code in ("Tie", *worse) or (bound and (why_not.value or 0.0) >= 1)
 
 
-def _pareto(advice: Advice) -> list[str]:
-    """Return lines on the plans that no other beats in time, cost and GPUs at once, if there are several."""
+def _pareto_lines(advice: Advice) -> list[str]:
+    """Return lines on the Pareto set of plans (time, cost and GPUs), if it has several plans."""
     if len(advice.pareto) < 2:
         return []
     parts = []
     for offer in advice.pareto:
         cost = offer.cost_per_1000_steps
-        each = f" {money(cost, offer.pool.currency)}/1k" if cost is not None else ""
+        each = f" {format_money(cost, offer.pool.currency)}/1k" if cost is not None else ""
         size = offer.workload.global_batch
         batch = "" if size == advice.offers[0].workload.global_batch else f" batch {size}"
         where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node} {offer.plan}{batch}"
         parts.append(f"{where} {duration(offer.step_s)}{each}".replace(" ", _FIRM))
-    return [line.replace(_FIRM, " ") for line in wrapped("Trade-offs  ", " | ".join(parts))]
+    return [line.replace(_FIRM, " ") for line in wrap_text("Trade-offs  ", " | ".join(parts))]
 
 
-def _notes(advice: Advice) -> list[str]:
-    return [line for note in advice.notes for line in wrapped("", note)]
+def _note_lines(advice: Advice) -> list[str]:
+    return [line for note in advice.notes for line in wrap_text("", note)]
 
 
-def _footer(advice: Advice, best: Offer) -> list[str]:
+def _footer_lines(advice: Advice, best: Offer) -> list[str]:
     lines = []
     base = advice.baseline
     if base is not None:
@@ -150,18 +150,18 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
         behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best of them"
         roomy = "" if best.is_tight else " of those with memory to spare"
         lines.append(f"{others} within the forecast's error; the first to try{roomy} is shown{behind}.")
-    lines += _notes(advice)
+    lines += _note_lines(advice)
     parts = [
         f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
         for part in PARTS
         if best.breakdown[part] >= 0.001 * best.step_s
     ]
     lines.append(f"{duration(best.step_s)} = {' + '.join(parts)}")
-    lines += [*_why_not(advice), *_pareto(advice)]
+    lines += [*_why_not_lines(advice), *_pareto_lines(advice)]
     priced = [offer.pool for offer in advice.offers if offer.pool.price_per_gpu_hour is not None]
     if priced:
-        prices = (f"{pool.name} {money(pool.price_per_gpu_hour or 0.0, pool.currency)}" for pool in priced)
-        lines += wrapped("Prices per GPU and hour (list prices unless a GPUPool says otherwise): ", ", ".join(prices))
+        prices = (f"{pool.name} {format_money(pool.price_per_gpu_hour or 0.0, pool.currency)}" for pool in priced)
+        lines += wrap_text("Prices per GPU and hour (list prices unless a GPUPool says otherwise): ", ", ".join(prices))
     lines.append(f"How sure?  {advice.confidence}")
     model = f"model {advice.provenance.model_version}, {advice.provenance.model_sha256[:12]}"
     lines.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")

@@ -22,27 +22,27 @@ def duration(seconds: float | None) -> str:
     """Format seconds: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`; empty if they are not known."""
     if seconds is None:
         return ""
-    _, unit, name = _scale(seconds)
-    return f"{_three(seconds / unit)}{name}" if seconds else "0s"
+    _, unit, name = _time_unit(seconds)
+    return f"{_three_digits(seconds / unit)}{name}" if seconds else "0s"
 
 
 def interval(lower: float, upper: float) -> str:
     """Format a range of seconds in the unit of its lower end: `7.62-9.03s`."""
-    _, unit, name = _scale(lower)
-    return f"{_three(lower / unit)}-{_three(upper / unit)}{name}"
+    _, unit, name = _time_unit(lower)
+    return f"{_three_digits(lower / unit)}-{_three_digits(upper / unit)}{name}"
 
 
-def _three(value: float) -> str:
+def _three_digits(value: float) -> str:
     """Format three significant figures, never with an exponent for a large number."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
-def _scale(seconds: float) -> tuple[float, float, str]:
+def _time_unit(seconds: float) -> tuple[float, float, str]:
     return next(scale for scale in _SCALES if seconds < scale[0])
 
 
-def money(value: float | None, currency: str) -> str:
-    """Format an amount: `$2,507`, `251 CHF`; empty if it is not known."""
+def format_money(value: float | None, currency: str) -> str:
+    """Format an amount: `$2,507`, `251 CHF`; empty for None."""
     if value is None:
         return ""
     text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
@@ -57,7 +57,7 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
-def parameters(value: float) -> str:
+def format_parameters(value: float) -> str:
     """Format a number of parameters as models are named: `124M`, `8.03B`, `1.03T`."""
     return count(value).replace("G", "B")
 
@@ -73,9 +73,9 @@ def gibibyte_range(lower: float, upper: float) -> str:
     return "-".join(ends)
 
 
-def size(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Format bytes in the binary unit that suits: `61.2 GiB`, `4 MiB`, `512 B`."""
     for limit, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= limit:
-            return f"{_three(value / limit)} {unit}"
+            return f"{_three_digits(value / limit)} {unit}"
     return f"{value:.0f} B"

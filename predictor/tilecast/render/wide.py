@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tilecast.advice import Advice, Offer
-from tilecast.render.columns import columns
-from tilecast.render.table import table
-from tilecast.render.units import count, duration, gibibyte_range, money, size
+from tilecast.render.columns import align_columns
+from tilecast.render.table import advice_text
+from tilecast.render.units import count, duration, format_bytes, format_money, gibibyte_range
 from tilecast.step import PARTS
 
 LEGEND = """\
@@ -19,14 +19,16 @@ _PARTS = tuple(part.upper() for part in PARTS)
 _TITLES = ("POOL", "PLAN", "BATCH", "PRECISION", "/S", *_PARTS, "NODE TYPE", "FREE NOW", "SELECTOR")
 
 
-def wide(advice: Advice) -> str:
-    """Return the screen of `table`, then the parts of every offer, why not the others, the Pareto set and a legend."""
+def wide_text(advice: Advice) -> str:
+    """Return `advice_text` with tables of step parts, reasons against other plans, the Pareto set and a legend."""
     offers = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
-    sections = [table(advice).rstrip()]
+    sections = [advice_text(advice).rstrip()]
     if offers:
-        sections.append("\n".join(columns(_TITLES, [_parts(offer) for offer in offers], ("BATCH", "/S", *_PARTS))))
+        sections.append(
+            "\n".join(align_columns(_TITLES, [_part_cells(offer) for offer in offers], ("BATCH", "/S", *_PARTS)))
+        )
     if advice.best is not None:
-        memory = [(name, size(value)) for name, value in advice.best.memory.items() if value]
+        memory = [(name, format_bytes(value)) for name, value in advice.best.memory.items() if value]
         ends = gibibyte_range(advice.best.memory_lower_bytes, advice.best.memory_upper_bytes)
         text = f"{ends} GiB, of which it cannot do without "
         sections.append("Memory of the recommendation: " + text + ", ".join(f"{name} {one}" for name, one in memory))
@@ -36,14 +38,16 @@ def wide(advice: Advice) -> str:
             for item in advice.why_not
         ]
         titles = ("INSTEAD OF", "POOL", "PLAN", "WHY NOT", "WHAT WOULD CHANGE THAT")
-        sections.append("\n".join(columns(titles, rows)))
+        sections.append("\n".join(align_columns(titles, rows)))
     if advice.pareto:
         titles = ("PARETO", "GPUS", "PLAN", "STEP", "COST/1K")
-        sections.append("\n".join(columns(titles, [_pareto(offer) for offer in advice.pareto], titles[1:2])))
+        sections.append(
+            "\n".join(align_columns(titles, [_pareto_cells(offer) for offer in advice.pareto], titles[1:2]))
+        )
     return "\n\n".join([*sections, LEGEND]) + "\n"
 
 
-def _parts(offer: Offer) -> tuple[str, ...]:
+def _part_cells(offer: Offer) -> tuple[str, ...]:
     times = [duration(offer.breakdown[part]) if offer.breakdown[part] else "" for part in PARTS]
     free = {True: "yes", False: "no", None: ""}[offer.fits_now]
     selector = ",".join(f"{key}={value}" for key, value in offer.pool.node_selector.items())
@@ -52,6 +56,6 @@ def _parts(offer: Offer) -> tuple[str, ...]:
     return (*head, *times, offer.pool.node_type, free, selector)
 
 
-def _pareto(offer: Offer) -> tuple[str, ...]:
-    priced = money(offer.cost_per_1000_steps, offer.pool.currency)
+def _pareto_cells(offer: Offer) -> tuple[str, ...]:
+    priced = format_money(offer.cost_per_1000_steps, offer.pool.currency)
     return (offer.pool.name, f"{offer.gpus}", str(offer.plan), duration(offer.step_s), priced)

@@ -1,8 +1,7 @@
-"""Comparison of forecasts with measured training runs of one's own, from a CSV table.
+"""Comparison of forecasts with the user's own measured training runs, from CSV tables.
 
-`reading` turns a row into a workload and a pool, `runs` forecasts the rows, `scores` judges the forecasts,
-`calibration` and `transfer` judge what measured runs teach about others. Published tables are read by `tilecast-lab`,
-a distribution of its own.
+`reading` turns a row into a workload and a pool, `runs` forecasts rows, and `scores` computes errors. `calibration` and
+`transfer` measure how runs improve other forecasts. `tilecast-lab`, another distribution, reads published tables.
 """
 
 from __future__ import annotations
@@ -14,6 +13,6 @@ Track: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
 """Function that yields the items of a sequence and may show progress; the text names the items."""
 
 
-def untracked(items: Sequence[Any], what: str) -> Iterable[Any]:
+def without_progress(items: Sequence[Any], label: str) -> Iterable[Any]:
     """Return `items` without showing progress."""
     return items

@@ -1,7 +1,7 @@
 """Test of calibration on tables of measured runs.
 
-Each GPU of a `source` in a runs table is treated as one pool of a cluster. `curve` measures how the errors of forecasts
-fall as observations of their pool are added.
+Each GPU of a `source` in a runs table is treated as one pool of a cluster. `calibration_curve` measures how forecast
+errors fall as observations of the pool are added.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy.typing as npt
 from tilecast.learning import calibration
 from tilecast.learning.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, scores, untracked
+from tilecast.validate import Track, scores, without_progress
 from tilecast.validate import runs as tables
 from tilecast.validate.cells import Row
-from tilecast.validate.reading import RunCase, read
+from tilecast.validate.reading import RunCase, read_run
 from tilecast.validate.runs import Forecast, Reader
 from tilecast.validate.scores import Scored
 
@@ -36,14 +36,16 @@ class MeasuredRuns:
     forecasts: tuple[Forecast, ...]
 
 
-def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
+def forecast_runs(rows: Sequence[Row], track: Track = without_progress) -> MeasuredRuns:
     """Forecast the graded rows of runs tables and return them as runs of pools."""
-    forecasts = tables.forecast(rows, track)
-    scored = scores.score(rows, forecasts)
-    return measured_runs(scored, [forecasts[place] for place in scored.index], scored.predicted_s, read)
+    forecasts = tables.forecast_rows(rows, track)
+    scored = scores.score_forecasts(rows, forecasts)
+    return to_measured_runs(scored, [forecasts[place] for place in scored.index], scored.predicted_s, read_run)
 
 
-def measured_runs(scored: Scored, forecasts: Sequence[Forecast], predicted_s: Floats, reader: Reader) -> MeasuredRuns:
+def to_measured_runs(
+    scored: Scored, forecasts: Sequence[Forecast], predicted_s: Floats, reader: Reader
+) -> MeasuredRuns:
     """Return graded rows as runs of pools.
 
     Args:
@@ -90,7 +92,7 @@ class CalibrationPoint:
     """Mean half-width of the range, as a relative error."""
 
 
-def curve(runs: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20) -> list[CalibrationPoint]:
+def calibration_curve(runs: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20) -> list[CalibrationPoint]:
     """Measure how forecasts improve with observations of their pool.
 
     From every pool with at least `least` rows, each count of rows is drawn at random as observations and the rest is
@@ -114,20 +116,22 @@ def curve(runs: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20
             for draw in range(draws):
                 order = np.random.default_rng((number, draw)).permutation(members)
                 seen, rest = order[:count], order[max(counts) :]
-                figures.append(_errors(runs, seen, rest))
+                figures.append(_calibrated_errors(runs, seen, rest))
         error, bias, coverage, width = np.mean(figures, axis=0)
         points.append(CalibrationPoint(count, len(large), rows, error, bias, coverage, width))
     return points
 
 
-def _errors(runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
-    """Return error, bias, coverage and width (see `CalibrationPoint`) of the runs `rest`, calibrated on `seen`."""
-    table = calibration.fit([runs.runs[index] for index in seen])
-    left_out = [runs.runs[index] for index in rest]
+def _calibrated_errors(
+    runs: MeasuredRuns, observed_rows: npt.NDArray[np.int64], forecast_rows: npt.NDArray[np.int64]
+) -> tuple[float, ...]:
+    """Return the error, bias, coverage and width of `forecast_rows`, calibrated on `observed_rows` (row indices)."""
+    table = calibration.fit([runs.runs[index] for index in observed_rows])
+    left_out = [runs.runs[index] for index in forecast_rows]
     one = [table.at(calibration.group(run)) for run in left_out]
     software = [table.software_ratio(run.framework, run.family) for run in left_out]
     ratio = np.array([item.ratio for item in one]) * software
-    half = runs.half_width[rest] * np.array([item.width for item in one])
+    half = runs.half_width[forecast_rows] * np.array([item.width for item in one])
     observed = np.array([run.observed_s for run in left_out])
     predicted = np.array([run.predicted_s for run in left_out]) * ratio
     error = calibration.relative_error(predicted, observed)
@@ -143,10 +147,11 @@ def _errors(runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[n
 COUNTS = (0, 3, 10, 30)
 
 
-def report(runs: MeasuredRuns) -> str:
-    """Return as text how errors fall with observations, and the corrections fitted to all runs.
+def calibration_report(runs: MeasuredRuns) -> str:
+    """Return a report as text: errors by number of observations, and the corrections fitted to all runs.
 
-    Only pools with enough rows count for the first.
+    Only pools with enough rows count for the errors.
+
 
     Raises:
         SpecError: there are no runs.
@@ -162,22 +167,22 @@ def report(runs: MeasuredRuns) -> str:
         least = counts[-1] + 5
         if max(sizes.values()) < least:
             break
-        lines += [_line(point) for point in curve(runs, counts, least)] + [""]
-    return "\n".join([*lines, *table_lines(calibration.fit(runs.runs))])
+        lines += [_point_line(point) for point in calibration_curve(runs, counts, least)] + [""]
+    return "\n".join([*lines, *correction_lines(calibration.fit(runs.runs))])
 
 
 _HEADER = f"{'observations of the pool':<26}{'pools':>6}{'rows':>6}{'error':>8}{'bias':>8}{'in range':>10}{'range':>8}"
 
 
-def _line(point: CalibrationPoint) -> str:
+def _point_line(point: CalibrationPoint) -> str:
     return (
         f"{point.observations:<26}{point.pools:>6}{point.rows:>6}{point.error:>8.1%}{point.bias:>8.1%}"
         f"{point.coverage:>10.1%}{point.width:>8.0%}"
     )
 
 
-def table_lines(table: Calibration) -> list[str]:
-    """Return the corrections of a calibration as lines of text, without those of single workloads."""
+def correction_lines(table: Calibration) -> list[str]:
+    """Return the corrections of a calibration as lines of text, without corrections of single workloads."""
     shown = [item for item in table.corrections if len(item.group) < len(calibration.LEVELS)]
     return [f"{'correction of':<44}{'ratio':>8}{'range':>8}{'runs':>6}"] + [
         f"{' '.join(item.group) or 'every run':<44}{item.ratio:>8.3f}{item.width:>7.2f}x{item.own:>6}" for item in shown

@@ -8,7 +8,7 @@ Row = Mapping[str, str]
 
 REASONS: Mapping[str, str] = {
     "unknown-gpu": "the GPU is not among the hardware files",
-    "unknown-model": "the row states no complete dimensions and its model name is no preset",
+    "unknown-model": "the model name is no preset, and columns of dimensions need the laboratory (`pip install ./lab`)",
     "unknown-precision": "the precision is not one that can be priced",
     "precision-not-supported": "the GPU has no units for the precision",
     "no-batch": "neither a global batch nor a batch per GPU is stated",
@@ -21,7 +21,7 @@ REASONS: Mapping[str, str] = {
 """Reasons for which a row is not predicted, by their codes."""
 
 
-class UnreadRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
+class UnreadableRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
     """Raised for a row that cannot be expressed as a workload and a plan; `code` is a key of `REASONS`."""
 
     def __init__(self, code: str) -> None:
@@ -29,13 +29,13 @@ class UnreadRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
         self.code = code
 
 
-def integer(row: Row, column: str) -> int | None:
+def read_integer(row: Row, column: str) -> int | None:
     """Return the whole number from 0 to 2^40 in a column, or None if the cell holds no such number."""
-    number = real(row, column)
+    number = read_number(row, column)
     return int(number) if number is not None and number == int(number) else None
 
 
-def real(row: Row, column: str) -> float | None:
+def read_number(row: Row, column: str) -> float | None:
     """Return the number from 0 to 2^40 in a column, or None if the cell holds no such number."""
     try:
         number = float(row.get(column, "") or "nan")

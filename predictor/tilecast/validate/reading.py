@@ -1,6 +1,6 @@
-"""Reading of rows of measured training runs into workloads, plans and pools; `read` is the entry.
+"""Reading of rows of measured training runs into workloads, plans and pools.
 
-Only the description of a run is read, never what was measured.
+`read_run` is the entry. Measured columns are not read here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tilecast import zoo
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
 from tilecast.model import Model
 from tilecast.spec import CHECKPOINTING, PRECISIONS, Framework, Optimizer, SpecError, Workload
-from tilecast.validate.cells import Row, UnreadRow, integer
+from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.vision import Vision
 
 
 @dataclass(frozen=True, slots=True)
 class RunCase:
-    """Row of a runs table as the predictor sees it."""
+    """Workload, pool and stated plan of a row of a runs table."""
 
     workload: Workload
     pool: Pool
@@ -29,69 +29,69 @@ class RunCase:
     """Columns of `Plans` that the row states; None for those that it leaves open."""
 
 
-def read(row: Row) -> RunCase:
+def read_run(row: Row) -> RunCase:
     """Return the case that a row describes.
 
     Raises:
-        UnreadRow: the row cannot be expressed; the error has the reason's code.
+        UnreadableRow: the row cannot be expressed; the error has the reason's code.
     """
     try:
         gpu = find_gpu(row["gpu"].strip())
     except SpecError:
-        raise UnreadRow("unknown-gpu") from None
+        raise UnreadableRow("unknown-gpu") from None
     precision = next((name for name in PRECISIONS if name == row["precision"].strip().lower()), None)
     if precision is None:
-        raise UnreadRow("unknown-precision")
+        raise UnreadableRow("unknown-precision")
     if not gpu.supports(precision):
-        raise UnreadRow("precision-not-supported")
+        raise UnreadableRow("precision-not-supported")
     try:
-        model = as_long(zoo.preset(row.get("model_name", "")), integer(row, "seq_len"))
+        model = with_sample_length(zoo.preset(row.get("model_name", "")), read_integer(row, "seq_len"))
     except SpecError:
-        raise UnreadRow("unknown-model") from None
-    gpus = integer(row, "n_gpus")
+        raise UnreadableRow("unknown-model") from None
+    gpus = read_integer(row, "n_gpus")
     if not gpus:
-        raise UnreadRow("no-gpus")
-    stated = stated_plan(row, model, gpus)
-    batch = integer(row, "global_batch") or batch_of(stated)
+        raise UnreadableRow("no-gpus")
+    stated = read_stated_plan(row, model, gpus)
+    batch = read_integer(row, "global_batch") or implied_batch(stated)
     if not batch:
-        raise UnreadRow("no-batch")
+        raise UnreadableRow("no-batch")
     workload = Workload(
         model=model,
-        sequence_length=sequence_length(row, model),
+        sequence_length=read_sequence_length(row, model),
         global_batch=batch,
         precision=precision,
-        optimizer=optimizer(row, model),
+        optimizer=read_optimizer(row, model),
         execution="compiled" if row.get("compiled", "") in ("1", "1.0") else "eager",
         framework=next((name for name in get_args(Framework) if name == row.get("framework", "").lower()), None),
     )
-    return RunCase(workload, _pool(row, gpu, gpus), gpus, stated)
+    return RunCase(workload, _assumed_pool(row, gpu, gpus), gpus, stated)
 
 
-def as_long(model: Model, length: int | None) -> Model:
-    """Return the model for samples of the stated length, if it runs over a sequence: a flat image of height 1."""
+def with_sample_length(model: Model, length: int | None) -> Model:
+    """Return the model with samples of the stated length, if its input is a sequence (an image of height 1)."""
     dims = model.dimensions
     return model.having(image_width=length) if length and isinstance(dims, Images) and dims.image == 1 else model
 
 
-def batch_of(stated: Mapping[str, int | None]) -> int | None:
-    """Return the global batch that a stated plan implies, or None if it leaves that open."""
+def implied_batch(stated: Mapping[str, int | None]) -> int | None:
+    """Return the global batch that a stated plan implies; None if the plan does not determine it."""
     data, micro, repeats = stated["data"], stated["micro_batch"], stated["gradient_accumulation"]
     return data * micro * (repeats or 1) if data and micro else None
 
 
-def sequence_length(row: Row, model: Model) -> int:
+def read_sequence_length(row: Row, model: Model) -> int:
     """Return the tokens of a sample, 1 for models that read images.
 
     Raises:
-        UnreadRow: the model reads a sequence, and the row does not state its length.
+        UnreadableRow: the model reads a sequence, and the row does not state its length.
     """
     if model.trace is not None:
         return model.trace.sequence
     if not zoo.is_transformer(model) or isinstance(model.dimensions, Vision):
         return 1
-    sequence = integer(row, "seq_len")
+    sequence = read_integer(row, "seq_len")
     if not sequence:
-        raise UnreadRow("no-sequence")
+        raise UnreadableRow("no-sequence")
     return sequence
 
 
@@ -106,7 +106,7 @@ SGD runs with momentum, except for embedding tables. RMSprop and Adagrad store o
 """
 
 
-def optimizer(row: Row, model: Model) -> Optimizer:
+def read_optimizer(row: Row, model: Model) -> Optimizer:
     """Return the optimizer that a row names, or AdamW."""
     written = row.get("optimizer", "")
     if written == "sgd" and isinstance(model.dimensions, zoo.Tables):
@@ -114,13 +114,13 @@ def optimizer(row: Row, model: Model) -> Optimizer:
     return next((ours for word, ours in _OPTIMIZERS if word in written), "adamw")
 
 
-def stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
-    """Return the columns of `Plans` that a row states; None for those that it leaves open.
+def read_stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
+    """Return the columns of `Plans` in a row; None for columns that the row leaves open.
 
     Raises:
-        UnreadRow: the stated degrees do not multiply to the GPUs.
+        UnreadableRow: the stated degrees do not multiply to the GPUs.
     """
-    degrees = {ours: integer(row, theirs) for theirs, ours in
+    degrees = {ours: read_integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
     if zoo.spreads_rows(model):
@@ -130,13 +130,13 @@ def stated_plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     if degrees["data"] and degrees["tensor"] and degrees["pipeline"]:
         used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * (degrees["context"] or 1)
         if used != gpus:
-            raise UnreadRow("impossible-plan")
+            raise UnreadableRow("impossible-plan")
     checkpointing = row.get("activation_checkpointing", "")
     return {
         **degrees,
-        "zero_stage": integer(row, "zero_stage"),
-        "micro_batch": integer(row, "micro_batch_per_gpu"),
-        "gradient_accumulation": integer(row, "grad_accum"),
+        "zero_stage": read_integer(row, "zero_stage"),
+        "micro_batch": read_integer(row, "micro_batch_per_gpu"),
+        "gradient_accumulation": read_integer(row, "grad_accum"),
         "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
         "virtual_stages": 1,
         "sequence_parallel": None,
@@ -157,7 +157,7 @@ def usual_network(gpu: Gpu) -> str:
     return _USUAL_NETWORK.get(gpu.name) or _USUAL_NETWORK.get(gpu.architecture, "ethernet-100")
 
 
-def _pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
-    per_node = min(integer(row, "gpus_per_node") or 8, gpus)
+def _assumed_pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
+    per_node = min(read_integer(row, "gpus_per_node") or 8, gpus)
     links = find_link(gpu.intra_link), find_link(usual_network(gpu))
     return Pool(gpu.name, gpu, per_node, -(-gpus // per_node), *links)

@@ -1,7 +1,7 @@
 """Forecasts of measured training steps, one for each row of a runs table.
 
-`prepare` turns rows into groups that share a workload and a pool, `price` prices a group; `forecast` does both. A row
-often leaves parts of its plan open; `meant` says which of the possible plans it is taken to mean.
+`group_runs` groups rows that share a workload and a pool, `price_group` prices a group, and `forecast_rows` does both.
+Rows often leave parts of their plan open: `interpret_plan` chooses among the possible plans.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tilecast.kernels import KernelTimes
 from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
-from tilecast.validate import Track, untracked
-from tilecast.validate.cells import Row, UnreadRow
-from tilecast.validate.reading import RunCase, read
+from tilecast.validate import Track, without_progress
+from tilecast.validate.cells import Row, UnreadableRow
+from tilecast.validate.reading import RunCase, read_run
 from tilecast.zoo import Sharded
 
 COLUMNS = (
@@ -59,7 +59,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Input rows that share a workload and a pool, with one plan table; `members` says which of its rows are whose."""
+    """Input rows that share a workload and a pool, with one plan table. Each member names its rows of that table."""
 
     workload: Workload
     pool: Pool
@@ -70,10 +70,10 @@ class RunGroup:
 
 
 Reader: TypeAlias = Callable[[Row], RunCase]
-"""Function that reads a row as `reading.read` does."""
+"""Function that reads a row as `reading.read_run` does."""
 
 
-def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup], dict[int, str]]:
+def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[RunGroup], dict[int, str]]:
     """Prepare everything about the rows that does not depend on fitted constants.
 
     Returns:
@@ -88,8 +88,8 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
     for index, row in enumerate(rows):
         try:
             case = reader(row)
-            plans = _plans(case)
-        except UnreadRow as refusal:
+            plans = _possible_plans(case)
+        except UnreadableRow as refusal:
             refused[index] = refusal.code
         else:
             alike[case.workload, case.pool].append((index, case, plans))
@@ -99,7 +99,7 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
         plans = Plans.concatenate([table for _, _, table in members])
         ends = np.cumsum([len(table) for _, _, table in members])
         group_members = tuple(
-            GroupMember(index, slice(int(end) - len(table), int(end)), _is_stated(one))
+            GroupMember(index, slice(int(end) - len(table), int(end)), _states_split(one))
             for end, (index, one, table) in zip(ends, members, strict=True)
         )
         try:
@@ -112,17 +112,17 @@ def prepare(rows: Sequence[Row], reader: Reader = read) -> tuple[list[RunGroup],
     return groups, refused
 
 
-def forecast(rows: Sequence[Row], track: Track = untracked) -> list[Forecast]:
+def forecast_rows(rows: Sequence[Row], track: Track = without_progress) -> list[Forecast]:
     """Forecast all rows, in order; rows that share a workload and a pool are priced as one plan table."""
-    groups, refused = prepare(rows)
+    groups, refused = group_runs(rows)
     forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
     for group in track(groups, "groups of runs"):
-        priced = price(group)
-        forecasts |= {member.index: forecast_of(group, priced, member) for member in group.members}
+        priced = price_group(group)
+        forecasts |= {member.index: forecast_member(group, priced, member) for member in group.members}
     return [forecasts[index] for index in range(len(rows))]
 
 
-def price(group: RunGroup, fitted: Constants | None = None) -> Priced:
+def price_group(group: RunGroup, fitted: Constants | None = None) -> Priced:
     """Price the plan table of a group, with `fitted` in place of the shipped constants if given."""
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
@@ -130,11 +130,11 @@ def price(group: RunGroup, fitted: Constants | None = None) -> Priced:
 _FULL = CHECKPOINTING.index("full")
 
 
-def chosen(priced: Priced, member: GroupMember) -> int:
-    """Return the index of the plan that a row is taken to mean among those that it leaves open.
+def choose_plan(priced: Priced, member: GroupMember) -> int:
+    """Return the index of the most plausible plan among the plans that agree with a row.
 
-    It is the first plan that fits if they are in order of preference, else the fastest that fits. If none fits, it is
-    the plan that needs the least memory.
+    Plans in order of preference: the first that fits. Other plans: the fastest that fits. If none fits: the plan with
+    the least memory.
     """
     rows, start = member.rows, int(member.rows.start)
     fits = priced.fits[rows]
@@ -146,26 +146,26 @@ def chosen(priced: Priced, member: GroupMember) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
-    """Plan that a row is taken to mean: plan `row` of the table, with a `share` of its layers as in plan `other`."""
+class InterpretedPlan:
+    """Plan that a row most plausibly ran: plan `row` of the table, with a `share` of its layers as in plan `other`."""
 
     row: int
     other: int
     share: float
 
-    def of(self, column: Floats) -> float:
+    def interpolate(self, column: Floats) -> float:
         """Return the value of a column (n,) of the plan table that is a sum over layers."""
         return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
 
 
-def meant(workload: Workload, priced: Priced, member: GroupMember) -> Meant:
-    """Return the plan that a row is taken to mean.
+def interpret_plan(workload: Workload, priced: Priced, member: GroupMember) -> InterpretedPlan:
+    """Return the plan that a row most plausibly ran.
 
-    A row that does not state its recomputation, and does not fit without it, recomputes only as many layers as its
-    memory requires, if its framework can choose layers (Megatron-LM, megatron/training/arguments.py:
-    --recompute-num-layers; PyTorch's checkpoint_wrapper wraps any module).
+    A row without stated recomputation may not fit without any. Then it recomputes as many layers as its memory
+    requires, if its framework can choose layers (Megatron-LM, megatron/training/arguments.py: --recompute-num-layers;
+    PyTorch's checkpoint_wrapper wraps any module).
     """
-    row = chosen(priced, member)
+    row = choose_plan(priced, member)
     plans, framework = priced.plans, workload.framework
     table = np.arange(member.rows.start, member.rows.stop)
     full = table[
@@ -175,36 +175,36 @@ def meant(workload: Workload, priced: Priced, member: GroupMember) -> Meant:
     is_open = member.ordered and plans.checkpointing[start] != _FULL and plans.checkpointing[row] == _FULL
     varies = framework is None or "recomputation" in search.abilities(framework).per_layer
     if not (is_open and varies and len(full)):
-        return Meant(row, row, 0.0)
+        return InterpretedPlan(row, row, 0.0)
     least, most, room = priced.memory_bytes[full[0]], priced.memory_bytes[start], priced.usable_bytes
-    return Meant(start, int(full[0]), float(np.clip((most - room) / max(most - least, 1.0), 0.0, 1.0)))
+    return InterpretedPlan(start, int(full[0]), float(np.clip((most - room) / max(most - least, 1.0), 0.0, 1.0)))
 
 
-def _is_stated(case: RunCase) -> bool:
+def _states_split(case: RunCase) -> bool:
     """Return whether the row states how the work is split, so that only recomputation and the like are open."""
     stated = case.stated
     micro = stated["micro_batch"] or stated["gradient_accumulation"]
     return bool(stated["data"] and stated["tensor"] and stated["pipeline"] and micro)
 
 
-def _plans(case: RunCase) -> Plans:
-    """Return the plans that a row may mean: variants of a stated plan, or every plan that agrees with what is stated.
+def _possible_plans(case: RunCase) -> Plans:
+    """Return variants of a row's stated plan, or all plans that agree with a partly stated one.
 
     Raises:
-        UnreadRow: the stated plan is impossible, or no plan agrees.
+        UnreadableRow: the stated plan is impossible, or no plan agrees.
     """
-    if _is_stated(case):
-        return _complete(case)
+    if _states_split(case):
+        return _complete_plan(case)
     anyhow = replace(case.workload, framework=None)  # the run may use abilities that the framework lacks today
     table = search.enumerate_plans(anyhow, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
     if not len(table):
-        raise UnreadRow("no-plan")
+        raise UnreadableRow("no-plan")
     keep = np.ones(len(table), dtype=bool)
     for name, value in case.stated.items():
         if value is not None and name not in ("gradient_accumulation", "virtual_stages", "zero_stage"):
             keep &= getattr(table, name) == value
     if not keep.any():
-        raise UnreadRow("no-plan")
+        raise UnreadableRow("no-plan")
     return table.take(keep)
 
 
@@ -229,11 +229,14 @@ _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 """Pairs of recomputation mode and sequence parallelism, in the order in which users try them."""
 
 
-def _complete(case: RunCase) -> Plans:
-    """Return the stated degrees with each recomputation mode that the row allows, in order of preference.
+def _complete_plan(case: RunCase) -> Plans:
+    """Return a fully stated plan as a table, one row for each recomputation mode that the row of the runs table allows.
+
+    Rows are in order of preference.
+
 
     Raises:
-        UnreadRow: the degrees contradict the batch or the layers.
+        UnreadableRow: the degrees contradict the batch or the layers.
     """
     stated = case.stated
     per_rank = case.workload.global_batch // (stated["data"] or 1)
@@ -241,7 +244,7 @@ def _complete(case: RunCase) -> Plans:
     repeats = stated["gradient_accumulation"] or max(1, round(per_rank / micro))
     samples = (stated["data"] or 1) * micro * repeats
     if (stated["pipeline"] or 1) > max(1, case.workload.model.layers) or samples > 2 * case.workload.global_batch:
-        raise UnreadRow("impossible-plan")
+        raise UnreadableRow("impossible-plan")
     fixed = stated["checkpointing"]
     if not zoo.is_transformer(case.workload.model) or not case.workload.training:
         fixed = 0
@@ -259,20 +262,20 @@ def _complete(case: RunCase) -> Plans:
     return Plans(**table)
 
 
-def forecast_of(group: RunGroup, priced: Priced, member: GroupMember) -> Forecast:
-    """Return the forecast of one row of a group whose plan table is priced."""
-    one = meant(group.workload, priced, member)
+def forecast_member(group: RunGroup, priced: Priced, member: GroupMember) -> Forecast:
+    """Return the forecast of one row of a priced group."""
+    one = interpret_plan(group.workload, priced, member)
     lower, upper = uncertainty.interval(group.workload, priced, one.row)
     row = one.other if one.share else one.row
-    seconds = one.of(priced.step_s)
+    seconds = one.interpolate(priced.step_s)
     widened = seconds / float(priced.step_s[one.row])
     return Forecast(
         seconds=seconds,
         lower_s=lower * widened,
         upper_s=upper * widened,
         fits=bool(priced.fits[row]),
-        memory_bytes=one.of(priced.memory_bytes),
-        parts={name: one.of(getattr(priced.times, name)) for name in PARTS},
+        memory_bytes=one.interpolate(priced.memory_bytes),
+        parts={name: one.interpolate(getattr(priced.times, name)) for name in PARTS},
         plan=priced.plans.row(row),
     )
 
@@ -304,20 +307,20 @@ def write_rows(path: Path, rows: Sequence[Row], forecasts: Sequence[Forecast]) -
         with path.open("w", newline="", encoding="utf-8") as handle:
             writer = csv.writer(handle)
             writer.writerow(COLUMNS)
-            writer.writerows(_cells(row, item) for row, item in zip(rows, forecasts, strict=True))
+            writer.writerows(_forecast_cells(row, item) for row, item in zip(rows, forecasts, strict=True))
     except OSError as error:
         raise SpecError("--rows", f"cannot write {path}", str(error.strerror)) from None
 
 
-def _cells(row: Row, item: Forecast) -> list[str]:
-    if item.seconds is None or item.parts is None:
-        return [row["id"], *[""] * (len(COLUMNS) - 2), item.reason]
-    values = [item.seconds, item.lower_s, item.upper_s]
+def _forecast_cells(row: Row, forecast: Forecast) -> list[str]:
+    if forecast.seconds is None or forecast.parts is None:
+        return [row["id"], *[""] * (len(COLUMNS) - 2), forecast.reason]
+    values = [forecast.seconds, forecast.lower_s, forecast.upper_s]
     return [
         row["id"],
         *(f"{value:.9g}" for value in values),
-        "true" if item.fits else "false",
-        f"{item.memory_bytes:.0f}",
-        *(f"{item.parts[part]:.9g}" for part in PARTS),
+        "true" if forecast.fits else "false",
+        f"{forecast.memory_bytes:.0f}",
+        *(f"{forecast.parts[part]:.9g}" for part in PARTS),
         "",
     ]

@@ -1,6 +1,6 @@
 """Errors of forecasts against measured steps, by GPU, precision, family and scale.
 
-`summary` is the whole text; it also has the ranking of plans, the coverage of the ranges and the refused rows.
+`score_report` formats all results: errors, the ranking of plans, the coverage of ranges, and the refused rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tilecast import uncertainty
 from tilecast.learning import calibration
 from tilecast.spec import Floats
-from tilecast.validate.cells import Row, integer
+from tilecast.validate.cells import Row, read_integer
 from tilecast.validate.runs import Forecast
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -24,7 +24,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 def is_graded(row: Row) -> bool:
     """Return whether a row has a measured step time and grade A or B, or its table has no grades."""
-    return row.get("trust", "A") in ("A", "B") and measured_s(row) is not None
+    return row.get("trust", "A") in ("A", "B") and read_measured_seconds(row) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,12 @@ class Scored:
     """Number of graded rows with a measured step time, predicted or not."""
 
 
-def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
+def score_forecasts(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
     """Compare forecasts with the measured step times of the graded rows (`is_graded`)."""
     graded = {
-        index: seconds for index, row in enumerate(rows) if is_graded(row) and (seconds := measured_s(row)) is not None
+        index: seconds
+        for index, row in enumerate(rows)
+        if is_graded(row) and (seconds := read_measured_seconds(row)) is not None
     }
     index = tuple(place for place in graded if forecasts[place].seconds is not None)
     items = [forecasts[place] for place in index]
@@ -67,7 +69,7 @@ def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
     )
 
 
-def measured_s(row: Row) -> float | None:
+def read_measured_seconds(row: Row) -> float | None:
     """Return the measured step in seconds, or None if the column holds no positive number."""
     try:
         seconds = float(row.get("step_time_s_derived", ""))
@@ -81,7 +83,7 @@ def absolute_errors(predicted: Floats, measured: Floats) -> Floats:
     return np.abs(calibration.relative_error(predicted, measured))
 
 
-def macro(errors: Floats, rows: Sequence[Row]) -> float:
+def mean_over_groups(errors: Floats, rows: Sequence[Row]) -> float:
     """Return the mean over split groups of the mean inside each; NaN without rows."""
     groups: dict[str, list[float]] = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
@@ -89,21 +91,21 @@ def macro(errors: Floats, rows: Sequence[Row]) -> float:
     return float(np.mean([np.mean(values) for values in groups.values()])) if groups else float("nan")
 
 
-def scale_of(row: Row) -> str:
+def gpu_count_range(row: Row) -> str:
     """Return the range that a row's GPU count falls into."""
-    return calibration.scale(integer(row, "n_gpus") or 1)
+    return calibration.scale(read_integer(row, "n_gpus") or 1)
 
 
 BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("gpu", lambda row: row["gpu"]),
     ("precision", lambda row: row["precision"]),
     ("family", lambda row: row.get("family", "")),
-    ("scale", scale_of),
+    ("scale", gpu_count_range),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Stratum:
+class SubsetErrors:
     """Relative errors of a subset of the rows."""
 
     name: str
@@ -123,8 +125,8 @@ TITLES = f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>
 """Titles of the columns of a stratum's text."""
 
 
-def subsets(scored: Scored) -> list[tuple[str, Mask]]:
-    """Return the name and the rows, (n,), of all rows, then of every GPU, precision, family and scale."""
+def list_subsets(scored: Scored) -> list[tuple[str, Mask]]:
+    """Return named subsets as masks, (n,): all rows, then each GPU, precision, family and scale."""
     subsets: list[tuple[str, Mask]] = [("all", np.ones(len(scored.measured_s), dtype=bool))]
     for name, key in BINS:
         values = np.array([key(row) for row in scored.rows])
@@ -132,24 +134,24 @@ def subsets(scored: Scored) -> list[tuple[str, Mask]]:
     return subsets
 
 
-def stratum(name: str, scored: Scored, mask: Mask) -> Stratum:
-    """Return the errors of the rows in a mask, (n,)."""
-    rows = taken(scored.rows, mask)
+def subset_errors(name: str, scored: Scored, mask: Mask) -> SubsetErrors:
+    """Return the errors of the rows that a mask, (n,), selects."""
+    rows = select_rows(scored.rows, mask)
     measured = scored.measured_s[mask]
     errors = absolute_errors(scored.predicted_s[mask], measured)
     bias = np.median(calibration.relative_error(scored.predicted_s[mask], measured))
     groups = len({row.get("split_group", "") for row in rows})
     middle, most = float(np.median(errors)), float(np.quantile(errors, 0.9))
-    return Stratum(name, len(rows), groups, macro(errors, rows), middle, most, float(bias))
+    return SubsetErrors(name, len(rows), groups, mean_over_groups(errors, rows), middle, most, float(bias))
 
 
-def taken(rows: Sequence[Row], mask: Mask) -> list[Row]:
+def select_rows(rows: Sequence[Row], mask: Mask) -> list[Row]:
     """Return the rows in a mask, (n,)."""
     return [row for row, is_in in zip(rows, mask, strict=True) if is_in]
 
 
-def counted(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) -> list[str]:
-    """Return lines of text about how many rows were predicted, why others were refused, and how many are graded."""
+def count_lines(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) -> list[str]:
+    """Return lines with the number of predicted, refused (by reason) and graded rows."""
     predicted = sum(item.seconds is not None for item in forecasts)
     lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
     reasons = Counter(item.reason for item in forecasts if item.reason)
@@ -160,17 +162,17 @@ def counted(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) 
     return [*lines, f"grade A and B with a step time: {scored.graded}, predicted {share:.1%}"]
 
 
-def ranked(scored: Scored) -> str:
+def ranking_line(scored: Scored) -> str:
     """Return a line of text about the ranking of plans; empty if no group has enough plans."""
-    tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
+    tau, regret, count = rank_plans(scored.rows, scored.predicted_s, scored.measured_s)
     if not count:
         return ""
-    _, advised, _ = ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)
+    _, advised, _ = rank_plans(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)
     text = f"top-1 regret {advised:.1%} as advice orders plans, {regret:.1%} by the forecast alone"
     return f"ranking: {count} groups, Kendall tau {tau:.2f}, {text}"
 
 
-def held(scored: Scored) -> list[str]:
+def coverage_lines(scored: Scored) -> list[str]:
     """Return lines of text: the coverage of ranges, and the share of the runs that are said not to fit."""
     return [
         f"90 % range covers {scored.covered.mean():.1%} of the measured steps",
@@ -178,40 +180,32 @@ def held(scored: Scored) -> list[str]:
     ]
 
 
-def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
-    """Return as text the errors by GPU, precision, family and scale, the ranking, the coverage and the refusals."""
-    scored = score(rows, forecasts)
-    lines = counted(rows, forecasts, scored)
+def score_report(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
+    """Return a report as text: errors by GPU, precision, family and scale, ranking, coverage and refusals."""
+    scored = score_forecasts(rows, forecasts)
+    lines = count_lines(rows, forecasts, scored)
     if not len(scored.measured_s):
         return "\n".join(lines)
-    lines += ["", TITLES, *(str(stratum(name, scored, mask)) for name, mask in subsets(scored))]
-    if text := ranked(scored):
+    lines += ["", TITLES, *(str(subset_errors(name, scored, mask)) for name, mask in list_subsets(scored))]
+    if text := ranking_line(scored):
         lines += ["", text]
-    return "\n".join([*lines, "", *held(scored)])
+    return "\n".join([*lines, "", *coverage_lines(scored)])
 
 
 _RANKED_BY = (
-    "split_group",
-    "model_name",
-    "gpu",
-    "n_gpus",
-    "global_batch",
-    "n_layers",
-    "n_heads",
-    "hidden",
-    "seq_len",
+    *("split_group", "model_name", "gpu", "n_gpus", "global_batch", "n_layers", "n_heads", "hidden", "seq_len"),
     "precision",
 )
 _PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activation_checkpointing", "cp", "ep")
 
 
-def ranking(
+def rank_plans(
     rows: Sequence[Row], predicted_s: Floats, measured_s: Floats, cautious_s: Floats | None = None
 ) -> tuple[float, float, int]:
-    """Return Kendall's tau, the top-1 regret and the number of groups, over groups of at least four distinct plans.
+    """Return Kendall's tau, the top-1 regret and the number of groups with at least four distinct plans.
 
-    Tau is over pairs measured more than 5 % apart; a predicted tie scores 0. The regret is that of the plan predicted
-    fastest (the mean over equal ones). With `cautious_s` it is that of the plan with the least of these among the plans
+    Tau is over pairs measured more than 5 % apart, and a predicted tie scores 0. The regret is that of the plan
+    predicted fastest (the mean over equal plans). With `cautious_s` it is that of the least `cautious_s` among plans
     that tie with the fastest. Both are averaged over groups.
     """
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)

@@ -31,7 +31,7 @@ from tilecast.learning.job_calibration import (
     small_deviation_share,
 )
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
-from tilecast.validate import Track, untracked
+from tilecast.validate import Track, without_progress
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import read_table
@@ -45,7 +45,7 @@ Tables that try every plan have hundreds.
 
 
 @dataclass(frozen=True, slots=True)
-class Subjects:
+class TransferRuns:
     """R graded rows with forecasts; arrays are (R,)."""
 
     measured: curves.MeasuredRuns
@@ -77,7 +77,7 @@ class Subjects:
         return np.array([small_deviation_share(place.family) for place in self.places])
 
     def kind_of(self, seen: int, asked: int) -> str | None:
-        """Return which of `KINDS` a pair of rows is; None if both run the same plan on the same GPU."""
+        """Return the kind (of `KINDS`) of a pair of rows; None for equal plans on equal GPUs."""
         if self.places[seen].gpu != self.places[asked].gpu:
             return "other GPU"
         one, other = self.plans[seen], self.plans[asked]
@@ -99,7 +99,7 @@ def table_rows(paths: Sequence[Path]) -> list[Row]:
     return [{**row, _TABLE: path.name} for path in paths for row in read_table(path)]
 
 
-def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
+def read_transfer_runs(paths: Sequence[Path], track: Track = without_progress) -> TransferRuns:
     """Read runs tables and forecast their graded rows.
 
     Args:
@@ -109,12 +109,12 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
     Raises:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
-    measured = curves.measured(table_rows(paths), track)
-    return subjects_of(measured, [row.get("source", "") for row in measured.rows])
+    measured = curves.forecast_runs(table_rows(paths), track)
+    return to_transfer_runs(measured, [row.get("source", "") for row in measured.rows])
 
 
-def subjects_of(measured: curves.MeasuredRuns, sources: Sequence[str]) -> Subjects:
-    """Return measured runs whose rows are of `table_rows`, with the source of each.
+def to_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -> TransferRuns:
+    """Return measured runs with the source of each. Their rows come from `table_rows`.
 
     Raises:
         SpecError: there are no runs.
@@ -122,7 +122,7 @@ def subjects_of(measured: curves.MeasuredRuns, sources: Sequence[str]) -> Subjec
     if not measured.runs:
         problem = "holds no row of grade A or B with a measured step time that can be forecast"
         raise SpecError("runs", problem, "see `tilecast validate runs` for the reasons")
-    return Subjects(
+    return TransferRuns(
         measured,
         tuple(row[_TABLE] for row in measured.rows),
         tuple(sources),
@@ -133,8 +133,8 @@ def subjects_of(measured: curves.MeasuredRuns, sources: Sequence[str]) -> Subjec
     )
 
 
-def pairs(subjects: Subjects) -> dict[str, tuple[Ints, Ints]]:
-    """Return the pairs of each kind: indices of the rows seen and of the rows to forecast from them, (P,) each."""
+def pair_runs(subjects: TransferRuns) -> dict[str, tuple[Ints, Ints]]:
+    """Return pairs of runs by kind: row indices of the known run and of the run forecast from it, (P,) each."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, model in enumerate(subjects.model):
         alike[model].append(index)
@@ -167,7 +167,7 @@ class PairErrors:
     """1 if the measured step is inside the range, else 0; for the raw and the corrected range."""
 
 
-def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
+def shared_pair_levels(subjects: TransferRuns, seen: Ints, asked: Ints) -> Mask:
     """Return which levels of deviations (`LEVELS` of `job_calibration`) the rows of each pair share, (5, P)."""
     return np.concatenate(
         [
@@ -182,7 +182,7 @@ def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
     )
 
 
-def corrections(
+def pair_corrections(
     shared: Mask, deviation: Floats, share: Floats, known: Mapping[str, float] | None = None
 ) -> tuple[Floats, Floats]:
     """Return the correction's ratio and width for each pair, (P,) each, from one run each.
@@ -199,17 +199,15 @@ def corrections(
     return np.clip(both[0][:, 0], 1 / MAX_RATIO, MAX_RATIO), both[1][:, 0]
 
 
-def held(
-    subjects: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None
+def pair_errors(
+    subjects: TransferRuns, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None
 ) -> PairErrors:
     """Forecast each row of `asked` (P,) from the run of the row in `seen` (P,), and return the errors."""
-    ratio, width = corrections(shared(subjects, seen, asked), subjects.deviation[seen], subjects.usual[asked], known)
+    ratio, width = pair_corrections(
+        shared_pair_levels(subjects, seen, asked), subjects.deviation[seen], subjects.usual[asked], known
+    )
     raw, measured = subjects.predicted_s, subjects.observed_s
-    steps = {
-        "raw": raw[asked],
-        "corrected": raw[asked] * ratio,
-        "scaled": measured[seen] * raw[asked] / raw[seen],
-    }
+    steps = {"raw": raw[asked], "corrected": raw[asked] * ratio, "scaled": measured[seen] * raw[asked] / raw[seen]}
     off = {name: calibration.relative_error(column, measured[asked]) for name, column in steps.items()}
     half = subjects.measured.half_width[asked]
     return PairErrors(
@@ -225,17 +223,18 @@ def held(
     )
 
 
-def report(subjects: Subjects) -> str:
-    """Return as text a line for every kind of pairs, each figure a mean as in the module's description."""
+def transfer_report(subjects: TransferRuns) -> str:
+    """Return a report as text: a line for each kind of pairs, with means as in the module's description."""
     lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
-    for kind, (seen, asked) in pairs(subjects).items():
-        item = held(subjects, kind, seen, asked)
-        errors = [_mean(column, asked, subjects) for column in item.errors.values()]
-        raw, corrected = (_mean(column, asked, subjects) for column in item.covered)
+    for kind, (seen, asked) in pair_runs(subjects).items():
+        item = pair_errors(subjects, kind, seen, asked)
+        errors = [_mean_over_groups(column, asked, subjects) for column in item.errors.values()]
+        raw, corrected = (_mean_over_groups(column, asked, subjects) for column in item.covered)
+        width = _mean_over_groups(item.width, asked, subjects)
         lines.append(
             f"{kind:<22}{len(asked):7d}"
             + "".join(f"{error:10.1%}" for error in errors)
-            + f"{errors[1] / errors[0]:6.2f}{raw:7.0%} {corrected:5.0%}{_mean(item.width, asked, subjects):6.2f}x"
+            + f"{errors[1] / errors[0]:6.2f}{raw:7.0%} {corrected:5.0%}{width:6.2f}x"
         )
     return "\n".join(lines)
 
@@ -250,7 +249,7 @@ range, `range` the width of the corrected range over the raw one.
 """
 
 
-def _mean(column: Floats, asked: Ints, subjects: Subjects) -> float:
+def _mean_over_groups(column: Floats, asked: Ints, subjects: TransferRuns) -> float:
     """Return the mean over groups of the means over their rows of the means over the pairs of each, (P,) -> scalar."""
     rows, row = np.unique(asked, return_inverse=True)
     group = np.unique([subjects.group[one] for one in rows], return_inverse=True)[1]

@@ -1,7 +1,7 @@
-"""Write what to type to run a plan: a launcher's command, the files it reads, and what the script has to do.
+"""Write the launch of a plan: a launcher's command, its files, and lines for the training script.
 
-There is one module per launcher. The output matches the prices: it follows the plan, the workload, and the cells of
-`frameworks.toml` that step and memory read. Learning rates, data and tokenizers are the user's and never appear.
+Each launcher has a module. The output follows the plan, the workload and the framework's record in `frameworks.toml`,
+as the forecast does. Learning rates, data and tokenizers are left to the user.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tilecast import frameworks, zoo
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
-from tilecast.render.launch.setting import Launch, Setting
+from tilecast.render.launch.setting import LaunchScript, LaunchSetting
 from tilecast.render.units import duration, gibibyte_range, gibibytes
 from tilecast.search import FRAMEWORKS, abilities, engine
 from tilecast.spec import (
@@ -27,23 +27,31 @@ from tilecast.spec import (
     Workload,
 )
 
-__all__ = ["LAUNCHERS", "Launch", "Launcher", "Setting", "cannot", "launch", "refuse"]
+__all__ = [
+    "LAUNCHERS",
+    "LaunchScript",
+    "LaunchSetting",
+    "Launcher",
+    "check_launchable",
+    "unsupported_part",
+    "write_launch",
+]
 
 _ALL: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw", "lamb")
 _ANY: tuple[Attention, ...] = ("auto", "flash", "eager")
 
 
-def _nothing(setting: Setting) -> str:
+def _no_refusal(setting: LaunchSetting) -> str:
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher: the frameworks whose plans it runs, how it is configured, and which jobs it can be configured for."""
+    """Launcher of training jobs: its frameworks, its writer, and the jobs that it supports."""
 
     frameworks: tuple[Framework, ...]
     """Frameworks that price what it runs, those to try first at the front."""
-    write: Callable[[Setting], Launch]
+    write: Callable[[LaunchSetting], LaunchScript]
     executions: tuple[Execution, ...] = ("eager", "compiled")
     optimizers: tuple[Optimizer, ...] = _ALL
     attention: tuple[Attention, ...] = _ANY
@@ -54,36 +62,36 @@ class Launcher:
     """Whether it reads the loss from the output of a Transformers model."""
     has_adapters: bool = True
     """Whether LoRA is left to the script."""
-    refuses: Callable[[Setting], str] = _nothing
+    refuses: Callable[[LaunchSetting], str] = _no_refusal
     """Function that says what in a setting it does not run, or not as priced; it returns an empty string if nothing."""
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
-    "torchrun": Launcher(("ddp",), pytorch.data_parallel, ("eager", "compiled", "cudaGraphs")),
-    "fsdp2": Launcher(("fsdp2",), pytorch.fully_sharded),
-    "deepspeed": Launcher(("deepspeed",), deepspeed.engine),
+    "torchrun": Launcher(("ddp",), pytorch.launch_ddp, ("eager", "compiled", "cudaGraphs")),
+    "fsdp2": Launcher(("fsdp2",), pytorch.launch_fsdp2),
+    "deepspeed": Launcher(("deepspeed",), deepspeed.launch_engine),
     "megatron": Launcher(
         ("megatron",),
-        megatron.pretrain,
+        megatron.launch_pretraining,
         families=tuple(megatron.SCRIPTS),
         executions=("eager", "cudaGraphs"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         has_adapters=False,
-        refuses=megatron.refuses,
+        refuses=megatron.refusal_reason,
     ),
     "torchtitan": Launcher(
         ("torchtitan",),
-        torchtitan.job,
+        torchtitan.launch_job,
         families=torchtitan.FAMILIES,
         optimizers=("adam", "adamw"),
         attention=("auto", "flash"),
         has_adapters=False,
-        refuses=torchtitan.refuses,
+        refuses=torchtitan.refusal_reason,
     ),
-    "accelerate": Launcher(("huggingface", "accelerate"), huggingface.accelerate),
+    "accelerate": Launcher(("huggingface", "accelerate"), huggingface.launch_accelerate),
     "trainer": Launcher(
         ("huggingface", "accelerate"),
-        huggingface.trainer,
+        huggingface.launch_trainer,
         precisions=("fp32", "tf32", "fp16", "bf16"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         reads_loss=True,
@@ -92,8 +100,8 @@ LAUNCHERS: Mapping[str, Launcher] = {
 """Launchers that `--launch` knows, by name."""
 
 
-def launch(launcher: str, setting: Setting) -> Launch:
-    """Return the command, the files it reads and the lines of a script that run a plan.
+def write_launch(launcher: str, setting: LaunchSetting) -> LaunchScript:
+    """Return the command, the files and the script lines that run a plan.
 
     Args:
         launcher: a key of `LAUNCHERS`.
@@ -102,43 +110,43 @@ def launch(launcher: str, setting: Setting) -> Launch:
     Raises:
         SpecError: the launcher cannot run the plan or the job, or not as it is priced; the message says why.
     """
-    refuse(launcher, setting.workload)
-    chosen = _priced(launcher, setting)
+    check_launchable(launcher, setting.workload)
+    chosen = _with_framework(launcher, setting)
     framework = chosen.workload.framework
-    reason = cannot(engine(framework), chosen.workload, chosen.plan) if framework else ""
+    reason = unsupported_part(engine(framework), chosen.workload, chosen.plan) if framework else ""
     if reason := reason or LAUNCHERS[launcher].refuses(chosen):
         remedy = f"let the search keep to it: --launch {launcher} without --plan, or use another launcher"
         raise SpecError("--launch", f"{launcher} cannot run {setting.plan} as priced: {reason}", remedy)
     return LAUNCHERS[launcher].write(chosen)
 
 
-def screen(launcher: str, setting: Setting) -> str:
-    """Return the launch for people, under lines that say where it runs, how long a step takes, and what is priced.
+def launch_text(launcher: str, setting: LaunchSetting) -> str:
+    """Return the launch as text, below comment lines with the pool, the step time and the priced states.
 
     Raises:
-        SpecError: as in `launch`.
+        SpecError: as in `write_launch`.
     """
-    line, chosen = launch(launcher, setting), _priced(launcher, setting)
+    line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {duration(setting.step_s)} a step"
     if setting.memory_bytes is not None:
         lower, upper, available = setting.memory_bytes
         head += f", {gibibyte_range(lower, upper)} of {gibibytes(available)} GiB a GPU"
-    return line.text([head, f"priced as {chosen.workload.framework}: {_states(chosen)}"])
+    return line.text([head, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"])
 
 
-def document(launcher: str, setting: Setting) -> dict[str, object]:
+def launch_document(launcher: str, setting: LaunchSetting) -> dict[str, object]:
     """Return the launch as plain data.
 
     Raises:
-        SpecError: as in `launch`.
+        SpecError: as in `write_launch`.
     """
-    line = launch(launcher, setting)
-    return {"launcher": launcher, "framework": _priced(launcher, setting).workload.framework, **line.document()}
+    line = write_launch(launcher, setting)
+    return {"launcher": launcher, "framework": _with_framework(launcher, setting).workload.framework, **line.document()}
 
 
-def refuse(launcher: str, workload: Workload) -> None:
-    """Raise SpecError for a job that a launcher cannot be configured for, whatever the plan.
+def check_launchable(launcher: str, workload: Workload) -> None:
+    """Raise SpecError unless a launcher can be configured for a job with some plan.
 
     Raises:
         SpecError: there is no such launcher, or the message says what of the job it does not run, and gives a remedy.
@@ -181,8 +189,8 @@ def refuse(launcher: str, workload: Workload) -> None:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 
 
-def cannot(framework: Framework, workload: Workload, plan: Plan) -> str:
-    """Return what in a plan a framework does not execute; empty if nothing."""
+def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> str:
+    """Return the first property of a plan that a framework does not execute, as text; empty if it executes the plan."""
     supported = FRAMEWORKS[framework]
     if workload.precision not in supported.precisions:
         return f"it has no {workload.precision}"
@@ -204,11 +212,8 @@ def cannot(framework: Framework, workload: Workload, plan: Plan) -> str:
     return f"it has no ZeRO stage {plan.zero_stage} with these degrees"
 
 
-def _priced(launcher: str, setting: Setting) -> Setting:
-    """Return the setting with the framework that prices it.
-
-    This is the job's own, or the first of the launcher's that runs the plan.
-    """
+def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
+    """Return the setting with a framework: the job's own, or the launcher's first framework that executes the plan."""
     if setting.workload.framework is not None:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks
@@ -225,7 +230,7 @@ _WEIGHTS: Mapping[str, str] = {
 """Words for the values of `Framework.weights`."""
 
 
-def _states(setting: Setting) -> str:
+def _describe_states(setting: LaunchSetting) -> str:
     if not setting.workload.is_mixed:
         return "weights, gradients and optimizer in FP32"
     gradients = "FP32" if setting.cells.has_fp32_gradients(setting.workload) else "16-bit"

@@ -10,7 +10,7 @@ import numpy as np
 from tilecast.frameworks import gradient_bytes
 from tilecast.overlap import BucketLimits, hides_gradients
 from tilecast.render.launch import script
-from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
+from tilecast.render.launch.setting import SCRIPT, LaunchScript, LaunchSetting, torchrun_command
 from tilecast.spec import Optimizer, Plans
 
 _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
@@ -23,7 +23,7 @@ _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
 """Type and parameters of each optimizer; DeepSpeed fuses Adam and Lamb, and takes the others from `torch.optim`."""
 
 
-def config(setting: Setting) -> dict[str, object]:
+def engine_config(setting: LaunchSetting) -> dict[str, object]:
     """Return the engine's configuration: ZeRO, data types, batches and optimizer."""
     plan, workload = setting.plan, setting.workload
     settings: dict[str, object] = {
@@ -31,14 +31,14 @@ def config(setting: Setting) -> dict[str, object]:
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.gradient_accumulation,
         "gradient_clipping": 1.0 if setting.cells.clips_gradients else 0.0,
-        "zero_optimization": _zero(setting),
+        "zero_optimization": _zero_config(setting),
     }
     if workload.precision in ("bf16", "fp16"):
         wide = setting.cells.has_fp32_gradients(workload)
         settings[workload.precision] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32" if wide else workload.precision}
     if workload.optimizer in _OPTIMIZERS:
-        (kind, parameters), fused = _OPTIMIZERS[workload.optimizer], script.is_fused(setting)
+        (kind, parameters), fused = _OPTIMIZERS[workload.optimizer], script.has_fused_optimizer(setting)
         how = {"SGD": {"fused": fused}, "Lamb": {}}.get(kind, {"torch_adam": not fused})
         settings["optimizer"] = {"type": kind, "params": {**parameters, **how}}
         if not kind.startswith("Adam"):
@@ -49,10 +49,10 @@ def config(setting: Setting) -> dict[str, object]:
     return settings
 
 
-def _zero(setting: Setting) -> dict[str, object]:
-    """Return the ZeRO section, with the overlap and the buckets that are priced.
+def _zero_config(setting: LaunchSetting) -> dict[str, object]:
+    """Return the ZeRO section of the configuration, with the overlap and the bucket sizes of the forecast.
 
-    Without ZeRO the engine has buckets of its own.
+    Without ZeRO the engine chooses its bucket sizes.
     """
     plan, workload = setting.plan, setting.workload
     # Stage 3 is priced with overlap whatever the job says.
@@ -72,22 +72,27 @@ def _zero(setting: Setting) -> dict[str, object]:
     return settings
 
 
-def _loop(setting: Setting) -> list[str]:
-    """Return the lines of the training loop; the engine counts micro-batches itself."""
-    forward, inside = script.contexts(setting), "loss = loss_function(engine, batch)"
+def _loop_lines(setting: LaunchSetting) -> list[str]:
+    """Return the lines of the training loop."""
+    forward, inside = script.attention_contexts(setting), "loss = loss_function(engine, batch)"
     if setting.plan.pipeline > 1:
         return [
             "batches = iter(loader)",
             "while True:",
-            *script.within(forward, ["loss = engine.train_batch(batches)"]),
+            *script.indent_under_contexts(forward, ["loss = engine.train_batch(batches)"]),
         ]
-    return ["for batch in loader:", *script.within(forward, [inside]), "    engine.backward(loss)", "    engine.step()"]
+    return [
+        "for batch in loader:",
+        *script.indent_under_contexts(forward, [inside]),
+        "    engine.backward(loss)",
+        "    engine.step()",
+    ]
 
 
-def engine(setting: Setting) -> Launch:
+def launch_engine(setting: LaunchSetting) -> LaunchScript:
     """Launch a script that calls `deepspeed.initialize` on every rank."""
     plan, workload = setting.plan, setting.workload
-    lines = [*script.fp32_products(workload), *script.loader(setting), *script.model(setting)]
+    lines = [*script.matmul_precision_lines(workload), *script.loader_lines(setting), *script.model_lines(setting)]
     if plan.expert > 1:
         shape = f"num_experts={setting.own.experts}, ep_size={plan.expert}"
         lines.append(f"moe = deepspeed.moe.layer.MoE(hidden_size={setting.model.hidden}, expert=mlp, {shape})")
@@ -97,11 +102,11 @@ def engine(setting: Setting) -> Launch:
         lines.append(f"model = deepspeed.pipe.PipelineModule(layers, {stages})")
     else:
         wrap = "{module}.forward = functools.partial(deepspeed.checkpointing.checkpoint, {module}.forward)"
-        lines += script.recomputed(setting, wrap)
+        lines += script.recomputation_lines(setting, wrap)
     lines.append("engine, *_ = deepspeed.initialize(args, model=model, model_parameters=model.parameters())")
     if workload.execution == "compiled":
         lines.append("engine.compile()")
-    lines += _loop(setting)
-    files = {"ds_config.json": json.dumps(config(setting), indent=2) + "\n"}
-    command = torchrun(setting, SCRIPT, "--deepspeed", "--deepspeed_config", "ds_config.json")
-    return Launch(command, files=files, script=lines)
+    lines += _loop_lines(setting)
+    files = {"ds_config.json": json.dumps(engine_config(setting), indent=2) + "\n"}
+    command = torchrun_command(setting, SCRIPT, "--deepspeed", "--deepspeed_config", "ds_config.json")
+    return LaunchScript(command, files=files, script=lines)

@@ -1,7 +1,7 @@
-"""Launch with Hugging Face: `accelerate launch` of Accelerate 1 and `TrainingArguments` of Transformers 5.
+"""Launch with Hugging Face: `accelerate launch` of Accelerate 1, or `TrainingArguments` of Transformers 5.
 
-Both wrap a model in DistributedDataParallel, or in `fully_shard` through Accelerate's FSDP plugin version 2. The policy
-of that plugin reduces gradients in the 16-bit type unless it is configured otherwise.
+Both wrap a model in DistributedDataParallel, or in `fully_shard` by Accelerate's FSDP plugin version 2. That plugin
+reduces gradients in the 16-bit type by default.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from collections.abc import Mapping
 
 from tilecast import zoo
 from tilecast.render.launch import script
-from tilecast.render.launch.setting import PORT, SCRIPT, Launch, Setting, Table, options, torchrun
+from tilecast.render.launch.setting import (
+    PORT,
+    SCRIPT,
+    LaunchScript,
+    LaunchSetting,
+    Table,
+    option_words,
+    torchrun_command,
+)
 from tilecast.search import engine
 
 _OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
@@ -30,13 +38,13 @@ The classes that these models list under `_no_split_modules` exist.
 """
 
 
-def is_sharded(setting: Setting) -> bool:
+def is_sharded(setting: LaunchSetting) -> bool:
     """Return whether `fully_shard` runs the plan."""
     framework = setting.workload.framework
     return framework is not None and engine(framework) == "fsdp2"
 
 
-def _plugin(setting: Setting) -> dict[str, object]:
+def _fsdp_settings(setting: LaunchSetting) -> dict[str, object]:
     """Return the FSDP settings that both launchers share, in the words of Transformers' `fsdp_config`."""
     return {
         "version": 2,
@@ -47,46 +55,46 @@ def _plugin(setting: Setting) -> dict[str, object]:
     }
 
 
-def _policy(setting: Setting) -> str:
+def _mixed_precision_policy(setting: LaunchSetting) -> str:
     """Return the types of FSDP that are priced; empty for a job in FP32."""
-    if not script.autocasts(setting):
+    if not script.uses_autocast(setting):
         return ""
     dtype = script.DTYPES[setting.workload.precision]
     reduced = "torch.float32" if setting.cells.has_fp32_gradients(setting.workload) else dtype
     return f"MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced}, output_dtype={dtype})"
 
 
-def _built(setting: Setting) -> list[str]:
-    """Return the line that builds the model in FP32, as autocast and FSDP expect it.
+def _model_lines(setting: LaunchSetting) -> list[str]:
+    """Return the line that builds the model in FP32, which autocast and FSDP need.
 
-    Transformers 5 would otherwise take the type of the checkpoint. With adapters, the base model is loaded instead
-    (`script.model`).
+    Transformers 5 would take the type of the checkpoint. The list is empty for jobs with adapters, for which
+    `script.model_lines` loads the base model.
     """
-    if setting.workload.lora_rank or script.head(setting) is None:
+    if setting.workload.lora_rank or script.auto_class_suffix(setting) is None:
         return []
-    given = ["config", "dtype=torch.float32", *script.attention(setting)]
-    return [f"model = AutoModel{script.head(setting)}.from_config({', '.join(given)})"]
+    given = ["config", "dtype=torch.float32", *script.attention_arguments(setting)]
+    return [f"model = AutoModel{script.auto_class_suffix(setting)}.from_config({', '.join(given)})"]
 
 
-def _wrapped(setting: Setting) -> list[str]:
+def _wrapping_lines(setting: LaunchSetting) -> list[str]:
     """Return the lines that make FSDP wrap the layers.
 
     By default FSDP wraps the classes that a model lists under `_no_split_modules`. Some models list none, and some
     models with towers list classes that are not there, where FSDP stops (Accelerate, utils/fsdp_utils.py:
     fsdp2_prepare_auto_wrap_policy).
     """
-    head, family = script.head(setting), setting.model.family
+    head, family = script.auto_class_suffix(setting), setting.model.family
     if not is_sharded(setting) or family in _LISTED or (head is None and zoo.recomputes(setting.model) == ("none",)):
         return []
     checkpointed = "(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))"
     plugin = "accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap"
     return [
-        f"layers = {checkpointed if head else script.blocks(setting)}",
+        f"layers = {checkpointed if head else script.layers_expression(setting)}",
         f"{plugin} = list({{type(layer).__name__ for layer in layers}})",
     ]
 
 
-def accelerate(setting: Setting) -> Launch:
+def launch_accelerate(setting: LaunchSetting) -> LaunchScript:
     """Launch `accelerate launch` with a configuration file, and the lines of a script that uses `Accelerator`."""
     plan, workload = setting.plan, setting.workload
     command = ["accelerate", "launch", "--config_file", "accelerate.yaml"]
@@ -94,22 +102,22 @@ def accelerate(setting: Setting) -> Launch:
         command += ["--main_process_ip", "$MASTER_ADDR", "--main_process_port", f"{PORT}"]
     exchanged = f"num_steps={plan.gradient_accumulation}, sync_each_batch={is_sharded(setting)}"
     given = ["gradient_accumulation_plugin=accumulation"]
-    lines = [*script.fp32_products(workload), f"accumulation = GradientAccumulationPlugin({exchanged})"]
-    if is_sharded(setting) and (policy := _policy(setting)):
+    lines = [*script.matmul_precision_lines(workload), f"accumulation = GradientAccumulationPlugin({exchanged})"]
+    if is_sharded(setting) and (policy := _mixed_precision_policy(setting)):
         lines.append(f"policy = {policy}")
         lines.append("plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=policy)")
         given.append("fsdp_plugin=plugin")
     elif plan.data > 1 and not is_sharded(setting):
-        lines.append(f"ddp = DistributedDataParallelKwargs({script.buckets(setting)})")
+        lines.append(f"ddp = DistributedDataParallelKwargs({script.bucket_arguments(setting)})")
         given.append("kwargs_handlers=[ddp]")
     lines += [
         f"accelerator = Accelerator({', '.join(given)})",
-        *script.loader(setting),
-        *_built(setting),
-        *script.model(setting),
-        *_recomputed(setting),
-        *_wrapped(setting),
-        *script.optimizer(setting),
+        *script.loader_lines(setting),
+        *_model_lines(setting),
+        *script.model_lines(setting),
+        *_recomputation_lines(setting),
+        *_wrapping_lines(setting),
+        *script.optimizer_lines(setting),
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
         "for batch in loader:",
         "    with accelerator.accumulate(model):",
@@ -125,19 +133,21 @@ def accelerate(setting: Setting) -> Launch:
         "        optimizer.step()",
         "        optimizer.zero_grad()",
     ]
-    return Launch([*command, SCRIPT], files={"accelerate.yaml": _yaml(_config(setting))}, script=lines)
+    return LaunchScript(
+        [*command, SCRIPT], files={"accelerate.yaml": _format_yaml(_accelerate_config(setting))}, script=lines
+    )
 
 
-def _recomputed(setting: Setting) -> list[str]:
-    """Return the recomputation that the FSDP plugin does not do itself."""
+def _recomputation_lines(setting: LaunchSetting) -> list[str]:
+    """Return the lines for recomputation that the FSDP plugin does not configure."""
     if is_sharded(setting) and setting.plan.checkpointing == "full":
         return []
-    if setting.plan.checkpointing == "full" and script.head(setting):
+    if setting.plan.checkpointing == "full" and script.auto_class_suffix(setting):
         return ['model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})']
-    return script.recomputed(setting, script.CHECKPOINT)
+    return script.recomputation_lines(setting, script.CHECKPOINT)
 
 
-def _config(setting: Setting) -> dict[str, object]:
+def _accelerate_config(setting: LaunchSetting) -> dict[str, object]:
     """Return the file that `accelerate config` writes."""
     plan, workload = setting.plan, setting.workload
     kind = "FSDP" if is_sharded(setting) else "MULTI_GPU" if plan.gpus > 1 else "NO"
@@ -158,23 +168,23 @@ def _config(setting: Setting) -> dict[str, object]:
     if is_sharded(setting):
         renamed = {"cpu_offload": "offload_params"}
         settings["fsdp_config"] = {
-            f"fsdp_{renamed.get(key, key)}": value for key, value in _plugin(setting).items()
+            f"fsdp_{renamed.get(key, key)}": value for key, value in _fsdp_settings(setting).items()
         } | {"fsdp_state_dict_type": "SHARDED_STATE_DICT"}  # fmt: skip
     return settings
 
 
-def _yaml(value: Mapping[str, object], indent: str = "") -> str:
+def _format_yaml(value: Mapping[str, object], indent: str = "") -> str:
     """Format plain mappings as YAML; JSON writes their scalars."""
     lines = []
     for key, item in value.items():
         if isinstance(item, Mapping):
-            lines += [f"{indent}{key}:", _yaml(item, f"{indent}  ").rstrip("\n")]
+            lines += [f"{indent}{key}:", _format_yaml(item, f"{indent}  ").rstrip("\n")]
         else:
             lines.append(f"{indent}{key}: {json.dumps(item)}")
     return "\n".join(lines) + "\n"
 
 
-def _checkpoints(setting: Setting) -> bool:
+def _recomputes_in_trainer(setting: LaunchSetting) -> bool:
     return setting.plan.checkpointing == "full" and not is_sharded(setting)
 
 
@@ -186,11 +196,11 @@ _ARGUMENTS: Table = (
     ("--bf16", lambda s: s.workload.precision == "bf16"),
     ("--fp16", lambda s: s.workload.precision == "fp16"),
     ("--tf32", lambda s: None if s.workload.is_mixed else f"{s.workload.precision == 'tf32'}"),
-    ("--optim", lambda s: _OPTIM[s.workload.optimizer] + "_fused" * script.is_fused(s)),
+    ("--optim", lambda s: _OPTIM[s.workload.optimizer] + "_fused" * script.has_fused_optimizer(s)),
     ("--optim_args", lambda s: "momentum=0.9" if s.workload.optimizer == "momentum" else None),
     ("--max_grad_norm", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
-    ("--activation_checkpointing", _checkpoints),
-    ("--activation_checkpointing_kwargs", lambda s: '{"use_reentrant": false}' if _checkpoints(s) else None),
+    ("--activation_checkpointing", _recomputes_in_trainer),
+    ("--activation_checkpointing_kwargs", lambda s: '{"use_reentrant": false}' if _recomputes_in_trainer(s) else None),
     ("--torch_compile", lambda s: s.workload.execution == "compiled"),
     ("--accelerator_config",
      lambda s: _EACH_SYNCS if is_sharded(s) and s.plan.gradient_accumulation > 1 else None),
@@ -201,17 +211,19 @@ _ARGUMENTS: Table = (
 """Fields of `TrainingArguments`."""
 
 
-def trainer(setting: Setting) -> Launch:
+def launch_trainer(setting: LaunchSetting) -> LaunchScript:
     """Launch `torchrun` with a script that reads `TrainingArguments` from its command line."""
-    files = {"fsdp.json": json.dumps(_plugin(setting), indent=2) + "\n"} if is_sharded(setting) else {}
-    lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_built(setting)]
-    lines += script.model(setting)
+    files = {"fsdp.json": json.dumps(_fsdp_settings(setting), indent=2) + "\n"} if is_sharded(setting) else {}
+    lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_model_lines(setting)]
+    lines += script.model_lines(setting)
     if setting.plan.checkpointing == "selective":
-        lines += _recomputed(setting)
+        lines += _recomputation_lines(setting)
     lines.append("trainer = Trainer(model=model, args=args, train_dataset=dataset)")
-    if is_sharded(setting) and (policy := _policy(setting)):
+    if is_sharded(setting) and (policy := _mixed_precision_policy(setting)):
         lines.append(f"policy = {policy}")
         lines.append("trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = policy")
-    lines += [line.replace("accelerator.", "trainer.accelerator.", 1) for line in _wrapped(setting)]
+    lines += [line.replace("accelerator.", "trainer.accelerator.", 1) for line in _wrapping_lines(setting)]
     lines.append("trainer.train()")
-    return Launch(torchrun(setting, SCRIPT, *options(setting, _ARGUMENTS)), files=files, script=lines)
+    return LaunchScript(
+        torchrun_command(setting, SCRIPT, *option_words(setting, _ARGUMENTS)), files=files, script=lines
+    )

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from tilecast.frameworks import gradient_bytes, holds_fp8_alone
 from tilecast.render.launch.setting import (
-    Launch,
-    Setting,
+    LaunchScript,
+    LaunchSetting,
     Table,
     allocator_environment,
     matmul_environment,
-    options,
-    torchrun,
+    option_words,
+    torchrun_command,
 )
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.numerics import Numerics
@@ -27,21 +27,21 @@ SCRIPTS: Mapping[str, str] = {
 """Megatron-LM's training script for each model family."""
 
 
-def _is_encdec(setting: Setting) -> bool:
+def _is_encdec(setting: LaunchSetting) -> bool:
     return setting.model.family == "encdec"
 
 
-def _decoding(setting: Setting) -> int:
-    """Return the number of layers in a decoder that has an encoder beside it."""
+def _decoder_layers(setting: LaunchSetting) -> int:
+    """Return the number of decoder layers of an encoder-decoder model."""
     return setting.own.decoding(setting.model)
 
 
-def _latent(setting: Setting) -> Deepseek | None:
-    """Return the dimensions of latent attention, if the model has it."""
+def _latent_attention(setting: LaunchSetting) -> Deepseek | None:
+    """Return the dimensions of latent attention; None if the model has none."""
     return setting.own if isinstance(setting.own, Deepseek) else None
 
 
-def _moe_frequency(setting: Setting) -> object:
+def _moe_layer_frequency(setting: LaunchSetting) -> object:
     """Return which layers are mixtures of experts: one in this many, or a list if the first are dense."""
     dense, every = setting.own.first_dense, setting.own.moe_every
     if dense:
@@ -49,13 +49,13 @@ def _moe_frequency(setting: Setting) -> object:
     return every if every > 1 else None
 
 
-def _last_stage(setting: Setting) -> object:
+def _last_stage_layers(setting: LaunchSetting) -> object:
     """Return the layers of the last stage, if the layers do not divide evenly."""
     stages, layers = setting.plan.pipeline, setting.model.layers
     return layers - -(-layers // stages) * (stages - 1) if layers % stages else None
 
 
-def _positions(setting: Setting) -> object:
+def _position_embedding(setting: LaunchSetting) -> object:
     """Return the kind of position embedding; None for learned positions, the default."""
     model = setting.model
     if model.rotary:
@@ -63,55 +63,51 @@ def _positions(setting: Setting) -> object:
     return None if model.positions else "relative" if _is_encdec(setting) else "none"
 
 
-def _fuses_loss(setting: Setting) -> bool:
+def _fuses_loss(setting: LaunchSetting) -> bool:
     return Numerics.of(setting.workload).loss == "fused"
 
 
-def _has_fp32_gradients(setting: Setting) -> bool:
-    return setting.workload.is_mixed and setting.cells.has_fp32_gradients(setting.workload)
-
-
-def _replicas(setting: Setting) -> int:
-    """Return the number of ranks that hold the same weights: context parallelism copies them too."""
+def _replica_count(setting: LaunchSetting) -> int:
+    """Return the number of ranks that hold equal weights: data-parallel times context-parallel ranks."""
     return setting.plan.data * setting.plan.context
 
 
-def _bucket(setting: Setting) -> int | None:
+def _bucket_parameters(setting: LaunchSetting) -> int | None:
     """Return the parameters per gradient bucket, if the job states the size."""
     size = setting.workload.bucket_mib
     return None if size is None else round(size * 2**20 / gradient_bytes(setting.workload))
 
 
-def _overlaps_tensor(setting: Setting) -> bool:
+def _overlaps_tensor_parallel(setting: LaunchSetting) -> bool:
     plan = setting.plan
     return plan.tensor > 1 and plan.sequence_parallel and setting.cells.tensor_overlap == "both"
 
 
 _MODEL: Table = (
     ("--num-layers", lambda s: None if _is_encdec(s) else s.model.layers),
-    ("--encoder-num-layers", lambda s: s.model.layers - _decoding(s) if _is_encdec(s) else None),
-    ("--decoder-num-layers", lambda s: _decoding(s) if _is_encdec(s) else None),
+    ("--encoder-num-layers", lambda s: s.model.layers - _decoder_layers(s) if _is_encdec(s) else None),
+    ("--decoder-num-layers", lambda s: _decoder_layers(s) if _is_encdec(s) else None),
     ("--hidden-size", lambda s: s.model.hidden),
     ("--ffn-hidden-size", lambda s: s.own.dense_ffn_hidden or s.model.ffn_hidden),
     ("--num-attention-heads", lambda s: s.model.heads),
-    ("--group-query-attention", lambda s: s.model.kv_heads < s.model.heads and not _latent(s)),
+    ("--group-query-attention", lambda s: s.model.kv_heads < s.model.heads and not _latent_attention(s)),
     ("--num-query-groups",
-     lambda s: s.model.kv_heads if s.model.kv_heads < s.model.heads and not _latent(s) else None),
+     lambda s: s.model.kv_heads if s.model.kv_heads < s.model.heads and not _latent_attention(s) else None),
     ("--kv-channels",
-     lambda s: s.model.head_dim if s.model.head_dim * s.model.heads != s.model.hidden and not _latent(s)
+     lambda s: s.model.head_dim if s.model.head_dim * s.model.heads != s.model.hidden and not _latent_attention(s)
      else None),
-    ("--multi-latent-attention", lambda s: _latent(s) is not None),
-    ("--q-lora-rank", lambda s: (own := _latent(s)) and (own.query_latent or None)),
-    ("--kv-lora-rank", lambda s: (own := _latent(s)) and own.latent),
-    ("--qk-head-dim", lambda s: (own := _latent(s)) and s.model.head_dim - own.rotary_dim),
-    ("--qk-pos-emb-head-dim", lambda s: (own := _latent(s)) and own.rotary_dim),
-    ("--v-head-dim", lambda s: (own := _latent(s)) and own.value_dim),
+    ("--multi-latent-attention", lambda s: _latent_attention(s) is not None),
+    ("--q-lora-rank", lambda s: (own := _latent_attention(s)) and (own.query_latent or None)),
+    ("--kv-lora-rank", lambda s: (own := _latent_attention(s)) and own.latent),
+    ("--qk-head-dim", lambda s: (own := _latent_attention(s)) and s.model.head_dim - own.rotary_dim),
+    ("--qk-pos-emb-head-dim", lambda s: (own := _latent_attention(s)) and own.rotary_dim),
+    ("--v-head-dim", lambda s: (own := _latent_attention(s)) and own.value_dim),
     ("--seq-length", lambda s: None if _is_encdec(s) else s.workload.sequence_length),
     ("--encoder-seq-length", lambda s: s.workload.sequence_length if _is_encdec(s) else None),
     ("--decoder-seq-length",
      lambda s: (s.own.decoder_length or s.workload.sequence_length) if _is_encdec(s) else None),
     ("--max-position-embeddings", lambda s: max(s.model.positions, s.workload.sequence_length)),
-    ("--position-embedding-type", _positions),
+    ("--position-embedding-type", _position_embedding),
     ("--normalization", lambda s: "RMSNorm" if s.model.rms_norm else None),
     ("--swiglu", lambda s: s.model.gated_mlp),
     ("--disable-bias-linear", lambda s: not s.model.bias),
@@ -122,7 +118,7 @@ _MODEL: Table = (
     ("--num-experts", lambda s: s.own.experts or None),
     ("--moe-ffn-hidden-size", lambda s: s.model.ffn_hidden if s.own.experts else None),
     ("--moe-router-topk", lambda s: s.own.top_k if s.own.experts else None),
-    ("--moe-layer-freq", lambda s: _moe_frequency(s) if s.own.experts else None),
+    ("--moe-layer-freq", lambda s: _moe_layer_frequency(s) if s.own.experts else None),
     ("--moe-shared-expert-intermediate-size", lambda s: s.own.shared_ffn_hidden or None),
     ("--moe-token-dispatcher-type", lambda s: "alltoall" if s.plan.expert > 1 else None),
     ("--moe-grouped-gemm", lambda s: s.own.experts > 0),
@@ -139,7 +135,8 @@ _TRAINING: Table = (
     ("--fp16", lambda s: s.workload.precision == "fp16"),
     ("--fp8-format", lambda s: "hybrid" if s.workload.precision == "fp8" else None),
     ("--fp8-param-gather", lambda s: holds_fp8_alone(s.workload)),
-    ("--accumulate-allreduce-grads-in-fp32", _has_fp32_gradients),
+    ("--accumulate-allreduce-grads-in-fp32",
+     lambda s: s.workload.is_mixed and s.cells.has_fp32_gradients(s.workload)),
     ("--no-gradient-accumulation-fusion", lambda s: not s.cells.fused_accumulation),
     ("--optimizer", lambda s: {"sgd": "sgd", "momentum": "sgd"}.get(s.workload.optimizer, "adam")),
     ("--sgd-momentum", lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer)),
@@ -149,18 +146,18 @@ _TRAINING: Table = (
     ("--train-iters", lambda s: s.workload.steps),
     ("--tensor-model-parallel-size", lambda s: s.plan.tensor),
     ("--sequence-parallel", lambda s: s.plan.tensor > 1 and s.plan.sequence_parallel),
-    ("--tp-comm-overlap", _overlaps_tensor),
+    ("--tp-comm-overlap", _overlaps_tensor_parallel),
     ("--pipeline-model-parallel-size", lambda s: s.plan.pipeline),
     ("--num-virtual-stages-per-pipeline-rank",
      lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 else None),
-    ("--decoder-last-pipeline-num-layers", _last_stage),
+    ("--decoder-last-pipeline-num-layers", _last_stage_layers),
     ("--context-parallel-size", lambda s: s.plan.context if s.plan.context > 1 else None),
     ("--expert-model-parallel-size", lambda s: s.plan.expert if s.plan.expert > 1 else None),
     ("--expert-tensor-parallel-size", lambda s: 1 if s.plan.expert > 1 and s.plan.tensor > 1 else None),
     ("--use-distributed-optimizer", lambda s: s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
-    ("--overlap-grad-reduce", lambda s: _replicas(s) > 1 and s.workload.overlap),
-    ("--ddp-bucket-size", _bucket),
-    ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and _replicas(s) > 1 and s.workload.overlap),
+    ("--overlap-grad-reduce", lambda s: _replica_count(s) > 1 and s.workload.overlap),
+    ("--ddp-bucket-size", _bucket_parameters),
+    ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and s.workload.overlap),
     ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
     ("--use-precision-aware-optimizer", lambda s: s.workload.offload == "optimizer"),
     ("--recompute-granularity", lambda s: s.plan.checkpointing if s.plan.checkpointing != "none" else None),
@@ -171,7 +168,7 @@ _TRAINING: Table = (
 """Options that describe how the model is trained and split."""
 
 
-def pretrain(setting: Setting) -> Launch:
+def launch_pretraining(setting: LaunchSetting) -> LaunchScript:
     """Launch one of Megatron-LM's training scripts with its options."""
     plan = setting.plan
     environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
@@ -179,15 +176,15 @@ def pretrain(setting: Setting) -> Launch:
         # One queue keeps the exchange ahead of the product that hides it; arguments.py asserts it before Blackwell.
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     notes = []
-    if _positions(setting) == "none":
+    if _position_embedding(setting) == "none":
         notes.append("Megatron-LM has no ALiBi: positions are left out")
     script = SCRIPTS[setting.model.family]
-    words = [*options(setting, _MODEL), *options(setting, _TRAINING)]
-    return Launch(torchrun(setting, script, *words), environment, notes=notes)
+    words = [*option_words(setting, _MODEL), *option_words(setting, _TRAINING)]
+    return LaunchScript(torchrun_command(setting, script, *words), environment, notes=notes)
 
 
-def refuses(setting: Setting) -> str:
-    """Return what in a setting Megatron-LM does not run; empty if nothing."""
+def refusal_reason(setting: LaunchSetting) -> str:
+    """Return the reason why Megatron-LM cannot run a setting; empty if it can."""
     if _is_encdec(setting) and setting.plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"

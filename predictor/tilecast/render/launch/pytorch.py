@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from tilecast.render.launch import script
-from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
+from tilecast.render.launch.setting import SCRIPT, LaunchScript, LaunchSetting, torchrun_command
 
 
-def data_parallel(setting: Setting) -> Launch:
+def launch_ddp(setting: LaunchSetting) -> LaunchScript:
     """Launch DistributedDataParallel: a replica on every rank, gradients summed once a step."""
     plan, workload = setting.plan, setting.workload
     wrapped = []
     if workload.execution == "cudaGraphs":
         wrapped.append("model = torch.cuda.make_graphed_callables(model, (sample,))")
     if plan.data > 1:
-        wrapped.append(f"model = DistributedDataParallel(model, {script.buckets(setting)})")
+        wrapped.append(f"model = DistributedDataParallel(model, {script.bucket_arguments(setting)})")
     if workload.execution == "compiled":
         wrapped.append("model = torch.compile(model)")
-    autocast = [f'torch.autocast("cuda", {script.DTYPES[workload.precision]})'] if script.autocasts(setting) else []
+    autocast = [f'torch.autocast("cuda", {script.DTYPES[workload.precision]})'] if script.uses_autocast(setting) else []
     lines = [
-        *script.fp32_products(workload),
-        *script.loader(setting),
-        *script.model(setting),
-        *script.recomputed(setting, script.CHECKPOINT),
+        *script.matmul_precision_lines(workload),
+        *script.loader_lines(setting),
+        *script.model_lines(setting),
+        *script.recomputation_lines(setting, script.CHECKPOINT),
         *wrapped,
-        *script.optimizer(setting),
-        *script.loop(setting, autocast, "model.no_sync()" if plan.data > 1 else ""),
+        *script.optimizer_lines(setting),
+        *script.training_loop_lines(setting, autocast, "model.no_sync()" if plan.data > 1 else ""),
     ]
-    return Launch(torchrun(setting, SCRIPT), script=lines)
+    return LaunchScript(torchrun_command(setting, SCRIPT), script=lines)
 
 
-def fully_sharded(setting: Setting) -> Launch:
+def launch_fsdp2(setting: LaunchSetting) -> LaunchScript:
     """Launch `fully_shard` on every layer and on the whole model: ZeRO 3, or ZeRO 2 where weights stay gathered."""
     plan, workload = setting.plan, setting.workload
     policies = []
-    if script.autocasts(setting):
+    if script.uses_autocast(setting):
         dtype = script.DTYPES[workload.precision]
         reduced = "torch.float32" if setting.cells.has_fp32_gradients(workload) else dtype
         policies.append(f"mp_policy=MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced})")
@@ -41,20 +41,20 @@ def fully_sharded(setting: Setting) -> Launch:
         policies.append("offload_policy=CPUOffloadPolicy()")
     shared = ["mesh=mesh", f"reshard_after_forward={plan.zero_stage == 3}", *policies]
     lines = [
-        *script.fp32_products(workload),
-        *script.loader(setting),
-        *script.model(setting),
+        *script.matmul_precision_lines(workload),
+        *script.loader_lines(setting),
+        *script.model_lines(setting),
         *(["torchao.float8.convert_to_float8_training(model)"] if workload.precision == "fp8" else []),
-        *script.recomputed(setting, script.CHECKPOINT),
+        *script.recomputation_lines(setting, script.CHECKPOINT),
         f'mesh = init_device_mesh("cuda", ({plan.data},), mesh_dim_names=("dp",))',
         "options = dict(",
         *(f"    {option}," for option in shared),
         ")",
-        f"for layer in {script.blocks(setting)}:",
+        f"for layer in {script.layers_expression(setting)}:",
         "    fully_shard(layer, **options)",
         "fully_shard(model, **options)",
         *(["model.compile()"] if workload.execution == "compiled" else []),
-        *script.optimizer(setting),
-        *script.loop(setting, []),
+        *script.optimizer_lines(setting),
+        *script.training_loop_lines(setting, []),
     ]
-    return Launch(torchrun(setting, SCRIPT), script=lines)
+    return LaunchScript(torchrun_command(setting, SCRIPT), script=lines)

@@ -1,4 +1,4 @@
-"""Write the lines of a PyTorch training script that make it do what is priced."""
+"""Write lines of a PyTorch training script that configure the behaviour which the forecast prices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilecast import fuse, zoo
-from tilecast.render.launch.setting import Setting
+from tilecast.render.launch.setting import LaunchSetting
 from tilecast.spec import Optimizer, Workload
 from tilecast.zoo import ADAPTED, FAMILIES
 
@@ -25,12 +25,12 @@ _BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
 """PyTorch's `SDPBackend` for each `Workload.attention`."""
 
 
-def autocasts(setting: Setting) -> bool:
+def uses_autocast(setting: LaunchSetting) -> bool:
     """Return whether the job computes in 16 bit with weights that are held in FP32."""
     return setting.workload.is_mixed and setting.cells.weights != "pure"
 
 
-def fp32_products(workload: Workload) -> list[str]:
+def matmul_precision_lines(workload: Workload) -> list[str]:
     """Return the line that makes products of an FP32 job FP32 or TF32.
 
     PyTorch's default is FP32 for matrices and TF32 for convolutions.
@@ -41,25 +41,25 @@ def fp32_products(workload: Workload) -> list[str]:
     return [f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {allowed}"]
 
 
-def head(setting: Setting) -> str | None:
+def auto_class_suffix(setting: LaunchSetting) -> str | None:
     """Return the suffix of Transformers' `AutoModel` class; None if Transformers builds no such model."""
     return zoo.auto(setting.model)
 
 
-def blocks(setting: Setting) -> str:
-    """Return the layers of a model, by the names of their lists in it."""
+def layers_expression(setting: LaunchSetting) -> str:
+    """Return a Python expression for the list of a model's layers."""
     lists = ("layers",) if setting.model.trace is not None else FAMILIES[setting.model.family].blocks
     names = [f"model.{name}" for name in lists]
     return names[0] if len(names) == 1 else f"[{', '.join(f'*{name}' for name in names)}]"
 
 
-def attention(setting: Setting) -> list[str]:
+def attention_arguments(setting: LaunchSetting) -> list[str]:
     """Return the attention of a Transformers model as an argument; empty if there is nothing to choose."""
     chosen = {"flash": "flash_attention_2", "eager": "eager"}.get(setting.workload.attention, "sdpa")
     return [f'attn_implementation="{chosen}"'] if setting.model.family in ADAPTED else []
 
 
-def _pretrained(setting: Setting) -> list[str]:
+def _load_pretrained_lines(setting: LaunchSetting) -> list[str]:
     """Return the lines that load the trained weights beside adapters, quantized if they are priced so.
 
     Weights of a mixed-precision job are loaded in 16 bit, which frozen weights keep. PEFT makes the adapters FP32
@@ -74,15 +74,15 @@ def _pretrained(setting: Setting) -> list[str]:
         options += [f"bnb_4bit_quant_storage={dtype}"] if setting.plan.zero_stage >= 2 else []
         lines += ["quantized = BitsAndBytesConfig(", f"    {', '.join(options)}", ")"]
         given.append("quantization_config=quantized")
-    given += attention(setting)
-    return [*lines, f"model = AutoModel{head(setting)}.from_pretrained(", f"    {', '.join(given)}", ")"]
+    given += attention_arguments(setting)
+    return [*lines, f"model = AutoModel{auto_class_suffix(setting)}.from_pretrained(", f"    {', '.join(given)}", ")"]
 
 
-def model(setting: Setting) -> list[str]:
-    """Return the lines that prepare the model before anything wraps it; the base of adapters is loaded first."""
+def model_lines(setting: LaunchSetting) -> list[str]:
+    """Return the lines that prepare the model before it is wrapped. Jobs with adapters load the base model first."""
     workload, lines = setting.workload, list[str]()
     if workload.lora_rank:
-        lines += _pretrained(setting)
+        lines += _load_pretrained_lines(setting)
         lines.append(f"model = peft.get_peft_model(model, LoraConfig(r={workload.lora_rank}))")
     if workload.memory_format == "channelsLast":
         lines.append("model = model.to(memory_format=torch.channels_last)")
@@ -97,41 +97,41 @@ def model(setting: Setting) -> list[str]:
     return lines
 
 
-def is_fused(setting: Setting) -> bool:
+def has_fused_optimizer(setting: LaunchSetting) -> bool:
     """Return whether the weight update is priced as one kernel for many tensors."""
     return "optimizer" in fuse.passes(setting.workload)
 
 
-def optimizer(setting: Setting) -> list[str]:
+def optimizer_lines(setting: LaunchSetting) -> list[str]:
     """Return the line that builds the optimizer in the implementation that is priced."""
-    how = "fused=True" if is_fused(setting) else "foreach=True"
+    how = "fused=True" if has_fused_optimizer(setting) else "foreach=True"
     return [f"optimizer = {_OPTIMIZERS[setting.workload.optimizer].format(how=how)}"]
 
 
-def buckets(setting: Setting) -> str:
-    """Return the arguments of DistributedDataParallel that say how it holds and sizes its buckets."""
+def bucket_arguments(setting: LaunchSetting) -> str:
+    """Return the bucket arguments of DistributedDataParallel, as text."""
     size = setting.workload.bucket_mib
     capped = "" if size is None else f"bucket_cap_mb={size}, "
     return f"{capped}gradient_as_bucket_view={setting.cells.gradient_copies == 1.0}"
 
 
-def loader(setting: Setting) -> list[str]:
+def loader_lines(setting: LaunchSetting) -> list[str]:
     """Return the line that builds the data loader, with the samples that a rank takes at once."""
     return [f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch})"]
 
 
-def contexts(setting: Setting) -> list[str]:
-    """Return the contexts of a forward pass whose attention is not left to PyTorch."""
+def attention_contexts(setting: LaunchSetting) -> list[str]:
+    """Return the context managers that select an attention backend; empty if PyTorch chooses."""
     backend = _BACKENDS.get(setting.workload.attention)
     return [f"sdpa_kernel(SDPBackend.{backend})"] if backend else []
 
 
-def within(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
+def indent_under_contexts(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
     """Indent lines of a loop's body, under contexts if there are any."""
-    return _in([f"with {', '.join(managers)}:", *_in(lines)] if managers else lines)
+    return _indent([f"with {', '.join(managers)}:", *_indent(lines)] if managers else lines)
 
 
-def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[str]:
+def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_back: str = "") -> list[str]:
     """Return the loop of a step: forward and backward pass of every micro-batch, then the update.
 
     Args:
@@ -141,13 +141,13 @@ def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
     scaled = workload.precision == "fp16"
-    forward = [*forward, *contexts(setting)]
+    forward = [*forward, *attention_contexts(setting)]
     share = f" / {count}" if count > 1 else ""
     loss = f"loss = loss_function(model, batch){share}"
     body = [f"with {', '.join(forward)}:", f"    {loss}"] if forward else [loss]
     body.append("scaler.scale(loss).backward()" if scaled else "loss.backward()")
     if count > 1 and held_back:
-        body = [f"with contextlib.nullcontext() if i % {count} == 0 else {held_back}:", *_in(body)]
+        body = [f"with contextlib.nullcontext() if i % {count} == 0 else {held_back}:", *_indent(body)]
     update = ["scaler.unscale_(optimizer)"] if scaled and setting.cells.clips_gradients else []
     if setting.cells.clips_gradients:
         update.append("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
@@ -155,16 +155,16 @@ def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[
     update.append("optimizer.zero_grad()")
     head = ["scaler = torch.amp.GradScaler()"] if scaled else []
     if count == 1:
-        return [*head, "for batch in loader:", *_in([*body, *update])]
+        return [*head, "for batch in loader:", *_indent([*body, *update])]
     counted = f"for i, batch in enumerate(loader, start=1):  # {count} micro-batches a step"
-    return [*head, counted, *_in(body), f"    if i % {count} == 0:", *_in(_in(update))]
+    return [*head, counted, *_indent(body), f"    if i % {count} == 0:", *_indent(_indent(update))]
 
 
-def recomputed(setting: Setting, wrap: str) -> list[str]:
+def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
     """Return the lines that recompute every layer or its attention core; `wrap` is the statement for a `module`."""
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
-    return [f"for layer in {blocks(setting)}:", f"    {wrap.format(module=module)}"] if module else []
+    return [f"for layer in {layers_expression(setting)}:", f"    {wrap.format(module=module)}"] if module else []
 
 
-def _in(lines: Sequence[str]) -> list[str]:
+def _indent(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]

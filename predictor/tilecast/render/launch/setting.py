@@ -1,4 +1,4 @@
-"""Input and output of every launcher: a plan on nodes, and the command that runs it."""
+"""Input and output of the launch writers: a plan on nodes, and the command that runs it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _WIDTH = 98
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A plan on nodes, and the job that it runs. The workload names the framework that prices it."""
+class LaunchSetting:
+    """Plan on the nodes of a pool, with its job. The workload names the framework of the forecast."""
 
     name: str
     workload: Workload
@@ -36,7 +36,7 @@ class Setting:
     """Lower and upper end of the bytes that a GPU holds, and the bytes available; None if not known."""
 
     @classmethod
-    def of(cls, name: str, offer: Offer) -> Setting:
+    def from_offer(cls, name: str, offer: Offer) -> LaunchSetting:
         """Return the setting that runs an offer, for the job `name`."""
         return cls(
             name=name,
@@ -55,18 +55,18 @@ class Setting:
 
     @property
     def cells(self) -> Framework:
-        """The framework's record: what it holds for the job and how it runs it, as priced."""
+        """Record of the job's framework in `frameworks.toml`."""
         return frameworks.of(self.workload)
 
     @property
     def own(self) -> Transformer:
-        """The dimensions of transformers that are not general; of other models the defaults, which have no experts."""
+        """Dimensions that only transformers have; defaults (no experts) for other models."""
         own = self.model.dimensions
         return own if isinstance(own, Transformer) else Transformer()
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchScript:
     """Command, files and script lines that run a plan on every node."""
 
     command: Sequence[str]
@@ -80,19 +80,19 @@ class Launch:
     """Other things that the reader has to know."""
 
     def text(self, head: Sequence[str]) -> str:
-        """Return all of it for people, with `head` and notes as comments, ending in a newline."""
+        """Return the launch as text, with `head` and the notes as comment lines, ending in a newline."""
         lines = [f"# {line}" for line in (*head, *self.notes)]
-        lines += [*self._exports(), *_wrapped(self.command)]
+        lines += [*self._exports(), *_wrap_command(self.command)]
         for name, content in self.files.items():
             lines += ["", f"# {name}", content.rstrip("\n")]
         if self.script:
             lines += ["", f"# in {SCRIPT}", *self.script]
         return "\n".join(lines) + "\n"
 
-    def running(self, program: Sequence[str]) -> Launch:
-        """Replace the script's usual name in the command by a program and its own arguments.
+    def running(self, program: Sequence[str]) -> LaunchScript:
+        """Return the launch with the placeholder script replaced by a program and its arguments.
 
-        The launcher's arguments follow, so that they count.
+        Arguments of the launcher come last, so that they override those of the program.
         """
         if not program or SCRIPT not in self.command:
             return self
@@ -104,7 +104,7 @@ class Launch:
         lines = self._exports()
         for name, content in self.files.items():
             lines += [f"cat > {name} <<'END'", content.rstrip("\n"), "END"]
-        command = _wrapped(self.command)
+        command = _wrap_command(self.command)
         return "\n".join([*lines, f"exec {command[0]}", *command[1:]]) + "\n"
 
     def document(self) -> dict[str, object]:
@@ -122,12 +122,12 @@ class Launch:
         return [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
 
 
-Value: TypeAlias = Callable[[Setting], object]
+Value: TypeAlias = Callable[[LaunchSetting], object]
 Table: TypeAlias = Sequence[tuple[str, Value]]
 """Options and the value of each for a setting: None and False leave one out, True writes the bare option."""
 
 
-def options(setting: Setting, table: Table) -> list[str]:
+def option_words(setting: LaunchSetting, table: Table) -> list[str]:
     """Return the options of a table that a setting has, as words of a command."""
     words = []
     for option, value in table:
@@ -139,8 +139,8 @@ def options(setting: Setting, table: Table) -> list[str]:
     return words
 
 
-def torchrun(setting: Setting, *program: str) -> list[str]:
-    """Return the command of PyTorch's launcher; without a static first node, every node runs the same command."""
+def torchrun_command(setting: LaunchSetting, *program: str) -> list[str]:
+    """Return the words of a `torchrun` command, equal on every node."""
     processes = f"--nproc-per-node={setting.gpus_per_node}"
     if setting.nodes == 1:
         return ["torchrun", "--standalone", processes, *program]
@@ -149,29 +149,29 @@ def torchrun(setting: Setting, *program: str) -> list[str]:
 
 
 def matmul_environment(workload: Workload) -> dict[str, str]:
-    """Return the variables that make FP32 products FP32 or TF32 where the script is not the user's.
+    """Return the environment variables that select FP32 or TF32 products, for scripts that the user does not write.
 
-    NVIDIA's libraries read one of them, PyTorch (aten/src/ATen/Context.cpp) the other.
+    NVIDIA's libraries read NVIDIA_TF32_OVERRIDE. PyTorch reads the other one (aten/src/ATen/Context.cpp).
     """
     variables = {"fp32": {"NVIDIA_TF32_OVERRIDE": "0"}, "tf32": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}}
     return variables.get(workload.precision, {})
 
 
-def allocator_environment(setting: Setting) -> dict[str, str]:
+def allocator_environment(setting: LaunchSetting) -> dict[str, str]:
     """Return the variables that select the allocator that is priced."""
     expandable = setting.cells.allocator == "expandable"
     return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
 
 
-def _wrapped(words: Sequence[str]) -> list[str]:
+def _wrap_command(words: Sequence[str]) -> list[str]:
     """Return a command over several lines of at most 100 columns, with each option and its value kept together."""
     pieces: list[str] = []
     for word in words:
         takes = pieces and pieces[-1].startswith("-") and "=" not in pieces[-1] and " " not in pieces[-1]
         if takes and not word.startswith("-"):
-            pieces[-1] += f" {_quoted(word)}"
+            pieces[-1] += f" {_quote_word(word)}"
         else:
-            pieces.append(_quoted(word))
+            pieces.append(_quote_word(word))
     lines = [pieces[0]]
     for piece in pieces[1:]:
         if len(lines[-1]) + len(piece) < _WIDTH:
@@ -181,7 +181,7 @@ def _wrapped(words: Sequence[str]) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
-def _quoted(word: str) -> str:
+def _quote_word(word: str) -> str:
     """Quote a word for a shell, with its variables left open."""
     if "$" not in word:
         return shlex.quote(word)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import (
-    Launch,
-    Setting,
+    LaunchScript,
+    LaunchSetting,
     Table,
     allocator_environment,
     matmul_environment,
-    torchrun,
+    torchrun_command,
 )
 
 _FLAVORS: Mapping[str, tuple[str, str]] = {
@@ -40,32 +40,28 @@ _NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
 _RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
 
 
-def _whole_share(setting: Setting) -> int:
+def _local_batch(setting: LaunchSetting) -> int:
     """Return the samples of one forward and backward schedule: a pipeline takes a rank's whole share at once."""
     plan = setting.plan
     return plan.micro_batch * (plan.gradient_accumulation if plan.pipeline > 1 else 1)
 
 
-def _schedule(setting: Setting) -> str:
+def _pipeline_schedule(setting: LaunchSetting) -> str:
     return "Interleaved1F1B" if setting.plan.virtual_stages > 1 else "1F1B"
-
-
-def _converters(setting: Setting) -> object:
-    return ["quantize.linear.float8"] if setting.workload.precision == "fp8" else None
 
 
 _JOB: Mapping[str, Table] = {
     "model": (
         ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
         ("flavor", lambda s: _FLAVORS.get(s.model.name, (None, None))[1]),
-        ("converters", _converters),
+        ("converters", lambda s: ["quantize.linear.float8"] if s.workload.precision == "fp8" else None),
     ),
     "optimizer": (
         ("name", lambda s: _NAMES[s.workload.optimizer]),
-        ("implementation", lambda s: "fused" if script.is_fused(s) else "foreach"),
+        ("implementation", lambda s: "fused" if script.has_fused_optimizer(s) else "foreach"),
     ),
     "training": (
-        ("local_batch_size", _whole_share),
+        ("local_batch_size", _local_batch),
         ("global_batch_size", lambda s: s.workload.global_batch),
         ("seq_len", lambda s: s.workload.sequence_length),
         ("steps", lambda s: s.workload.steps),
@@ -80,7 +76,7 @@ _JOB: Mapping[str, Table] = {
         ("fsdp_reshard_after_forward", lambda s: _RESHARD.get(s.plan.zero_stage)),
         ("tensor_parallel_degree", lambda s: s.plan.tensor),
         ("pipeline_parallel_degree", lambda s: s.plan.pipeline),
-        ("pipeline_parallel_schedule", lambda s: _schedule(s) if s.plan.pipeline > 1 else None),
+        ("pipeline_parallel_schedule", lambda s: _pipeline_schedule(s) if s.plan.pipeline > 1 else None),
         ("pipeline_parallel_layers_per_stage",
          lambda s: s.model.layers // (s.plan.pipeline * s.plan.virtual_stages) if s.plan.virtual_stages > 1 else None),
         ("pipeline_parallel_first_stage_less_layers", lambda s: 0 if s.plan.pipeline > 1 else None),
@@ -97,7 +93,7 @@ _JOB: Mapping[str, Table] = {
 }  # fmt: skip
 
 
-def job(setting: Setting) -> Launch:
+def launch_job(setting: LaunchSetting) -> LaunchScript:
     """Launch `torchtitan.train` with a job file."""
     lines, notes = [], []
     if setting.model.name not in _FLAVORS:
@@ -108,13 +104,13 @@ def job(setting: Setting) -> Launch:
         items = [(key, value(setting)) for key, value in table]
         lines.append(f"[{section}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in items if value is not None]
-    command = torchrun(setting, "-m", "torchtitan.train", "--job.config_file", "job.toml")
+    command = torchrun_command(setting, "-m", "torchtitan.train", "--job.config_file", "job.toml")
     environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
-    return Launch(command, environment, {"job.toml": "\n".join(lines) + "\n"}, notes=notes)
+    return LaunchScript(command, environment, {"job.toml": "\n".join(lines) + "\n"}, notes=notes)
 
 
-def refuses(setting: Setting) -> str:
-    """Return what in a setting torchtitan would run differently from its price; empty if nothing."""
+def refusal_reason(setting: LaunchSetting) -> str:
+    """Return the reason why torchtitan would run a setting differently from its forecast; empty if it would not."""
     plan = setting.plan
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"

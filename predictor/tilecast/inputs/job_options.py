@@ -1,0 +1,95 @@
+"""Options of a job: flags of the command line and keywords of the Python API, with the fields of the spec they set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilecast.objectives import OBJECTIVES
+from tilecast.spec import (
+    EXECUTIONS,
+    GRADIENT_SYNCS,
+    MEMORY_FORMATS,
+    OPTIMIZERS,
+    PRECISIONS,
+    QUANTIZATIONS,
+    SERVER_UPDATES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOption:
+    """Option of a job: the path of its field in the spec, and its argument on the command line."""
+
+    path: str
+    help: str | None = None
+    type: Callable[[str], object] = str
+    choices: Sequence[str] | None = None
+    metavar: str | None = None
+    is_flag: bool = True
+    """False for an option of the Python API alone."""
+
+
+BARE_OPTIONS: Mapping[str, JobOption] = {
+    "seq": JobOption("training.sequenceLength", "tokens per sample, for a bare model", int),
+    "batch": JobOption("training.globalBatchSize", "samples per optimizer step, for a bare model", int),
+    "precision": JobOption("training.precision", "for a bare model; bf16 if absent", choices=PRECISIONS),
+    "optimizer": JobOption("training.optimizer", "for a bare model; adamw if absent", choices=OPTIMIZERS),
+    "lora_rank": JobOption("training.loraRank", "train only LoRA adapters of this rank, for a bare model", int),
+    "quantization": JobOption(
+        "training.quantization", "of frozen weights under --lora-rank, for a bare model", choices=QUANTIZATIONS
+    ),
+    "execution": JobOption("training.execution", "for a bare model; eager if absent", choices=EXECUTIONS),
+    "memory_format": JobOption(
+        "training.memoryFormat", "of images, for a bare model; contiguous if absent", choices=MEMORY_FORMATS
+    ),
+    "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
+    "gradient_sync": JobOption(
+        "training.gradientSync", "for a bare model; allReduce if absent", choices=GRADIENT_SYNCS
+    ),
+    "parameter_servers": JobOption("training.parameterServers", "for a bare model; one for each node if absent", int),
+    "server_updates": JobOption(
+        "training.serverUpdates", "for a bare model; synchronous if absent", choices=SERVER_UPDATES
+    ),
+    "framework": JobOption("training.framework", is_flag=False),
+}
+"""Options of a model that is given without a job, by name."""
+
+ANY_OPTIONS: Mapping[str, JobOption] = {
+    "steps": JobOption("training.steps", "optimizer steps, for the time and cost to finish", int),
+    "input_samples_per_second": JobOption(
+        "training.inputSamplesPerSecond",
+        "what the input pipeline of each node delivers; no step is shorter than that takes",
+        float,
+        metavar="RATE",
+    ),
+    "max_gpus": JobOption("constraints.maxGpus", type=int),
+    "objective": JobOption("objective", choices=list(OBJECTIVES)),
+    "deadline": JobOption("deadlineSeconds", "for cheapestBeforeDeadline: seconds, or 90min, 36h, 14d", metavar="TIME"),
+    "budget": JobOption("budget", "for fastestWithinBudget: 5000 (USD), or 5000EUR", metavar="AMOUNT"),
+}
+"""Options of every job, by name."""
+
+JOB_OPTIONS: Mapping[str, JobOption] = {**BARE_OPTIONS, **ANY_OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """Job, and values of options that override its fields."""
+
+    job: object
+    """A preset's name, a path or "-", the mapping of a TrainingJob, of a Hugging Face config or of a graph, a config of
+    Transformers, or a `Trace`."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values by the name of the option, a key of `JOB_OPTIONS`. Options left out keep the job's value."""
+
+    @classmethod
+    def from_values(cls, job: object, values: Mapping[str, Any]) -> JobOptions:
+        """Return the options among named values; values of None and other names are left out."""
+        return cls(job, {name: values[name] for name in JOB_OPTIONS if values.get(name) is not None})
+
+    @property
+    def title(self) -> str:
+        """Name of the job in errors: its name or path, or "model" for an object."""
+        return self.job if isinstance(self.job, str) else "model"
