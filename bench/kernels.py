@@ -65,8 +65,8 @@ def main() -> None:
     """Print the figures."""
     whole, chosen = table(), [find_gpu(name) for name in GPUS]
     rows = [KernelTable(whole.kind[i : i + 1], whole.precision[i : i + 1], whole.dims[i : i + 1]) for i in range(ALONE)]
-    batched_s = best(lambda: [kernels.seconds(whole, gpu) for gpu in chosen])
-    alone_s = best(lambda: [kernels.seconds(row, chosen[0]) for row in rows]) / ALONE
+    batched_s = best(lambda: [kernels.predict_kernel_times(whole, gpu) for gpu in chosen])
+    alone_s = best(lambda: [kernels.predict_kernel_times(row, chosen[0]) for row in rows]) / ALONE
     cold = [float(subprocess.run([sys.executable, "-c", COLD], capture_output=True, check=True, text=True).stdout)  # noqa: S603
             for _ in range(3)]  # fmt: skip
     count = KERNELS * len(GPUS)

@@ -20,7 +20,7 @@ sys.path += [str(Path(__file__).resolve().parent.parent / "operator")]
 
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
-from tilecast.learning.calibration import SCALES, Run
+from tilecast.learning.calibration import GPU_RANGES, Run
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration
 from tilecast_operator.observed.run_store import RunStore
 
@@ -42,7 +42,7 @@ def observed(options: argparse.Namespace) -> list[ObservedRun]:
             gpu=gpu,
             precision=("bf16", "fp16", "tf32")[rng.integers(options.precisions)],
             family=f"family-{rng.integers(options.families)}",
-            scale=SCALES[rng.integers(len(SCALES))][1],
+            scale=GPU_RANGES[rng.integers(len(GPU_RANGES))][1],
             workload=f"{rng.integers(500):08x}",
             predicted_s=predicted_s,
             observed_s=predicted_s * float(np.exp(shift[namespace] + rng.normal(0.0, NOISE))),
@@ -71,29 +71,29 @@ def main() -> None:
     runs = observed(parser.parse_args())
     store = RunStore()
     calibrator = Calibrator(store)
-    timed("loop: every run taken", lambda: [store.take(item) for item in runs])
+    timed("loop: every run taken", lambda: [store.store_run(item) for item in runs])
     question = timed("loop: what is to be learnt", calibrator.fit_arguments)
-    calibrator.adopt(timed("thread: learning it all", FittedCalibration.fit, *question))
+    calibrator.adopt_fit(timed("thread: learning it all", FittedCalibration.fit, *question))
     timed("loop: runs in doubt and standing", calibrator.run_counts)
     newest = runs[-1]
     longer = replace(newest, run=replace(newest.run, observed_s=newest.run.observed_s * 1.1, observations=9))
     timed("loop: one report more", store.take, longer)
     question = timed("loop: what is to be learnt", calibrator.fit_arguments)
     fitted = timed("thread: learning what changed", FittedCalibration.fit, *question)
-    timed("loop: whether forecasts change", calibrator.adopt, fitted)
+    timed("loop: whether forecasts change", calibrator.adopt_fit, fitted)
     timed("loop: runs in doubt and standing", calibrator.run_counts)
-    timed("loop: runs in doubt again, for every pool", lambda: [calibrator.quarantined() for _ in store.pools()])
+    timed("loop: runs in doubt again, for every pool", lambda: [calibrator.quarantined_runs() for _ in store.pools()])
     documents = {
         pool: timed("loop: the PoolLearning of a pool", store.document, pool) for pool in sorted(store.pools())[:1]
     }
-    documents |= {pool: store.document(pool) for pool in store.pools()}
+    documents |= {pool: store.learning_document(pool) for pool in store.pools()}
     again = RunStore()
     for pool, document in documents.items():
-        again.recall(pool, pool_learning.runs(pool, document), pool_learning.forgotten(document))
+        again.recall(pool, pool_learning.read_learnt_runs(pool, document), pool_learning.read_forget_requests(document))
     same = {(item.uid, item.run.workload) for item in again.ordered()} == {
-        (item.uid, item.run.workload) for item in store.ordered()
+        (item.uid, item.run.workload) for item in store.all_runs()
     }
-    print(f"{len(store.ordered())} runs kept, a restart has {'the same' if same else 'others'}")
+    print(f"{len(store.all_runs())} runs kept, a restart has {'the same' if same else 'others'}")
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB resident at most")
 
 

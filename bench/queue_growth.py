@@ -22,7 +22,7 @@ import numpy as np
 
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
 from tilecast.planner.solver import QueueSolution, solve
-from tilecast.planner.totals import report
+from tilecast.planner.totals import build_report
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def main() -> None:
     for count in (int(text) for text in options.jobs.split(",")):
         problem = random_queue(count, options.pools, options.kinds, options.seed)
         solution, plan_s = timed(lambda problem=problem: solve(problem))
-        _, references_s = timed(lambda solution=solution: report(solution, has_payers=False))
+        _, references_s = timed(lambda solution=solution: build_report(solution, has_payers=False))
         after = with_arrival(problem, solution)
         _, arrival_s = timed(lambda after=after: solve(after))
         growth = "" if before is None else f"{math.log(plan_s / before[1]) / math.log(count / before[0]):.2f}"

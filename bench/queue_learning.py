@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilecast.learning.calibration import Calibration, Key, Run, fit, group
+from tilecast.learning.calibration import Calibration, GroupKey, Run, fit_calibration, group_of_run
 from tilecast.planner.problem import JobOption, PoolCapacity
 
 REPORT_S = 600.0
@@ -34,7 +34,7 @@ class StepLearner:
     """Whether a workload that ran on a pool takes the step measured there."""
     runs: list[Run] = field(default_factory=list)
     reported: set[int] = field(default_factory=set)
-    steps: dict[Key, list[float]] = field(default_factory=dict)
+    steps: dict[GroupKey, list[float]] = field(default_factory=dict)
     """Ratios of measured to forecast steps, by pool and workload."""
     fitted: Calibration | None = None
 
@@ -43,17 +43,17 @@ class StepLearner:
         if job not in self.reported:
             self.reported.add(job)
             self.runs.append(run)
-            self.steps.setdefault(group(run), []).append(run.observed_s / run.predicted_s)
+            self.steps.setdefault(group_of_run(run), []).append(run.observed_s / run.predicted_s)
             self.fitted = None
 
     def options(self, arrival: Arrival) -> tuple[JobOption, ...]:
         """Return the job's options with corrected forecasts."""
         if self.fitted is None:
-            self.fitted = fit(self.runs)
+            self.fitted = fit_calibration(self.runs)
         return tuple(self._corrected(self.fitted, item, arrival.runs[item.pool]) for item in arrival.options)
 
     def _corrected(self, fitted: Calibration, option: JobOption, run: Run) -> JobOption:
-        key = group(run)
+        key = group_of_run(run)
         if self.is_exact and key in self.steps:
             return scaled(option, option.seconds * float(np.median(self.steps[key])))
         ratio = fitted.at(key).ratio * fitted.software_ratio(run.framework, run.family)

@@ -42,10 +42,10 @@ from tilecast import zoo
 from tilecast.advice import Constraints, Request
 from tilecast.hardware import find_gpu
 from tilecast.inputs.pools import assumed_pool
-from tilecast.learning.calibration import MIN_OBSERVATIONS, Run, digest, framework_of, scale
+from tilecast.learning.calibration import MIN_OBSERVATIONS, Run, digest_workload, name_framework, name_gpu_range
 from tilecast.model import Model
 from tilecast.planner.columns import build_columns, isolated_s
-from tilecast.planner.options import capacity, job_options
+from tilecast.planner.options import job_options, pool_capacity
 from tilecast.planner.policies import POLICIES
 from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
 from tilecast.planner.relaxation import JobClasses, bound_peak
@@ -209,8 +209,8 @@ def recorded(work: Workload, gpu: str, option: JobOption) -> Run:
     """Return the record of a run that takes its forecast; it has the least number of reports."""
     family, seconds = work.model.family, option.step_s
     return Run(
-        option.pool, gpu, work.precision, family, scale(option.gpus), digest(work), seconds, seconds,
-        observations=MIN_OBSERVATIONS, framework=framework_of(work),
+        option.pool, gpu, work.precision, family, name_gpu_range(option.gpus), digest_workload(work), seconds, seconds,
+        observations=MIN_OBSERVATIONS, framework=name_framework(work),
     )  # fmt: skip
 
 
@@ -324,7 +324,7 @@ def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapaci
             able.append(JobType(options, {pool: ratio for pool, ratio in known.items() if pool in pools}, work))
         if len(able) == KINDS:
             break
-    return able, deviations, [capacity(pool) for pool in pools.values()]
+    return able, deviations, [pool_capacity(pool) for pool in pools.values()]
 
 
 def jobs_of_kinds(kinds: Sequence[JobType], deviations: Sequence[float], at: Sequence[float], seed: int) -> list[Drawn]:

@@ -31,7 +31,7 @@ def deadly(name: str, spec: training_job.TrainingJobSpec, stored: bytes | None) 
     time.sleep(1.0 if spec.training.global_batch_size == SLOW else 0.2)
     if spec.training.global_batch_size == DEADLY:
         signal.raise_signal(signal.SIGSEGV)
-    return training_job.request(name, spec, stored)
+    return training_job.to_request(name, spec, stored)
 
 
 def store() -> JobStore:
@@ -49,9 +49,9 @@ async def serve(journal: str, result: Path) -> None:
     objects = store()
     running = Assembly(replace(PLACING, journal=journal), objects, Metrics(), on_first_pool, read=deadly)
     objects.node_count = 1
-    running.cache.see(node())
+    running.cache.put_object(node())
     for path in sorted(objects.objects):
-        running.cache.see(copy.deepcopy(objects.objects[path]))
+        running.cache.put_object(copy.deepcopy(objects.objects[path]))
     running.start()
     await settled(running)
     while APPLIED not in objects.annotations("held"):

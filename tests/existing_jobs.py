@@ -11,17 +11,17 @@ import yaml
 from tilecast import nodes
 from tilecast.advice import advise
 from tilecast.api import documents, fields, training_job
-from tilecast.api.base import check
+from tilecast.api.base import validate_model
 from tilecast.hardware import Pool
 from tilecast.jobs import (
     JOB_KINDS,
     Job,
-    described,
-    in_annotations,
     kueue,
-    read,
+    locate_in_annotations,
+    read_annotations,
+    read_job,
 )
-from tilecast.jobs.candidates import Candidates, candidates, request, settled
+from tilecast.jobs.candidates import JobCandidates, find_candidates, order_by_quota, request_with_baseline
 from tilecast.spec import SpecError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -38,18 +38,18 @@ H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
 @cache
 def cluster() -> tuple[tuple[Pool, ...], list[dict[str, str]]]:
-    members, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
-    return nodes.pools(members, own, slices).pools, [item["metadata"]["labels"] for item in members]
+    members, own, slices = nodes.parse_objects((EXAMPLES / "clusters" / "mixed.yaml").read_text())
+    return nodes.discover_pools(members, own, slices).pools, [item["metadata"]["labels"] for item in members]
 
 
 def example(name: str) -> dict[str, Any]:
-    (document,) = documents.load((EXAMPLES / "existing" / f"{name}.yaml").read_text())
+    (document,) = documents.load_documents((EXAMPLES / "existing" / f"{name}.yaml").read_text())
     return document
 
 
 def pod_path(name: str) -> fields.Path:
     """Return the path of the pod spec of the last pods with GPUs in an example; empty if another object holds it."""
-    return read(example(name)).workers[-1].path
+    return read_job(example(name)).workers[-1].path
 
 
 def set_suspend(document: dict[str, Any]) -> dict[str, Any]:
@@ -89,39 +89,39 @@ def runtime(**trainer: Any) -> dict[str, Any]:
 def advice_spec(job: Job) -> training_job.TrainingJobSpec:
     """Return the spec that a job's annotations describe, checked as the CLI checks it."""
     try:
-        return check(training_job.TrainingJobSpec, described(job), "spec")
+        return validate_model(training_job.TrainingJobSpec, read_annotations(job), "spec")
     except SpecError as error:
-        raise in_annotations(error) from None
+        raise locate_in_annotations(error) from None
 
 
 def objects(
     *quotas: tuple[str, int, dict[str, str]], reserved: dict[str, int] | None = None, **more: Any
-) -> kueue.Objects:
+) -> kueue.KueueObjects:
     gpu = "nvidia.com/gpu"
     flavors = [{"name": name, "resources": [{"name": gpu, "nominalQuota": str(quota)}]} for name, quota, _ in quotas]
     used = [
         {"name": name, "resources": [{"name": gpu, "total": str(count)}]} for name, count in (reserved or {}).items()
     ]
     group = {"coveredResources": ["cpu", gpu], "flavors": flavors}
-    return kueue.Objects(
+    return kueue.KueueObjects(
         {("default", "team"): {"spec": {"clusterQueue": "all"}}},
         {"all": {"spec": {"resourceGroups": [group], **more}, "status": {"flavorsReservation": used}}},
         {name: {"spec": {"nodeLabels": labels}} for name, _, labels in quotas},
     )
 
 
-def usable(job: Job, queue: kueue.Queue | None = None, *, is_placed: bool = True) -> Candidates:
+def usable(job: Job, queue: kueue.LocalQueue | None = None, *, is_placed: bool = True) -> JobCandidates:
     pools, labels = cluster()
-    return candidates(job, pools, labels, queue, is_placed=is_placed)
+    return find_candidates(job, pools, labels, queue, is_placed=is_placed)
 
 
-def codes(candidates: Candidates) -> dict[str, str]:
+def codes(candidates: JobCandidates) -> dict[str, str]:
     return {item.pool: item.code for item in candidates.rejections}
 
 
-def advised(name: str, queue: kueue.Queue | None = None, *, is_placed: bool = True, **changed: Any) -> Any:
+def advised(name: str, queue: kueue.LocalQueue | None = None, *, is_placed: bool = True, **changed: Any) -> Any:
     document = example(name) | changed
-    job = read(document)
+    job = read_job(document)
     choice = usable(job, queue, is_placed=is_placed)
-    question = request(training_job.request("x", advice_spec(job)), job, choice, is_placed=is_placed)
-    return document, job, choice, settled(advise(question, choice.pools), choice)
+    question = request_with_baseline(training_job.to_request("x", advice_spec(job)), job, choice, is_placed=is_placed)
+    return document, job, choice, order_by_quota(advise(question, choice.pools), choice)

@@ -48,21 +48,23 @@ def _annotated(key: str) -> Callable[[str], object]:
             },
         }
         cache = Cache()
-        cache.see(document)
+        cache.put_object(document)
         (seen,) = cache.jobs.values()
-        return training_job.parse(make_training_job("a", jobs.described(jobs.read(seen))))
+        return training_job.parse_training_job(make_training_job("a", jobs.read_annotations(jobs.read_job(seen))))
 
     return read
 
 
 def _stored(model: dict[str, Any], key: str) -> Callable[[str], object]:
     def read(text: str) -> object:
-        spec = training_job.parse(training_job.training_job_document("a", {"model": model, "training": JOB}))
-        reference = training_job.reference(spec)
+        spec = training_job.parse_training_job(
+            training_job.training_job_document("a", {"model": model, "training": JOB})
+        )
+        reference = training_job.model_reference(spec)
         assert reference is not None
         parts = {"data": {key: text}, "binaryData": {key: base64.b64encode(text.encode("utf-8", "replace")).decode()}}
-        contents = [stored_model.content(reference, {part: value}) for part, value in parts.items()]
-        return [training_job.request("a", spec, content) for content in contents]
+        contents = [stored_model.config_map_content(reference, {part: value}) for part, value in parts.items()]
+        return [training_job.to_request("a", spec, content) for content in contents]
 
     return read
 
@@ -74,7 +76,9 @@ def _watched(api_version: str, kind: str, spec: str) -> Callable[[str], object]:
         yield event
 
     async def events() -> list[Any]:
-        handed_on = kopf_internals.watch_forever(watch, object(), kopf_internals.FAILURES, 60.0, untrusted.cut)
+        handed_on = kopf_internals.watch_forever(
+            watch, object(), kopf_internals.FAILURES, 60.0, untrusted.empty_below_depth
+        )
         return [one async for one in handed_on(resource=None)]
 
     def read(text: str) -> object:
@@ -85,9 +89,9 @@ def _watched(api_version: str, kind: str, spec: str) -> Callable[[str], object]:
             raise SpecError("watch", "is deeper than the API server stores", "") from None
         cache, seen = Cache(), []
         for one in asyncio.run(events()):
-            cache.see(one["object"])
+            cache.put_object(one["object"])
             seen.append(repr(one) + str(encode_canonical(one)))
-        return [training_job.parse(view.document) for view in cache.training_jobs.values()]
+        return [training_job.parse_training_job(view.document) for view in cache.training_jobs.values()]
 
     event: dict[str, Any] = {}
     return read
@@ -97,7 +101,7 @@ def _refused(read: Callable[[str], object]) -> Callable[[str], object]:
     def attempt(text: str) -> object:
         try:
             return read(text)
-        except reports.Refused as refused:
+        except reports.RefusedReport as refused:
             raise SpecError("report", str(refused), "") from None
 
     return attempt
@@ -118,7 +122,7 @@ def _answered(text: str) -> object:
 def _pool(text: str) -> object:
     spec = gpu_pool.GPUPoolSpec.model_validate({"gpu": {"name": "t4"}, "gpusPerNode": 1, "maxNodes": 1})
     metadata = {"name": "a", "labels": {gpu_pool.DISCOVERED: "true"}, "annotations": {gpu_pool.DISCOVERY: text}}
-    return gpu_pool.discovery({"metadata": metadata}, spec)
+    return gpu_pool.read_discovery({"metadata": metadata}, spec)
 
 
 CONFIG = {"huggingFace": {"configMapKeyRef": {"name": "a", "key": "config.json"}}}
@@ -139,9 +143,11 @@ DOORS: dict[str, Callable[[str], object]] = {
     "report": _refused(lambda text: reports.from_body(text.encode("utf-8", "replace"), None)),
     "token": _refused(_token),
     "annotation of a pool": _pool,
-    "selector": lambda text: LabelSelector.read(text, "selector"),
-    "file": lambda text: documents.load(text, "file"),
-    "file of runs": lambda text: [pool_learning.runs("a", one) for one in documents.load(text, "file")],
+    "selector": lambda text: LabelSelector.from_json(text, "selector"),
+    "file": lambda text: documents.load_documents(text, "file"),
+    "file of runs": lambda text: [
+        pool_learning.read_learnt_runs("a", one) for one in documents.load_documents(text, "file")
+    ],
     "calibration": lambda text: calibration.parse_calibration(text, "file"),
 }
 

@@ -113,7 +113,7 @@ class JobStore(Store):
 
     def job(self, name: str = "job", new_name: str = "a", **annotations: str | None) -> dict[str, Any]:
         """Store an example and return it; annotations are named by the last part of their key, None removes one."""
-        (document,) = documents.load((EXAMPLES / "existing" / f"{name}.yaml").read_text())
+        (document,) = documents.load_documents((EXAMPLES / "existing" / f"{name}.yaml").read_text())
         document["metadata"] |= {"name": new_name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
         for key, value in annotations.items():
             document["metadata"]["annotations"].pop(f"tilecast.dev/{key}", None)
@@ -138,7 +138,7 @@ class JobStore(Store):
         self.decide("Admitted", name)
         body = copy.deepcopy(self.now(name))
         body["spec"]["suspend"] = False
-        running.cache.see(self.put(f"{JOBS}/{name}", body))
+        running.cache.put_object(self.put(f"{JOBS}/{name}", body))
 
     def now(self, name: str = "a") -> dict[str, Any]:
         return self.objects[f"{JOBS}/{name}"]
@@ -167,11 +167,11 @@ async def serving(
 ) -> AsyncIterator[Assembly]:
     """Run an operator that knows the pools of the example cluster."""
     running = Assembly(settings, store, Metrics(), advisor, timings=timings)
-    everyone, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
+    everyone, own, slices = nodes.parse_objects((EXAMPLES / "clusters" / "mixed.yaml").read_text())
     assert not own and not slices
     store.node_count = len(everyone)
     for document in everyone:
-        running.cache.see(document)
+        running.cache.put_object(document)
     running.start()
     await until(lambda: running.unready() is None, "the pools")
     try:

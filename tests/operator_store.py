@@ -78,7 +78,7 @@ class Store:
         """Fixed time of the operators that serve this store; 0 uses the real clock."""
         self.version = 0
 
-    async def logged_in(self) -> None:
+    async def wait_for_login(self) -> None:
         """Log in at once, as an API server that accepts every login."""
 
     def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -212,10 +212,10 @@ async def operator(
     running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock, timings=timings)
     store.node_count = len(nodes)
     for item in nodes:
-        running.cache.see(item)
+        running.cache.put_object(item)
     for path in sorted(store.objects):
         body = copy.deepcopy(store.objects[path])
-        running.cache.see(body)
+        running.cache.put_object(body)
     running.start()
     try:
         yield running

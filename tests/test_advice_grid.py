@@ -15,7 +15,7 @@ import pytest
 
 from tilecast import memory, uncertainty, zoo
 from tilecast.advice import Advice, Constraints, Offer, Request, advise
-from tilecast.advice.choose import sensible
+from tilecast.advice.choose import keep_sensible_plans
 from tilecast.advice.pricing import find_candidates
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
@@ -24,7 +24,7 @@ from tilecast.spec import Plan, Plans, Workload
 pytestmark = pytest.mark.long
 """`test_advice_laws.py` checks the same laws on fewer cases."""
 
-TIE = math.exp(uncertainty.most_tied()) * (1 + 1e-9)
+TIE = math.exp(uncertainty.largest_tie_width()) * (1 + 1e-9)
 
 WORKLOADS = {
     "gpt2": Workload(zoo.preset("gpt2"), 1024, 64),
@@ -138,7 +138,7 @@ def test_a_faster_link_never_makes_the_recommended_step_slower() -> None:
 def whole(workload: Workload) -> float:
     """Return the bytes of the training state and one sample's activations on one GPU without any splitting."""
     micro = workload.micro_batch or 1
-    plans = Plans.of(Plan(micro_batch=micro, gradient_accumulation=workload.global_batch // micro))
+    plans = Plans.from_plans(Plan(micro_batch=micro, gradient_accumulation=workload.global_batch // micro))
     bill = memory.footprint(workload, zoo.shard(workload, plans), plans)
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 
@@ -172,10 +172,10 @@ def test_whoever_asks_for_more_tensor_parallelism_than_nvlink_joins_may_get_it()
     (one,) = GridCase("", ("a40",), 1, LINKS[2], "time").pools
     pool = replace(one, intra=find_link("nvlink3-pair-56"))
     request = Request("asked", WORKLOADS["llama-2-7b-megatron"], "time", Constraints(gpus=8, max_tensor=8))
-    mask = sensible(request, candidates := find_candidates(request, pool), np.ones(len(candidates), bool))
+    mask = keep_sensible_plans(request, candidates := find_candidates(request, pool), np.ones(len(candidates), bool))
     assert candidates.plans.tensor[mask].max() == 8
     free = replace(request, constraints=Constraints(gpus=8))
-    assert candidates.plans.tensor[sensible(free, candidates, np.ones(len(candidates), bool))].max() == 2
+    assert candidates.plans.tensor[keep_sensible_plans(free, candidates, np.ones(len(candidates), bool))].max() == 2
 
 
 @pytest.mark.parametrize("model", ["gpt3-2.7b", "llama-3-70b"])
@@ -189,9 +189,9 @@ def test_a_rack_of_nvlink_splits_no_product_over_more_than_eight(model: str) -> 
     candidates = find_candidates(request, pool)
     wide = (candidates.plans.tensor > 8) & candidates.fits
     assert wide.any()
-    assert sensible(request, candidates, wide).any(), "where nothing else fits it is still an answer"
+    assert keep_sensible_plans(request, candidates, wide).any(), "where nothing else fits it is still an answer"
     free = replace(request, constraints=Constraints(max_tensor=16))
-    assert sensible(free, candidates, candidates.fits)[candidates.plans.tensor == 16].any()
+    assert keep_sensible_plans(free, candidates, candidates.fits)[candidates.plans.tensor == 16].any()
 
 
 def ways(plan: Plan) -> int:
@@ -240,7 +240,7 @@ def test_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> None:
     candidates = find_candidates(request, pool)
     split_too_far = np.array([ways(candidates.plans.row(row)) > 2 for row in range(len(candidates))]) & candidates.fits
     assert split_too_far.any()
-    assert np.array_equal(sensible(request, candidates, split_too_far), split_too_far), (
+    assert np.array_equal(keep_sensible_plans(request, candidates, split_too_far), split_too_far), (
         "where nothing else fits it is still an answer"
     )
 

@@ -205,4 +205,4 @@ def test_the_recommendation_is_within_a_tie_of_the_best(request: Request, pools:
     assert values[1:] == sorted(values[1:])
     if advice.uncapped is not None and advice.best is not None:
         free = value(request, advice.uncapped)
-        assert free <= values[0] * math.exp(2 * uncertainty.most_tied())
+        assert free <= values[0] * math.exp(2 * uncertainty.largest_tie_width())

@@ -84,7 +84,7 @@ def test_long_names_and_lists_are_printed_whole() -> None:
     valid(document)
     assert document["recommendation"]["pool"] == document["pareto"][0]["pool"] == name
     assert document["recommendation"]["tolerations"] == tolerations
-    status = Recommendation.of(advised.offers[0]).document()
+    status = Recommendation.from_offer(advised.offers[0]).document()
     assert (len(status["pool"]), len(status["tolerations"])) == (63, 16)
 
 

@@ -57,7 +57,7 @@ def test_cheapest_is_never_dearer_than_fastest() -> None:
     fastest, cheapest = (advise(replace(LLAMA, objective=goal), POOLS).best for goal in ("time", "cost"))
     assert fastest is not None and cheapest is not None
     # Of plans that tie, the simplest is shown.
-    tied = math.exp(uncertainty.most_tied())
+    tied = math.exp(uncertainty.largest_tie_width())
     assert cheapest.cost_per_1000_steps <= fastest.cost_per_1000_steps * tied  # type: ignore[operator]
     assert fastest.step_s <= cheapest.step_s * tied
 
@@ -92,7 +92,7 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     second = chosen(roomy.row)
     assert roomy.ties, "this job has plans that tie"
     assert second.row != roomy.row and not second.is_tight
-    assert second.value <= roomy.best * math.exp(uncertainty.most_tied())
+    assert second.value <= roomy.best * math.exp(uncertainty.largest_tie_width())
     elsewhere = replace(crowded, candidates=replace(crowded.candidates, pool=pool("a100-80", 16)))
     assert rank_choices(LLAMA, [elsewhere, roomy]).choices[0] is roomy
 
@@ -185,7 +185,7 @@ JOBS = sorted([*(ROOT / "examples" / "jobs").glob("*.yaml"), *(ROOT / "tests" / 
 def mixed(job: Path) -> list[Pool]:
     """Return the pools of the example cluster, without prices for a job with "unpriced" in its name."""
     cluster = (ROOT / "examples" / "clusters" / "mixed.yaml").read_text()
-    pools = nodes.pools(*nodes.parse(cluster)).require()
+    pools = nodes.discover_pools(*nodes.parse_objects(cluster)).require_pools()
     return [replace(pool, price_per_gpu_hour=None) if "unpriced" in job.stem else pool for pool in pools]
 
 
@@ -195,7 +195,7 @@ def test_jobs_give_the_reviewed_advice(job: Path) -> None:
 
     After an intended change, delete the file, run the test once to regenerate it, and review the difference.
     """
-    (manifest,) = documents.load(job.read_text(), job.name)
+    (manifest,) = documents.load_documents(job.read_text(), job.name)
     advice = advise(training_job.read_request(manifest), mixed(job))
     assert {offer.pool.name for offer in advice.offers} | {item.pool for item in advice.rejections} == {
         "a100-80", "h100-sxm", "l4", "t4"
@@ -212,7 +212,7 @@ def test_every_reviewed_advice_has_its_job() -> None:
 
 
 def test_reviewed_jobs_cover_every_objective() -> None:
-    jobs = [training_job.parse(documents.load(job.read_text(), job.name)[0]) for job in JOBS]
+    jobs = [training_job.parse_training_job(documents.load_documents(job.read_text(), job.name)[0]) for job in JOBS]
     assert {job.objective for job in jobs} == set(OBJECTIVES)
     for given in ("global_batch_size_range", "framework", "allowed_precisions"):
         assert any(getattr(job.training, given) for job in jobs), given

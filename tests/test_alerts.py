@@ -26,8 +26,8 @@ from tilecast.advice import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.client import ApiError
-from tilecast_operator.kube.times import stamp
-from tilecast_operator.observed.reports import Refused
+from tilecast_operator.kube.times import format_time
+from tilecast_operator.observed.reports import RefusedReport
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "charts" / "tilecast" / "rules" / "tilecast.yaml"
@@ -259,7 +259,7 @@ async def refused_writes(tape: Tape) -> None:
         for item in list(store.objects.values()):
             item["metadata"]["annotations"] = {}
             item["status"] = {}
-            running.cache.see(store.put(f"{JOBS}/{item['metadata']['name']}", item))
+            running.cache.put_object(store.put(f"{JOBS}/{item['metadata']['name']}", item))
         for _ in range(30):
             await asyncio.sleep(0.1)
             tape.hold(running.metrics.registry)
@@ -280,7 +280,7 @@ async def a_burst(tape: Tape) -> None:
         await settled(running)
         for number in range(200):
             training = {"sequenceLength": 512, "globalBatchSize": 8 * (1 + number)}
-            running.cache.see(store.put(f"{JOBS}/{number}", job(str(number), training=training)))
+            running.cache.put_object(store.put(f"{JOBS}/{number}", job(str(number), training=training)))
         for _ in range(30):
             await asyncio.sleep(0.05)
             tape.hold(running.metrics.registry)
@@ -302,7 +302,7 @@ async def slow_searches(tape: Tape) -> None:
         tape.hold(running.metrics.registry, 10)
         for name in "ab":
             store.put(f"{JOBS}/{name}", job(name, objective="time" if name == "a" else "cost"))
-            running.cache.see(store.objects[f"{JOBS}/{name}"])
+            running.cache.put_object(store.objects[f"{JOBS}/{name}"])
             await asyncio.sleep(3.1)
             await settled(running)
             tape.hold(running.metrics.registry, 20)
@@ -341,7 +341,7 @@ async def first_defect(tape: Tape) -> None:
         tape.hold(running.metrics.registry, 30)
         tape.quiet("TilecastInternalErrors")
         store.put(f"{JOBS}/a", job())
-        running.cache.see(store.objects[f"{JOBS}/a"])
+        running.cache.put_object(store.objects[f"{JOBS}/a"])
         await counted_defect(running)
         tape.hold(running.metrics.registry, 5)
         tape.fires("TilecastInternalErrors", DEFECT)
@@ -458,7 +458,7 @@ async def refused_reports(tape: Tape) -> None:
         tape.quiet("TilecastObservationsRefused")
         for _ in range(70):
             for token in ("default@n1", "forged", "forged", "forged"):
-                with suppress(Refused):
+                with suppress(RefusedReport):
                     await running.observations.put("default", "a", token, body(stepSeconds=target))
             tape.hold(running.metrics.registry)
         text = "Most step times that arrive by put are refused."
@@ -553,9 +553,9 @@ async def answers(tape: Tape, age_s: float, count: int = 40) -> None:
         tape.hold(running.metrics.registry, 5)
         for number in range(count):
             item = job(str(number))
-            item["metadata"]["creationTimestamp"] = stamp(store.clock_s - age_s)
+            item["metadata"]["creationTimestamp"] = format_time(store.clock_s - age_s)
             store.put(f"{JOBS}/{number}", item)
-            running.cache.see(store.objects[f"{JOBS}/{number}"])
+            running.cache.put_object(store.objects[f"{JOBS}/{number}"])
         await asyncio.sleep(0.05)
         await settled(running)
         tape.hold(running.metrics.registry, 10)
@@ -600,10 +600,10 @@ async def one_leads_none_leads(tape: Tape) -> None:
         replicas = ((first, {**TARGET, "pod": "x"}), (second, {**TARGET, "pod": "y"}))
         for leads, minutes in (((1, 0), 8), ((0, 1), 20)):
             for (replica, _), is_leader in zip(replicas, leads, strict=True):
-                replica.metrics.lead(bool(is_leader))
+                replica.metrics.show_leadership(bool(is_leader))
             tape.hold_all([(replica.metrics.registry, labels) for replica, labels in replicas], minutes)
             tape.quiet("TilecastNoLeader")
-        second.metrics.lead(False)
+        second.metrics.show_leadership(False)
         tape.hold_all([(replica.metrics.registry, labels) for replica, labels in replicas], 10)
         text = "No replica of Tilecast in namespace tilecast of cluster west leads, so that none writes."
         tape.fires("TilecastNoLeader", (TEAM, text))

@@ -32,7 +32,7 @@ def workload(**facts: object) -> Workload:
     ],
 )
 def test_a_gpu_and_its_framework_decide_what_runs(gpu, facts, name):
-    kernel = fused_attention(workload(**facts), find_gpu(gpu), constants.shipped())
+    kernel = fused_attention(workload(**facts), find_gpu(gpu), constants.shipped_constants())
     assert kernel is not None
     assert kernel.name == name
 
@@ -41,9 +41,9 @@ def test_a_gpu_and_its_framework_decide_what_runs(gpu, facts, name):
 def test_what_comes_first_is_never_slower(gpu):
     for phase in ("forward", "backward"):
         factors = [
-            one.factor(find_gpu(gpu), phase)
-            for one in constants.shipped().attention
-            if one.runs(find_gpu(gpu), native=True)
+            one.time_factor(find_gpu(gpu), phase)
+            for one in constants.shipped_constants().attention
+            if one.runs_on(find_gpu(gpu), native=True)
         ]
         assert factors[:1] == sorted(factors)[:1]
 
@@ -62,15 +62,17 @@ def test_an_operator_takes_as_much_longer_as_its_implementation(name, phase, tim
     gpu = find_gpu(name)
     dims = {"batch": 8, "heads": 25, "kv_heads": 25, "seq_q": 1024, "seq_kv": 1024, "head_dim": 64, "causal": 1}
     op = Op("attention", KernelTable.of("attention", "fp16", **dims, backward=float(phase == "backward")), phase)
-    priced = kernels.seconds(op.table, gpu)
+    priced = kernels.predict_kernel_times(op.table, gpu)
     rows = np.arange(1)
     torch, own = (operator_seconds(workload(fused_kernels=fused), op, priced, rows) for fused in (False, True))
     assert torch == pytest.approx(times * own)
 
 
 def test_the_first_flash_attention_uses_hopper_as_little_as_the_second() -> None:
-    first, second = (next(one for one in constants.shipped().attention if one.name == f"flash{n}") for n in (1, 2))
+    first, second = (
+        next(one for one in constants.shipped_constants().attention if one.name == f"flash{n}") for n in (1, 2)
+    )
     for phase in ("forward", "backward"):
-        on = {gpu: first.factor(find_gpu(gpu), phase) for gpu in ("a100-80", "h100-sxm")}
+        on = {gpu: first.time_factor(find_gpu(gpu), phase) for gpu in ("a100-80", "h100-sxm")}
         assert on["a100-80"] > 1
-        assert on["h100-sxm"] / on["a100-80"] == pytest.approx(second.factor(find_gpu("h100-sxm"), phase))
+        assert on["h100-sxm"] / on["a100-80"] == pytest.approx(second.time_factor(find_gpu("h100-sxm"), phase))

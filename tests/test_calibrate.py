@@ -16,16 +16,16 @@ import pytest
 
 from tilecast import collectives
 from tilecast.cli import main
-from tilecast.collectives import Group
+from tilecast.collectives import RankGroup
 from tilecast.collectives.link_calibration import (
     CONSTANTS,
     _round_to_three_digits,
-    calibrate,
+    calibrate_link,
     fit_link,
+    format_toml,
     predict_collectives,
     read_constant,
     read_log,
-    toml,
 )
 from tilecast.hardware import Link, find_link, load_link, use_links
 from tilecast.spec import SpecError
@@ -62,9 +62,9 @@ def log(intra: Link, inter: Link, program: str = "all_reduce", nodes: int = 1, l
     lines.append("node-0:4200:4321 [0] NCCL INFO Connected all rings\n" + COLUMNS)
     for power in range(10, 30):
         size = 2**power
-        group = Group(*(np.array([float(n)]) for n in (ranks, local, local)))
+        group = RankGroup(*(np.array([float(n)]) for n in (ranks, local, local)))
         name = OURS.get(program, program)
-        exact = float(collectives.seconds(name, np.array([float(size)]), group, intra, inter)[0])
+        exact = float(collectives.fastest_collective_s(name, np.array([float(size)]), group, intra, inter)[0])
         time = exact * (1 + 0.02 * (-1) ** (power // 2))
         rate = size / time / 1e9
         half = f"  {number(time * 1e6, 7)}  {number(rate, 6)}  {number(rate * FACTORS[program](ranks), 6)}  {0:>6}"
@@ -111,7 +111,7 @@ def test_runs_after_each_other_and_over_nodes_keep_their_own_ranks(tmp_path: Pat
 
 def test_a_fit_finds_the_link_that_made_the_log(nvlink_log: Path) -> None:
     start, other, rows = find_link("nvlink3"), find_link("ethernet-100"), read_log(nvlink_log).measured
-    done = calibrate(start, rows, other, "mine")
+    done = calibrate_link(start, rows, other, "mine")
     assert all(after < 0.04 < before for _, _, before, after, _ in done.errors)
     assert all(unseen < 0.12 for *_, unseen in done.errors)
     assert done.link.efficiency == pytest.approx(slower(start).efficiency, rel=0.1)
@@ -152,7 +152,7 @@ def test_a_fitted_link_stays_within_its_bandwidth(tmp_path: Path) -> None:
     )
     path, output = tmp_path / "fast.log", tmp_path / "fast.toml"
     path.write_text(log(replace(start, efficiency=3.0), other))
-    output.write_text(toml(fit_link(start, read_log(path).measured, other, rounds=1), "made up for this test"))
+    output.write_text(format_toml(fit_link(start, read_log(path).measured, other, rounds=1), "made up for this test"))
     load_link(output)
     assert _round_to_three_digits(1 / 1.498, 1 / 1.498) == 0.667
 
@@ -160,14 +160,14 @@ def test_a_fitted_link_stays_within_its_bandwidth(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nvlink4-pair", "nvlink2", "infiniband-ndr-8x400", "pod-tcp", "nvlink5"])
 def test_a_link_survives_its_file(name: str, tmp_path: Path) -> None:
     link, path = find_link(name), tmp_path / "link.toml"
-    path.write_text(toml(link, "made up for this test"))
+    path.write_text(format_toml(link, "made up for this test"))
     copy = load_link(path)
     for size in (1e3, 1e6, 1e9):
-        where = Group(np.array([4.0]), np.array([2.0]), np.array([2.0]))
+        where = RankGroup(np.array([4.0]), np.array([2.0]), np.array([2.0]))
         pairs = [
             (one, find_link("ethernet-100")) if not link.per_node else (find_link("pcie4"), one) for one in (link, copy)
         ]
-        was, now = (collectives.seconds("all_reduce", np.array([size]), where, *pair) for pair in pairs)
+        was, now = (collectives.fastest_collective_s("all_reduce", np.array([size]), where, *pair) for pair in pairs)
         assert now == pytest.approx(was, rel=1e-3)
 
 
@@ -290,7 +290,7 @@ def test_a_wrong_flag_is_one_line(
 
 
 def test_a_link_folder_that_is_none_or_holds_a_wrong_file_is_told(tmp_path: Path, own_links: None) -> None:
-    text = toml(find_link("nvlink3"), "test").replace('"nvlink"', '"nvlink"\nspeed = 3')
+    text = format_toml(find_link("nvlink3"), "test").replace('"nvlink"', '"nvlink"\nspeed = 3')
     use_links(str(tmp_path / "absent"))
     with pytest.raises(SpecError, match="TILECAST_LINKS"):
         find_link("nvlink3")

@@ -24,7 +24,7 @@ from tilecast.learning.calibration import (
     Run,
     current_runs,
     drift_start,
-    fit,
+    fit_calibration,
     leave_one_out_errors,
     relative_error,
 )
@@ -40,7 +40,7 @@ factors = st.floats(0.5, 2.0)
 
 
 def at(table: Calibration, run: Run) -> float:
-    return table.at(calibration.group(run)).ratio
+    return table.correction_of_group(calibration.group_of_run(run)).ratio
 
 
 def test_the_error_is_signed_and_relative_to_what_was_observed() -> None:
@@ -48,21 +48,26 @@ def test_the_error_is_signed_and_relative_to_what_was_observed() -> None:
 
 
 def test_nothing_moves_without_runs_or_on_one_observation() -> None:
-    assert fit([]) == Calibration()
-    assert fit([replace(RUN, observations=MIN_OBSERVATIONS - 1)]) == Calibration()
-    assert at(fit([replace(RUN, observations=1)] * 2), OTHER) == 1.0
+    assert fit_calibration([]) == Calibration()
+    assert fit_calibration([replace(RUN, observations=MIN_OBSERVATIONS - 1)]) == Calibration()
+    assert at(fit_calibration([replace(RUN, observations=1)] * 2), OTHER) == 1.0
 
 
 def test_one_report_of_a_new_workload_moves_none_of_the_others_far() -> None:
     steady = [replace(RUN, workload=f"w{n}", predicted_s=1.0) for n in range(10)]
-    before, after = fit(steady), fit([*steady, replace(RUN, workload="new", predicted_s=1.5)])
+    before, after = fit_calibration(steady), fit_calibration([*steady, replace(RUN, workload="new", predicted_s=1.5)])
     assert at(before, OTHER) == pytest.approx(1.0, abs=1e-6)
     assert at(after, OTHER) == pytest.approx(1.0, abs=0.05)
-    assert after.at(calibration.group(replace(RUN, workload="new"))).group == ("h100-sxm", "bf16", "decoder", "9-64")
+    assert after.correction_of_group(calibration.group_of_run(replace(RUN, workload="new"))).group == (
+        "h100-sxm",
+        "bf16",
+        "decoder",
+        "9-64",
+    )
 
 
 def test_twenty_reports_of_a_workload_bring_its_next_forecast_within_five_percent() -> None:
-    table = fit([replace(RUN, observations=20)])
+    table = fit_calibration([replace(RUN, observations=20)])
     assert 1.3 * at(table, RUN) == pytest.approx(1.0, abs=0.05)
     assert 1.0 / 1.3 < at(table, OTHER) < 0.95, "another workload follows, not as far"
 
@@ -70,15 +75,17 @@ def test_twenty_reports_of_a_workload_bring_its_next_forecast_within_five_percen
 def test_a_framework_and_family_carry_their_deviation_to_every_gpu() -> None:
     runs = [replace(RUN, workload=f"w{n}", framework="megatron") for n in range(6)]
     plain = [replace(RUN, pool="q", workload=f"p{n}", framework="ddp", predicted_s=1.0) for n in range(6)]
-    table = fit([*runs, *plain])
+    table = fit_calibration([*runs, *plain])
     assert table.software_ratio("megatron", "decoder") < 0.97
     assert table.software_ratio("ddp", "decoder") > 1.03
     assert table.software_ratio("megatron", "cnn") == table.software_ratio("jax", "decoder") == 1.0
-    assert fit(runs[:2]).software == (), "two reports are too few"
+    assert fit_calibration(runs[:2]).software == (), "two reports are too few"
     asked = replace(WORKLOAD, framework="megatron")
-    on_t4 = table.of("t4", asked, 8).ratio
-    assert on_t4 == pytest.approx(table.at(("t4",)).ratio * table.software_ratio("megatron", "decoder"))
-    assert table.factors("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
+    on_t4 = table.correction_of_workload("t4", asked, 8).ratio
+    assert on_t4 == pytest.approx(
+        table.correction_of_group(("t4",)).ratio * table.software_ratio("megatron", "decoder")
+    )
+    assert table.factors_by_gpus("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
     assert table.differs(replace(table, software=()))
     assert calibration_file.parse_calibration(calibration_file.calibration_text(table), "ours.json") == table
 
@@ -90,18 +97,20 @@ def test_unrelated_runs_move_a_new_job_by_less_than_they_are_off(document: list[
         replace(RUN, gpu="t4", family="cnn", scale="1", workload=f"w{n}", predicted_s=factor, framework=framework)
         for n, factor in enumerate(document)
     ]
-    table = fit(runs)
-    moved = math.log(table.at(calibration.group(OTHER)).ratio * table.software_ratio("ddp", OTHER.family))
+    table = fit_calibration(runs)
+    moved = math.log(
+        table.correction_of_group(calibration.group_of_run(OTHER)).ratio * table.software_ratio("ddp", OTHER.family)
+    )
     assert abs(moved) <= 0.6 * max(abs(math.log(factor)) for factor in document)
 
 
 def test_many_runs_bring_every_forecast_of_the_group_within_five_percent() -> None:
-    table = fit([replace(RUN, workload=f"w{n}") for n in range(20)])
+    table = fit_calibration([replace(RUN, workload=f"w{n}") for n in range(20)])
     assert 1.3 * at(table, replace(RUN, workload="new")) == pytest.approx(1.0, abs=0.05)
 
 
 def test_finer_groups_move_further_than_those_that_only_share_the_cluster() -> None:
-    table = fit([replace(RUN, workload=f"w{n}") for n in range(10)])
+    table = fit_calibration([replace(RUN, workload=f"w{n}") for n in range(10)])
     chain = [
         replace(RUN, gpu="t4"),
         replace(RUN, family="cnn"),
@@ -119,7 +128,7 @@ def test_finer_groups_move_further_than_those_that_only_share_the_cluster() -> N
 def test_a_correction_lies_between_nothing_and_the_worst_run(document: list[tuple[float, int, str]]) -> None:
     runs = [replace(RUN, predicted_s=factor, observations=n, workload=name) for factor, n, name in document]
     ratios = [1 / run.predicted_s for run in current_runs(runs)]
-    for item in fit(runs).corrections:
+    for item in fit_calibration(runs).corrections:
         assert min(1.0, *ratios) * 0.999 <= item.ratio <= max(1.0, *ratios) * 1.001
         assert 0 < item.width < 10
         assert 1 / calibration.MAX_RATIO <= item.ratio <= calibration.MAX_RATIO
@@ -130,25 +139,25 @@ def test_a_correction_lies_between_nothing_and_the_worst_run(document: list[tupl
 def test_the_unit_of_time_does_not_matter(factor: float) -> None:
     runs = [replace(RUN, workload=f"w{n}", predicted_s=1.0 + n / 10) for n in range(6)]
     scaled = [replace(run, predicted_s=run.predicted_s * factor, observed_s=run.observed_s * factor) for run in runs]
-    assert [item.ratio for item in fit(runs).corrections] == pytest.approx(
-        [item.ratio for item in fit(scaled).corrections], rel=2e-3
+    assert [item.ratio for item in fit_calibration(runs).corrections] == pytest.approx(
+        [item.ratio for item in fit_calibration(scaled).corrections], rel=2e-3
     )
 
 
 def test_one_wild_run_hardly_counts() -> None:
     steady = [replace(RUN, workload=f"w{n}", predicted_s=1.05) for n in range(15)]
     wild = replace(RUN, workload="wild", predicted_s=20.0)
-    assert at(fit([*steady, wild]), OTHER) == pytest.approx(at(fit(steady), OTHER), rel=0.05)
+    assert at(fit_calibration([*steady, wild]), OTHER) == pytest.approx(at(fit_calibration(steady), OTHER), rel=0.05)
 
 
 def test_the_range_narrows_with_runs_that_agree_and_widens_with_runs_that_do_not() -> None:
     rng = np.random.default_rng(0)
     tight = [replace(RUN, workload=f"w{n}", predicted_s=float(np.exp(rng.normal(0, 0.05)))) for n in range(30)]
     loose = [replace(RUN, workload=f"w{n}", predicted_s=float(np.exp(rng.normal(0, 0.6)))) for n in range(30)]
-    key = calibration.group(OTHER)
-    assert fit(tight).at(key).width < 0.7
-    assert fit(loose).at(key).width > 1.5
-    assert fit(tight[:3]).at(key).width < 1.0
+    key = calibration.group_of_run(OTHER)
+    assert fit_calibration(tight).correction_of_group(key).width < 0.7
+    assert fit_calibration(loose).correction_of_group(key).width > 1.5
+    assert fit_calibration(tight[:3]).correction_of_group(key).width < 1.0
 
 
 def test_a_pool_whose_newest_runs_contradict_the_older_ones_forgets_those() -> None:
@@ -158,7 +167,7 @@ def test_a_pool_whose_newest_runs_contradict_the_older_ones_forgets_those() -> N
     assert drift_start([*before, *since[:1]]) is None, "one run is no drift"
     assert drift_start([*before, *since]) == 12
     assert current_runs([*before, *since]) == since
-    assert at(fit([*before, *since]), OTHER) < 0.8
+    assert at(fit_calibration([*before, *since]), OTHER) < 0.8
 
 
 def test_errors_left_out_shrink_towards_nothing_as_runs_agree() -> None:
@@ -211,8 +220,8 @@ def test_a_correction_is_that_of_the_finest_group_that_has_one() -> None:
         (Correction((), ratio=1.1), Correction(("t4",), ratio=1.2), Correction(("t4", "fp16", "cnn"), 1.3))
     )
     keys = ((), ("l4",), ("t4", "fp16", "decoder", "1", "w"), ("t4", "fp16", "cnn", "1"))
-    assert [table.at(key).ratio for key in keys] == [1.1, 1.1, 1.2, 1.3]
-    ratio, _ = table.factors("t4", WORKLOAD, np.array([1, 8, 9, 100]))
+    assert [table.correction_of_group(key).ratio for key in keys] == [1.1, 1.1, 1.2, 1.3]
+    ratio, _ = table.factors_by_gpus("t4", WORKLOAD, np.array([1, 8, 9, 100]))
     assert ratio.tolist() == [1.2] * 4
 
 

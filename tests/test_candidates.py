@@ -30,14 +30,14 @@ from tilecast.jobs import (
     Placement,
     changes,
     kueue,
-    read,
+    read_job,
 )
-from tilecast.jobs.candidates import candidates, exported, placement
+from tilecast.jobs.candidates import find_candidates, place_created_job, place_manifest
 from tilecast.spec import SpecError
 
 
 def test_a_queue_s_flavors_keep_their_order_and_their_quota() -> None:
-    queue = kueue.queue(objects(("a", 16, A100), ("h", 8, H100), reserved={"a": 12}), "default", "team")
+    queue = kueue.find_queue(objects(("a", 16, A100), ("h", 8, H100), reserved={"a": 12}), "default", "team")
     assert [(item.name, item.quota, item.free) for item in queue.flavors] == [("a", 16, 4), ("h", 8, 8)]
     first = {gpus: getattr(queue.first_flavor(gpus), "name", None) for gpus in (4, 8, 16, 17)}
     assert first == {4: "a", 8: "h", 16: "a", 17: None}
@@ -52,7 +52,7 @@ def test_a_cohort_lends_what_it_does_not_use(limit: str | None, quota: int, free
     if limit is not None:
         own["borrowingLimit"] = limit
     listing = replace(listing, cluster_queues={**listing.cluster_queues, "other": other})
-    (flavor,) = kueue.queue(listing, "default", "team").flavors
+    (flavor,) = kueue.find_queue(listing, "default", "team").flavors
     assert (flavor.quota, flavor.free) == (quota, free)
 
 
@@ -61,14 +61,14 @@ def test_a_queue_that_leads_nowhere_is_told_so() -> None:
     with pytest.raises(
         SpecError, match=r"queue-name: there is no LocalQueue tea in namespace default; .*use one of team"
     ):
-        kueue.queue(listing, "default", "tea")
+        kueue.find_queue(listing, "default", "tea")
     with pytest.raises(SpecError, match="names ClusterQueue all, which does not exist"):
-        kueue.queue(replace(listing, cluster_queues={}), "default", "team")
+        kueue.find_queue(replace(listing, cluster_queues={}), "default", "team")
     with pytest.raises(SpecError, match="names ResourceFlavor a, which does not exist; create it"):
-        kueue.queue(replace(listing, flavors={}), "default", "team")
+        kueue.find_queue(replace(listing, flavors={}), "default", "team")
     listing.cluster_queues["all"]["spec"]["resourceGroups"][0]["coveredResources"] = ["cpu"]
     with pytest.raises(SpecError, match=r"has no quota of nvidia.com/gpu"):
-        kueue.queue(listing, "default", "team")
+        kueue.find_queue(listing, "default", "team")
 
 
 @pytest.mark.parametrize(("text", "count"), [("16", 16), (16, 16), ("1k", 1000), ("8000m", 8), (None, 0), ("x", 0)])
@@ -77,7 +77,7 @@ def test_quantities_are_read(text: object, count: int) -> None:
 
 
 def test_a_pod_must_fit_the_nodes_it_is_placed_on() -> None:
-    job = read(example("trainjob"))
+    job = read_job(example("trainjob"))
     assert codes(usable(job)) == {"t4": "PodTooLarge"}
     assert codes(usable(job, is_placed=False)) == {}
 
@@ -86,9 +86,9 @@ def test_selectors_that_are_no_choice_of_node_type_stay() -> None:
     document = example("job")
     pod = document["spec"]["template"]["spec"]
     pod["nodeSelector"] = {**A100, "topology.kubernetes.io/zone": "nowhere"}
-    assert set(codes(usable(read(document))).values()) == {"NotSelected"}
+    assert set(codes(usable(read_job(document))).values()) == {"NotSelected"}
     pod["nodeSelector"] = A100
-    choice = usable(read(document))
+    choice = usable(read_job(document))
     assert codes(choice) == {}
     assert choice.baseline and (choice.baseline.pool, choice.baseline.gpus) == ("a100-80", 8)
 
@@ -99,8 +99,8 @@ def test_required_affinity_limits_what_may_be_written() -> None:
     term = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     pod = document["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
     pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}
-    assert [pool.name for pool in usable(read(document)).pools] == ["a100-80", "h100-sxm"]
-    assert len(usable(read(document), is_placed=False).pools) == 4, "advice may say what the job should change"
+    assert [pool.name for pool in usable(read_job(document)).pools] == ["a100-80", "h100-sxm"]
+    assert len(usable(read_job(document), is_placed=False).pools) == 4, "advice may say what the job should change"
 
 
 def test_a_taint_is_passed_by_only_with_the_job_s_own_toleration() -> None:
@@ -109,15 +109,15 @@ def test_a_taint_is_passed_by_only_with_the_job_s_own_toleration() -> None:
     usual = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     tainted = [replace(pool, tolerations=(taint, usual) if pool.name == "h100-sxm" else (usual,)) for pool in pools]
     document = example("job")
-    choice = candidates(read(document), tainted, labels, None, is_placed=True)
+    choice = find_candidates(read_job(document), tainted, labels, None, is_placed=True)
     assert codes(choice) == {"h100-sxm": "NotTolerated"}
     document["spec"]["template"]["spec"]["tolerations"] = [{"key": "team", "operator": "Exists"}]
-    assert codes(candidates(read(document), tainted, labels, None, is_placed=True)) == {}
+    assert codes(find_candidates(read_job(document), tainted, labels, None, is_placed=True)) == {}
 
 
 def test_flavors_decide_which_pools_a_queue_reaches() -> None:
-    queue = kueue.queue(objects(("a", 16, A100), ("h", 2, H100), reserved={"a": 16}), "default", "team")
-    choice = usable(read(example("job-kueue")), queue)
+    queue = kueue.find_queue(objects(("a", 16, A100), ("h", 2, H100), reserved={"a": 16}), "default", "team")
+    choice = usable(read_job(example("job-kueue")), queue)
     assert codes(choice) == {"h100-sxm": "QuotaTooSmall", "l4": "NoFlavor", "t4": "NoFlavor"}
     (one,) = choice.usable
     assert (one.pool.name, one.pool.max_nodes, one.has_room(4)) == ("a100-80", 2, False)
@@ -125,17 +125,19 @@ def test_flavors_decide_which_pools_a_queue_reaches() -> None:
 
 
 def test_kueue_s_first_choice_is_the_baseline_and_the_better_flavor_wins() -> None:
-    queue = kueue.queue(objects(("t4", 16, {"nvidia.com/gpu.product": "Tesla-T4"}), ("h", 16, H100)), "default", "team")
+    queue = kueue.find_queue(
+        objects(("t4", 16, {"nvidia.com/gpu.product": "Tesla-T4"}), ("h", 16, H100)), "default", "team"
+    )
     _, job, choice, advice = advised("job-kueue", queue)
     assert advice.baseline.pool.name == "t4" and advice.best.pool.name == "h100-sxm"
     assert advice.baseline.step_s > 2 * advice.best.step_s
     assert advice.best.gpus == advice.baseline.gpus == job.gpus
-    made = placement(advice.best, job, choice)
+    made = place_created_job(advice.best, job, choice)
     assert made and made.node_selector == H100 and made.pods is None
 
 
 def test_quota_that_is_free_now_comes_first() -> None:
-    queue = kueue.queue(objects(("h", 16, H100), ("a", 16, A100), reserved={"h": 14}), "default", "team")
+    queue = kueue.find_queue(objects(("h", 16, H100), ("a", 16, A100), reserved={"h": 14}), "default", "team")
     _, _, _, advice = advised("job-kueue", queue)
     assert [offer.pool.name for offer in advice.offers] == ["a100-80", "h100-sxm"]
     assert advice.offers[1].reason.endswith("waits for quota of h")
@@ -148,21 +150,21 @@ def test_pods_change_only_where_the_user_says_how_many() -> None:
     document["metadata"]["annotations"]["tilecast.dev/constraints"] = '{"gpus": 16}'
     _, job, choice, advice = advised("job", metadata=document["metadata"])
     assert advice.best.gpus == 16
-    made = placement(advice.best, job, choice)
+    made = place_created_job(advice.best, job, choice)
     assert made and made.pods == 4
     assert FieldChange(("spec", "parallelism"), 4) in changes(document, job, made)
-    assert placement(replace(advice.best, nodes=1, gpus_per_node=6), job, choice) is None
+    assert place_created_job(replace(advice.best, nodes=1, gpus_per_node=6), job, choice) is None
 
 
 @pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
 def test_a_changed_job_is_read_back_where_it_was_put(path: Path) -> None:
     text = path.read_text()
-    (document,) = documents.load(text)
-    job = read(document)
+    (document,) = documents.load_documents(text)
+    job = read_job(document)
     put = Placement(H100, ({"key": "nvidia.com/gpu", "operator": "Exists"},))
     text = edit_yaml(text, changes(document, job, put))
-    (document,) = documents.load(text)
-    again = read(document)
+    (document,) = documents.load_documents(text)
+    again = read_job(document)
     assert all(H100.items() <= pods.node_selector.items() for pods in again.workers)
     assert all(put.tolerations[0] in pods.tolerations for pods in again.workers)
     assert changes(document, again, put) == [], "once is enough"
@@ -171,20 +173,20 @@ def test_a_changed_job_is_read_back_where_it_was_put(path: Path) -> None:
 
 def test_older_trainers_are_given_overrides() -> None:
     document = example("trainjob")
-    (change,) = changes(document, read(document), Placement(H100), runtime_patches=False)
+    (change,) = changes(document, read_job(document), Placement(H100), runtime_patches=False)
     assert change == FieldChange(
         ("spec", "podTemplateOverrides"), [{"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": H100}}]
     )
     document["spec"]["podTemplateOverrides"] = change.value
-    assert read(document).pods[0].node_selector == H100
-    assert changes(document, read(document), Placement(H100)) == []
+    assert read_job(document).pods[0].node_selector == H100
+    assert changes(document, read_job(document), Placement(H100)) == []
 
 
 def test_the_choice_replaces_a_choice_and_nothing_else() -> None:
     document = example("pytorchjob")
     worker = document["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     worker["nodeSelector"] = {**A100, "disk": "fast"}
-    values = {change.path[2]: change.value for change in changes(document, read(document), Placement(H100))}
+    values = {change.path[2]: change.value for change in changes(document, read_job(document), Placement(H100))}
     assert values == {"Master": H100, "Worker": {**H100, "disk": "fast"}}
 
 
@@ -192,10 +194,10 @@ def test_the_choice_replaces_a_choice_and_nothing_else() -> None:
 def test_an_exported_manifest_differs_in_advised_fields_only(path: Path) -> None:
     text = path.read_text()
     document, job, options, advice = advised(path.stem, is_placed=False)
-    put = exported(advice.best, job, options)
+    put = place_manifest(advice.best, job, options)
     after = edit_yaml(text, changes(document, job, put))
-    (changed,) = documents.load(after)
-    again = read(changed)
+    (changed,) = documents.load_documents(after)
+    again = read_job(changed)
     assert again.gpus == advice.best.gpus
     assert all(put.node_selector.items() <= pods.node_selector.items() for pods in again.workers)
     lines = [line for line in difflib.ndiff(text.splitlines(), after.splitlines()) if line[0] in "+-"]
@@ -223,7 +225,7 @@ def test_the_command_line_prints_the_manifest_to_commit(path: Path, capsys: pyte
     assert main(["advise", str(path), "--nodes", NODES, "-o", "yaml"]) == 0
     text = capsys.readouterr().out
     assert text != path.read_text() and text.startswith(path.read_text().split("\n")[0])
-    assert documents.load(text)[0]["metadata"] == example(path.stem)["metadata"]
+    assert documents.load_documents(text)[0]["metadata"] == example(path.stem)["metadata"]
     assert main(["advise", str(path), "--nodes", NODES]) == 0
     assert "h100-sxm" in capsys.readouterr().out
 
@@ -259,6 +261,6 @@ def test_a_runtime_in_the_same_file_is_read(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump_all([beneath, document], sort_keys=False))
     assert main(["advise", str(path), "--nodes", NODES, "-o", "yaml"]) == 0
-    first, second = documents.load(capsys.readouterr().out)
+    first, second = documents.load_documents(capsys.readouterr().out)
     assert first == beneath
     assert second["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]["name"]

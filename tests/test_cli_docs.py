@@ -45,7 +45,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (runs,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "measured.json").write_text(runs)
     run = Run("h100", "h100-sxm", "bf16", "decoder", "2-8", "w", 1.2, 1.0, 5, "none", "team")
-    learnt = pool_learning.document("h100", [ObservedRun("1", "2026-01-01T00:00:00Z", run, "a", "trainer", "put")], [])
+    learnt = pool_learning.pool_learning_document(
+        "h100", [ObservedRun("1", "2026-01-01T00:00:00Z", run, "a", "trainer", "put")], []
+    )
     (tmp_path / "learnings.json").write_text(json.dumps({"kind": "List", "items": [learnt]}))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import collectives
-from tilecast.collectives import COLLECTIVES, Group, bandwidth_bound_s, dispatch
+from tilecast.collectives import COLLECTIVES, RankGroup, bandwidth_bound_s, dispatch_s
 from tilecast.hardware import Link, NetworkTier, find_link, links
 
 INTRA = [name for name, link in links().items() if not link.per_node]
@@ -25,13 +25,13 @@ insides = st.sampled_from(INTRA)
 networks = st.sampled_from(INTER)
 
 
-def group(ranks: float, local: float, node: float = 8) -> Group:
-    return Group(np.array([float(ranks)]), np.array([float(local)]), np.array([float(node)]))
+def group(ranks: float, local: float, node: float = 8) -> RankGroup:
+    return RankGroup(np.array([float(ranks)]), np.array([float(local)]), np.array([float(node)]))
 
 
-def seconds(name: str, size: float, where: Group, intra: str | Link = "nvlink4", inter: str | Link = NDR) -> float:
+def seconds(name: str, size: float, where: RankGroup, intra: str | Link = "nvlink4", inter: str | Link = NDR) -> float:
     pair = [find_link(link) if isinstance(link, str) else link for link in (intra, inter)]
-    return float(collectives.seconds(name, np.array([size]), where, *pair)[0])
+    return float(collectives.fastest_collective_s(name, np.array([size]), where, *pair)[0])
 
 
 @pytest.mark.parametrize(("collective", "name"), EACH)
@@ -183,7 +183,7 @@ def test_an_oversubscribed_tier_slows_exchanges_and_not_rings() -> None:
 @given(size=sizes, nodes=st.sampled_from([1, 2, 8]), fanout=st.floats(1, 8))
 def test_copies_that_share_a_node_cross_the_network_once(size: float, nodes: int, fanout: float) -> None:
     where, intra, inter = group(8 * nodes, 8), find_link("nvlink4"), find_link(NDR)
-    one = dispatch(np.array([size]), where, intra, inter, fanout)
+    one = dispatch_s(np.array([size]), where, intra, inter, fanout)
     assert one <= COLLECTIVES["all_to_all"].algorithms["flat"](np.array([size]), where, intra, inter)
 
 
@@ -207,7 +207,7 @@ def test_a_synchronous_parameter_server_wins_small_and_loses_large(ranks: int, l
     """
     where, intra, inter = group(ranks, 1, 1), find_link("nvlink4"), find_link(links_)
     buffer = np.geomspace(1, 1e13, 200)
-    many = Group(*(np.full(200, column[0]) for column in (where.ranks, where.local, where.node_ranks)))
+    many = RankGroup(*(np.full(200, column[0]) for column in (where.ranks, where.local, where.node_ranks)))
     ring = COLLECTIVES["all_reduce"].algorithms["ring"](buffer, many, intra, inter)
     server = collectives.synchronous_parameter_server(buffer, many, intra, inter, servers=float(ranks))
     faster = server < ring

@@ -36,7 +36,7 @@ class WatchedStore(JobStore):
         written = super().put(path, body)
         if path.startswith(JOBS):
             for running in self.operators:
-                running.cache.see(copy.deepcopy(written))
+                running.cache.put_object(copy.deepcopy(written))
         return written
 
     def count(self) -> int:
@@ -71,7 +71,7 @@ async def test_two_operators_leave_a_job_of_another_kind_to_each_other(caplog: p
         ):
             store.operators = [ours, theirs]
             for running in store.operators:
-                running.cache.see(copy.deepcopy(store.now()))
+                running.cache.put_object(copy.deepcopy(store.now()))
             await until(lambda: HASH in store.annotations(), "an answer")
             await quiet(store)
             assert 2 <= store.count() <= WRITES_AT_MOST
@@ -92,7 +92,7 @@ async def test_what_people_and_other_replicas_write_is_put_right_at_once(change:
     store.job("job", mode=None)
     async with serving(store, replace(ADVISING, instance="ours")) as ours:
         store.operators = [ours]
-        ours.cache.see(copy.deepcopy(store.now()))
+        ours.cache.put_object(copy.deepcopy(store.now()))
         await until(lambda: HASH in store.annotations(), "an answer")
         answer = store.annotations()
         for number in range(5):
@@ -106,7 +106,7 @@ async def test_what_people_and_other_replicas_write_is_put_right_at_once(change:
                 (manager,) = body["metadata"]["managedFields"]
                 del manager["fieldsV1"]["f:metadata"]["f:annotations"][f"f:{POOL}"]
             if change == "led":
-                ours.leadership.end()
+                ours.leadership.stop_leading()
                 ours.leadership.lead_until(asyncio.get_running_loop().time() + 600.0)
             store.put(PATH, body)
             await until(lambda: store.annotations() == answer, "its own answer")

@@ -64,7 +64,7 @@ def replaced(store: Store, running: Assembly, writer: str | None, pool: str) -> 
     body["status"].pop("writer", None)
     if writer is not None:
         body["status"]["writer"] = writer
-    running.cache.see(store.put(PATH, body))
+    running.cache.put_object(store.put(PATH, body))
 
 
 def statuses(store: Store) -> int:
@@ -90,7 +90,7 @@ def test_an_operator_leaves_a_job_to_another_and_says_so(
             # A new question is answered at once.
             body = copy.deepcopy(store.objects[PATH])
             body["spec"]["objective"] = "cost"
-            running.cache.see(store.put(PATH, body))
+            running.cache.put_object(store.put(PATH, body))
             await settled(running)
             status = store.objects[PATH]["status"]
             assert status["writer"] == "ours" and status["observedGeneration"] == 2
@@ -114,7 +114,7 @@ def test_an_operator_waits_after_annotations_that_another_has_replaced_at_once()
                 if path == f"{PATH}/status":
                     body = copy.deepcopy(store.objects[PATH])
                     body["metadata"]["annotations"]["tilecast.dev/recommended-pool"] = f"theirs-{store.version}"
-                    running.cache.see(store.put(PATH, body))
+                    running.cache.put_object(store.put(PATH, body))
 
             store.before_write = annotate
             await settled(running)
@@ -123,7 +123,7 @@ def test_an_operator_waits_after_annotations_that_another_has_replaced_at_once()
             # A new question is answered at once.
             body = copy.deepcopy(store.objects[PATH])
             body["spec"]["objective"] = "cost"
-            running.cache.see(store.put(PATH, body))
+            running.cache.put_object(store.put(PATH, body))
             await settled(running)
             assert store.objects[PATH]["status"]["writer"] == "ours"
 

@@ -12,7 +12,7 @@ from advice_values import advice
 from operator_store import job, node
 from tilecast import jobs, nodes
 from tilecast.jobs import Job
-from tilecast.planner.problem import JobOption, Unplanned
+from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
 from tilecast_operator.answer import Declined
 from tilecast_operator.controllers.desired import Evidence, JobFacts, decide_job, decide_training_job
@@ -113,7 +113,7 @@ def running_job(**annotations: str) -> Job:
         "spec": {"suspend": False, "template": {"spec": {"containers": []}}},
         "status": {"active": 1},
     }
-    return jobs.read(document)
+    return jobs.read_job(document)
 
 
 def test_a_job_is_annotated_and_told_once() -> None:
@@ -141,7 +141,7 @@ def test_a_job_without_advice_loses_its_annotations_and_is_told() -> None:
     assert want.annotations == {} and want.note is not None and want.is_change
 
 
-FOUND = nodes.pools([nodes.node(node("n1")), nodes.node(node("n2"))]).entries[0]
+FOUND = nodes.discover_pools([nodes.read_node(node("n1")), nodes.read_node(node("n2"))]).entries[0]
 
 
 def pool_view(document: dict[str, Any], status: Any = None) -> View:
@@ -163,9 +163,9 @@ def test_a_discovered_pool_is_written_and_then_gets_its_status() -> None:
 
 
 def test_a_pool_whose_nodes_went_says_since_when() -> None:
-    document = nodes.discovered(FOUND)
+    document = nodes.gpupool_document(FOUND)
     assert document is not None
-    fewer = nodes.pools([nodes.node(node("n1"))], [document]).entries[0]
+    fewer = nodes.discover_pools([nodes.read_node(node("n1"))], [document]).entries[0]
     first = decide_pool(PoolFacts(fewer, pool_view(document)), NOW_S)
     assert first.status is not None and first.missing_since_s == NOW_S
     second = decide_pool(PoolFacts(fewer, pool_view(document, first.status.document())), LATER_S)
@@ -173,7 +173,7 @@ def test_a_pool_whose_nodes_went_says_since_when() -> None:
 
 
 def test_an_obsolete_pool_is_deleted_and_an_invalid_one_says_why() -> None:
-    document = nodes.discovered(FOUND)
+    document = nodes.gpupool_document(FOUND)
     assert document is not None
     view = pool_view(document)
     assert decide_pool(PoolFacts(None, view, is_obsolete=True), NOW_S).is_deleted
@@ -187,7 +187,10 @@ ROW = QueueRow(Key("Job", "default", "a"), (JobOption("h100-sxm", 8, 3600.0, 300
 
 
 def test_a_plan_gives_each_job_its_position_or_the_reason_why_it_has_none() -> None:
-    refused = (Unplanned("Job/default/b", "it asks too much", "ask less"), Unplanned("Namespace/x", "odd", "none"))
+    refused = (
+        UnplannedJob("Job/default/b", "it asks too much", "ask less"),
+        UnplannedJob("Namespace/x", "odd", "none"),
+    )
     state = QueueState((ROW,), refused, make_capacities([FOUND], {}, [ROW]))
     plan, positions = plan_queue(QueueFacts(state, "completion", {}), NOW_S)
     assert plan.report is not None and positions.keys() == {ROW.key, Key("Job", "default", "b")}

@@ -55,7 +55,9 @@ def job(*, pods: int = 2, claim: str = "resourceClaimTemplateName", **more: Any)
 
 
 def read(document: dict[str, Any], *objects: dict[str, Any]) -> jobs.Job:
-    return jobs.resolved(jobs.read(document), {(item["kind"], item["metadata"]["name"]): item for item in objects})
+    return jobs.resolve_claims(
+        jobs.read_job(document), {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    )
 
 
 def met(*expressions: str, device: PublishedDevice = H100) -> tuple[str, ...] | str:
@@ -97,7 +99,7 @@ def test_a_device_class_of_ones_own_is_read_with_its_selectors() -> None:
         },
     }
     claim = template({"name": "r", "exactly": {"deviceClassName": "hopper"}})
-    assert jobs.objects_of(jobs.read(job()), {("ResourceClaimTemplate", "t"): claim}) == {
+    assert jobs.find_claim_objects(jobs.read_job(job()), {("ResourceClaimTemplate", "t"): claim}) == {
         ("ResourceClaimTemplate", "t"),
         ("DeviceClass", "hopper"),
     }
@@ -209,7 +211,7 @@ def test_quantities_are_bounded() -> None:
 def in_store(*more: dict[str, Any]) -> tuple[JobStore, dict[str, Any]]:
     """Return a store that has the example's claim template, and the example's job."""
     store = JobStore()
-    claim, given = documents.load((DRA / "job.yaml").read_text())
+    claim, given = documents.load_documents((DRA / "job.yaml").read_text())
     path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates/eight-gpus"
     store.objects[path] = {key: value for key, value in claim.items() if key not in ("kind", "apiVersion")}
     return store, given
@@ -220,11 +222,11 @@ async def test_the_operator_advises_by_claims_and_places_nothing() -> None:
     body = store.job()
     body["spec"]["template"] = given["spec"]["template"]
     body["spec"] |= {"parallelism": 2, "completions": 2, "suspend": True}
-    members, _, slices = nodes.parse((DRA / "nodes.yaml").read_text())
+    members, _, slices = nodes.parse_objects((DRA / "nodes.yaml").read_text())
     async with serving(store, replace(PLACING, read_resource_slices=True)) as running:
         for item in (*members, *slices):
-            running.cache.see({**item, "metadata": {**item["metadata"], "uid": item["metadata"]["name"]}})
-        running.cache.see(store.put(f"{JOBS}/a", body))
+            running.cache.put_object({**item, "metadata": {**item["metadata"], "uid": item["metadata"]["name"]}})
+        running.cache.put_object(store.put(f"{JOBS}/a", body))
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "AsksByClaim"
         assert store.now()["spec"]["suspend"] is False
@@ -252,7 +254,7 @@ async def test_a_job_of_another_batch_scheduler_is_let_go_as_it_is(mark: dict[st
     if "schedulerName" in mark:
         body["spec"]["template"]["spec"]["schedulerName"] = mark["schedulerName"]
     async with serving(store) as running:
-        running.cache.see(store.put(f"{JOBS}/a", body))
+        running.cache.put_object(store.put(f"{JOBS}/a", body))
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "OtherScheduler" and store.now()["spec"]["suspend"] is False
         assert "nodeSelector" not in store.now()["spec"]["template"]["spec"]

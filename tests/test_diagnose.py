@@ -19,7 +19,7 @@ T4 = find_gpu("t4")
 POOL = Pool("t4", T4, 4, 2, find_link("pcie3"), find_link("ethernet-25"))
 GPT = Workload(zoo.preset("gpt2"), 512, 64, precision="fp16")
 PLAN = Plan(data=8, micro_batch=4, gradient_accumulation=2)
-FORECAST = search.price(GPT, Plans.of(PLAN), POOL)
+FORECAST = search.price(GPT, Plans.from_plans(PLAN), POOL)
 TOTAL, PARTS = float(FORECAST.step_s[0]), FORECAST.times.parts(0)
 
 
@@ -37,7 +37,7 @@ def test_a_line_that_took_what_it_would_have_to_makes_the_measurement(ratio: flo
     assert diagnosis.unstated.standard_errors == pytest.approx(
         abs(math.log(ratio))
         * PLAUSIBLE
-        / constants.widths().unstated.get("decoder", constants.widths().unstated["other"]),
+        / constants.shipped_widths().unstated.get("decoder", constants.shipped_widths().unstated["other"]),
         abs=1e-9,
     )
 
@@ -52,7 +52,7 @@ def test_on_a_slow_network_a_long_step_is_the_networks_fault() -> None:
 
 def test_with_one_gpu_the_network_is_no_suspect() -> None:
     plan = Plan(micro_batch=4, gradient_accumulation=16)
-    diagnosis = diagnose_step(GPT, plan, POOL, 2 * float(search.price(GPT, Plans.of(plan), POOL).step_s[0]))
+    diagnosis = diagnose_step(GPT, plan, POOL, 2 * float(search.price(GPT, Plans.from_plans(plan), POOL).step_s[0]))
     assert {one.line for one in diagnosis.suspects} == {"compute", "launch"}
 
 

@@ -56,7 +56,7 @@ def activation_bytes(part: Block) -> float:
 @pytest.mark.parametrize("name", [name for name, one in PUBLISHED.items() if "_class_name" in one["config"]])
 def test_parameters_are_those_of_diffusers(name: str) -> None:
     """SD3 once had 1.5 % too many, for the text after its last block, and FLUX.1 0.1 % too few, for guidance."""
-    assert zoo.parameters(Workload(huggingface.model(config(name)), 1, 1)) == PUBLISHED[name]["parameters"]
+    assert zoo.count_parameters(Workload(huggingface.model(config(name)), 1, 1)) == PUBLISHED[name]["parameters"]
 
 
 @pytest.mark.parametrize("dual", [range(13), range(24)])

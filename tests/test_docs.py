@@ -19,7 +19,7 @@ import yaml
 from tilecast import collectives, zoo
 from tilecast.api import gpu_pool, training_job
 from tilecast.cli import main
-from tilecast.collectives import Group
+from tilecast.collectives import RankGroup
 from tilecast.hardware import find_link, load_gpu
 from tilecast.kernels import utilization
 from tilecast.spec import SpecError
@@ -79,7 +79,7 @@ def test_a_command_of_the_pages_runs(
 
 
 def test_the_objects_of_the_pages_are_ours() -> None:
-    readers = {"TrainingJob": training_job.parse, "GPUPool": gpu_pool.parse}
+    readers = {"TrainingJob": training_job.parse_training_job, "GPUPool": gpu_pool.parse_gpu_pool}
     seen = set()
     for page in PAGES:
         for document in (one for text in blocks(page, "yaml") for one in yaml.safe_load_all(text)):
@@ -143,7 +143,7 @@ def test_the_worked_collective_is_a_chain() -> None:
     space = dict(vars(collectives))
     exec(worked("collective"), space)  # noqa: S102
     sizes = np.array([2.0**20, 2.0**30])
-    group = Group(ranks=np.array([8.0]), local=np.array([8.0]), node_ranks=np.array([8.0]))
+    group = RankGroup(ranks=np.array([8.0]), local=np.array([8.0]), node_ranks=np.array([8.0]))
     seconds = space["chain_broadcast"](sizes, group, find_link("nvlink4"), find_link("infiniband-ndr-8x400"))
     assert seconds.shape == (2,)
     assert (seconds > 0).all() and seconds[1] > seconds[0]

@@ -31,7 +31,7 @@ JOBS = {
 
 
 def explained(workload: Workload, plan: Plan) -> tuple[Explanation, search.Priced]:
-    priced = search.price(workload, Plans.of(plan), POOL)
+    priced = search.price(workload, Plans.from_plans(plan), POOL)
     return explain_plan(workload, plan, POOL, float(priced.step_s[0])), priced
 
 
@@ -60,7 +60,7 @@ def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
     workload = replace(GPT, overlap=False, framework="megatron-deepspeed")
     plan = Plan(tensor=5, micro_batch=4, gradient_accumulation=16)
     pool = replace(POOL, gpus_per_node=5)
-    priced = search.price(workload, Plans.of(plan), pool)
+    priced = search.price(workload, Plans.from_plans(plan), pool)
     explanation = explain_plan(workload, plan, pool, float(priced.step_s[0]))
     assert {one.group for one in explanation.exchanges} == {"tensor"}
     assert {one.collective for one in explanation.exchanges} == {"all_reduce"}
@@ -157,7 +157,7 @@ def test_weights_that_every_micro_batch_gathers_are_shown(framework: Framework, 
     rows = gradient_exchanges(explanation)
     assert rows[0][0] == "gradients, each micro-batch"
     shown = [(name, sent, runs) for what, name, sent, runs in rows if what == "weights, each micro-batch"]
-    whole = 2.0 * zoo.parameters(GPT)
+    whole = 2.0 * zoo.count_parameters(GPT)
     assert shown == ([("all_gather", pytest.approx(whole), f"{gathers}")] if gathers else [])
     assert explanation.gathered_bytes == pytest.approx(whole if gathers else 0.0)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tilecast import constants, hardware, shipped
-from tilecast.constants import Constants, Widths
+from tilecast.constants import Constants, RangeWidths
 from tilecast.hardware import instances
 from tilecast.hardware.schema import ConstantsFile, MigGpuFile
 from tilecast.learning import calibration, job_calibration
@@ -40,7 +40,7 @@ SOURCES = list(places(TABLE))
 
 def read(table: Mapping[str, Any]) -> None:
     Constants.from_table(table)
-    Widths.from_table(table)
+    RangeWidths.from_table(table)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=".".join)
@@ -96,7 +96,7 @@ def test_a_source_counts_for_the_tables_inside() -> None:
 
 def test_the_digest_is_of_the_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another wording of a source changes no `inputsHash`; another value does."""
-    before, table = constants.digest(), deepcopy(TABLE)
+    before, table = constants.digest_constants(), deepcopy(TABLE)
     monkeypatch.setattr(constants, "_read_constants", lambda: table)
     for section, key, value, is_same in (
         ("overlap", "source", "another wording", True),
@@ -104,7 +104,7 @@ def test_the_digest_is_of_the_values_alone(monkeypatch: pytest.MonkeyPatch) -> N
         ("kernels", "direct_share", [0.2, TABLE["kernels"]["direct_share"][1]], False),
     ):
         table[section][key] = value
-        assert (constants.digest.__wrapped__() == before) is is_same
+        assert (constants.digest_constants.__wrapped__() == before) is is_same
 
 
 DEFINED: Mapping[str, set[str | float]] = {
@@ -248,7 +248,8 @@ def test_hardware_files_state_their_sources(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deviations", "section"), [(calibration.shipped_deviations, "deviation"), (job_calibration.deviations, "job")]
+    ("deviations", "section"),
+    [(calibration.shipped_deviations, "deviation"), (job_calibration.shipped_deviations, "job")],
 )
 def test_deviations_state_their_source(
     deviations: Any, section: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -81,7 +81,7 @@ class Sweep:
             timings = replace(TIMINGS, decide_s=60.0)  # only the order counts, however busy this machine is
             async with serving(self.store, PLACING, self.search, timings) as running:
                 for number in range(SWEEP):
-                    running.cache.see(put(self.store, "sweep", f"s{number}", 8 * (1 + number)))
+                    running.cache.put_object(put(self.store, "sweep", f"s{number}", 8 * (1 + number)))
                 await until(lambda: len(self.order) == AFTER, "the sweep")
                 try:
                     yield running
@@ -103,8 +103,10 @@ async def test_a_job_of_another_namespace_and_one_that_is_held_are_searched_next
 ) -> None:
     sweep = Sweep(monkeypatch)
     async with sweep.running() as running:
-        running.cache.see(put(sweep.store, "other", "j", HONEST))
-        running.cache.see(sweep.store.job("job", training=json.dumps({"globalBatchSize": HELD, "precision": "fp16"})))
+        running.cache.put_object(put(sweep.store, "other", "j", HONEST))
+        running.cache.put_object(
+            sweep.store.job("job", training=json.dumps({"globalBatchSize": HELD, "precision": "fp16"}))
+        )
         await until(lambda: {HELD, HONEST} <= {*sweep.asked}, "both to be asked for")
         sweep.go_on.set()
         await until(lambda: sweep.store.annotations().get("tilecast.dev/applied"), "the held job")
@@ -122,7 +124,7 @@ async def test_what_a_held_job_asks_of_a_sweep_is_searched_next(monkeypatch: pyt
     async with sweep.running() as running:
         await until(lambda: len(sweep.asked) > AFTER + 100, "more of the sweep to be asked for")
         shared = sweep.asked[-1]
-        running.cache.see(put(sweep.store, "other", "j", shared))
+        running.cache.put_object(put(sweep.store, "other", "j", shared))
         await asyncio.sleep(0.5)
         sweep.go_on.set()
         await until(lambda: sweep.is_answered("other", "j"), "the other job")
@@ -132,7 +134,7 @@ async def test_what_a_held_job_asks_of_a_sweep_is_searched_next(monkeypatch: pyt
 async def test_questions_are_read_in_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading may take long as well: a stored graph has up to a mebibyte of JSON."""
     read, go_on, first = list[str](), threading.Event(), threading.Event()
-    request = training_job.request
+    request = training_job.to_request
 
     def slow(name: str, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request:
         batch = spec.training.global_batch_size
@@ -148,9 +150,9 @@ async def test_questions_are_read_in_turns_too(monkeypatch: pytest.MonkeyPatch) 
         async with serving(store, PLACING, advise_first) as running:
             monkeypatch.setattr(running.advisor, "_request_of", slow)
             for number in range(100):
-                running.cache.see(put(store, "sweep", f"s{number}", 8 * (1 + number)))
+                running.cache.put_object(put(store, "sweep", f"s{number}", 8 * (1 + number)))
             await until(first.is_set, "the sweep to be read")
-            running.cache.see(put(store, "other", "j", HONEST))
+            running.cache.put_object(put(store, "other", "j", HONEST))
             await asyncio.sleep(0.5)
             go_on.set()
             await until(lambda: "status" in store.objects[path("other", "j")], "the other job")
@@ -178,9 +180,9 @@ async def test_writes_of_one_namespace_hold_up_no_other(monkeypatch: pytest.Monk
     monkeypatch.setattr(store, "apply", slow)
     async with serving(store, PLACING, advise_first) as running:
         for number in range(100):
-            running.cache.see(put(store, "sweep", f"s{number}", 8))
+            running.cache.put_object(put(store, "sweep", f"s{number}", 8))
         await until(lambda: len(written) == PLACING.writers, "writes")
-        running.cache.see(put(store, "other", "j", 8))
+        running.cache.put_object(put(store, "other", "j", 8))
         await asyncio.sleep(0.5)
         release.set()
         await until(lambda: "status" in store.objects[path("other", "j")], "the other job")
@@ -212,13 +214,13 @@ async def test_a_job_is_told_once_that_it_waits_behind_those_of_others(monkeypat
     timings = replace(TIMINGS, tell_after_s=0.1, tell_again_s=0.1)
     async with serving(store, replace(PLACING, search_budget_s=0.1), search, timings) as running:
         for number in range(60):
-            running.cache.see(put(store, "sweep", f"s{number}", 8 * (1 + number)))
+            running.cache.put_object(put(store, "sweep", f"s{number}", 8 * (1 + number)))
         await until(lambda: running.advisor.over_budget(), "the sweep to be over its budget")
         assert sample(running, "tilecast_namespaces_over_search_budget") == 1.0
         assert sample(running, "tilecast_oldest_unanswered_seconds", kind="TrainingJob") > 0.0
-        assert not running.advisor.behind_others() and not messages, "there is nobody else"
+        assert not running.advisor.namespaces_behind_others() and not messages, "there is nobody else"
         for number in range(60):
-            running.cache.see(put(store, "other", f"o{number}", 8 * (1000 + number)))
+            running.cache.put_object(put(store, "other", f"o{number}", 8 * (1000 + number)))
         places = [(name, f"{name[0]}{number}") for name in ("sweep", "other") for number in range(60)]
 
         def is_answered(namespace: str, name: str) -> bool:

@@ -76,7 +76,7 @@ def test_the_file_answers_like_the_weights(written):
     net, _, path = written
     d = shapes(1)
     expected = training.shown_durations(measured(d, GPU), net)
-    seconds = kernels.seconds(KernelTable.of("gemm", "fp16", **d), GPU, model=path)
+    seconds = kernels.predict_kernel_times(KernelTable.of("gemm", "fp16", **d), GPU, model=path)
     assert seconds.seconds == pytest.approx(expected, rel=2e-4)
 
 
@@ -87,7 +87,9 @@ def test_a_network_that_hardly_learned_keeps_the_law_too(written, gpu, dim):
     _, _, path = written
     d = shapes(2)
     once, twice = (
-        kernels.seconds(KernelTable.of("gemm", "fp16", **{**d, dim: d[dim] * times}), find_gpu(gpu), model=path).seconds
+        kernels.predict_kernel_times(
+            KernelTable.of("gemm", "fp16", **{**d, dim: d[dim] * times}), find_gpu(gpu), model=path
+        ).seconds
         for times in (1, 2)
     )
     assert (twice * (1 + 1e-6) >= once).all()
@@ -126,7 +128,7 @@ def test_networks_that_are_kept_answer_as_shipped(written, tmp_path):
             KernelTable.of("gemm", "fp16", batch=1, m=4096, n=4096, k=4096),
         ]
     )  # fmt: skip
-    mixed, plain = (kernels.seconds(table, GPU, model=model).seconds for model in (path, None))
+    mixed, plain = (kernels.predict_kernel_times(table, GPU, model=model).seconds for model in (path, None))
     assert mixed[:-1] == pytest.approx(plain[:-1], rel=1e-6)
     assert mixed[-1] != pytest.approx(plain[-1], rel=1e-3)
 

@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilecast.hardware import Protocol
+from tilecast.hardware import LinkProtocol
 from tilecast.spec import SpecError
 from tilecast_lab.fit.networks import MeasuredNetwork, fit_protocols, mean_error, read_networks, report_networks
 
 COLUMNS = ("source", "gpu", "interconnect", "op", "dtype", "n_gpus", "n_nodes", "bytes", "latency_us", "config")
 TRUE = {
-    "ll": Protocol(12e-6, 8e-6, 0.2), "ll128": Protocol(20e-6, 15e-6, 0.6), "simple": Protocol(15e-6, 40e-6, 1.0),
-}  # fmt: skip
+    "ll": LinkProtocol(12e-6, 8e-6, 0.2),
+    "ll128": LinkProtocol(20e-6, 15e-6, 0.6),
+    "simple": LinkProtocol(15e-6, 40e-6, 1.0),
+}
 
 
 def write_table(folder: Path, words: str, latency_us: np.ndarray) -> None:

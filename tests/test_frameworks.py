@@ -22,13 +22,13 @@ LLAMA = zoo.preset("llama-2-7b")
 
 def bill(framework: Framework | None, plan: Plan, precision: str = "bf16", **job: object) -> memory.Footprint:
     workload = Workload(LLAMA, 2048, 64, precision, framework=framework, **job)  # type: ignore[arg-type]
-    plans = Plans.of(plan)
+    plans = Plans.from_plans(plan)
     return memory.footprint(workload, zoo.shard(workload, plans), plans)
 
 
 def per_parameter(footprint: memory.Footprint) -> float:
     states = footprint.parameters + footprint.gradients + footprint.optimizer
-    return float(states[0]) / zoo.parameters(Workload(LLAMA, 2048, 64))
+    return float(states[0]) / zoo.count_parameters(Workload(LLAMA, 2048, 64))
 
 
 def test_the_table_holds_what_a_job_may_name() -> None:
@@ -83,7 +83,7 @@ def test_states_take_what_the_framework_holds(framework: Framework, precision: s
 def test_an_update_in_one_kernel_needs_no_roots(framework: Framework, facts: dict[str, bool], held: float) -> None:
     """Otherwise the square roots of all second moments, in their type, are alive when the activations no longer are."""
     footprint = bill(framework, Plan(gradient_accumulation=2, checkpointing="full"), optimizer="adam", **facts)
-    dynamic = float(footprint.working[0] + footprint.activations[0]) / zoo.parameters(Workload(LLAMA, 2048, 64))
+    dynamic = float(footprint.working[0] + footprint.activations[0]) / zoo.count_parameters(Workload(LLAMA, 2048, 64))
     assert dynamic == pytest.approx(held) if held else dynamic < 1.0
 
 
@@ -133,7 +133,7 @@ def test_operators_kept_are_those_of_torchtitan() -> None:
     They are its input, q, v, the output of attention with a statistic per head, and one half of the MLP.
     """
     workload = Workload(zoo.preset("llama-3-8b"), 8192, 8, framework="torchtitan")
-    sharded = zoo.shard(workload, Plans.of(Plan()))
+    sharded = zoo.shard(workload, Plans.from_plans(Plan()))
     (layer,) = sharded.graph.layers
     assert layer.activation_bytes[1][0] / 8192 == 2 * (3 * 4096 + 1024 + 14336) + 4 * 32
 
@@ -187,15 +187,15 @@ def test_a_product_with_a_quantized_weight_keeps_its_input(framework: Framework 
 
 def test_scales_are_part_of_a_quantized_weight() -> None:
     held = {name: bill(name, Plan(), lora_rank=8, frozen_bits=4).parameters[0] for name in ("torchtune", "litgpt")}
-    layers = zoo.parameters(Workload(LLAMA, 2048, 64)) - 2 * 32000 * 4096
+    layers = zoo.count_parameters(Workload(LLAMA, 2048, 64)) - 2 * 32000 * 4096
     assert held["litgpt"] - held["torchtune"] == pytest.approx(layers * (4.5 - 4.127) / 8, rel=0.01)
 
 
 def test_chunks_of_logits_have_their_gradients_one_after_the_other() -> None:
     job = {"execution": "compiled", "lora_rank": 8, "optimizer": "none"}
     plan = Plan(micro_batch=8, checkpointing="full")
-    whole = zoo.shard(Workload(LLAMA, 2048, 64, framework="fsdp2", **job), Plans.of(plan))  # type: ignore[arg-type]
-    parts = zoo.shard(Workload(LLAMA, 2048, 64, framework="torchtune", **job), Plans.of(plan))  # type: ignore[arg-type]
+    whole = zoo.shard(Workload(LLAMA, 2048, 64, framework="fsdp2", **job), Plans.from_plans(plan))  # type: ignore[arg-type]
+    parts = zoo.shard(Workload(LLAMA, 2048, 64, framework="torchtune", **job), Plans.from_plans(plan))  # type: ignore[arg-type]
     logits = 2.0 * 8 * 2048 * 32000
     assert whole.graph.last[0].working_bytes[0] == pytest.approx(logits)
     assert parts.graph.last[0].working_bytes[0] == pytest.approx(logits / 8)
@@ -203,7 +203,7 @@ def test_chunks_of_logits_have_their_gradients_one_after_the_other() -> None:
 
 def test_an_output_layer_of_its_own_is_counted() -> None:
     tied = zoo.preset("llama-3.2-1b")
-    one, other = (zoo.parameters(Workload(tied, 512, 8, framework=name)) for name in ("fsdp2", "litgpt"))
+    one, other = (zoo.count_parameters(Workload(tied, 512, 8, framework=name)) for name in ("fsdp2", "litgpt"))
     assert tied.tied_embeddings
     assert other - one == tied.vocab * tied.hidden
 
@@ -220,7 +220,7 @@ def test_embedding_tables_are_billed_by_rows(framework: Framework | None, data: 
     def held(times: float) -> float:
         grown = model.having(table_weights=times * 16 * rows, wide_weights=times * rows)
         workload = Workload(grown, 1, 512 * data, "fp32", optimizer="adam", framework=framework)
-        plans = Plans.of(Plan(data=data, expert=data, micro_batch=512))
+        plans = Plans.from_plans(Plan(data=data, expert=data, micro_batch=512))
         footprint = memory.footprint(workload, zoo.shard(workload, plans), plans)
         return float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
 
@@ -232,7 +232,7 @@ def test_rows_that_ranks_share_leave_vectors_of_every_rank() -> None:
     resident = {}
     for framework in ("oneflow", "ddp"):
         workload = Workload(model, 1, 4096, "fp32", framework=framework)
-        plans = Plans.of(Plan(data=8, expert=8, micro_batch=512))
+        plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=512))
         resident[framework] = memory.footprint(workload, zoo.shard(workload, plans), plans).activations[0]
     assert resident["oneflow"] - resident["ddp"] == pytest.approx(512 * 26 * 16 * 4 * 2 * 7)
 
@@ -241,7 +241,7 @@ def test_rows_that_ranks_share_leave_vectors_of_every_rank() -> None:
 def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None) -> None:
     footprint, error = (
         bill(framework, Plan(data=2)),
-        frameworks.of(Workload(LLAMA, 1, 1, framework=framework)).memory_error,
+        frameworks.find_framework(Workload(LLAMA, 1, 1, framework=framework)).memory_error,
     )
     assert 0 < error <= 0.2
     assert footprint.lower == pytest.approx(footprint.total * (1 - error))
@@ -258,8 +258,8 @@ def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None)
     [("megatron", "h100-sxm", 4.0), ("megatron", "b200", 3.0), ("nemo", "h100-sxm", 2.0), ("nemo", "b200", 1.0)],
 )
 def test_blackwell_needs_no_fp8_weights_by_columns(framework: Framework, gpu: str, each: float) -> None:
-    workload, plans = Workload(LLAMA, 2048, 64, "fp8", framework=framework), Plans.of(Plan())
+    workload, plans = Workload(LLAMA, 2048, 64, "fp8", framework=framework), Plans.from_plans(Plan())
     footprint = memory.footprint(workload, zoo.shard(workload, plans), plans, hardware.find_gpu(gpu)).parameters[0]
     ends = 2 * 32000 * 4096 + 4096
-    layers = zoo.parameters(workload) - ends
+    layers = zoo.count_parameters(workload) - ends
     assert footprint == pytest.approx(2 * ends + each * layers, rel=1e-3)

@@ -74,7 +74,9 @@ def test_a_fused_optimizer_moves_less(optimizer: str) -> None:
     fused, stepwise = (
         float(
             search.price(
-                workload("gpt2", optimizer=optimizer, fused_optimizer=is_fused), Plans.of(Plan(micro_batch=8)), pool
+                workload("gpt2", optimizer=optimizer, fused_optimizer=is_fused),
+                Plans.from_plans(Plan(micro_batch=8)),
+                pool,
             ).times.optimizer[0]
         )
         for is_fused in (True, False)

@@ -193,7 +193,7 @@ def test_fuzzed_jobs_are_advised_or_refused_with_a_reason(examples: int) -> None
         store.answered.clear()
         body = job(str(number))
         body["spec"] = spec
-        running.cache.see(store.put(path, body))
+        running.cache.put_object(store.put(path, body))
         async with asyncio.timeout(ANSWER_S):
             await store.answered.wait()
         advised = store.objects.pop(path)
@@ -203,14 +203,14 @@ def test_fuzzed_jobs_are_advised_or_refused_with_a_reason(examples: int) -> None
         if text not in seen:
             seen.add(text)
             status_schema.validate(advised["status"])
-        running.cache.lose(advised)
+        running.cache.remove_object(advised)
 
     loop = asyncio.new_event_loop()
     store = Fuzzed()
 
     async def begin() -> Assembly:
         running = Assembly(QUICK, store, Metrics(), advise)
-        running.cache.see(node(product="Tesla-T4"))
+        running.cache.put_object(node(product="Tesla-T4"))
         store.node_count = 1
         running.start()
         return running
@@ -247,7 +247,7 @@ OVERGROWN = {
     "1 MB in one value": {**GPT2, "pad": "x" * 2**20},
     "1 MB in many values": {**GPT2, "pad": ["x"] * 2**18},
     "200 levels": {**GPT2, "pad": deep(200)},
-    "as deep as the API server takes": untrusted.cut(deep(9_990)),
+    "as deep as the API server takes": untrusted.empty_below_depth(deep(9_990)),
     "hostile keys": {"\x00\x1b[2J\u202e" * 100: "!!python/object/apply:os.system"},
 }
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.hardware import find_gpu, find_link, gpus, load_gpu, load_link, normalise, use_links
+from tilecast.hardware import find_gpu, find_link, gpus, load_gpu, load_link, normalise_product, use_links
 from tilecast.spec import SpecError
 
 NAMES = [
@@ -188,7 +188,7 @@ all = "made up for this test"
 
 
 def test_spelling_differences_vanish():
-    assert normalise("NVIDIA A100-SXM4-80GB") == normalise("nvidia-a100_sxm4_80gb") == "a100-sxm4-80gb"
+    assert normalise_product("NVIDIA A100-SXM4-80GB") == normalise_product("nvidia-a100_sxm4_80gb") == "a100-sxm4-80gb"
 
 
 LINK = """

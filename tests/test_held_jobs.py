@@ -42,14 +42,14 @@ async def test_a_job_that_waits_is_shown_with_the_time_since_it_was_created() ->
 
     async with serving(store, PLACING, search) as running:
         assert (shown(running, "held_jobs"), shown(running, "oldest_held_seconds")) == (0, 0)
-        running.cache.see(store.job(mode="Initial"))
+        running.cache.put_object(store.job(mode="Initial"))
         await until(searching.is_set, "the search")
         oldest_s = shown(running, "oldest_held_seconds")
         assert shown(running, "held_jobs") == 1 and oldest_s is not None and oldest_s > 1e6, "created long ago"
         go_on.set()
         await until(lambda: APPLIED in store.annotations(), "the job to be let go")
         await until(lambda: shown(running, "placement_wait_seconds_count") == 1, "the wait to be counted")
-        running.cache.see(store.now())
+        running.cache.put_object(store.now())
         assert (shown(running, "held_jobs"), shown(running, "oldest_held_seconds")) == (0, 0)
         wait_s = shown(running, "placement_wait_seconds_sum")
         assert wait_s is not None and wait_s >= oldest_s
@@ -61,9 +61,9 @@ async def test_a_job_that_begins_to_wait_later_has_waited_since_then() -> None:
     async with serving(store) as running:
         document = store.job(mode="Advise")
         document["spec"]["suspend"] = True
-        running.cache.see(store.put(f"{JOBS}/a", document))
+        running.cache.put_object(store.put(f"{JOBS}/a", document))
         document["metadata"]["annotations"]["tilecast.dev/mode"] = "Initial"
-        running.cache.see(store.put(f"{JOBS}/a", document))
+        running.cache.put_object(store.put(f"{JOBS}/a", document))
         await until(lambda: shown(running, "placement_wait_seconds_count") == 1, "the job to be let go")
         wait_s = shown(running, "placement_wait_seconds_sum")
         assert wait_s is not None and wait_s < 1e5
@@ -82,13 +82,13 @@ async def test_every_outcome_is_counted_from_zero_and_once() -> None:
         assert OUTCOMES.keys() - outcomes.keys() == {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
         job = store.job("job-kueue", mode="Initial")
         store.workload(job)
-        running.cache.see(job)
+        running.cache.put_object(job)
         await until(lambda: store.annotations().get(APPLIED) == patches.QUEUED, "the job to be let go")
         store.admit(running)
         await until(lambda: store.annotations().get(APPLIED) == patches.PLACED, "Kueue to admit it")
         await until(lambda: shown(running, "placements_total", outcome="Placed") == 1, "that to be counted")
         assert shown(running, "placements_total", outcome="Queued") == 1
-        running.cache.see(store.now())
+        running.cache.put_object(store.now())
         await asyncio.sleep(0.05)
         assert shown(running, "placements_total", outcome="Placed") == 1
 
@@ -97,11 +97,11 @@ async def test_a_job_that_is_deleted_waits_no_more_and_a_follower_shows_none() -
     store = JobStore()
     async with serving(store) as running:
         job = store.job("job-kueue", mode="Initial")
-        running.cache.see(job)
+        running.cache.put_object(job)
         assert shown(running, "held_jobs") == 1
-        running.cache.lose(store.objects.pop(f"{JOBS}/a"))
+        running.cache.remove_object(store.objects.pop(f"{JOBS}/a"))
         assert shown(running, "held_jobs") == 0
-        running.metrics.lead(False)
+        running.metrics.show_leadership(False)
         assert b"held" not in generate_latest(running.metrics.registry)
 
 
@@ -109,7 +109,7 @@ async def test_a_job_that_is_deleted_waits_no_more_and_a_follower_shows_none() -
 async def test_a_job_that_is_let_go_as_it_was_is_counted_by_the_reason(reason: str) -> None:
     store = JobStore()
     async with serving(store) as running:
-        running.cache.see(store.job("job-gated", mode="Advise"))
+        running.cache.put_object(store.job("job-gated", mode="Advise"))
         await until(lambda: shown(running, "placements_total", outcome=reason) == 1, "the reason")
 
 
@@ -120,8 +120,8 @@ class DeletingStore(JobStore):
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         body = await super().patch(path, operations)
-        self.running.cache.lose(body)
-        self.running.leadership.end()
+        self.running.cache.remove_object(body)
+        self.running.leadership.stop_leading()
         return body
 
 
@@ -130,7 +130,7 @@ async def test_a_replica_that_stops_leading_keeps_nothing_of_a_job_that_is_delet
     async with serving(store) as running:
         store.running = running
         job = store.job("job-gated", mode="Advise")
-        running.cache.see(job)
+        running.cache.put_object(job)
         await until(lambda: store.patches, "the job to be let go")
         await until(lambda: not running.admission.is_deciding(key, job["metadata"]["uid"]), "the end of the decision")
         assert key not in running.runtime.records

@@ -135,7 +135,7 @@ def config(kind: str, **changes: Any) -> dict[str, Any]:
 
 
 def size(model: Any) -> float:
-    return zoo.parameters(Workload(model, 128 if model.vocab else 1, 1))
+    return zoo.count_parameters(Workload(model, 128 if model.vocab else 1, 1))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -168,7 +168,7 @@ def test_a_published_config_has_the_published_parameters(name: str) -> None:
         assert size(huggingface.model(document)) == pytest.approx(PUBLISHED[name]["parameters"], rel=0.02)
 
 
-@pytest.mark.parametrize("kind", huggingface.supported())
+@pytest.mark.parametrize("kind", huggingface.supported_types())
 def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
     """With the keys that transformers fills in, stated or not, each type is a model that can be priced.
 
@@ -195,7 +195,7 @@ def test_the_page_of_models_lists_every_type() -> None:
     page = (Path(__file__).resolve().parent.parent / "docs" / "models.md").read_text()
     rows = [line.split("|")[2] for line in page.split("## ")[0].splitlines() if line.startswith("| ")][1:]
     listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
-    assert sorted(listed) == sorted(huggingface.supported())
+    assert sorted(listed) == sorted(huggingface.supported_types())
     assert f"the {len(PUBLISHED)} files of `tests/configs.json`" in page
 
 
@@ -398,7 +398,7 @@ def test_any_value_anywhere_is_read_or_refused(kind: str, data: st.DataObject) -
         model = huggingface.model({**document, key: data.draw(VALUES)})
     except SpecError:
         return
-    assert zoo.parameters(Workload(model, 128 if model.vocab else 1, 1)) >= 0
+    assert zoo.count_parameters(Workload(model, 128 if model.vocab else 1, 1)) >= 0
 
 
 GPUS = ["--gpus", "h100-sxm:8,a100-80:8"]
@@ -503,7 +503,7 @@ def test_a_name_that_is_no_model_is_told_what_helps(name: str, rest: str, capsys
 @pytest.mark.parametrize("name", ["ai21labs/Jamba-v0.1", "tiiuae/Falcon-H1-0.5B-Base", "Qwen/Qwen2.5-VL-3B-Instruct"])
 def test_adapters_stand_beside_hybrids_and_towers(name: str) -> None:
     model = huggingface.model(published(name))
-    adapted = zoo.parameters(Workload(model, 128, 1, lora_rank=16)) / size(model)
+    adapted = zoo.count_parameters(Workload(model, 128, 1, lora_rank=16)) / size(model)
     assert 1.0005 < adapted < 1.05
 
 

@@ -21,7 +21,7 @@ from tilecast.step.blocks import kernel_seconds
 
 JOB = Workload(zoo.preset("resnet-50"), 1, 2048, "fp16", optimizer="momentum", memory_format="channelsLast")
 POOL = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("efa-400"))
-PLANS = Plans.of(Plan(data=1, micro_batch=128, gradient_accumulation=16), Plan(data=16, micro_batch=128))
+PLANS = Plans.from_plans(Plan(data=1, micro_batch=128, gradient_accumulation=16), Plan(data=16, micro_batch=128))
 WORDS = [
     "advise",
     "resnet-50",

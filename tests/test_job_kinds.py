@@ -84,7 +84,7 @@ document, target = given["job"], given["training_job"]
 job = jobs.read(document)
 started = jobs.read({**document, "status": {"replicaStatuses": {"Worker": {"active": 2}}}})
 ended = jobs.read({**document, "status": {"conditions": [{"type": "Succeeded", "status": "True"}]}})
-placed = jobs.changes(document, job, jobs.Placement(given["selector"]))
+placed = jobs.compute_changes(document, job, jobs.Placement(given["selector"]))
 wrong = {**target, "spec": {**target["spec"], "targetRef": {**target["spec"]["targetRef"], "apiVersion": "batch/v1"}}}
 print(json.dumps({
     "kinds": list(jobs.JOB_KINDS),

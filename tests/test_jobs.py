@@ -41,8 +41,8 @@ from tilecast.jobs import (
     Priorities,
     PriorityClass,
     is_job,
-    mode_of,
-    read,
+    read_job,
+    read_mode,
     require_gpus,
     runtime_of,
 )
@@ -54,7 +54,7 @@ WITH_PODS = [name for name in ONE_OF_EACH if pod_path(name)]
 
 @pytest.mark.parametrize("name", FACTS)
 def test_every_example_is_read(name: str) -> None:
-    job, facts = read(example(name)), FACTS[name]
+    job, facts = read_job(example(name)), FACTS[name]
     assert {item.name: item.count for item in job.pods} == facts["pods"]
     assert (job.gpus, job.gpus_per_pod) == (facts["gpus"], facts["gpus_per_pod"])
     assert (job.is_suspended, job.has_started) == (facts["is_suspended"], not facts["is_suspended"])
@@ -67,11 +67,11 @@ def test_a_train_job_takes_from_its_runtime_what_it_leaves_out() -> None:
     document = example("trainjob")
     assert runtime_of(document) == ("ClusterTrainingRuntime", "torch-distributed")
     document["spec"]["trainer"] = {"image": "x"}
-    (pods,) = read(document, runtime(nodeSelector=A100)).pods
+    (pods,) = read_job(document, runtime(nodeSelector=A100)).pods
     assert (pods.name, pods.count, pods.gpus, pods.pinned) == ("trainer", 3, 4, A100)
-    assert read(document).gpus == 0
+    assert read_job(document).gpus == 0
     with pytest.raises(SpecError, match=r"asks for no GPU; .*resourcesPerNode"):
-        require_gpus(read(document))
+        require_gpus(read_job(document))
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_train_job_takes_from_its_runtime_what_it_leaves_out() -> None:
 )
 def test_a_suspended_job_that_ran_has_started(name: str, status: dict[str, Any]) -> None:
     document = set_suspend(example(name))
-    assert not read(document).has_started
-    assert read({**document, "status": status}).has_started
+    assert not read_job(document).has_started
+    assert read_job({**document, "status": status}).has_started
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
@@ -88,7 +88,7 @@ def test_a_job_is_finished_by_a_condition_of_its_kind_or_in_another_way(name: st
     document = example(name)
 
     def is_finished(status: dict[str, Any]) -> bool:
-        return read({**document, "status": status}).is_finished
+        return read_job({**document, "status": status}).is_finished
 
     conditions = JOB_KINDS[document["kind"]].finished
     others = FACTS[name].get("ended", [])
@@ -102,78 +102,78 @@ def test_a_job_is_finished_by_a_condition_of_its_kind_or_in_another_way(name: st
 @pytest.mark.parametrize("name", WITH_PODS)
 def test_the_first_pods_with_a_priority_class_name_that_of_the_job(name: str) -> None:
     document: Any = example(name)
-    assert read(document).pod_priority_class == ""
+    assert read_job(document).pod_priority_class == ""
     pod = document
     for part in pod_path(name):
         pod = pod[part]
     pod["priorityClassName"] = "urgent"
-    assert read(document).pod_priority_class == "urgent"
+    assert read_job(document).pod_priority_class == "urgent"
     pod["priorityClassName"] = ["urgent"]
     with pytest.raises(SpecError, match=r"priorityClassName"):
-        read(document)
+        read_job(document)
 
 
 def test_the_priority_class_of_a_scheduling_policy_wins_over_that_of_pods() -> None:
     document = example("pytorchjob")
     for role, name in (("Worker", "low"), ("Master", "high")):
         document["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]["priorityClassName"] = name
-    assert read(document).pod_priority_class == "high", "the master's pods come first"
+    assert read_job(document).pod_priority_class == "high", "the master's pods come first"
     document["spec"]["runPolicy"] = {"schedulingPolicy": {"priorityClass": "policy"}}
-    assert read(document).pod_priority_class == "policy"
+    assert read_job(document).pod_priority_class == "policy"
     document["spec"]["runPolicy"] = {"schedulingPolicy": {"priorityClass": 7}}
     with pytest.raises(SpecError, match=r"schedulingPolicy\.priorityClass"):
-        read(document)
+        read_job(document)
 
 
 def test_a_train_job_has_the_priority_class_of_its_runtime() -> None:
     document, given = example("trainjob"), runtime(priorityClassName="of-trainer")
-    assert read(document, given).pod_priority_class == "of-trainer" and read(document).pod_priority_class == ""
+    assert read_job(document, given).pod_priority_class == "of-trainer" and read_job(document).pod_priority_class == ""
     initializer = given["spec"]["template"]["spec"]["replicatedJobs"][0]
     initializer["template"] = {"spec": {"template": {"spec": {"priorityClassName": "of-initializer"}}}}
-    assert read(document, given).pod_priority_class == "of-initializer", "whose pods come first in Kueue's list"
+    assert read_job(document, given).pod_priority_class == "of-initializer", "whose pods come first in Kueue's list"
 
 
 def test_a_priority_is_that_of_kueue_s_class_then_of_the_pods_then_the_least_default() -> None:
-    of_workloads = {"urgent": PriorityClass.of({"value": 7})}
+    of_workloads = {"urgent": PriorityClass.from_object({"value": 7})}
     of_pods = {
-        "urgent": PriorityClass.of({"value": 100}),
-        "usual": PriorityClass.of({"value": 5, "globalDefault": True}),
-        "other": PriorityClass.of({"value": 6, "globalDefault": True}),
-        "odd": PriorityClass.of({"value": "much"}),
+        "urgent": PriorityClass.from_object({"value": 100}),
+        "usual": PriorityClass.from_object({"value": 5, "globalDefault": True}),
+        "other": PriorityClass.from_object({"value": 6, "globalDefault": True}),
+        "odd": PriorityClass.from_object({"value": "much"}),
     }
     known = Priorities(of_workloads, of_pods)
     assert known.value("urgent", "usual") == 7 and known.value("", "urgent") == 100 and known.value("", "") == 5
     assert known.value("gone", "urgent") == known.value("", "gone") == known.value("", "odd") == 0
-    assert Priorities().value("", "") == 0
+    assert Priorities().find_priority("", "") == 0
     document = example("job")
     document["metadata"]["labels"][PRIORITY_CLASS] = "urgent"
-    assert read(document).workload_priority_class == "urgent"
+    assert read_job(document).workload_priority_class == "urgent"
 
 
 def test_a_job_made_by_another_kind_is_owned() -> None:
     document = example("job")
     document["metadata"]["ownerReferences"] = [{"kind": "JobSet", "name": "x", "controller": True}]
-    assert read(document).is_owned
+    assert read_job(document).is_owned
     document["metadata"]["ownerReferences"] = [{"kind": "CronJob", "name": "x", "controller": True}]
-    assert not read(document).is_owned
+    assert not read_job(document).is_owned
 
 
 def test_labels_of_the_job_win_over_those_of_the_namespace() -> None:
     document = example("job")
     on = {ENABLED: "true"}
     document["metadata"]["labels"] = {}
-    assert read(document).is_enabled(on) and not read(document).is_enabled({})
+    assert read_job(document).is_enabled(on) and not read_job(document).is_enabled({})
     document["metadata"]["labels"] = {ENABLED: "false"}
-    assert not read(document).is_enabled(on)
+    assert not read_job(document).is_enabled(on)
     document["metadata"] = {"labels": on, "annotations": {IGNORE: "true"}}
-    assert not read(document).is_enabled(on)
+    assert not read_job(document).is_enabled(on)
 
 
 def held(marks: dict[str, str], labels: dict[str, str], **spec: Any) -> bool:
     document = example("job")
     document["metadata"] = {"name": "x", "annotations": marks, "labels": labels}
     document["spec"] |= spec
-    return read(document).is_held
+    return read_job(document).is_held
 
 
 def test_only_our_gates_hold_a_job() -> None:
@@ -194,8 +194,8 @@ def test_only_our_gates_hold_a_job() -> None:
 
 
 def test_a_parked_job_asks_for_the_quota_of_the_queue_that_it_moves_to() -> None:
-    assert read(example("job-kueue")).queue == "team" == read(example("job-gated")).queue
-    assert read(example("job-kueue")).current_queue == "tilecast-hold"
+    assert read_job(example("job-kueue")).queue == "team" == read_job(example("job-gated")).queue
+    assert read_job(example("job-kueue")).current_queue == "tilecast-hold"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_parked_job_asks_for_the_quota_of_the_queue_that_it_moves_to() -> None
 )
 def test_what_is_no_job_is_told_so(changed: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as raised:
-        read({**example("job"), **changed})
+        read_job({**example("job"), **changed})
     assert all(word in str(raised.value) for word in words) and "\n" not in str(raised.value)
 
 
@@ -290,7 +290,7 @@ JSON = st.recursive(
 def test_hostile_documents_never_crash(kind: str, parts: dict[str, Any], beneath: Any) -> None:
     document = {"apiVersion": JOB_KINDS[kind].api_version, "kind": kind, **parts}
     try:
-        job = read(document, beneath if isinstance(beneath, dict) else None)
+        job = read_job(document, beneath if isinstance(beneath, dict) else None)
     except SpecError as error:
         assert "\n" not in str(error)
     else:
@@ -301,7 +301,7 @@ def asked(**marks: str) -> training_job.TrainingJobSpec:
     document = example("job")
     own = {key.replace("_", "/"): value for key, value in marks.items()}
     document["metadata"]["annotations"] = {"tilecast.dev/" + key: value for key, value in own.items()}
-    return advice_spec(read(document))
+    return advice_spec(read_job(document))
 
 
 BATCH = '{"globalBatchSize": 8, "sequenceLength": 128}'
@@ -312,10 +312,10 @@ def test_annotations_are_the_spec_of_a_training_job() -> None:
     assert spec.model.preset == "llama-2-7b" and spec.objective == "cost"
     assert spec.training.global_batch_size == 8 and spec.constraints and spec.constraints.max_gpus == 8
     hub = asked(model="openai-community/gpt2-xl", training=BATCH)
-    assert training_job.request("x", hub).workload.model.name == "gpt2-xl"
-    config = training_job.reference(asked(model="configmap:mine/config.json", training=BATCH))
+    assert training_job.to_request("x", hub).workload.model.name == "gpt2-xl"
+    config = training_job.model_reference(asked(model="configmap:mine/config.json", training=BATCH))
     assert config and (config.name, config.key) == ("mine", "config.json") and "huggingFace" in config.field
-    graph = training_job.reference(asked(model="configmap:mine/model.onnx", training=BATCH))
+    graph = training_job.model_reference(asked(model="configmap:mine/model.onnx", training=BATCH))
     assert graph and "graphRef" in graph.field
 
 
@@ -339,10 +339,10 @@ def test_a_wrong_annotation_is_named(marks: dict[str, str], words: tuple[str, ..
 
 def test_an_unknown_mode_is_told_so() -> None:
     document = example("job")
-    assert mode_of(read(document)) == "Initial"
+    assert read_mode(read_job(document)) == "Initial"
     document["metadata"]["annotations"][MODE] = "Auto"
     with pytest.raises(SpecError, match=r"tilecast.dev/mode: 'Auto' is no mode; use one of Off, Advise, Initial"):
-        mode_of(read(document))
+        read_mode(read_job(document))
 
 
 HAND = """\

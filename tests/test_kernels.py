@@ -64,7 +64,7 @@ def test_every_kind_is_drawn():
 def test_no_kernel_beats_the_machine(drawn):
     kind, precision, dims, gpu = drawn
     table = KernelTable.of(kind, precision, **dims)
-    times = kernels.seconds(table, gpu)
+    times = kernels.predict_kernel_times(table, gpu)
     moved = table.bytes()
     bandwidth = gpu.memory_bandwidth_bytes_per_s if moved > 2 * gpu.l2_bytes else gpu.l2_bandwidth_bytes_per_s
     assert np.isfinite(times.seconds).all()
@@ -82,7 +82,7 @@ def test_doubling_a_dimension_never_lowers_the_time(drawn):
     kind, precision, dims, gpu = drawn
     grown = [name for name in dims if name not in NOT_DOUBLED]
     columns = {name: [value] + [value * (1 + (name == other)) for other in grown] for name, value in dims.items()}
-    base, *doubled = kernels.seconds(KernelTable.of(kind, precision, **columns), gpu).seconds
+    base, *doubled = kernels.predict_kernel_times(KernelTable.of(kind, precision, **columns), gpu).seconds
     assert (np.array(doubled) * ROUNDING >= base).all(), dict(zip(grown, doubled, strict=True))
 
 
@@ -108,7 +108,9 @@ def test_doubling_the_channels_of_a_grouped_convolution_never_lowers_the_time(gp
     d |= {"c_out": groups * rng.integers(1, 300, 200), "in_h": np.full(200, 14.0), "in_w": np.full(200, 14.0)}
     d |= {"out_h": np.full(200, 14.0), "out_w": np.full(200, 14.0), "k_h": np.full(200, 3.0), "k_w": np.full(200, 3.0)}
     once, twice = (
-        kernels.seconds(KernelTable.of("conv", "fp16", **{**d, grown: d[grown] * times}), find_gpu(gpu)).seconds
+        kernels.predict_kernel_times(
+            KernelTable.of("conv", "fp16", **{**d, grown: d[grown] * times}), find_gpu(gpu)
+        ).seconds
         for times in (1, 2)
     )
     assert (twice * ROUNDING >= once).all()
@@ -130,10 +132,12 @@ def test_time_is_the_same_alone_and_in_a_batch():
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 8192, (3, 200))
     table = KernelTable.of("gemm", "bf16", batch=1, m=sizes[0], n=sizes[1], k=sizes[2])
-    whole = kernels.seconds(table, find_gpu("a100-80")).seconds
+    whole = kernels.predict_kernel_times(table, find_gpu("a100-80")).seconds
     for row in (0, 7, 199):
         alone = KernelTable.of("gemm", "bf16", batch=1, m=sizes[0][row], n=sizes[1][row], k=sizes[2][row])
-        assert kernels.seconds(alone, find_gpu("a100-80")).seconds[0] == pytest.approx(whole[row], rel=1e-5)
+        assert kernels.predict_kernel_times(alone, find_gpu("a100-80")).seconds[0] == pytest.approx(
+            whole[row], rel=1e-5
+        )
 
 
 def test_kinds_and_precisions_mix_in_one_table():
@@ -147,8 +151,8 @@ def test_kinds_and_precisions_mix_in_one_table():
         ),
     ]  # fmt: skip
     gpu = find_gpu("h100-sxm")
-    together = kernels.seconds(KernelTable.concatenate(parts), gpu)
-    apart = np.concatenate([kernels.seconds(part, gpu).seconds for part in parts])
+    together = kernels.predict_kernel_times(KernelTable.concatenate(parts), gpu)
+    apart = np.concatenate([kernels.predict_kernel_times(part, gpu).seconds for part in parts])
     assert together.seconds == pytest.approx(apart, rel=1e-5)
     assert together.seconds[3] > 5 * together.seconds[0], "FP32 does not run on the tensor cores"
     assert together.seconds[5] > together.seconds[4], "the backward pass of attention does more work"
@@ -165,7 +169,7 @@ def test_kinds_and_precisions_mix_in_one_table():
 )
 def test_a_large_product_reaches_a_known_share_of_the_peak(gpu, precision, low, high):
     table = KernelTable.of("gemm", precision, batch=1, m=8192, n=8192, k=8192)
-    times = kernels.seconds(table, find_gpu(gpu))
+    times = kernels.predict_kernel_times(table, find_gpu(gpu))
     assert low < table.flops()[0] / times.seconds[0] / find_gpu(gpu).peak(precision) < high
 
 
@@ -174,7 +178,7 @@ def test_a_gradient_added_in_fp32_takes_longer_by_its_traffic():
     plain, added = KernelTable.of("gemm", "bf16", **sizes), KernelTable.of("gemm", "bf16", **sizes, accumulated=1)
     assert added.bytes()[0] - plain.bytes()[0] == 8 * 4096 * 4096 * (8 - 2)
     gpu = find_gpu("a100-80")
-    alone, both = (kernels.seconds(table, gpu).seconds[0] for table in (plain, added))
+    alone, both = (kernels.predict_kernel_times(table, gpu).seconds[0] for table in (plain, added))
     assert alone < both < alone + 8 * 4096 * 4096 * 8 / gpu.memory_bandwidth_bytes_per_s
 
 
@@ -182,15 +186,17 @@ def test_drawing_random_numbers_takes_time():
     sizes = {"elements": 1 << 28, "read_bytes": 2, "written_bytes": 3}
     plain, drawn = (KernelTable.of("elementwise", "fp16", **sizes, drawn=flag) for flag in (0, 1))
     gpu = find_gpu("v100-sxm")
-    extra = kernels.seconds(drawn, gpu).seconds - kernels.seconds(plain, gpu).seconds
-    cycles = (1 << 28) * constants.shipped().kernels.random_number_cycles
+    extra = kernels.predict_kernel_times(drawn, gpu).seconds - kernels.predict_kernel_times(plain, gpu).seconds
+    cycles = (1 << 28) * constants.shipped_constants().kernels.random_number_cycles
     assert extra == pytest.approx([cycles / (gpu.sm_count * gpu.boost_clock_hz)])
 
 
 def test_many_small_products_take_longer_than_one_and_less_than_each_alone():
     gpu = find_gpu("v100-sxm")
     batches = np.array([1.0, 8.0, 64.0])
-    times = kernels.seconds(KernelTable.of("gemm", "fp16", batch=batches, m=2048, n=64, k=2048), gpu).seconds
+    times = kernels.predict_kernel_times(
+        KernelTable.of("gemm", "fp16", batch=batches, m=2048, n=64, k=2048), gpu
+    ).seconds
     assert (np.diff(times) > 0).all()
     assert (times <= times[0] * batches * ROUNDING).all()
 
@@ -201,7 +207,7 @@ def test_winograd_counts_its_reduced_flops():
     d = {name: np.array([value], float) for name, value in dims.items()}
     plain, moved = KINDS["conv"].flops(d), KINDS["conv"].bytes(d, np.array([4.0]))
     work = features.compute_work(KINDS["conv"], "fp32", d)
-    assert work.flops == plain / constants.shipped().kernels.winograd_reduction
+    assert work.flops == plain / constants.shipped_constants().kernels.winograd_reduction
     assert work.moved_bytes == moved
     assert features.compute_work(KINDS["conv"], "fp16", d).flops == plain
 
@@ -211,17 +217,17 @@ def test_winograd_counts_its_reduced_flops():
 )
 def test_a_precision_the_gpu_lacks_is_refused(gpu, precision):
     with pytest.raises(SpecError, match=f"{gpu} has no {precision} units"):
-        kernels.seconds(KernelTable.of("gemm", precision, batch=1, m=8, n=8, k=8), find_gpu(gpu))
+        kernels.predict_kernel_times(KernelTable.of("gemm", precision, batch=1, m=8, n=8, k=8), find_gpu(gpu))
 
 
 @pytest.mark.parametrize("value", [0, -4, np.nan, np.inf, 1e30])
 def test_a_size_that_is_none_is_refused(value):
     with pytest.raises(SpecError, match=r"gemm\.m: .* is no size of a kernel"):
-        kernels.seconds(KernelTable.of("gemm", "fp32", batch=1, m=value, n=8, k=8), find_gpu("t4"))
+        kernels.predict_kernel_times(KernelTable.of("gemm", "fp32", batch=1, m=value, n=8, k=8), find_gpu("t4"))
 
 
 def test_an_empty_table_has_no_times():
-    times = kernels.seconds(KernelTable.of("gemm", "fp32", batch=[], m=[], n=[], k=[]), find_gpu("t4"))
+    times = kernels.predict_kernel_times(KernelTable.of("gemm", "fp32", batch=[], m=[], n=[], k=[]), find_gpu("t4"))
     assert len(times.seconds) == len(times.spread) == len(times.roofline_s) == 0
 
 
@@ -287,13 +293,15 @@ def test_a_large_product_takes_a_large_tile_and_a_narrow_one_splits_k():
 
 
 def test_kernels_without_tiles_report_one():
-    times = kernels.seconds(KernelTable.of("softmax", "fp32", rows=4096, cols=[512, 1024], backward=0), find_gpu("t4"))
+    times = kernels.predict_kernel_times(
+        KernelTable.of("softmax", "fp32", rows=4096, cols=[512, 1024], backward=0), find_gpu("t4")
+    )
     assert times.tiling().tiles.tolist() == [1, 1]
 
 
 def test_a_gpu_never_seen_is_less_certain_than_its_twin():
     table = KernelTable.of("gemm", "bf16", batch=1, m=4096, n=4096, k=4096)
-    known, unknown = (kernels.seconds(table, find_gpu(name)).spread[0] for name in ("a100-80", "a40"))
+    known, unknown = (kernels.predict_kernel_times(table, find_gpu(name)).spread[0] for name in ("a100-80", "a40"))
     assert known < unknown
 
 
@@ -309,7 +317,7 @@ def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
     path.write_bytes(SHIPPED.read_bytes())
     digest = utilization.load_model().sha256
     try:
-        environment.apply(
+        environment.apply_environment(
             {"TILECAST_UTILIZATION_MODEL": str(path), "TILECAST_UTILIZATION_MODEL_SHA256": digest.upper()}
         )
         assert kernels.model_info()[1] == digest
@@ -320,5 +328,5 @@ def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="cannot be read"):
             utilization.load_model()
     finally:
-        environment.apply({})
+        environment.apply_environment({})
     assert utilization.load_model().sha256 == digest

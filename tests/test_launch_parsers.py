@@ -176,7 +176,7 @@ def test_transformers_builds_the_class_that_is_printed(name: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch = pytest.importorskip("torch", reason="torch is not installed")
     given = PUBLISHED[name]["config"]
-    head = zoo.auto(huggingface.model(given))
+    head = zoo.auto_model_suffix(huggingface.model(given))
     if not head or given.get("model_type") not in transformers.CONFIG_MAPPING:
         pytest.skip("not for the Trainer" if not head else "code of its own")
     kind = f"AutoModel{head}"

@@ -71,7 +71,7 @@ def printed(launcher: str, workload: Workload, plan: Plan) -> LaunchScript | Non
 
 
 def bill(workload: Workload, plan: Plan) -> tuple[float, ...]:
-    plans = Plans.of(plan)
+    plans = Plans.from_plans(plan)
     footprint = memory.footprint(workload, zoo.shard(workload, plans), plans)
     return tuple(footprint.items(0).values())
 
@@ -79,7 +79,7 @@ def bill(workload: Workload, plan: Plan) -> tuple[float, ...]:
 def price(launcher: str, workload: Workload, plan: Plan) -> tuple[float, float]:
     """Return seconds of a step and bytes of a GPU, as the launcher's framework runs it."""
     framework = LAUNCHERS[launcher].frameworks[0 if plan.zero_stage == 0 else -1]
-    prices = search.price(replace(workload, framework=framework), Plans.of(plan), POOL)
+    prices = search.price(replace(workload, framework=framework), Plans.from_plans(plan), POOL)
     return float(prices.step_s[0]), float(prices.memory_bytes[0])
 
 
@@ -159,7 +159,7 @@ def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -
         "trainer": "reduce_dtype=torch.float32" in everything or precision == "fp32",
     }
     assert asked[launcher] == wide
-    parameters = zoo.parameters(LLAMA)
+    parameters = zoo.count_parameters(LLAMA)
     plan = Plan(data=1)
     gradients = bill(priced, plan)[1]
     assert gradients == pytest.approx(parameters * (4 if wide else 2), rel=1e-6)
@@ -219,8 +219,8 @@ def test_weights_beside_adapters_are_loaded_as_they_are_billed(launcher: str, st
     job = replace(LLAMA, precision=precision, lora_rank=16)  # type: ignore[arg-type]
     output = printed(launcher, job, plan)
     assert output is not None
-    sharded = zoo.shard(job, Plans.of(plan))
-    billed = float(sharded.frozen_bytes(job, Plans.of(plan))[0])
+    sharded = zoo.shard(job, Plans.from_plans(plan))
+    billed = float(sharded.frozen_bytes(job, Plans.from_plans(plan))[0])
     dtype = {4.0: "torch.float32", 2.0: {"fp16": "torch.float16"}.get(precision, "torch.bfloat16")}[billed]
     (line,) = [one for one in output.script if "checkpoint, dtype=" in one]
     assert f"dtype={dtype}" in line and "quantization_config" not in line
@@ -245,7 +245,7 @@ def test_buckets_of_deepspeed_take_what_is_billed() -> None:
         each = 4.5 if zero["overlap_comm"] else 1.0
         held = each * (zero["reduce_bucket_size"] + zero["allgather_bucket_size"])
         assert held == pytest.approx(elements, rel=1e-6)
-        plans, priced = Plans.of(plan), replace(job, framework="deepspeed")
+        plans, priced = Plans.from_plans(plan), replace(job, framework="deepspeed")
         billed = memory.footprint(priced, zoo.shard(priced, plans), plans).buffers[0]
         assert billed == pytest.approx(2 * held, rel=1e-6)  # 16-bit gradients
     assert printed("deepspeed", sized, replace(base("deepspeed"), zero_stage=0)) is None

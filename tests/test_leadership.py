@@ -49,8 +49,8 @@ class LeaseCandidate:
         self.leadership = Leadership(is_alone=False)
         self.election = Election(store, PLACE, name, f"http://{name}:8080", LEASE_ADDRESS, lease_s, self.leadership)
         self.changes: list[bool] = []
-        self.leadership.listen(self.changes.append)
-        self._task = asyncio.create_task(self.election.run())
+        self.leadership.add_listener(self.changes.append)
+        self._task = asyncio.create_task(self.election.take_part())
 
     @property
     def leads(self) -> bool:
@@ -88,7 +88,7 @@ async def test_a_leader_that_ends_lets_the_next_one_lead_at_once() -> None:
     async with LeaseCandidate(store, "first", 100) as first:
         await until(lambda: first.leads)
         first.die()
-        await first.election.release()
+        await first.election.release_lease()
         assert not first.leads and store.holder == ""
     async with LeaseCandidate(store, "next", 100) as following:
         await until(lambda: following.leads)
@@ -141,7 +141,7 @@ async def test_a_process_that_was_stopped_finds_its_right_gone() -> None:
 
 async def test_a_lease_that_lapsed_while_no_timer_ran_is_begun_anew() -> None:
     leadership, changes = Leadership(is_alone=False), list[bool]()
-    leadership.listen(changes.append)
+    leadership.add_listener(changes.append)
     leadership.lead_until(time.monotonic() + 0.05)
     time.sleep(0.1)
     leadership.lead_until(time.monotonic() + 30.0)
@@ -219,7 +219,7 @@ def show(store: LeaseStore, *replicas: Assembly) -> None:
     """Show the replicas everything in the store, as the API server's watches would."""
     for replica in replicas:
         for body in list(store.objects.values()):
-            replica.cache.see(body)
+            replica.cache.put_object(body)
 
 
 @asynccontextmanager
@@ -359,7 +359,7 @@ async def test_the_next_leader_brings_no_run_back_that_was_withdrawn() -> None:
         assert "observed" not in status()
         gone = store.objects.pop(f"{JOBS}/a")
         for replica in both:
-            replica.cache.lose(gone)
+            replica.cache.remove_object(gone)
         show(store, *both)
         await leader.stop()
         await until(lambda: follower.leadership.is_leader)

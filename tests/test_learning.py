@@ -19,7 +19,7 @@ from test_observe import Reviewing, body, metrics, until
 from tilecast.advice import advise
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
-from tilecast.api.pool_learning import MAX_KEPT, Forget
+from tilecast.api.pool_learning import MAX_KEPT, ForgetRequest
 from tilecast.cli import main
 from tilecast.learning.calibration import Calibration, Correction, Run
 from tilecast.spec import SpecError
@@ -89,7 +89,7 @@ HONEST = {f"h{n}": 16 + 8 * n for n in range(4)}
 async def test_runs_are_kept_with_who_measured_them_and_not_in_the_pool() -> None:
     store = SharedStore()
     async with operator(store, advise, discovery=True) as running:
-        running.cache.see(namespace("honest"))
+        running.cache.put_object(namespace("honest"))
         await measure(running, store, "honest", 1.2, {"a": 16})
         await until(running, store, lambda: store.runs)
     (stored,) = store.runs
@@ -136,7 +136,7 @@ async def test_a_namespace_alone_makes_nobody_else_sure() -> None:
         before = confidence("before")
         await measure(running, store, "evil", 2.9, {f"e{n}": 16 + n for n in range(12)})
         await until(running, store, lambda: len(store.runs) == 12)
-        await until(running, store, lambda: running.learning.calibrator.table.runs >= 6)
+        await until(running, store, lambda: running.learning.calibrator.default_table.runs >= 6)
         await forecast(running, store, "third", "after")
         after = confidence("after")
         assert after[2] == before[2]
@@ -161,7 +161,7 @@ async def test_jobs_are_answered_while_runs_are_learnt(monkeypatch: pytest.Monke
                 await asyncio.sleep(0.02)
             store.add("other", "b", 24)
             path = f"{TRAINING_JOBS.format('other')}/b"
-            running.cache.see(store.objects[path])
+            running.cache.put_object(store.objects[path])
             while not store.status("other", "b").get("recommendation") and not was_let:
                 await asyncio.sleep(0.02)
         finally:
@@ -187,22 +187,22 @@ async def test_a_deleted_namespace_is_forgotten_at_once_and_after_a_restart() ->
     there = [namespace(name) for name in ("honest", "gone", "later")]
     async with operator(store, advise, discovery=True) as running:
         for one in there:
-            running.cache.see(one)
+            running.cache.put_object(one)
         for one in there:
             await measure(running, store, one["metadata"]["name"], 1.2, {"a": 16})
         await until(running, store, lambda: len(store.runs) == 3)
-        running.cache.lose(there[1])
+        running.cache.remove_object(there[1])
         del store.objects[f"{TRAINING_JOBS.format('gone')}/a"]
         await until(running, store, lambda: {run["namespace"] for run in store.runs} == {"honest", "later"})
     store.counts["/api/v1/namespaces"] = {"metadata": {}, "items": [{}]}
     del store.objects[f"{TRAINING_JOBS.format('later')}/a"]
     async with operator(store, advise, discovery=True) as again:
-        again.cache.see(namespace("honest"))
+        again.cache.put_object(namespace("honest"))
         await until(again, store, lambda: {run["namespace"] for run in store.runs} == {"honest"})
     store.put(LEARNING, {**store.objects[LEARNING]})
     del store.objects[f"{TRAINING_JOBS.format('honest')}/a"]
     async with operator(store, advise, discovery=True) as again:
-        again.cache.see(namespace("honest", "another of its name"))
+        again.cache.put_object(namespace("honest", "another of its name"))
         await until(again, store, lambda: store.runs == [])
 
 
@@ -217,14 +217,14 @@ async def test_an_administrator_has_a_namespace_a_job_or_a_pool_forgotten_for_go
         for text, left in (("namespace/a", 4), (f"job/{uid}", 3), ("nonsense", 3)):
             document = copy.deepcopy(store.objects[LEARNING])
             document["metadata"].setdefault("annotations", {})[pool_learning.FORGET] = text
-            running.cache.see(store.put(LEARNING, document))
+            running.cache.put_object(store.put(LEARNING, document))
             await until(running, store, lambda left=left: len(store.runs) == left)  # type: ignore[misc]
             await settled(running, 60)
         assert store.objects[LEARNING]["metadata"]["annotations"] == {pool_learning.FORGET: "nonsense"}
     async with operator(store, advise, discovery=True) as again:
         await settled(again, 60)
         assert len(store.runs) == 3, "statuses of jobs do not bring them back"
-        again.cache.lose(store.objects.pop(LEARNING))
+        again.cache.remove_object(store.objects.pop(LEARNING))
         await until(again, store, lambda: LEARNING in store.objects)
         assert store.runs == []
     async with operator(store, advise, discovery=True) as again:
@@ -274,16 +274,16 @@ async def test_what_the_replica_that_led_wrote_last_is_not_written_over() -> Non
         newer = store.put(LEARNING, newer)
         count = store.writes.count(("apply", LEARNING))
         store.add("team", "b", 24)
-        running.cache.see(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
+        running.cache.put_object(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
         while not store.status("team", "b").get("recommendation"):
             await asyncio.sleep(0.01)
-        running.cache.see(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
+        running.cache.put_object(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
         await running.observations.put("team", "b", "team@n1", body(stepSeconds=1.2 * store.step_s("team", "b")))
         while store.writes.count(("apply", LEARNING)) == count:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert {run["job"] for run in store.runs} == {"a", "other"}, "it has changed since it was seen"
-        running.cache.see(newer)
+        running.cache.put_object(newer)
         await until(running, store, lambda: len(store.runs) == 3)
 
 
@@ -305,7 +305,7 @@ async def test_no_pool_is_lost_where_poollearnings_are_not_served() -> None:
 
     store.before_write = refuse
     async with operator(store, advise, discovery=True) as again:
-        again.cache.pools.listen(lambda key, before, now: lost.append(key.name) if now is None else None)
+        again.cache.pools.add_listener(lambda key, before, now: lost.append(key.name) if now is None else None)
         while len(tried) < 4:
             await asyncio.sleep(0.01)
         assert not lost
@@ -328,8 +328,8 @@ def test_forecasts_of_a_namespace_change_once_its_own_table_differs_from_the_one
             None if name == "others" else name: Calibration((Correction(("h100-sxm",), ratio=ratio, runs=10, own=10),))
             for name, ratio in ratios.items()
         }
-        is_other = calibrator.adopt(replace(bare, tables=tables))
-        by = {"others": calibrator.table, **calibrator.tables}
+        is_other = calibrator.adopt_fit(replace(bare, tables=tables))
+        by = {"others": calibrator.default_table, **calibrator.namespace_tables}
         return is_other, {name: table.corrections[0].ratio for name, table in by.items()}
 
     assert adopt(others=1.0, team=1.2) == (True, {"others": 1.0, "team": 1.2})
@@ -343,18 +343,20 @@ def test_forecasts_of_a_namespace_change_once_its_own_table_differs_from_the_one
 def test_a_pool_keeps_so_many_runs_and_a_flood_drives_out_only_itself() -> None:
     store = RunStore()
     for number in range(8):
-        store.take(item(number, "honest"))
+        store.store_run(item(number, "honest"))
     for space in range(40):
         for number in range(100):
-            store.take(item(100 + number, f"flood-{space}"))
-    stored = store.of("p")
+            store.store_run(item(100 + number, f"flood-{space}"))
+    stored = store.runs_of_pool("p")
     assert len(stored) == MAX_KEPT
     assert sum(one.run.namespace == "honest" for one in stored) == 8
-    document = pool_learning.document("p", [replace_texts(one) for one in stored], [(Forget(), "now")])
+    document = pool_learning.pool_learning_document(
+        "p", [replace_texts(one) for one in stored], [(ForgetRequest(), "now")]
+    )
     assert len(json.dumps(document)) < 2**20
     again = RunStore()
-    again.recall("p", pool_learning.runs("p", store.document("p")))
-    assert again.document("p") == store.document("p")
+    again.restore_runs("p", pool_learning.read_learnt_runs("p", store.learning_document("p")))
+    assert again.learning_document("p") == store.learning_document("p")
 
 
 def replace_texts(one: ObservedRun) -> ObservedRun:
@@ -363,13 +365,13 @@ def replace_texts(one: ObservedRun) -> ObservedRun:
 
 
 def test_what_cannot_be_forgotten_is_refused() -> None:
-    assert str(Forget.of("namespace/team-a")) == "namespace/team-a"
-    assert Forget.of(" all ").matches(item(1))
-    assert Forget.of("namespace/").matches(item(1, ""))
-    assert not Forget.of("job/x").matches(item(1))
+    assert str(ForgetRequest.parse("namespace/team-a")) == "namespace/team-a"
+    assert ForgetRequest.parse(" all ").matches(item(1))
+    assert ForgetRequest.parse("namespace/").matches(item(1, ""))
+    assert not ForgetRequest.parse("job/x").matches(item(1))
     for text in ("", "namespace", "pool/x", "all/x", "job/a b"):
         with pytest.raises(SpecError, match="names nothing"):
-            Forget.of(text)
+            ForgetRequest.parse(text)
 
 
 def test_the_command_line_shows_who_taught_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,7 +381,9 @@ def test_the_command_line_shows_who_taught_what(tmp_path: Path, capsys: pytest.C
         for one in (item(n, "evil") for n in range(2))
     ]
     file = tmp_path / "learnings.json"
-    file.write_text(json.dumps({"kind": "List", "items": [pool_learning.document("p", [*runs, *wild], [])]}))
+    file.write_text(
+        json.dumps({"kind": "List", "items": [pool_learning.pool_learning_document("p", [*runs, *wild], [])]})
+    )
     assert main(["learning", "list", "--file", str(file)]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[:5] for line in listed[1:]] == [

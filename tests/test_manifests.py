@@ -40,7 +40,7 @@ def training(**fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_a_request(path: Path) -> None:
-    (document,) = documents.load(path.read_text(encoding="utf-8"))
+    (document,) = documents.load_documents(path.read_text(encoding="utf-8"))
     request = training_job.read_request(document)
     assert request.name == path.stem
     assert request.workload.global_batch == document["spec"]["training"]["globalBatchSize"]
@@ -114,7 +114,7 @@ def test_quantized_weights_are_the_frozen_ones() -> None:
         training_job.read_request(training(loraRank=16, **more)).workload for more in ({}, {"quantization": "nf4"})
     )
     assert (lora.frozen_bits, qlora.frozen_bits) == (16, 4)
-    plans = Plans.of(Plan(data=8, micro_batch=1, zero_stage=3), Plan(data=8, micro_batch=1))
+    plans = Plans.from_plans(Plan(data=8, micro_batch=1, zero_stage=3), Plan(data=8, micro_batch=1))
     gpu = find_gpu("a100-80")
     pool = Pool("a100-80", gpu, 8, 1, find_link(gpu.intra_link), find_link("ethernet-100"))
     whole, quarter = (search.price(job, plans, pool) for job in (lora, qlora))
@@ -217,11 +217,11 @@ HOSTILE = {
 
 def test_anchors_and_merges_mean_what_they_name() -> None:
     text = "base: &base {seq: 1, mode: [a, b]}\njob:\n  <<: *base\n  seq: 2\nother: *base\n"
-    (item,) = documents.load(text)
+    (item,) = documents.load_documents(text)
     assert item["job"] == {"seq": 2, "mode": ["a", "b"]}
     assert item["other"] == item["base"]
     assert "*" not in documents.expand_aliases(text) and "&" not in documents.expand_aliases(text)
-    assert documents.load(documents.expand_aliases(text)) == [item]
+    assert documents.load_documents(documents.expand_aliases(text)) == [item]
     plain = "a: 1 # one\nb:   [2]\n"
     assert documents.expand_aliases(plain) == plain
 
@@ -236,7 +236,7 @@ def test_text_that_is_no_yaml_is_refused_where_aliases_are_written_out(text: str
 @pytest.mark.timeout(5)
 def test_hostile_text_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(SpecError) as caught:
-        documents.load(text)
+        documents.load_documents(text)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
@@ -249,7 +249,7 @@ def test_a_megabyte_of_names_is_refused_by_bounds() -> None:
 
 def test_lists_and_streams_are_flattened() -> None:
     text = "kind: NodeList\nitems: [{metadata: {name: a}}]\n---\nkind: Node\n---\n"
-    assert documents.load(text) == [{"kind": "Node", "metadata": {"name": "a"}}, {"kind": "Node"}]
+    assert documents.load_documents(text) == [{"kind": "Node", "metadata": {"name": "a"}}, {"kind": "Node"}]
 
 
 PLAIN = st.recursive(
@@ -289,7 +289,7 @@ def test_any_value_anywhere_is_read_or_refused(path: tuple[str, ...], value: Any
 
 def pool_alone(document: dict[str, Any]) -> Pool:
     """Return the pool of a GPUPool without nodes."""
-    return override_pool(*gpu_pool.parse(document))[0]
+    return override_pool(*gpu_pool.parse_gpu_pool(document))[0]
 
 
 def pool_of(**spec: Any) -> dict[str, Any]:

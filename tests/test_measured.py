@@ -146,9 +146,9 @@ def test_where_a_step_cannot_be_faster_than_its_kernels_no_run_makes_it_so() -> 
     gpu = find_gpu("h100-sxm")
     pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
     plan = Plan(data=8, micro_batch=8)
-    own = JobRun(RunSetting.of(gpu.name, gpu.architecture, workload), plan, deviation=3.0, reports=30)
-    raw = search.price(workload, Plans.of(plan), pool)
-    fast = search.price(workload, Plans.of(plan), replace(pool, own=JobRuns((own,))))
+    own = JobRun(RunSetting.from_workload(gpu.name, gpu.architecture, workload), plan, deviation=3.0, reports=30)
+    raw = search.price(workload, Plans.from_plans(plan), pool)
+    fast = search.price(workload, Plans.from_plans(plan), replace(pool, own=JobRuns((own,))))
     assert fast.step_s[0] == pytest.approx(max(raw.times.least[0], raw.step_s[0] / 3), rel=1e-6)
     assert fast.times.correction[0] == pytest.approx(fast.times.carried[0])
 
@@ -159,9 +159,11 @@ def test_runs_of_the_cluster_and_of_the_job_count_both() -> None:
     table = Calibration((Correction(("h100-sxm",), ratio=1.2, width=0.5, runs=7, own=7),))
     pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
     plan = Plan(data=8, micro_batch=8)
-    own = JobRuns((JobRun(RunSetting.of(gpu.name, gpu.architecture, workload), plan, deviation=-0.2, reports=30),))
+    own = JobRuns(
+        (JobRun(RunSetting.from_workload(gpu.name, gpu.architecture, workload), plan, deviation=-0.2, reports=30),)
+    )
     raw, seen, both = (
-        search.price(workload, Plans.of(plan), one)
+        search.price(workload, Plans.from_plans(plan), one)
         for one in (pool, replace(pool, calibration=table), replace(pool, calibration=table, own=own))
     )
     assert both.step_s[0] == pytest.approx(raw.step_s[0] * 1.2 * both.times.carried[0])

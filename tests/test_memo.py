@@ -28,7 +28,7 @@ def test_a_result_is_made_once_for_equal_keys() -> None:
 def test_what_is_kept_changes_no_price() -> None:
     gpu = find_gpu("a100-80")
     pool = Pool(gpu.name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200"))
-    plan = Plans.of(Plan(data=2, tensor=4, pipeline=2, sequence_parallel=True, gradient_accumulation=32))
+    plan = Plans.from_plans(Plan(data=2, tensor=4, pipeline=2, sequence_parallel=True, gradient_accumulation=32))
     jobs = [Workload(zoo.preset("llama-2-7b"), 2048, 64, execution=mode) for mode in ("eager", "compiled")]
     memo.clear_all()
     alone = []

@@ -25,7 +25,7 @@ GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positi
 
 def layer_activations(workload: Workload, plan: Plan) -> float:
     """Return the bytes that all layers keep for one micro-batch."""
-    sharded = zoo.shard(workload, Plans.of(plan))
+    sharded = zoo.shard(workload, Plans.from_plans(plan))
     mode = CHECKPOINTING.index(plan.checkpointing)
     return float(sum(block.repeat * block.activation_bytes[mode][0] for block in sharded.graph.layers))
 
@@ -48,7 +48,7 @@ def test_activations_of_the_22b_example(checkpointing: str, sequence_parallel: b
 
 
 def bill(workload: Workload, plan: Plan) -> memory.Footprint:
-    plans = Plans.of(plan)
+    plans = Plans.from_plans(plan)
     return memory.footprint(workload, zoo.shard(workload, plans), plans)
 
 
@@ -61,7 +61,7 @@ def test_model_states_are_those_of_zero(zero_stage: int, bytes_per_parameter: fl
     workload = Workload(zoo.preset("gpt2-xl"), 1024, 8, "bf16", optimizer="adam")
     footprint = bill(workload, Plan(data=8, zero_stage=zero_stage))
     states = float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
-    assert states == pytest.approx(bytes_per_parameter * zoo.parameters(workload), rel=1e-6)
+    assert states == pytest.approx(bytes_per_parameter * zoo.count_parameters(workload), rel=1e-6)
 
 
 def test_fp32_adam_takes_sixteen_bytes_a_parameter_and_momentum_twelve() -> None:
@@ -69,7 +69,7 @@ def test_fp32_adam_takes_sixteen_bytes_a_parameter_and_momentum_twelve() -> None
         workload = Workload(zoo.preset("resnet-50"), 1, 8, "fp32", optimizer=optimizer)  # type: ignore[arg-type]
         footprint = bill(workload, Plan(micro_batch=8))
         states = float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
-        assert states == pytest.approx(each * zoo.parameters(workload))
+        assert states == pytest.approx(each * zoo.count_parameters(workload))
 
 
 def test_the_bill_sums_to_its_total() -> None:
@@ -209,7 +209,7 @@ def test_plans_that_people_run_fit(name: str, sequence: int, plan: Plan, gpu: st
 def test_a_table_is_its_rows() -> None:
     workload = Workload(zoo.preset("llama-2-7b"), 2048, 64)
     rows = [Plan(data=8, zero_stage=stage, micro_batch=micro) for stage in (0, 1, 3) for micro in (1, 2, 4)]
-    plans = Plans.of(*rows)
+    plans = Plans.from_plans(*rows)
     table = memory.footprint(workload, zoo.shard(workload, plans), plans).total
     assert np.array_equal(table, np.array([bill(workload, plan).total[0] for plan in rows]))
 
@@ -230,7 +230,7 @@ def test_a_job_is_billed_at_its_largest_images() -> None:
     assert totals["varied"].activations[0] == totals["large"].activations[0]
     assert totals["varied"].cached[0] > 4 * totals["large"].cached[0] > 0
     steps = (fixed, fixed.having(largest_image=1280))
-    kernels = [zoo.shard(Workload(model, 1, 4, **job), Plans.of(plan)).graph.kernels()[0] for model in steps]
+    kernels = [zoo.shard(Workload(model, 1, 4, **job), Plans.from_plans(plan)).graph.kernels()[0] for model in steps]
     assert (kernels[0].dims == kernels[1].dims).all()
 
 
@@ -263,7 +263,8 @@ def test_a_block_that_is_sharded_has_its_whole_gradient_while_it_is_reduced() ->
 def test_a_communicator_takes_the_channels_of_the_link(gpu: str, gib: float) -> None:
     workload = Workload(zoo.preset("gpt2"), 1024, 8)
     alone, together = (
-        memory.context_bytes(workload, Plans.of(plan), hardware.find_gpu(gpu))[0] for plan in (Plan(), Plan(data=8))
+        memory.context_bytes(workload, Plans.from_plans(plan), hardware.find_gpu(gpu))[0]
+        for plan in (Plan(), Plan(data=8))
     )
     assert (together - alone) / GIB == pytest.approx(gib)
 
@@ -273,7 +274,7 @@ def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
     workload, gpu = Workload(zoo.preset("mixtral-8x7b"), 4096, 64), hardware.find_gpu("h100-sxm")
 
     def context(expert: int) -> float:
-        return float(memory.context_bytes(workload, Plans.of(Plan(data=64, expert=expert)), gpu)[0])
+        return float(memory.context_bytes(workload, Plans.from_plans(Plan(data=64, expert=expert)), gpu)[0])
 
     one = memory.channel_buffers(gpu).communicator_bytes
     assert context(8) - context(1) - one == 7 * 32 * 10 * 2**20

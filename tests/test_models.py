@@ -211,16 +211,16 @@ def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
     """
     model = zoo.preset(name)
     base, tuned = (Workload(model, 512, 1, "bf16", lora_rank=rank) for rank in (0, 16))
-    added = zoo.parameters(tuned) - zoo.parameters(base)
-    sharded = zoo.shard(tuned, Plans.of(Plan()))
-    assert sharded.trainable_share(Plans.of(Plan()))[0] * zoo.parameters(tuned) == pytest.approx(added)
+    added = zoo.count_parameters(tuned) - zoo.count_parameters(base)
+    sharded = zoo.shard(tuned, Plans.from_plans(Plan()))
+    assert sharded.trainable_share(Plans.from_plans(Plan()))[0] * zoo.count_parameters(tuned) == pytest.approx(added)
     names = {op.name for block in sharded.graph.blocks for op in block.ops if op.name.endswith(".weight-gradient")}
     assert names and all(item.startswith("lora.") for item in names)
     if name == "llama-2-7b":
         h, f = model.hidden, model.ffn_hidden
         assert added == 32 * 16 * ((h + 3 * h) + 2 * h + (h + 2 * f) + (f + h))
-    bills = [memory.footprint(workload, zoo.shard(workload, Plans.of(Plan())), Plans.of(Plan())) for workload in
-             (base, tuned)]  # fmt: skip
+    plans = Plans.from_plans(Plan())
+    bills = [memory.footprint(workload, zoo.shard(workload, plans), plans) for workload in (base, tuned)]
     assert bills[1].gradients[0] == pytest.approx(2 * added)
     assert bills[1].optimizer[0] == pytest.approx(12 * added)
     assert bills[1].parameters[0] == pytest.approx(bills[0].parameters[0] + 2 * added)
@@ -245,7 +245,7 @@ def test_a_quantized_weight_is_written_before_each_product(framework: Framework,
 def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Checkpointing) -> None:
     """One at a time: MatMul4Bit writes the weight for its one product and keeps nothing of it."""
     model = zoo.preset("llama-2-7b")
-    plans = Plans.of(Plan(checkpointing=checkpointing))
+    plans = Plans.from_plans(Plan(checkpointing=checkpointing))
     jobs = [Workload(model, 16, 1, lora_rank=4, frozen_bits=held, framework="huggingface") for held in (16, 4)]
     whole, quantized = (memory.footprint(job, zoo.shard(job, plans), plans) for job in jobs)
     layer = zoo.build(jobs[1], WHOLE).layers[0]
@@ -329,7 +329,7 @@ def test_forward_multiply_adds_are_the_published_ones(name: str) -> None:
 
 def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
     """335 M parameters are published; the generator adds 24 layers of width 256 with their projection and head."""
-    electra = zoo.parameters(Workload(zoo.preset("electra-large"), 512, 1)) / 1e6
+    electra = zoo.count_parameters(Workload(zoo.preset("electra-large"), 512, 1)) / 1e6
     generator = zoo.preset("electra-large")
     width = generator.own(Electra).generator_hidden
     layer = 12 * width**2 + 13 * width

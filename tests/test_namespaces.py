@@ -30,7 +30,9 @@ def honest(namespaces: int = 1, count: int = 8, deviation: float = 0.1) -> list[
 
 def forecast(table: Calibration, run: Run) -> float:
     """Return the logarithm of the factor that corrects a forecast."""
-    return math.log(table.at(calibration.group(run)).ratio * table.software_ratio(run.framework, run.family))
+    return math.log(
+        table.correction_of_group(calibration.group_of_run(run)).ratio * table.software_ratio(run.framework, run.family)
+    )
 
 
 ASKED = (
@@ -83,7 +85,7 @@ def test_many_equal_runs_of_one_namespace_are_worth_its_share_to_others(deviatio
     runs = [replace(RUN, workload=f"x{n}", predicted_s=math.exp(deviation), namespace="evil") for n in range(count)]
     others, own = NamespaceCalibration(runs).fit(), NamespaceCalibration(runs).fit("evil")
     assert all(abs(forecast(others, asked)) <= MOVE for asked in ASKED)
-    assert own == calibration.fit(runs), "it follows its own runs as if nobody else were there"
+    assert own == calibration.fit_calibration(runs), "it follows its own runs as if nobody else were there"
 
 
 def test_two_puts_at_eight_times_the_step_are_quarantined_and_move_nobody() -> None:
@@ -124,8 +126,8 @@ def test_forecasts_follow_as_far_as_namespaces_agree() -> None:
 
 def test_a_trusted_namespace_teaches_everybody_fully() -> None:
     runs = [replace(RUN, workload=f"w{n}", predicted_s=1.3, namespace="bench") for n in range(12)]
-    assert NamespaceCalibration(runs, trusted={"bench"}).fit("team") == calibration.fit(runs)
-    assert NamespaceCalibration(runs, trusted={"bench"}).fit() == calibration.fit(runs)
+    assert NamespaceCalibration(runs, trusted={"bench"}).fit("team") == calibration.fit_calibration(runs)
+    assert NamespaceCalibration(runs, trusted={"bench"}).fit() == calibration.fit_calibration(runs)
     assert forecast(NamespaceCalibration(runs).fit("team"), ASKED[1]) >= -MOVE
     left = NamespaceCalibration(runs, trusted={"bench"}).leave_one_out_errors("bench")
     assert left.tolist() == pytest.approx(calibration.leave_one_out_errors(runs).tolist())
@@ -157,7 +159,7 @@ def test_errors_of_a_namespace_leave_each_of_its_runs_out() -> None:
 
 def width_and_own(table: Calibration, run: Run) -> tuple[float, int]:
     """Return the width of a job's range, and the number of similar runs that support it."""
-    correction = table.at(calibration.group(run))
+    correction = table.correction_of_group(calibration.group_of_run(run))
     return correction.width, correction.own
 
 

@@ -41,7 +41,7 @@ def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> 
 def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
     """A rank holds a share of the table's weights and moments; keys and vectors are its own; no gradient is reduced."""
     workload = Workload(zoo.preset("dlrm-small"), 1, 64 * ranks, "fp16", optimizer="adam")
-    plans = Plans.of(Plan(data=ranks, expert=ranks, micro_batch=64))
+    plans = Plans.from_plans(Plan(data=ranks, expert=ranks, micro_batch=64))
     sharded = zoo.shard(workload, plans)
     held = 4_187_000_000 / ranks
     bill = memory.footprint(workload, sharded, plans)
@@ -115,7 +115,7 @@ def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
     steps: int, batch: int, cells: int, cell: str
 ) -> None:
     """There are 2 b s g h (i + h) FLOPs forward and twice that backward; products with the state run one by one."""
-    numerics = Numerics.of(Workload(zoo.preset("lstm-ptb"), 1, 1, "fp16"))
+    numerics = Numerics.from_workload(Workload(zoo.preset("lstm-ptb"), 1, 1, "fp16"))
     net = NetworkBuilder(numerics, np.array([float(batch)]), 256, (1, 1, steps))
     sequence.add_recurrent(net, "layer", steps, 256, cells, cell=cell)
     products = [op for op in net.ops if op.table.kind[0] == 0]

@@ -330,7 +330,7 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_list_counts_as_what_it_is(case: Case) -> None:
-    report = nodes.pools(case.nodes, now=True)
+    report = nodes.discover_pools(case.nodes, now=True)
     pools = {
         item.pool.name: (item.pool.gpu.name, item.pool.max_nodes, item.pool.gpus_per_node, item.pool.inter.name)
         for item in report.entries
@@ -346,25 +346,25 @@ def test_a_list_counts_as_what_it_is(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_a_cluster_has_does_not_change_with_the_hour(case: Case) -> None:
-    had = nodes.pools(case.nodes)
+    had = nodes.discover_pools(case.nodes)
     for item in had.entries:
         assert item.pool.max_nodes == item.nodes
         assert not any(remark.endswith("and not counted") for remark in item.remarks)
-    now = nodes.pools(case.nodes, now=True)
+    now = nodes.discover_pools(case.nodes, now=True)
     assert [item.pool.name for item in now.entries] == [item.pool.name for item in had.entries]
     assert all(few.pool.max_gpus <= many.pool.max_gpus for few, many in zip(now.entries, had.entries, strict=True))
 
 
 def test_a_machine_with_gpus_as_an_extra_costs_both() -> None:
-    (pool,) = nodes.pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).entries
+    (pool,) = nodes.discover_pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).entries
     assert pool.pool.price_per_gpu_hour == pytest.approx((0.379998 + 2 * 0.35) / 2)
-    document = nodes.discovered(pool)
+    document = nodes.gpupool_document(pool)
     assert document is not None
     assert (
-        nodes.pools([], [document]).pools
-        == nodes.pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).pools
+        nodes.discover_pools([], [document]).pools
+        == nodes.discover_pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).pools
     )
-    (unpriced,) = nodes.pools(times(1, gke("nvidia-tesla-t4", "n1-custom-6-23040", 1), {GPU: 1})).entries
+    (unpriced,) = nodes.discover_pools(times(1, gke("nvidia-tesla-t4", "n1-custom-6-23040", 1), {GPU: 1})).entries
     assert unpriced.pool.price_per_gpu_hour is None
 
 
@@ -378,52 +378,54 @@ def test_whole_gpus_are_not_selected_with_shared_ones() -> None:
         )
         for index in range(2)
     ]
-    (pool,) = nodes.pools([*whole, *shared]).entries
+    (pool,) = nodes.discover_pools([*whole, *shared]).entries
     assert pool.pool.node_selector == {"cloud.google.com/gke-nodepool": "gpus"}
-    (alone,) = nodes.pools(whole).entries
+    (alone,) = nodes.discover_pools(whole).entries
     assert alone.pool.node_selector == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
 
 
 def test_every_left_out_node_has_a_reason_and_a_remedy() -> None:
     for case in CASES.values():
-        for item in nodes.pools(case.nodes, now=True).left_out:
+        for item in nodes.discover_pools(case.nodes, now=True).left_out:
             assert item.message and item.remedy and "\n" not in item.message + item.remedy
 
 
 def test_nothing_usable_is_one_line_that_says_why() -> None:
     gone = times(2, H100, {GPU: 8}, cordoned=True)
     with pytest.raises(SpecError, match=r"no usable GPU: pool h100-sxm: all 2 nodes \(n0, n1\) are cordoned"):
-        nodes.pools(gone, now=True).require()
-    assert nodes.pools(gone).require()[0].max_nodes == 2
+        nodes.discover_pools(gone, now=True).require_pools()
+    assert nodes.discover_pools(gone).require_pools()[0].max_nodes == 2
 
 
 def test_a_users_word_on_the_size_stands() -> None:
     spec = {"selector": {PRODUCT: H100[PRODUCT]}, "maxNodes": 4}
     pool = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
     everyone = CASES["cordoned"].nodes
-    (entry,) = nodes.pools(everyone, [pool], now=True).entries
+    (entry,) = nodes.discover_pools(everyone, [pool], now=True).entries
     assert entry.pool.max_nodes == 4 and entry.remarks == ("1 of 4 nodes (c) is cordoned",)
     del spec["maxNodes"]
-    (entry,) = nodes.pools(everyone, [pool], now=True).entries
+    (entry,) = nodes.discover_pools(everyone, [pool], now=True).entries
     assert entry.pool.max_nodes == 3
 
 
 def test_a_remembered_pool_counts_nodes_that_may_come_but_not_those_that_cannot_be_used() -> None:
     memory = [
-        document for item in nodes.pools(times(6, H100, {GPU: 8})).entries if (document := nodes.discovered(item))
+        document
+        for item in nodes.discover_pools(times(6, H100, {GPU: 8})).entries
+        if (document := nodes.gpupool_document(item))
     ]
     everyone = CASES["cordoned"].nodes
-    (pool,) = nodes.pools(everyone, memory, now=True).entries
+    (pool,) = nodes.discover_pools(everyone, memory, now=True).entries
     assert (pool.pool.max_nodes, pool.nodes, pool.unusable) == (5, 4, 1)
-    assert nodes.pools(everyone, memory).entries[0].pool.max_nodes == 6
+    assert nodes.discover_pools(everyone, memory).entries[0].pool.max_nodes == 6
 
 
 def test_a_cordoned_node_leaves_its_nvlink_domain() -> None:
     rows = [rack(f"a{index}", "uuid.1") for index in range(18)] + [rack(f"b{index}", "uuid.2") for index in range(9)]
-    assert nodes.pools(rows, now=True).entries[0].pool.domain == 72
+    assert nodes.discover_pools(rows, now=True).entries[0].pool.domain == 72
     for row in rows[:12]:
         row["spec"]["unschedulable"] = True
-    assert nodes.pools(rows, now=True).entries[0].pool.domain == 36
+    assert nodes.discover_pools(rows, now=True).entries[0].pool.domain == 36
 
 
 def test_an_ultraserver_is_a_domain_of_its_own() -> None:
@@ -433,7 +435,7 @@ def test_an_ultraserver_is_a_domain_of_its_own() -> None:
         )
         for index in range(18)
     ]
-    (pool,) = nodes.pools(rows, now=True).entries
+    (pool,) = nodes.discover_pools(rows, now=True).entries
     assert pool.facts["nvlinkDomain"] == ("36", "topology.k8s.aws/ultraserver-id")
 
 
@@ -506,5 +508,5 @@ def test_a_node_that_is_listed_twice_counts_once() -> None:
     """With two concatenated lists, eight GPUs once counted as sixteen."""
     one = listed("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, {GPU: 8})
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [one, one]})
-    (pool,) = nodes.pools(*nodes.parse(text)).pools
+    (pool,) = nodes.discover_pools(*nodes.parse_objects(text)).pools
     assert pool.max_gpus == 8

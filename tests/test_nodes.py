@@ -142,7 +142,7 @@ LABELS: list[tuple[dict[str, str], str, str]] = [
 )
 def test_every_known_label_names_its_gpu(labels: dict[str, str], gpu: str, layer: str) -> None:
     count = node_types()[labels[TYPE]].gpus if TYPE in labels else 8
-    (pool,) = nodes.pools([node("a", labels, count)]).entries
+    (pool,) = nodes.discover_pools([node("a", labels, count)]).entries
     assert (pool.pool.gpu.name, pool.pool.layers["gpu"]) == (gpu, layer)
     assert pool.facts["gpu"] == (gpu, layer)
 
@@ -166,13 +166,13 @@ LEFT_OUT: list[tuple[dict[str, str], dict[str, str], str]] = [
 def test_what_is_no_whole_known_gpu_is_left_out_with_a_reason(
     labels: dict[str, str], capacity: dict[str, str], code: str
 ) -> None:
-    report = nodes.pools([node("a", labels, capacity=capacity)])
+    report = nodes.discover_pools([node("a", labels, capacity=capacity)])
     assert not report.entries
     (left_out,) = report.left_out
     assert (left_out.code, left_out.nodes) == (code, ("a",))
     assert left_out.message and left_out.remedy
     with pytest.raises(SpecError, match="no usable GPU"):
-        report.require()
+        report.require_pools()
 
 
 SINGLE = {
@@ -203,33 +203,35 @@ def test_slices_of_one_profile_are_devices(
     labels: dict[str, str], gpus: int | None, capacity: dict[str, str], gpu: str, count: int
 ) -> None:
     whole, profile = gpu.split("-mig-")
-    report = nodes.pools([node("a", labels, gpus, capacity=capacity)])
+    report = nodes.discover_pools([node("a", labels, gpus, capacity=capacity)])
     (entry,) = report.entries
     pool = entry.pool
     assert (pool.name, pool.gpu.name, pool.gpu.mig, pool.gpus_per_node) == (gpu, gpu, profile, count)
     assert pool.gpu.memory_bytes < find_gpu(whole).memory_bytes
     assert entry.gpus_total == count
-    price = nodes.pools([node("a", {TYPE: labels[TYPE]})]).pools[0].price_per_gpu_hour if TYPE in labels else None
+    price = (
+        nodes.discover_pools([node("a", {TYPE: labels[TYPE]})]).pools[0].price_per_gpu_hour if TYPE in labels else None
+    )
     assert pool.price_per_gpu_hour == (None if price is None else pytest.approx(price / 7))
 
 
 def test_of_several_profiles_a_pool_chooses_one() -> None:
     mixed = node("a", MIXED, None, capacity={"nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "8"})
-    (left_out,) = nodes.pools([mixed]).left_out
+    (left_out,) = nodes.discover_pools([mixed]).left_out
     assert left_out.code == "MigPartitioned"
     assert "GPUPool that states mig" in left_out.remedy
     chosen = gpu_pool("small", selector={PRODUCT: MIXED[PRODUCT]}, mig="1g.10gb")
-    (pool,) = nodes.pools([mixed], [chosen]).pools
+    (pool,) = nodes.discover_pools([mixed], [chosen]).pools
     assert (pool.name, pool.gpu.name, pool.gpus_per_node) == ("small", "h100-sxm-mig-1g.10gb", 7)
     wrong = gpu_pool("small", nodeType="p5.48xlarge", maxNodes=1, mig="1g.5gb")
-    assert "1g.10gb" in nodes.pools([], [wrong]).invalid["small"].remedy
+    assert "1g.10gb" in nodes.discover_pools([], [wrong]).invalid["small"].remedy
     asleep = gpu_pool("small", nodeType="p5.48xlarge", maxNodes=1, mig="1g.10gb")
-    (pool,) = nodes.pools([], [asleep]).pools
+    (pool,) = nodes.discover_pools([], [asleep]).pools
     assert (pool.gpus_per_node, pool.price_per_gpu_hour) == (56, pytest.approx(_usual("p5.48xlarge") / 7))
 
 
 def _usual(node_type: str) -> float:
-    price = nodes.pools([node("a", {TYPE: node_type})]).pools[0].price_per_gpu_hour
+    price = nodes.discover_pools([node("a", {TYPE: node_type})]).pools[0].price_per_gpu_hour
     assert price is not None
     return price
 
@@ -243,25 +245,25 @@ def test_whole_gpus_that_could_be_shared_are_not_left_out() -> None:
         "nvidia.com/mig.strategy": "single",
         "nvidia.com/vgpu.present": "false",
     }
-    assert [pool.gpu.name for pool in nodes.pools([node("a", labels)]).pools] == ["a100-40"]
+    assert [pool.gpu.name for pool in nodes.discover_pools([node("a", labels)]).pools] == ["a100-40"]
 
 
 def test_other_makers_are_unknown_not_absent() -> None:
-    report = nodes.pools([node("a", {}, None, capacity={"amd.com/gpu": "8"})])
+    report = nodes.discover_pools([node("a", {}, None, capacity={"amd.com/gpu": "8"})])
     assert [(item.code, item.nodes) for item in report.left_out] == [("UnknownAccelerator", ("a",))]
     assert "amd.com/gpu" in report.left_out[0].message
 
 
 def test_nodes_without_gpus_are_counted_only() -> None:
-    report = nodes.pools([node("a", {TYPE: "m5.large"}, None)])
+    report = nodes.discover_pools([node("a", {TYPE: "m5.large"}, None)])
     assert (report.entries, report.left_out, report.other_nodes) == ((), (), 1)
     with pytest.raises(SpecError, match="none of the 1 nodes has a GPU"):
-        report.require()
+        report.require_pools()
 
 
 def test_an_empty_list_says_so() -> None:
     with pytest.raises(SpecError, match="holds no node"):
-        nodes.pools([]).require()
+        nodes.discover_pools([]).require_pools()
 
 
 def mixed() -> list[dict[str, Any]]:
@@ -276,7 +278,7 @@ def mixed() -> list[dict[str, Any]]:
 
 
 def test_shape_and_market_make_separate_pools() -> None:
-    pools = {item.pool.name: item for item in nodes.pools(mixed()).entries}
+    pools = {item.pool.name: item for item in nodes.discover_pools(mixed()).entries}
     assert list(pools) == ["h100-sxm", "l4-1x", "l4-8x", "l4-spot"]
     assert pools["h100-sxm"].nodes == 2 and pools["h100-sxm"].gpus_total == 16
     assert pools["l4-8x"].pool.price_per_gpu_hour == pytest.approx(13.3504 / 8)
@@ -285,7 +287,7 @@ def test_shape_and_market_make_separate_pools() -> None:
 
 def test_selectors_select_exactly_their_pool() -> None:
     everyone = mixed()
-    for item in nodes.pools(everyone).entries:
+    for item in nodes.discover_pools(everyone).entries:
         selector = item.pool.node_selector
         chosen = [one for one in everyone if selector.items() <= one["metadata"]["labels"].items()]
         expected = item.nodes if item.pool.name != "l4-8x" else 2
@@ -294,9 +296,9 @@ def test_selectors_select_exactly_their_pool() -> None:
 
 
 def test_order_does_not_matter() -> None:
-    first = nodes.pools(mixed()).entries
+    first = nodes.discover_pools(mixed()).entries
     for order in list(permutations(mixed()))[::97]:
-        assert nodes.pools(order).entries == first
+        assert nodes.discover_pools(order).entries == first
 
 
 def test_taints_become_tolerations_but_passing_states_do_not() -> None:
@@ -306,7 +308,7 @@ def test_taints_become_tolerations_but_passing_states_do_not() -> None:
         {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"},
         {"key": "soft", "effect": "PreferNoSchedule"},
     ]
-    (pool,) = nodes.pools([node("a", {PRODUCT: "Tesla-T4"}, taints=taints)]).entries
+    (pool,) = nodes.discover_pools([node("a", {PRODUCT: "Tesla-T4"}, taints=taints)]).entries
     assert pool.pool.tolerations == (
         {"key": "dedicated", "operator": "Exists", "effect": "NoExecute"},
         {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"},
@@ -314,19 +316,19 @@ def test_taints_become_tolerations_but_passing_states_do_not() -> None:
 
 
 def test_links_come_from_type_label_or_a_stated_default() -> None:
-    by_type = nodes.pools([node("a", {TYPE: "p4d.24xlarge"})]).entries[0]
+    by_type = nodes.discover_pools([node("a", {TYPE: "p4d.24xlarge"})]).entries[0]
     assert by_type.facts["interNode"] == ("efa-400", "instance type")
     labels = {
         "karpenter.k8s.aws/instance-gpu-name": "t4",
         "karpenter.k8s.aws/instance-network-bandwidth": "50000",
         TYPE: "g99.large",
     }
-    by_label = nodes.pools([node("a", labels)]).entries[0]
+    by_label = nodes.discover_pools([node("a", labels)]).entries[0]
     assert by_label.facts["interNode"] == ("ethernet-50", "karpenter")
     assert by_label.pool.inter.bandwidth_bytes_per_s == 6.25e9
-    assumed = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"})]).entries[0]
+    assumed = nodes.discover_pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"})]).entries[0]
     assert assumed.facts["interNode"] == ("infiniband-ndr-8x400", "default")
-    single = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, 1)]).entries[0]
+    single = nodes.discover_pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, 1)]).entries[0]
     assert single.facts["interNode"] == ("ethernet-25", "default")
 
 
@@ -346,13 +348,13 @@ def rack(name: str, clique: str) -> dict[str, Any]:
 )
 def test_cliques_say_how_many_gpus_share_nvlink(cliques: list[str], domain: int, layer: str) -> None:
     rows = [rack(f"n{index}", clique) for index, clique in enumerate(cliques)]
-    (pool,) = nodes.pools(rows).entries
+    (pool,) = nodes.discover_pools(rows).entries
     assert pool.facts["nvlinkDomain"] == (str(domain), layer)
     assert (pool.pool.domain, pool.pool.gpus_per_node) == (domain, 4)
     asked = gpu_pool("mine", selector={PRODUCT: "NVIDIA-GB200"}, gpu={"name": "gb200"})
-    assert nodes.pools(rows, [asked]).entries[0].pool.domain == domain
+    assert nodes.discover_pools(rows, [asked]).entries[0].pool.domain == domain
     asked["spec"]["links"] = {"nvlinkDomain": 8}
-    (mine,) = nodes.pools(rows, [asked]).entries
+    (mine,) = nodes.discover_pools(rows, [asked]).entries
     assert (mine.facts["nvlinkDomain"], mine.pool.domain) == (("8", "override"), 8)
 
 
@@ -372,16 +374,16 @@ def test_a_gpu_comes_in_nodes_of_its_makers_system(gpu: str, count: int, network
 
 
 def test_a_link_that_ends_in_the_node_has_no_domain() -> None:
-    (pool,) = nodes.pools([node("a", gfd("NVIDIA-H100-80GB-HBM3", "81559", "hopper", "9.0"))]).entries
+    (pool,) = nodes.discover_pools([node("a", gfd("NVIDIA-H100-80GB-HBM3", "81559", "hopper", "9.0"))]).entries
     assert "nvlinkDomain" not in pool.facts
     asked = gpu_pool("l4", gpu={"name": "l4"}, gpusPerNode=8, maxNodes=2, links={"nvlinkDomain": 16})
-    error = nodes.pools([], [asked]).invalid["l4"]
+    error = nodes.discover_pools([], [asked]).invalid["l4"]
     assert str(error).startswith("spec.links.nvlinkDomain: pcie4 does not reach across nodes; drop it")
 
 
 def test_a_users_pool_takes_its_nodes_and_wins() -> None:
     mine = gpu_pool("mine", selector={TYPE: "p5.48xlarge"}, price={"perGpuHour": 2.0}, maxNodes=10)
-    pools = {item.pool.name: item for item in nodes.pools(mixed(), [mine]).entries}
+    pools = {item.pool.name: item for item in nodes.discover_pools(mixed(), [mine]).entries}
     assert list(pools) == ["mine", "l4-1x", "l4-8x", "l4-spot"]
     pool = pools["mine"].pool
     assert (pool.gpu.name, pool.max_nodes, pool.price_per_gpu_hour) == ("h100-sxm", 10, 2.0)
@@ -392,39 +394,39 @@ def test_a_users_pool_takes_its_nodes_and_wins() -> None:
 def test_a_users_pool_names_an_unknown_gpu() -> None:
     unknown = node("a", {PRODUCT: "NVIDIA-Z900", "rack": "7"})
     mine = gpu_pool("mine", selector={"rack": "7"}, gpu={"name": "t4"})
-    (pool,) = nodes.pools([unknown], [mine]).entries
+    (pool,) = nodes.discover_pools([unknown], [mine]).entries
     assert (pool.pool.gpu.name, pool.facts["gpu"]) == ("t4", ("t4", "override"))
 
 
 def test_spot_price_holds_for_spot_nodes_only() -> None:
     mine = gpu_pool("cheap", selector={"karpenter.sh/capacity-type": "spot"}, price={"perGpuHour": 2.0, "spot": 0.5})
-    pools = {item.pool.name: item.pool for item in nodes.pools(mixed(), [mine]).entries}
+    pools = {item.pool.name: item.pool for item in nodes.discover_pools(mixed(), [mine]).entries}
     assert pools["cheap"].price_per_gpu_hour == 0.5
 
 
 def test_a_free_pool_and_one_scaled_to_nothing() -> None:
     mine = gpu_pool("mine", selector={TYPE: "p5.48xlarge"}, price={"perGpuHour": 0}, maxNodes=0)
     later = gpu_pool("later", nodeType="p4d.24xlarge", maxNodes=0)
-    pools = {item.pool.name: item for item in nodes.pools(mixed(), [mine, later]).entries}
+    pools = {item.pool.name: item for item in nodes.discover_pools(mixed(), [mine, later]).entries}
     assert (pools["mine"].pool.price_per_gpu_hour, pools["mine"].facts["price"]) == (0.0, ("0 USD", "override"))
     assert (pools["mine"].nodes, pools["mine"].pool.max_gpus) == (2, 0)
     assert (pools["later"].nodes, pools["later"].gpus_total, pools["later"].pool.max_gpus) == (0, 0, 0)
 
 
 def test_a_wrong_pool_does_not_spoil_the_others() -> None:
-    report = nodes.pools(mixed(), [gpu_pool("bad", gpu={"name": "h101"}, gpusPerNode=1, maxNodes=1)])
+    report = nodes.discover_pools(mixed(), [gpu_pool("bad", gpu={"name": "h101"}, gpusPerNode=1, maxNodes=1)])
     assert list(report.invalid) == ["bad"] and len(report.entries) == 4
     with pytest.raises(SpecError, match=r"GPUPool bad: spec\.gpu\.name"):
-        report.require()
+        report.require_pools()
 
 
 def test_parse_takes_what_kubectl_prints() -> None:
     text = """{"apiVersion": "v1", "kind": "List", "items": [
       {"kind": "Node", "metadata": {"name": "a"}}, {"kind": "GPUPool", "metadata": {"name": "b"}}]}"""
-    members, own, slices = nodes.parse(text)
+    members, own, slices = nodes.parse_objects(text)
     assert [item["metadata"]["name"] for item in members + own] == ["a", "b"] and not slices
     with pytest.raises(SpecError, match="kind 'Pod' is not a node"):
-        nodes.parse("kind: Pod")
+        nodes.parse_objects("kind: Pod")
 
 
 @pytest.mark.parametrize(
@@ -439,14 +441,14 @@ def test_parse_takes_what_kubectl_prints() -> None:
 )
 def test_misshapen_nodes_are_one_line(document: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as caught:
-        nodes.pools([document])
+        nodes.discover_pools([document])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 def test_example_clusters_hold_known_gpus_only(path: Path) -> None:
-    report = nodes.pools(*nodes.parse(path.read_text(encoding="utf-8")))
-    assert report.require() and not report.left_out
+    report = nodes.discover_pools(*nodes.parse_objects(path.read_text(encoding="utf-8")))
+    assert report.require_pools() and not report.left_out
 
 
 def test_instance_types_name_known_gpus_and_plausible_prices() -> None:
@@ -459,7 +461,7 @@ def test_instance_types_name_known_gpus_and_plausible_prices() -> None:
 def test_every_shipped_product_string_is_found_again() -> None:
     for gpu in gpus().values():
         label = gpu.product.replace(" ", "-")
-        assert [pool.gpu.name for pool in nodes.pools([node("a", {PRODUCT: label})]).pools] == [gpu.name]
+        assert [pool.gpu.name for pool in nodes.discover_pools([node("a", {PRODUCT: label})]).pools] == [gpu.name]
 
 
 KEYS = [PRODUCT, TYPE, "nvidia.com/gpu.replicas", "nvidia.com/gpu.count", "karpenter.k8s.aws/instance-gpu-name"]
@@ -481,7 +483,7 @@ KEYS = [PRODUCT, TYPE, "nvidia.com/gpu.replicas", "nvidia.com/gpu.count", "karpe
 )
 def test_every_node_ends_in_exactly_one_place(rows: list[tuple[dict[str, str], int | None]]) -> None:
     documents = [node(f"n{index}", labels, count) for index, (labels, count) in enumerate(rows)]
-    report = nodes.pools(documents)
+    report = nodes.discover_pools(documents)
     placed = sum(item.nodes for item in report.entries)
     left = sum(len(item.nodes) for item in report.left_out)
     assert placed + left + report.other_nodes == len(rows)
@@ -494,7 +496,7 @@ def test_a_product_that_nobody_knows_is_not_the_gpu_of_the_instance_type() -> No
     members = [node(name, {TYPE: "p5.48xlarge", PRODUCT: product}) for name, product in (
         ("known", "NVIDIA-H100-80GB-HBM3"), ("riddle", "NVIDIA-Z900-SXM9"),
     )]  # fmt: skip
-    report = nodes.pools([*members, node("unlabelled", {TYPE: "p5.48xlarge"})])
+    report = nodes.discover_pools([*members, node("unlabelled", {TYPE: "p5.48xlarge"})])
     assert [sorted(entry.members) for entry in report.entries] == [["known", "unlabelled"]]
     ((left_out),) = report.left_out
     assert (left_out.code, left_out.nodes) == ("UnknownAccelerator", ("riddle",))
@@ -503,5 +505,5 @@ def test_a_product_that_nobody_knows_is_not_the_gpu_of_the_instance_type() -> No
 
 def test_a_label_that_names_no_product_leaves_the_instance_type_to_say_which_gpu_it_is() -> None:
     for label in ("kubernetes.azure.com/accelerator", "k8s.amazonaws.com/accelerator"):
-        (entry,) = nodes.pools([node("a", {TYPE: "p5.48xlarge", label: "nvidia"})]).entries
+        (entry,) = nodes.discover_pools([node("a", {TYPE: "p5.48xlarge", label: "nvidia"})]).entries
         assert entry.pool.gpu.name == "h100-sxm"

@@ -7,7 +7,7 @@ import pytest
 from operator_store import JOBS, Store, job, operator, settled
 from test_observe import status
 from tilecast.spec import SpecError
-from tilecast_operator.observed.queries import held
+from tilecast_operator.observed.queries import restrict_query
 
 OWN = 'namespace="team"'
 
@@ -24,7 +24,7 @@ OWN = 'namespace="team"'
     ],
 )
 def test_every_selector_is_held_to_the_namespace(query: str, expected: str) -> None:
-    assert held(query, "team", "a") == expected
+    assert restrict_query(query, "team", "a") == expected
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_every_selector_is_held_to_the_namespace(query: str, expected: str) -> N
 )  # fmt: skip
 def test_what_cannot_be_held_is_refused_in_one_line(query: str) -> None:
     with pytest.raises(SpecError, match=r"spec\.observationQuery: [^\n]+$"):
-        held(query, "team", "a")
+        restrict_query(query, "team", "a")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed import reports
-from tilecast_operator.observed.reports import Refused, StepReport, StepWindow, added
+from tilecast_operator.observed.reports import RefusedReport, StepReport, StepWindow, add_report
 
 KEY = Key("TrainingJob", "default", "a")
 
@@ -49,7 +49,7 @@ def body(**fields: Any) -> bytes:
     ],
 )
 def test_what_is_no_report_is_refused_with_a_reason(sent: bytes, outcome: str, words: str) -> None:
-    with pytest.raises(Refused, match=words) as caught:
+    with pytest.raises(RefusedReport, match=words) as caught:
         reports.from_body(sent, None)
     assert caught.value.outcome == outcome
     assert caught.value.status in (400, 422)
@@ -66,10 +66,10 @@ def test_a_report_says_where_it_comes_from() -> None:
 )
 def test_milliseconds_are_not_taken_for_seconds(seconds: float, fine: bool) -> None:
     if fine:
-        reports.plausible(seconds, 1.5)
+        reports.require_plausible(seconds, 1.5)
         return
-    with pytest.raises(Refused, match=r"milliseconds|shorter") as caught:
-        reports.plausible(seconds, 1.5)
+    with pytest.raises(RefusedReport, match=r"milliseconds|shorter") as caught:
+        reports.require_plausible(seconds, 1.5)
     assert caught.value.outcome == "implausible"
 
 
@@ -80,7 +80,7 @@ def review(username: str = "system:serviceaccount:team:trainer", **changes: Any)
 
 
 def test_a_token_counts_in_its_own_namespace_only() -> None:
-    assert reports.reviewed(review(), "team") == "n1"
+    assert reports.node_of_review(review(), "team") == "n1"
     for answer, outcome in (
         (review(authenticated=False), "unauthenticated"),
         (review(audiences=["https://kubernetes.default.svc"]), "unauthenticated"),
@@ -90,8 +90,8 @@ def test_a_token_counts_in_its_own_namespace_only() -> None:
         (review("system:admin"), "forbidden"),
         (review("evil:serviceaccount:team:trainer"), "forbidden"),
     ):
-        with pytest.raises(Refused) as caught:
-            reports.reviewed(answer, "team")
+        with pytest.raises(RefusedReport) as caught:
+            reports.node_of_review(answer, "team")
         assert caught.value.outcome == outcome
 
 
@@ -105,7 +105,7 @@ def test_prometheus_tells_the_slowest_rank() -> None:
     assert scalar is not None and scalar.seconds == 2.0
     assert reports.from_prometheus(vector()) is None
     for answer in (vector("0"), vector("-1"), {"data": {"resultType": "matrix", "result": [{"values": []}]}}, None):
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedReport):
             reports.from_prometheus(answer)
 
 
@@ -115,19 +115,21 @@ def test_a_trainjob_tells_its_step() -> None:
     }
     assert reports.from_trainer(status) == StepReport(3.5, "trainJob")
     assert reports.from_trainer({}) is None
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedReport):
         reports.from_trainer({"trainerStatus": {"metrics": [{"name": "step_time_seconds", "value": "fast"}]}})
 
 
 def test_a_window_survives_a_restart_and_forgets_the_oldest() -> None:
     window = None
     for number in range(40):
-        window = added(window, StepReport(2.0 + number % 2, "put", node="n1" if number < 5 else None), f"t{number:02}")
+        window = add_report(
+            window, StepReport(2.0 + number % 2, "put", node="n1" if number < 5 else None), f"t{number:02}"
+        )
     assert window is not None
     assert (window.samples, len(window.recent), window.latest.node) == (40, reports.RECENT, "n1")
-    again = StepWindow.of(ObservedStep.model_validate(json.loads(json.dumps(window.status().document()))))
+    again = StepWindow.from_status(ObservedStep.model_validate(json.loads(json.dumps(window.status().document()))))
     assert again is not None and again.status() == window.status()
-    assert StepWindow.of(None) is None
+    assert StepWindow.from_status(None) is None
 
 
 class Reviewing(Store):
@@ -161,7 +163,7 @@ async def until(running: Assembly, store: Store, probe: Callable[[], object]) ->
     async with asyncio.timeout(120):
         while not probe():
             for path in list(store.objects):
-                running.cache.see(store.objects[path])
+                running.cache.put_object(store.objects[path])
             await settled(running, 60)
             await asyncio.sleep(0.02)
 
@@ -218,7 +220,7 @@ async def test_reports_are_scored_learnt_from_and_remembered() -> None:
     async with operator(store, advise, discovery=True) as again:
         await settled(again, 60)
         for path in sorted(store.objects):
-            again.cache.see(store.objects[path])
+            again.cache.put_object(store.objects[path])
         store.put(f"{JOBS}/c", small("c"))
         await until(again, store, lambda: status(store, "c").get("recommendation"))
         assert status(store, "c")["recommendation"]["stepSeconds"]["target"] == pytest.approx(following, rel=1e-3)
@@ -232,7 +234,7 @@ async def test_what_ran_elsewhere_is_held_against_a_forecast_of_its_own() -> Non
         await until(running, store, lambda: status(store).get("recommendation"))
         best = status(store)["recommendation"]
         assert best["pool"] == "h100-sxm"
-        with pytest.raises(Refused, match="cannot be forecast") as caught:
+        with pytest.raises(RefusedReport, match="cannot be forecast") as caught:
             await running.observations.put("default", "a", "default@n2", body())
         assert caught.value.outcome == "no_advice", "a T4 has no BF16"
         plan = {"tensor": 2}
@@ -261,7 +263,7 @@ async def test_refused_reports_leave_no_trace_but_their_count() -> None:
             ("default", "a", "default", body(stepSeconds=1000 * good), "implausible"),
             ("default", "a", "default", body(stepSeconds=good, gpu="RTX 4090"), "unknown_pool"),
         ):
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedReport) as caught:
                 await running.observations.put(namespace, name, token, sent)
             assert caught.value.outcome == outcome
             assert f'tilecast_observations_total{{outcome="{outcome}",source="put"}}' in metrics(running)
@@ -289,7 +291,7 @@ async def test_an_annotation_is_one_report_and_a_wrong_one_is_answered() -> None
         annotate(f"{1.1 * target:.6g}")
         await until(running, store, lambda: condition()["reason"] == "Observed")
         for _ in range(3):
-            running.cache.see(store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"]))
+            running.cache.put_object(store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"]))
             await settled(running, 60)
         assert status(store)["observed"]["samples"] == 1
         assert status(store)["error"]["rawRatio"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
@@ -306,7 +308,7 @@ async def test_the_server_answers_puts_with_the_outcome() -> None:
     async def take(namespace: str, name: str, token: str, sent: bytes) -> None:
         taken.append((namespace, name, token, sent))
         if name == "bad":
-            raise Refused("invalid", 422, "no")
+            raise RefusedReport("invalid", 422, "no")
 
     address, metrics = server.Address("127.0.0.1", 0, limits=server.Limits(body_s=1.0)), Metrics()
     runner = await server.start_server(

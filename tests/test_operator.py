@@ -30,7 +30,7 @@ from tilecast_operator import settings as settings_module
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers.pools import NODES
 from tilecast_operator.kube.client import ApiError, Connection
-from tilecast_operator.kube.times import stamp
+from tilecast_operator.kube.times import format_time
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.client import client
 from tilecast_operator.objects.documents import FIELD_MANAGER, POOL
@@ -63,8 +63,8 @@ async def test_a_restart_and_a_second_operator_write_nothing() -> None:
         await settled(second)
         await settled(third)
         for path in sorted(store.objects):
-            second.cache.see(store.objects[path])
-            second.cache.see(store.objects[path])
+            second.cache.put_object(store.objects[path])
+            second.cache.put_object(store.objects[path])
         await settled(second)
     assert store.writes == []
     assert len(store.events) == 3
@@ -128,7 +128,7 @@ async def test_a_model_in_a_config_map_is_read_when_it_is_there_and_when_it_chan
         writes = len(store.writes)
         await asyncio.sleep(0.1)
         assert len(store.writes) == writes, "an unchanged answer is not written again"
-        running.cache.lose(store.objects.pop(f"{JOBS}/a"))
+        running.cache.remove_object(store.objects.pop(f"{JOBS}/a"))
         await settled(running)
     assert layers[1:] == [12, 24]
 
@@ -180,7 +180,7 @@ async def test_a_graph_in_a_config_map_is_read_once_and_again_when_it_changes() 
         assert len(traces) == 2, "an unchanged graph is read once"
         store.config_maps["m"] = {"data": {"graph.json": f"{GRAPH}\n"}}
         await until(lambda: len(traces) == 3)
-        running.cache.lose(store.objects.pop(f"{JOBS}/a"))
+        running.cache.remove_object(store.objects.pop(f"{JOBS}/a"))
         await settled(running)
     assert traces[1:] == [True, True]
 
@@ -214,7 +214,9 @@ async def test_mode_off_takes_the_annotations_back() -> None:
     store.put(f"{JOBS}/a", job())
     async with operator(store) as running:
         await settled(running)
-        running.cache.see(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": job(mode="Off")["spec"]}))
+        running.cache.put_object(
+            store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": job(mode="Off")["spec"]})
+        )
         await settled(running)
     document = store.objects[f"{JOBS}/a"]
     assert document["metadata"]["annotations"] == {"mine": "stays"}
@@ -251,17 +253,17 @@ async def test_new_nodes_bring_new_advice_once() -> None:
         await settled(running)
         store.writes.clear()
         for number in range(20):
-            running.cache.see(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
+            running.cache.put_object(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
         await settled(running)
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "a100-40"
         assert len(store.writes) == 2, "twenty nodes at once are one change"
         store.writes.clear()
         for number in range(20):
-            running.cache.see(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
+            running.cache.put_object(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
         await settled(running)
         assert store.writes == []
         for number in range(20):
-            running.cache.lose(node(f"a{number}"))
+            running.cache.remove_object(node(f"a{number}"))
         await settled(running)
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
 
@@ -273,16 +275,16 @@ async def test_a_users_pool_is_described_and_wins() -> None:
     mine = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
     async with operator(store) as running:
         await settled(running)
-        running.cache.see(store.put(f"{POOLS}/mine", mine))
+        running.cache.put_object(store.put(f"{POOLS}/mine", mine))
         await settled(running)
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "mine"
         assert store.objects[f"{POOLS}/mine"]["status"]["facts"]["price"] == {"value": "1 USD", "layer": "override"}
         wrong = {**store.objects[f"{POOLS}/mine"], "spec": {"gpu": {"name": "h101"}, "gpusPerNode": 1, "maxNodes": 1}}
-        running.cache.see(store.put(f"{POOLS}/mine", wrong))
+        running.cache.put_object(store.put(f"{POOLS}/mine", wrong))
         await settled(running)
         assert ready(store.objects[f"{POOLS}/mine"])["reason"] == "InvalidSpec"
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
-        running.cache.lose(store.objects.pop(f"{POOLS}/mine"))
+        running.cache.remove_object(store.objects.pop(f"{POOLS}/mine"))
         await settled(running)
 
 
@@ -370,7 +372,7 @@ async def test_a_spec_that_changes_during_a_write_is_not_lost() -> None:
     store.before_write = change
     async with operator(store) as running:
         await settled(running)
-        running.cache.see(late[0])
+        running.cache.put_object(late[0])
         await settled(running)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "InvalidSpec"
 
@@ -381,7 +383,7 @@ async def test_old_events_change_nothing() -> None:
     async with operator(store) as running:
         await settled(running)
         store.writes.clear()
-        running.cache.see(first)
+        running.cache.put_object(first)
         await settled(running)
     assert store.writes == []
 
@@ -475,7 +477,7 @@ async def test_a_key_that_waits_for_its_time_is_no_backlog_and_one_that_fails_is
         assert sample(running, "tilecast_queue_keys", kind="TrainingJob") == 0
         store.faults = [ApiError(500, "no")]
         store.put(f"{JOBS}/b", job("b"))
-        running.cache.see(store.objects[f"{JOBS}/b"])
+        running.cache.put_object(store.objects[f"{JOBS}/b"])
         await until(lambda: sample(running, "tilecast_retries_total") == 1)
         assert sample(running, "tilecast_queue_keys", kind="TrainingJob") == 1
         assert sample(running, "tilecast_queue_keys", kind="Node") == 0
@@ -484,7 +486,7 @@ async def test_a_key_that_waits_for_its_time_is_no_backlog_and_one_that_fails_is
 async def test_the_time_of_an_answer_is_that_since_the_job_was_created_or_changed() -> None:
     store = Store()
     store.clock_s = 1_700_000_000.0
-    old = {**job("old"), "metadata": {**job("old")["metadata"], "creationTimestamp": stamp(store.clock_s - 100)}}
+    old = {**job("old"), "metadata": {**job("old")["metadata"], "creationTimestamp": format_time(store.clock_s - 100)}}
     store.put(f"{JOBS}/old", old)
 
     def times(running: Assembly) -> tuple[float | None, float | None]:
@@ -500,7 +502,7 @@ async def test_the_time_of_an_answer_is_that_since_the_job_was_created_or_change
         await settled(running)
         assert times(running) == (0, 0), "what was answered before is not answered again"
         store.put(f"{JOBS}/old", {**store.objects[f"{JOBS}/old"], "spec": job(objective="cost")["spec"]})
-        running.cache.see(store.objects[f"{JOBS}/old"])
+        running.cache.put_object(store.objects[f"{JOBS}/old"])
         await settled(running)
         assert times(running) == (1, 1), "a change is a new question"
 

@@ -27,7 +27,7 @@ from tilecast_operator.objects.documents import ADVICE_KEYS, HASH, POOL
 async def test_a_suspended_job_is_placed_annotated_and_let_go() -> None:
     store = JobStore()
     async with serving(store) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Placed" and store.annotations()[POOL] == "h100-sxm"
         assert store.now()["spec"]["suspend"] is False
@@ -40,7 +40,7 @@ async def test_a_suspended_job_is_placed_annotated_and_let_go() -> None:
 async def test_a_workload_that_comes_late_is_waited_for() -> None:
     store = JobStore()
     async with serving(store) as running:
-        running.cache.see(job := store.job("job-gated"))
+        running.cache.put_object(job := store.job("job-gated"))
         await asyncio.sleep(0.05)
         assert ADMISSION_GATES in store.annotations() and not store.patches
         store.workload(job)
@@ -55,7 +55,7 @@ async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed()
     store = JobStore()
     settings, timings = replace(PLACING, kueue_admission_gate="present"), replace(TIMINGS, workload_s=0.1)
     async with serving(store, settings, timings=timings) as running:
-        running.cache.see(store.job("job-gated"))
+        running.cache.put_object(store.job("job-gated"))
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Queued" and ADMISSION_GATES not in store.annotations()
         assert store.now()["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
@@ -64,7 +64,7 @@ async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed()
 async def let_go(store: JobStore, running: Assembly, name: str) -> str:
     """Return the outcome of an example with a Workload, once it is released."""
     body = store.job(name)
-    running.cache.see(body)
+    running.cache.put_object(body)
     store.workload(body)
     await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
     return store.annotations()[APPLIED]
@@ -115,7 +115,7 @@ async def test_what_became_of_a_job_is_told_by_the_operator_that_starts_next() -
     body["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     store.decide("Admitted")
     async with serving(store) as again:
-        again.cache.see(store.put(f"{JOBS}/a", body))
+        again.cache.put_object(store.put(f"{JOBS}/a", body))
         await until(lambda: store.annotations()[APPLIED] == "Placed", "the job to be placed")
 
 
@@ -140,7 +140,7 @@ async def test_a_job_that_kueue_may_admit_is_let_go_as_it_is(
         store.workload(body)
         if decided:
             store.decide(decided)
-        running.cache.see(body)
+        running.cache.put_object(body)
         await until(lambda: any(reason == "NotPlaced" for reason, _ in store.events_seen()), "an Event")
         assert store.annotations()[APPLIED] == outcome and store.now()["metadata"]["labels"][QUEUE] == "team"
         assert store.now()["spec"] == body["spec"] and not any(path.startswith(WORKLOADS) for path in store.patches)
@@ -203,7 +203,7 @@ async def test_without_kueue_a_gated_job_waits_for_no_workload() -> None:
     store = JobStore()
     store.has_kueue = False
     async with serving(store) as running:
-        running.cache.see(store.job("job-gated"))
+        running.cache.put_object(store.job("job-gated"))
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Placed" and ADMISSION_GATES not in store.annotations()
 
@@ -217,7 +217,7 @@ async def test_a_search_that_does_not_end_holds_no_job() -> None:
         return advise(asked, pools)
 
     async with serving(store, advisor=slow, timings=replace(TIMINGS, decide_s=0.2)) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "TooLate" and store.now()["spec"]["suspend"] is False
         assert "nodeSelector" not in store.now()["spec"]["template"]["spec"]
@@ -232,7 +232,7 @@ async def test_a_search_that_fails_holds_no_job() -> None:
 
     store = JobStore()
     async with serving(store, advisor=broken) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "InternalError" and store.now()["spec"]["suspend"] is False
 
@@ -241,7 +241,7 @@ async def test_a_refused_choice_holds_no_job() -> None:
     store = JobStore()
     store.refuse = [ApiError(422, "the webhook says no")]
     async with serving(store) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Refused"
         await until(lambda: store.events, "an Event")
@@ -252,7 +252,7 @@ async def test_an_api_server_that_comes_and_goes_is_asked_again() -> None:
     store = JobStore()
     store.refuse = [ApiError(422, "no"), ApiError(500, "gone"), ApiError(429, "slower"), ApiError(503, "gone")]
     async with serving(store) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.patches == [f"{JOBS}/a"]
 
@@ -261,7 +261,7 @@ async def test_a_job_that_is_placed_and_not_annotated_is_placed_all_the_same() -
     store = JobStore()
     store.faults = [ApiError(500, "gone")]
     async with serving(store) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Placed" and store.now()["spec"]["template"]["spec"]["nodeSelector"]
         await until(lambda: POOL in store.annotations(), "the annotations")
@@ -281,7 +281,7 @@ async def test_an_edit_meanwhile_is_decided_about_anew() -> None:
 
     store.before_write = edit
     async with serving(store) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Placed" and store.now()["metadata"]["labels"]["turn"] == "second"
 
@@ -290,14 +290,14 @@ async def test_a_job_that_is_deleted_meanwhile_is_forgotten() -> None:
     store = JobStore()
     store.before_write = lambda path: store.objects.clear()
     async with serving(store) as running:
-        running.cache.see(body := store.job())
+        running.cache.put_object(body := store.job())
         await until(lambda: not holds(running, body), "the task to end")
         assert store.patches == [] and store.events == {}
 
 
 def holds(running: Assembly, body: dict[str, Any]) -> bool:
     """Return whether a decision about a job is under way."""
-    return running.admission.is_deciding(Key.of(body), body["metadata"]["uid"])
+    return running.admission.is_deciding(Key.from_object(body), body["metadata"]["uid"])
 
 
 async def test_two_operators_let_a_job_go_once() -> None:
@@ -305,8 +305,8 @@ async def test_two_operators_let_a_job_go_once() -> None:
     async with serving(store) as one, serving(store) as two:
         for number in range(20):
             bodies.append(store.job(new_name=f"j{number}"))
-            one.cache.see(bodies[-1])
-            two.cache.see(copy.deepcopy(bodies[-1]))
+            one.cache.put_object(bodies[-1])
+            two.cache.put_object(copy.deepcopy(bodies[-1]))
         await until(lambda: all(store.annotations(f"j{n}").get(APPLIED) for n in range(20)), "all jobs to be let go")
         await until(lambda: not any(holds(each, body) for each in (one, two) for body in bodies), "both to be done")
         assert all(store.annotations(f"j{n}")[APPLIED] == "Placed" for n in range(20))
@@ -317,12 +317,12 @@ async def test_two_operators_let_a_job_go_once() -> None:
 async def test_a_job_that_was_let_go_and_suspended_again_is_left_alone() -> None:
     store = JobStore()
     async with serving(store) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         again = copy.deepcopy(store.now())
         again["spec"]["suspend"] = True
-        running.cache.see(store.put(f"{JOBS}/a", again))
-        running.cache.see(store.job(new_name="b"))
+        running.cache.put_object(store.put(f"{JOBS}/a", again))
+        running.cache.put_object(store.job(new_name="b"))
         await until(lambda: store.annotations("b").get(APPLIED), "another job to be let go")
         assert store.now()["spec"]["suspend"] is True
 
@@ -331,7 +331,7 @@ async def test_without_leave_to_place_a_job_is_let_go_as_it_is() -> None:
     store = JobStore()
     async with serving(store, replace(PLACING, place=False)) as running:
         before = store.job()
-        running.cache.see(before)
+        running.cache.put_object(before)
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "NotAllowed"
         assert store.now()["spec"] == {**before["spec"], "suspend": False}
@@ -340,7 +340,7 @@ async def test_without_leave_to_place_a_job_is_let_go_as_it_is() -> None:
 async def test_advice_is_said_once_and_taken_back() -> None:
     store = JobStore()
     async with serving(store) as running:
-        running.cache.see(store.job(mode=None))
+        running.cache.put_object(store.job(mode=None))
         await until(lambda: HASH in store.annotations(), "the annotations")
         await until(lambda: store.events, "an Event")
         durations = ("tilecast_answer_duration_seconds_count", {"kind": "Job"})
@@ -349,14 +349,14 @@ async def test_advice_is_said_once_and_taken_back() -> None:
         for _ in range(3):
             job = copy.deepcopy(store.now())
             job["metadata"]["labels"]["seen"] = str(store.version)
-            running.cache.see(store.put(f"{JOBS}/a", job))
+            running.cache.put_object(store.put(f"{JOBS}/a", job))
             await until(lambda: not len(running.runtime.queue), "the queue to be empty")
         await asyncio.sleep(0.05)
         assert len(store.writes) == writes and len(store.events) == 1 and store.patches == []
         assert running.metrics.registry.get_sample_value(*durations) == 1, "what is said already is no answer"
         job = copy.deepcopy(store.now())
         job["metadata"]["annotations"]["tilecast.dev/mode"] = "Off"
-        running.cache.see(store.put(f"{JOBS}/a", job))
+        running.cache.put_object(store.put(f"{JOBS}/a", job))
         await until(lambda: not set(ADVICE_KEYS) & set(store.annotations()), "the annotations to go")
         assert MODEL in store.annotations()
 
@@ -373,7 +373,7 @@ async def test_advice_is_said_once_and_taken_back() -> None:
 async def test_a_wrong_annotation_is_told_in_an_event(annotations: dict[str, str | None], words: str) -> None:
     store = JobStore()
     async with serving(store) as running:
-        running.cache.see(store.job(**{"mode": None, **annotations}))
+        running.cache.put_object(store.job(**{"mode": None, **annotations}))
         await until(lambda: store.events, "an Event")
         ((reason, text),) = store.events_seen()
         assert reason == "RecommendationUnavailable" and words in text
@@ -385,10 +385,10 @@ async def test_a_namespace_s_label_asks_for_all_its_jobs() -> None:
     async with serving(store) as running:
         body = store.job(mode=None)
         body["metadata"]["labels"] = {}
-        running.cache.see(store.put(f"{JOBS}/a", body))
+        running.cache.put_object(store.put(f"{JOBS}/a", body))
         await asyncio.sleep(0.05)
         assert HASH not in store.annotations()
-        running.cache.see(
+        running.cache.put_object(
             {"kind": "Namespace", "metadata": {"name": "default", "labels": {"tilecast.dev/enabled": "true"}}}
         )
         await until(lambda: HASH in store.annotations(), "the annotations")

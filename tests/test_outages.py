@@ -53,7 +53,7 @@ async def test_jobs_are_placed_once_kueue_answers_again_with_one_warning(
         for new_name in NAMES:
             document = store.job(name, new_name)
             store.workload(document)
-            running.cache.see(document)
+            running.cache.put_object(document)
         await until(lambda: caplog.records, "a warning")
         await asyncio.sleep(1.0)
         assert running.metrics.registry.get_sample_value("tilecast_held_jobs") == 3
@@ -70,7 +70,7 @@ async def test_a_job_that_kueue_has_yet_to_see_waits_to_hear_of_the_gate(caplog:
     come_back = kueue_away(store)
     store.workload(store.job(new_name="other"))
     async with serving(store, PLACING, timings=replace(SOON, workload_s=0.1)) as running:
-        running.cache.see(store.job("job-gated"))
+        running.cache.put_object(store.job("job-gated"))
         await until(lambda: "until a webhook answers" in caplog.text, "a warning")
         come_back()
         await until(lambda: APPLIED in store.annotations(), "the job to be let go")
@@ -81,6 +81,6 @@ async def test_a_webhook_that_stays_away_too_long_is_waited_for_no_more() -> Non
     store = JobStore()
     store.refuse = [ApiError(500, DOWN)] * 3
     async with serving(store, timings=replace(TIMINGS, webhook_s=0.2)) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: APPLIED in store.annotations(), "the job to be let go")
         assert store.annotations()[APPLIED] == "Refused" and store.now()["spec"]["suspend"] is False

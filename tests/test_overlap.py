@@ -68,7 +68,7 @@ def test_a_longer_pass_hides_more_and_never_the_last_bucket(
 
 
 def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeconds:
-    plans = Plans.of(plan)
+    plans = Plans.from_plans(plan)
     sharded = zoo.shard(workload, plans)
     caps = overlap.BucketLimits.of(workload, plans, 4.0, np.ones(1))
     return sync_seconds(
@@ -79,12 +79,12 @@ def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeco
         pool,
         caps,
         np.ones(1),
-        constants.shipped(),
+        constants.shipped_constants(),
     )
 
 
 def step_s(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> float:
-    return float(search.price(workload, Plans.of(plan), pool).step_s[0])
+    return float(search.price(workload, Plans.from_plans(plan), pool).step_s[0])
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def step_s(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> float:
     ],
 )
 def test_buckets_are_the_framework_s_unless_the_job_says_more(facts: dict[str, Any], first: float, rest: float) -> None:
-    caps = overlap.BucketLimits.of(replace(BERT, **facts), Plans.of(PLAN), 4.0, np.full(1, 7 * 2.0**20))
+    caps = overlap.BucketLimits.of(replace(BERT, **facts), Plans.from_plans(PLAN), 4.0, np.full(1, 7 * 2.0**20))
     assert caps.first[0] == first * 2**20
     assert caps.rest[0] == pytest.approx(rest * 2**20)
 
 
 def test_megatron_s_buckets_grow_with_the_replicas() -> None:
-    wide = Plans.of(replace(PLAN, data=128))
+    wide = Plans.from_plans(replace(PLAN, data=128))
     caps = overlap.BucketLimits.of(replace(BERT, framework="megatron"), wide, 4.0, np.ones(1))
     assert caps.rest[0] == 128e6 * 4
 
@@ -136,7 +136,7 @@ def test_buckets_after_the_backward_pass_cost_their_latency() -> None:
 
 
 def test_sizes_that_are_tried_cost_what_the_job_would_with_them() -> None:
-    plans, sizes = Plans.of(PLAN), (1, 25, 200)
+    plans, sizes = Plans.from_plans(PLAN), (1, 25, 200)
     sharded = zoo.shard(BERT, plans)
     seconds = step_with_bucket_sizes(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
     assert seconds == pytest.approx([step_s(replace(BERT, bucket_mib=size)) for size in sizes], rel=1e-9)
@@ -268,12 +268,19 @@ def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     job = Workload(zoo.preset("mixtral-8x7b"), 2048, 64, framework="megatron")
     link = find_link("nvlink4")
     pool = Pool("h100", find_gpu("h100-sxm"), 8, 1, link, link)
-    plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
+    plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
     sharded = zoo.shard(job, plans)
     caps = overlap.BucketLimits.of(job, plans, gradient_bytes(job), np.ones(1))
     sync = sync_seconds(
-        job, sharded, HeldWeights.from_plans(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped()
+        job,
+        sharded,
+        HeldWeights.from_plans(job, sharded, plans),
+        plans,
+        pool,
+        caps,
+        np.ones(1),
+        constants.shipped_constants(),
     )
-    shared = sharded.stage("parameters", plans) - sharded.stage("expert_parameters", plans)
+    shared = sharded.sum_fullest_stage("parameters", plans) - sharded.sum_fullest_stage("expert_parameters", plans)
     whole = float((shared * gradient_bytes(job))[0])
     assert sync.scattered[0] == pytest.approx(float(caps.count(np.array([whole]))[0]))

@@ -29,7 +29,7 @@ from tilecast_operator.controllers.learning import CALIBRATION
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.observed import run_store
 from tilecast_operator.observed.calibrator import FittedCalibration
-from tilecast_operator.observed.reports import Refused, StepReport, added
+from tilecast_operator.observed.reports import RefusedReport, StepReport, add_report
 from tilecast_operator.report import better_placement
 
 STEP = "tilecast.dev/observed-step-seconds"
@@ -56,7 +56,7 @@ async def test_a_step_that_a_job_brings_along_counts_at_once() -> None:
         raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
         store.add("team", "b")
         annotate(store, "b", 1.5 * raw_s)
-        running.cache.see(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
+        running.cache.put_object(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
         await settled(running)
         assert store.status("team", "b")["observed"]["samples"] == 1
         assert ratio(store, "b") > 1.05
@@ -87,7 +87,7 @@ async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
         await until(running, store, lambda: store.step_s("team", "twin") > 1.05 * raw_s and store.runs)
         document = copy.deepcopy(store.objects[LEARNING])
         document["metadata"].setdefault("annotations", {})[pool_learning.FORGET] = f"job/{store.runs[0]['uid']}"
-        running.cache.see(store.put(LEARNING, document))
+        running.cache.put_object(store.put(LEARNING, document))
         await until(running, store, lambda: store.runs == [])
         await settled(running)
         assert "your run" not in store.status("team", "twin")["recommendation"]["reason"]
@@ -144,7 +144,7 @@ async def test_metrics_tell_whose_runs_correct_how_many_jobs_and_how_far() -> No
         await settled(again)
         assert counts(again) == {"own": 1, "successor": 1, "relative": 1}
         for name in ("nightly-2", "nightly-3"):
-            again.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/{name}"))
+            again.cache.remove_object(store.objects.pop(f"{TRAINING_JOBS.format('team')}/{name}"))
         assert counts(again) == {"own": 0, "successor": 0, "relative": 1}
         assert 'tilecast_own_runs_change_ratio{run="own"} NaN' in metrics(again)
 
@@ -153,7 +153,7 @@ async def start_late(store: SharedStore, running: Assembly, late: Any) -> None:
     """Show a PoolLearning after everything else was answered, as its own watch may."""
     await settled(running)
     store.objects[LEARNING] = late
-    running.cache.see(late)
+    running.cache.put_object(late)
     await settled(running)
 
 
@@ -163,7 +163,7 @@ async def test_runs_that_are_seen_late_after_a_restart_correct_as_before() -> No
         raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
         await report(running, "team", "a", 1.5 * raw_s)
         await until(running, store, lambda: store.runs)
-        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
+        running.cache.remove_object(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
         corrected_s = (await advised(running, store, "team", "b"))["recommendation"]["stepSeconds"]["target"]
     assert corrected_s > 1.05 * raw_s
     late = store.objects.pop(LEARNING)
@@ -183,7 +183,7 @@ async def test_a_step_withdrawn_while_no_operator_ran_stays_withdrawn() -> None:
     async with operator(store, advise, NODES, discovery=True, calibrate_settle_s=0.5) as again:
         store.objects[LEARNING] = late
         await asyncio.sleep(0.2)
-        again.cache.see(late)
+        again.cache.put_object(late)
         await until(again, store, lambda: store.runs == [])
         assert (await advised(again, store, "team", "b"))["recommendation"]["stepSeconds"]["target"] == raw_s
 
@@ -232,10 +232,10 @@ async def test_a_report_of_a_job_that_was_replaced_meanwhile_counts_for_nobody(
         raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
         sent = asyncio.create_task(report(running, "team", "a", 1.5 * raw_s))
         await was_asked.wait()
-        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
+        running.cache.remove_object(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
         await advised(running, store, "team", "a", 32)
         may_end.set()
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedReport) as caught:
             await sent
         assert caught.value.outcome == "unknown_job"
         await settled(running)
@@ -252,20 +252,20 @@ async def test_a_job_that_is_created_anew_during_a_forecast_is_not_refused(monke
             if not replaced:
                 replaced.append(path)
                 old = store.objects.pop(path)
-                running.cache.lose(copy.deepcopy(old))
+                running.cache.remove_object(copy.deepcopy(old))
                 metadata = {
                     "name": "a",
                     "namespace": "team",
                     "annotations": {STEP: old["metadata"]["annotations"][STEP]},
                 }
                 new = {name: part for name, part in old.items() if name != "status"} | {"metadata": metadata}
-                running.cache.see(store.put(path, new))
+                running.cache.put_object(store.put(path, new))
             return done
 
         monkeypatch.setattr(Advisor, "forecast_running", replacing)
         raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
         annotate(store, "a", 1.5 * raw_s)
-        running.cache.see(copy.deepcopy(store.objects[path]))
+        running.cache.put_object(copy.deepcopy(store.objects[path]))
         await settled(running)
         assert replaced and "observed" in store.status("team", "a")
 
@@ -286,19 +286,19 @@ async def test_what_was_learnt_of_fewer_runs_never_replaces_what_was_learnt_of_m
         return FittedCalibration.fit(known, *question)
 
     def written(count: int) -> Any:
-        return store.put(LEARNING, pool_learning.document("h100-sxm", items[:count], []))
+        return store.put(LEARNING, pool_learning.pool_learning_document("h100-sxm", items[:count], []))
 
     monkeypatch.setattr(pools, "FittedCalibration", SimpleNamespace(fit=slow))
     written(4)
     async with operator(store, advise, discovery=True, calibrate_settle_s=600.0) as running:
         while not begun:
             await asyncio.sleep(0.01)
-        running.cache.see(written(8))
+        running.cache.put_object(written(8))
         running.runtime.add(CALIBRATION)
         await asyncio.sleep(0.3)
         may_end.set()
         await settled(running)
-        assert running.learning.calibrator.table.runs == 8
+        assert running.learning.calibrator.default_table.runs == 8
 
 
 async def test_a_job_that_has_ended_is_not_told_to_move() -> None:
@@ -328,12 +328,12 @@ def test_a_place_that_costs_nothing_can_be_named_to_a_job_that_wants_the_least_p
 def test_a_step_is_never_shorter_than_what_it_waits_for() -> None:
     window = None
     for seconds, waited in ((1.0, 0.1), (1.0, 0.1), (5.0, 4.8)):
-        window = added(window, StepReport(seconds, "put", parts=MeasuredParts(waited)), "t")
+        window = add_report(window, StepReport(seconds, "put", parts=MeasuredParts(waited)), "t")
     assert window is not None and window.seconds == 1.0
     assert window.parts.sum_s < window.seconds
-    later = added(window, StepReport(0.5, "annotation"), "t")
+    later = add_report(window, StepReport(0.5, "annotation"), "t")
     assert later.latest.parts.input_s == pytest.approx(0.1 * (0.5 + (4.8 - 0.5) / 3)), "the mean of the reports' shares"
-    silent = added(None, StepReport(1.0, "put"), "t")
+    silent = add_report(None, StepReport(1.0, "put"), "t")
     assert silent.parts == NO_PARTS
 
 
@@ -344,6 +344,8 @@ async def test_nothing_is_kept_of_who_asked_once_it_is_gone() -> None:
         workloads = {"w"}
         there, gone = (Key("TrainingJob", "team", name) for name in ("a", "gone"))
         running.learning.find_runs("team", [there, gone], workloads)
-        assert running.learning.run_requesters.of("team", "w", "") == {there}, "nobody would let go of the other"
-        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
+        assert running.learning.run_requesters.requesters_of("team", "w", "") == {there}, (
+            "nobody would let go of the other"
+        )
+        running.cache.remove_object(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
         assert len(running.learning.run_requesters) == 0

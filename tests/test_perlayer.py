@@ -65,7 +65,7 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     on = pool(gpu)
     ratios, over = [], []
     every = families(workload, on, gpus)
-    once_s = host_seconds_per_step(workload, every.graph, constants.shipped())
+    once_s = host_seconds_per_step(workload, every.graph, constants.shipped_constants())
     for rows in every.family_rows():
         family = every.strategy_chain(rows[:40])
         one, plans = family.chain, family.plans
@@ -113,7 +113,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     per_layer = perlayer.best(workload, on, gpus, vary=vary)
     assert (per_layer is None) == (best == np.inf)
     if per_layer is not None:
-        fixed_s = host_seconds_per_step(workload, every.graph, constants.shipped())
+        fixed_s = host_seconds_per_step(workload, every.graph, constants.shipped_constants())
         assert best <= (per_layer.step_s - fixed_s) * (1 + 1e-11)
         assert per_layer.step_s - fixed_s <= best * (1 + 1.1 * perlayer.REORDERING_TOLERANCE)
         assert per_layer.bound_s - fixed_s == pytest.approx(best, rel=1e-9)
@@ -165,7 +165,7 @@ def test_a_framework_limits_what_varies() -> None:
 def test_layers_that_alternate_stand_where_they_are() -> None:
     model = small(family="moe", layers=6, experts=4, top_k=2, moe_every=2, tied_embeddings=True)
     workload = Workload(model, 512, 64, "bf16")
-    sharded = zoo.shard(workload, Plans.of(Plan()))
+    sharded = zoo.shard(workload, Plans.from_plans(Plan()))
     names = [block.name for block in sharded.graph.sequence()]
     assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
     every = families(workload, pool("a100-40"), 4)
@@ -198,7 +198,7 @@ def test_stages_sum_their_gradients_as_the_step_does() -> None:
     """With short micro-batches the exchange takes a fifth of the step; the bubble is short beside so many of them."""
     workload = Workload(small(layers=8, hidden=4096, heads=32), 512, 256, "bf16", execution="compiled")
     plan, on = Plan(pipeline=4, micro_batch=1, gradient_accumulation=256), pool("a100-80")
-    prices, times = perlayer.cut_pipeline(workload, on, plan), search.price(workload, Plans.of(plan), on).times
+    prices, times = perlayer.cut_pipeline(workload, on, plan), search.price(workload, Plans.from_plans(plan), on).times
     assert prices is not None
     parts = times.parts(0)
     assert prices.even_s == pytest.approx(parts["compute"] + parts["communication"] + parts["bubble"], rel=0.01)

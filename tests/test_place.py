@@ -21,7 +21,7 @@ from tilecast.jobs import (
     QUEUE,
     Placement,
     changes,
-    read,
+    read_job,
 )
 from tilecast_operator.controllers import patches
 
@@ -32,7 +32,7 @@ TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedu
 
 def example(name: str, **annotations: str) -> dict[str, Any]:
     path = next(item for item in EXISTING if item.stem == name)
-    (document,) = documents.load(path.read_text())
+    (document,) = documents.load_documents(path.read_text())
     document["metadata"] |= {"resourceVersion": "7", "namespace": "default", "uid": "u"}
     document["metadata"]["annotations"] |= annotations
     return document
@@ -41,32 +41,34 @@ def example(name: str, **annotations: str) -> dict[str, Any]:
 @pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
 def test_a_patch_makes_the_changes_of_the_version_it_was_computed_from(path: Path) -> None:
     document = example(path.stem)
-    operations = patches.make_placing_patch(document, changes(document, read(document), Placement(H100, (TOLERATION,))))
+    operations = patches.make_placing_patch(
+        document, changes(document, read_job(document), Placement(H100, (TOLERATION,)))
+    )
     assert operations[0] == {"op": "add", "path": "/metadata/resourceVersion", "value": "7"}
-    after = read(patched(document, operations))
+    after = read_job(patched(document, operations))
     assert all(H100.items() <= pods.node_selector.items() and TOLERATION in pods.tolerations for pods in after.workers)
     assert patches.make_placing_patch(document, []) == []
 
 
 def test_letting_go_takes_our_name_off_and_leaves_the_others() -> None:
     document = example("job-gated", **{ADMISSION_GATES: f"a.example/x,{ADVISOR},b.example/y"})
-    after = patched(document, patches.releasing(document, read(document), patches.PLACED))
+    after = patched(document, patches.releasing(document, read_job(document), patches.PLACED))
     assert after["metadata"]["annotations"][ADMISSION_GATES] == "a.example/x,b.example/y"
     assert after["metadata"]["annotations"][APPLIED] == "Placed"
     assert after["spec"] == document["spec"], "Kueue resumes its jobs itself"
-    assert patches.releasing(after, read(after), patches.PLACED) == []
+    assert patches.releasing(after, read_job(after), patches.PLACED) == []
     alone = example("job-gated")
-    after = patched(alone, patches.releasing(alone, read(alone), "TooLate"))
+    after = patched(alone, patches.releasing(alone, read_job(alone), "TooLate"))
     assert ADMISSION_GATES not in after["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_letting_go_resumes_a_job_once(name: str) -> None:
     document = set_suspend(example(name, **{MODE: "Initial"}))
-    after = patched(document, patches.releasing(document, read(document), "NoFittingPlan"))
-    assert not read(after).is_suspended and after["metadata"]["annotations"][APPLIED] == "NoFittingPlan"
+    after = patched(document, patches.releasing(document, read_job(document), "NoFittingPlan"))
+    assert not read_job(after).is_suspended and after["metadata"]["annotations"][APPLIED] == "NoFittingPlan"
     set_suspend(after)
-    assert patches.releasing(after, read(after), patches.PLACED) == [], "suspended anew, by somebody else"
+    assert patches.releasing(after, read_job(after), patches.PLACED) == [], "suspended anew, by somebody else"
 
 
 @settings(max_examples=200)
@@ -89,7 +91,7 @@ def test_nothing_is_let_go_that_we_do_not_hold(
     document["metadata"]["labels"] = {QUEUE: queue} if queue else {}
     document["spec"]["suspend"] = suspend
     document["status"] = {"active": 1} if started else {}
-    operations = patches.releasing(document, read(document), patches.PLACED)
+    operations = patches.releasing(document, read_job(document), patches.PLACED)
     is_ours = mode == "Initial" and suspend and not queue and not applied and not started
     is_parked = moves and queue == "tilecast-hold" and suspend and not started
     holds = ADVISOR in gates or is_ours or is_parked
@@ -99,8 +101,8 @@ def test_nothing_is_let_go_that_we_do_not_hold(
         left = after["metadata"]["annotations"].get(ADMISSION_GATES, "")
         assert left == ",".join(gate for gate in gates if gate != ADVISOR)
         assert after["spec"]["suspend"] is (suspend and not is_ours)
-        assert read(after).current_queue == ("team" if is_parked else queue)
-        assert not read(after).is_held
+        assert read_job(after).current_queue == ("team" if is_parked else queue)
+        assert not read_job(after).is_held
 
 
 def workload(*pod_sets: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -113,14 +115,14 @@ def test_a_workload_is_made_to_ask_for_the_same_nodes() -> None:
     asked = workload(("coordinator", {}), ("workers", {"nodeSelector": {"disk": "fast"}}))
     document = example("jobset")
     document["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "fast"}
-    after = patched(asked, patches.make_workload_patch(asked, read(document), put))
+    after = patched(asked, patches.make_workload_patch(asked, read_job(document), put))
     first, second = (item["template"]["spec"] for item in after["spec"]["podSets"])
     assert first == {} and second == {"nodeSelector": {**H100, "disk": "fast"}, "tolerations": [TOLERATION]}
-    assert patches.make_workload_patch(after, read(document), put) == []
+    assert patches.make_workload_patch(after, read_job(document), put) == []
     main = workload(("main", {}))
-    assert patched(main, patches.make_workload_patch(main, read(example("job-gated")), put))["spec"] != main["spec"]
+    assert patched(main, patches.make_workload_patch(main, read_job(example("job-gated")), put))["spec"] != main["spec"]
     roles = workload(("master", {}), ("worker", {}))
-    assert len(patches.make_workload_patch(roles, read(example("pytorchjob")), put)) == 5
+    assert len(patches.make_workload_patch(roles, read_job(example("pytorchjob")), put)) == 5
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_the_plan_is_priced_as_it_is_and_alone() -> None:
     assert advice.plans_evaluated == 1 and advice.best is not None
     plan = Plan(data=8, tensor=2, zero_stage=1, micro_batch=1, gradient_accumulation=16, sequence_parallel=True)
     assert advice.best.plan == plan
-    assert advice.best.step_s == float(search.price(LLAMA, Plans.of(plan), POOL).step_s[0])
+    assert advice.best.step_s == float(search.price(LLAMA, Plans.from_plans(plan), POOL).step_s[0])
 
 
 def test_a_plan_that_does_not_fit_says_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:

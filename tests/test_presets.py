@@ -254,7 +254,7 @@ PUBLISHED = {
 def test_parameters_are_the_published_ones(name: str) -> None:
     model = zoo.preset(name)
     workload = Workload(model, 128 if model.vocab else 1, 1)
-    assert zoo.parameters(workload) / 1e6 == pytest.approx(PUBLISHED[name], rel=0.004)
+    assert zoo.count_parameters(workload) / 1e6 == pytest.approx(PUBLISHED[name], rel=0.004)
 
 
 @pytest.mark.parametrize(
@@ -344,8 +344,8 @@ def test_a_large_family_is_listed_in_part() -> None:
         SpecError, match=r"did you mean one of qwen-1\.8b, .* \(`tilecast show models` lists \d+ more\)"
     ):
         zoo.preset("qwen")
-    assert "llama-30b" not in zoo.family("llama3")
-    assert zoo.family("g") == zoo.family("nosuch") == []
+    assert "llama-30b" not in zoo.presets_of_family("llama3")
+    assert zoo.presets_of_family("g") == zoo.presets_of_family("nosuch") == []
 
 
 def test_presets_are_many_and_distinct() -> None:

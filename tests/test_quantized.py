@@ -146,14 +146,14 @@ def test_attention_meets_the_limit_of_power_later_than_products() -> None:
         causal=1.0, backward=0.0,
     )  # fmt: skip
     held = replace(gpu, sustained_ratio={**gpu.sustained_ratio, "attention": gpu.sustained_ratio["bf16"]})
-    assert kernels.seconds(table, held).seconds[0] > kernels.seconds(table, gpu).seconds[0]
+    assert kernels.predict_kernel_times(table, held).seconds[0] > kernels.predict_kernel_times(table, gpu).seconds[0]
 
 
 def test_every_kind_of_these_operators_is_priced() -> None:
-    plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
+    plans = Plans.from_plans(Plan(data=8, expert=8, micro_batch=1))
     for job in (SPARSE, BIASED):
         sharded = zoo.shard(job, plans)
-        times = kernels.seconds(sharded.graph.kernels()[0], find_gpu("gb200"))
+        times = kernels.predict_kernel_times(sharded.graph.kernels()[0], find_gpu("gb200"))
         assert np.isfinite(times.seconds).all() and (times.seconds > 0).all()
         assert {"gemm", "attention", "elementwise"} <= {KIND_NAMES[code] for code in times.table.kind}
 

@@ -117,7 +117,7 @@ def test_what_is_set_aside_is_read_again_when_it_changes_or_after_its_time(tmp_p
     assert third.due() == []
     now_s += FIRST_S
     assert third.due() == [BOMB] and third.readable_part(body(BOMB, 24)) == body(BOMB, 24)
-    third.lose(BOMB)
+    third.remove_object(BOMB)
     assert quarantine([]).readable_part(body(BOMB)) == body(BOMB), "one that is gone is forgotten"
 
 
@@ -140,7 +140,9 @@ def test_what_is_set_aside_is_walked_without_recursion() -> None:
 def test_objects_of_other_kinds_are_left_out_and_the_rest_of_the_cluster_is_seen() -> None:
     cache = Cache(quarantine=open_quarantine("", [NODE], lambda: 0.0))
     for name in ("n1", "n2"):
-        cache.see({"kind": "Node", "metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "status": {}})
+        cache.put_object(
+            {"kind": "Node", "metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "status": {}}
+        )
     assert list(cache.nodes) == [Key("Node", "", "n2")]
 
 
@@ -156,9 +158,9 @@ async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_
 
     async def work() -> tuple[Key, ...]:
         await go_on.wait()
-        with journal.reading(NODE):
+        with journal.note_reading(NODE):
             assert noted() == (NODE,)
-        assert await asyncio.to_thread(journal.call, noted) == (HONEST_JOB,)
+        assert await asyncio.to_thread(journal.call_noted, noted) == (HONEST_JOB,)
         return noted()
 
     async def doomed() -> None:
@@ -167,8 +169,8 @@ async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_
         finally:
             assert noted() == (BOMB,)
 
-    task = asyncio.ensure_future(asyncio.wait_for(journal.steps(HONEST_JOB, work()), 60))
-    cancelled = asyncio.ensure_future(asyncio.wait_for(journal.steps(BOMB, doomed()), 60))
+    task = asyncio.ensure_future(asyncio.wait_for(journal.await_noted(HONEST_JOB, work()), 60))
+    cancelled = asyncio.ensure_future(asyncio.wait_for(journal.await_noted(BOMB, doomed()), 60))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert noted() == ()
@@ -177,7 +179,7 @@ async def test_a_journal_holds_what_a_step_reads_and_nothing_while_it_waits(tmp_
         await cancelled
     go_on.set()
     assert await task == (HONEST_JOB,)
-    with journal.reading(NODE):
+    with journal.note_reading(NODE):
         assert noted() == (NODE,)
         journal.close()
         assert noted() == (), "a process that ends in order leaves no suspect"
@@ -199,10 +201,10 @@ async def test_a_suspect_is_read_while_nothing_else_is(tmp_path: Path) -> None:
     async def work() -> None:
         for _ in range(10):
             note()
-            await asyncio.to_thread(journal.call, note)
+            await asyncio.to_thread(journal.call_noted, note)
 
     async with asyncio.timeout(60):
-        await asyncio.gather(*(journal.steps(key, work()) for key in (*suspects, *others)))
+        await asyncio.gather(*(journal.await_noted(key, work()) for key in (*suspects, *others)))
     for suspect in suspects:
         assert {keys for keys in together if suspect in keys} == {frozenset({suspect})}
     assert any(len(keys) > 1 for keys in together), "others are read at the same time"
@@ -217,17 +219,17 @@ async def test_a_suspect_that_is_cancelled_while_it_waits_keeps_nobody_waiting()
         go_on.wait(60)
 
     async def work() -> None:
-        await asyncio.to_thread(journal.call, read)
+        await asyncio.to_thread(journal.call_noted, read)
 
-    honest = asyncio.ensure_future(journal.steps(HONEST_JOB, work()))
+    honest = asyncio.ensure_future(journal.await_noted(HONEST_JOB, work()))
     await asyncio.to_thread(began.wait, 60)
-    suspect = asyncio.ensure_future(journal.steps(BOMB, asyncio.sleep(0)))
+    suspect = asyncio.ensure_future(journal.await_noted(BOMB, asyncio.sleep(0)))
     await asyncio.sleep(0.05)
     assert not suspect.done()
     suspect.cancel()
     with pytest.raises(asyncio.CancelledError):
         await suspect
-    await asyncio.wait_for(journal.steps(Key("Job", "a", "b"), asyncio.sleep(0)), 60)
+    await asyncio.wait_for(journal.await_noted(Key("Job", "a", "b"), asyncio.sleep(0)), 60)
     go_on.set()
     await honest
 
@@ -247,6 +249,6 @@ async def test_a_job_that_was_set_aside_is_answered_once_it_is_read_again(tmp_pa
         assert (state["status"], state["reason"]) == ("False", "InputQuarantined")
         assert "1970-01-01T00:26:40Z" in state["message"]
         changed = job("a", objective="cost")
-        running.cache.see(store.put(f"{JOBS}/a", changed))
+        running.cache.put_object(store.put(f"{JOBS}/a", changed))
         await settled(running)
         assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"

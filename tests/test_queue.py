@@ -18,7 +18,7 @@ from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueuePr
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.solver import solve
 from tilecast.planner.timeline import PoolTasks, start_times
-from tilecast.planner.totals import report
+from tilecast.planner.totals import build_report
 from tilecast.spec import Floats, SpecError
 
 
@@ -186,12 +186,12 @@ def test_the_fast_pool_goes_to_those_that_gain_most() -> None:
     plan = solve(fast_and_slow(8))
     where = [plan.columns.options[item].pool for item in plan.option]
     assert where == ["slow", "fast"] * 4
-    shown = report(plan)
+    shown = build_report(plan)
     assert shown.plan.completion_s < min(held.completion_s for held in shown.references.values())
 
 
 def test_who_pays_is_said_with_those_who_gain() -> None:
-    shown = report(solve(fast_and_slow(4)))
+    shown = build_report(solve(fast_and_slow(4)))
     assert [place.payers for place in shown.places if place.gain_s < 0] == [("j3",)]
 
 
@@ -234,8 +234,8 @@ def two_pools(seconds: float, **others: object) -> QueueProblem:
 
 
 def test_nothing_moves_for_a_difference_that_no_forecast_can_tell() -> None:
-    assert report(solve(two_pools(9.8))).solution.finish.tolist() == [10.0]
-    assert report(solve(two_pools(5.0))).solution.finish.tolist() == [5.0]
+    assert build_report(solve(two_pools(9.8))).solution.finish.tolist() == [10.0]
+    assert build_report(solve(two_pools(5.0))).solution.finish.tolist() == [5.0]
 
 
 def test_what_runs_moves_only_where_its_owner_lets_it_and_the_gain_is_beyond_the_range() -> None:

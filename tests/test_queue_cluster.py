@@ -83,8 +83,8 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
 
 def forecasts() -> dict[str, dict[str, float]]:
     """Return the seconds of both kinds of jobs on one GPU, by kind and pool."""
-    every_node, own, slices = nodes.parse((ROOT / "examples" / "clusters" / "mixed.yaml").read_text())
-    pools = nodes.pools([nodes.node(item) for item in every_node], own, slices).pools
+    every_node, own, slices = nodes.parse_objects((ROOT / "examples" / "clusters" / "mixed.yaml").read_text())
+    pools = nodes.discover_pools([nodes.read_node(item) for item in every_node], own, slices).pools
     seconds = {}
     for kind, training in (("small", SMALL), ("large", LARGE)):
         spec = {"model": {"preset": "resnet-50"}, "training": training, "constraints": {"gpus": 1}}

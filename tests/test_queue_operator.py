@@ -21,8 +21,8 @@ from tilecast.api.status import QueuePosition
 from tilecast.jobs import APPLIED, WEIGHT
 from tilecast.jobs.kueue import Quotas
 from tilecast.planner import solver
-from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned
-from tilecast.planner.totals import report as totals
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, UnplannedJob
+from tilecast.planner.totals import build_report as totals
 from tilecast_operator import queue_rows
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.free_gpus import Free
@@ -119,7 +119,7 @@ async def test_time_alone_another_operator_and_events_without_news_write_nothing
         for path in sorted(store.objects):
             body = copy.deepcopy(store.objects[path])
             body["metadata"]["labels"] = {"somebody": "else"}
-            running.cache.see(store.put(path, body))
+            running.cache.put_object(store.put(path, body))
         await settled(running)
         assert store.writes == []
     store.clock_s += 30.0
@@ -136,7 +136,7 @@ async def test_a_job_that_comes_moves_nobody_without_need() -> None:
         before = {name: position(store, name) for name in "abcd"}
         late = training("e")
         late["metadata"]["creationTimestamp"] = "2026-01-01T00:00:01Z"
-        running.cache.see(store.put(f"{JOBS}/e", late))
+        running.cache.put_object(store.put(f"{JOBS}/e", late))
         await settled(running)
         assert position(store, "e") is not None and counts(store)["waiting"] == 5
         for name, place in before.items():
@@ -155,7 +155,7 @@ async def test_a_job_that_ends_frees_its_place_and_one_that_runs_stays() -> None
         assert runs["start"] == "2026-01-01T00:00:00Z"
         assert counts(store) == {"waiting": 2, "running": 1, "refused": 0}
         waits = [name for name in "ab" if (place := position(store, name)) and place["start"] > runs["start"]]
-        running.cache.lose(store.objects.pop(f"{JOBS}/r"))
+        running.cache.remove_object(store.objects.pop(f"{JOBS}/r"))
         await settled(running)
         assert counts(store) == {"waiting": 2, "running": 0, "refused": 0}
         for name in waits:
@@ -212,12 +212,12 @@ async def test_no_plan_is_made_twice_for_one_queue_nor_too_often(monkeypatch: py
     store.put(f"{JOBS}/a", training("a"))
     async with planning(store) as running:
         assert len(plans) == 1
-        running.cache.see(copy.deepcopy(store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"])))
+        running.cache.put_object(copy.deepcopy(store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"])))
         await settled(running)
         assert len(plans) == 1
     plans.clear()
     async with planning(store, queue_interval_s=1e6) as running:
-        running.cache.see(store.put(f"{JOBS}/b", training("b")))
+        running.cache.put_object(store.put(f"{JOBS}/b", training("b")))
         await asyncio.sleep(0.2)
         assert len(plans) == 1, "the next one waits for the interval"
 
@@ -256,7 +256,7 @@ async def test_a_job_that_waits_for_us_is_placed_where_the_plan_says() -> None:
         held(store, name)
     async with serving(store, PLANNING, timings=PATIENT) as running:
         for name in names:
-            running.cache.see(store.now(name))
+            running.cache.put_object(store.now(name))
         await until_all_placed(store, names)
     chosen = {name: store.now(name)["spec"]["template"]["spec"]["nodeSelector"] for name in names}
     pools = {store.annotations(name)["tilecast.dev/recommended-pool"] for name in names}
@@ -278,7 +278,7 @@ async def test_a_job_is_not_held_for_want_of_a_plan() -> None:
     timings = replace(TIMINGS, plan_s=0.05)
     async with serving(store, replace(PLANNING, queue_interval_s=1e6), timings=timings) as running:
         await settled(running)
-        running.cache.see(store.now("a"))
+        running.cache.put_object(store.now("a"))
         await until_all_placed(store, ["a"])
     assert store.annotations("a")["tilecast.dev/recommended-pool"] == "h100-sxm"
 
@@ -287,7 +287,7 @@ async def test_a_job_whose_length_nobody_knows_is_placed_by_itself() -> None:
     store = JobStore()
     store.job("job", "a")
     async with serving(store, PLANNING) as running:
-        running.cache.see(store.now("a"))
+        running.cache.put_object(store.now("a"))
         await until_all_placed(store, ["a"])
     assert store.annotations("a")["tilecast.dev/recommended-pool"] == "h100-sxm"
     assert BATCH in next(path for path in store.objects if path.endswith("/a"))
@@ -351,7 +351,7 @@ def test_positions_beyond_ten_say_the_first_digit() -> None:
 
 def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
     solution = solver.solve(QueueProblem((QueuedJob("a", (option("fast", 1000.0),)),), POOLS))
-    plan = PlannedQueue(totals(solution), (Unplanned("b", "no", "yes"),))
+    plan = PlannedQueue(totals(solution), (UnplannedJob("b", "no", "yes"),))
     shown = queue_advice.make_positions(plan, {}, frozenset(), {}, NOW_S)
     assert queue_advice.make_positions(plan, {}, frozenset(), shown, NOW_S + 50) == shown
     later = queue_advice.make_positions(plan, {}, frozenset(), shown, NOW_S + 200)
@@ -367,8 +367,8 @@ def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
 
 
 def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:
-    every_node, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
-    entries = nodes.pools([nodes.node(item) for item in every_node], own, slices).entries
+    every_node, own, slices = nodes.parse_objects((EXAMPLES / "clusters" / "mixed.yaml").read_text())
+    entries = nodes.discover_pools([nodes.read_node(item) for item in every_node], own, slices).entries
     runs = row("a", option("t4", 10.0, 4), place=("t4", 4), began_s=NOW_S, queue="team")
     by_pods = {"t4": Free(8, "Pods"), "l4": Free(32, "Pods")}
     assert count_held_gpus(entries, by_pods, {}, [replace(runs, queue="")]) == {("t4", ""): 4}
@@ -391,7 +391,7 @@ def kueue(running: Assembly, reserved: int = 0) -> None:
     quotas = {"first-t4": ("Tesla-T4", 8), "second-h100": (H100, 8)}
     for name, (product, _) in quotas.items():
         metadata, spec = {"name": name}, {"nodeLabels": {"nvidia.com/gpu.product": product}}
-        running.cache.see({"kind": "ResourceFlavor", "metadata": metadata, "spec": spec})
+        running.cache.put_object({"kind": "ResourceFlavor", "metadata": metadata, "spec": spec})
     flavors = [
         {"name": name, "resources": [{"name": "nvidia.com/gpu", "nominalQuota": quota}]}
         for name, (_, quota) in quotas.items()
@@ -409,8 +409,8 @@ def kueue(running: Assembly, reserved: int = 0) -> None:
         "metadata": {"name": "team", "namespace": "default"},
         "spec": {"clusterQueue": "everything"},
     }
-    running.cache.see(cluster_queue)
-    running.cache.see(local_queue)
+    running.cache.put_object(cluster_queue)
+    running.cache.put_object(local_queue)
 
 
 def queued(store: JobStore, name: str, steps: int = 2000) -> dict[str, Any]:
@@ -426,16 +426,16 @@ async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() 
     async with serving(store, replace(PLANNING, read_kueue=True), timings=PATIENT) as running:
         kueue(running)
         for name in names:
-            running.cache.see(queued(store, name))
+            running.cache.put_object(queued(store, name))
         await until(lambda: all(store.annotations(name).get(APPLIED) == "Queued" for name in names), "all to be let go")
         pools = {store.annotations(name)["tilecast.dev/recommended-pool"] for name in names}
         assert pools == {"t4", "h100-sxm"}
         before = {name: running.planned.get_position(Key("Job", "default", name)) for name in names}
         urgent = {"kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, "value": 7}
-        running.cache.see(urgent)
+        running.cache.put_object(urgent)
         late = queued(store, "late")
         late["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
-        running.cache.see(store.put(f"{BATCH}/late", late))
+        running.cache.put_object(store.put(f"{BATCH}/late", late))
         await until(lambda: store.annotations("late").get(APPLIED) == "Queued", "the late one to be let go")
         await settled(running)
         first = running.planned.get_position(Key("Job", "default", "late"))
@@ -466,16 +466,18 @@ async def test_pods_priorities_decide_the_order_and_a_class_that_changes_changes
     async with serving(store, replace(PLANNING, read_kueue=True)) as running:
         kueue(running, reserved=4)
         for name, value in (("low", -1), ("high", 1)):
-            running.cache.see({"kind": "PriorityClass", "metadata": {"name": name}, "value": value})
+            running.cache.put_object({"kind": "PriorityClass", "metadata": {"name": name}, "value": value})
         for name in names:
-            running.cache.see(copy.deepcopy(store.now(name)))
+            running.cache.put_object(copy.deepcopy(store.now(name)))
         await settled(running)
         assert order() == ["c", "b", "a"]
-        running.cache.see({"kind": "PriorityClass", "metadata": {"name": "low", "resourceVersion": "2"}, "value": 9})
+        running.cache.put_object(
+            {"kind": "PriorityClass", "metadata": {"name": "low", "resourceVersion": "2"}, "value": 9}
+        )
         await settled(running)
         assert order() == ["a", "c", "b"]
         default = {"kind": "PriorityClass", "metadata": {"name": "all"}, "value": 5, "globalDefault": True}
-        running.cache.see(default)
+        running.cache.put_object(default)
         await settled(running)
         assert order() == ["a", "b", "c"]
 
@@ -495,7 +497,7 @@ async def test_a_job_that_the_plan_is_without_says_so_once_in_an_event() -> None
     leaves_out = "the plan of the whole queue leaves it out: "
     async with serving(store, PLANNING) as running:
         for name in ("odd", "endless", "unknown", "good"):
-            running.cache.see(copy.deepcopy(store.now(name)))
+            running.cache.put_object(copy.deepcopy(store.now(name)))
         await until(lambda: len(left_out()) == 2, "both to be told")
         await settled(running)
         (first, why_endless), (second, why_odd) = left_out()
@@ -506,18 +508,18 @@ async def test_a_job_that_the_plan_is_without_says_so_once_in_an_event() -> None
         for number in range(3):
             changed = copy.deepcopy(store.now("good"))
             changed["metadata"]["labels"]["seen"] = str(number)
-            running.cache.see(store.put(f"{BATCH}/good", changed))
+            running.cache.put_object(store.put(f"{BATCH}/good", changed))
             await settled(running)
         assert len(left_out()) == 2, "plans that are made anew say nothing twice"
         odd = copy.deepcopy(store.now("odd"))
         odd["metadata"]["annotations"]["tilecast.dev/weight"] = "2"
-        running.cache.see(store.put(f"{BATCH}/odd", odd))
+        running.cache.put_object(store.put(f"{BATCH}/odd", odd))
         await settled(running)
         place = running.planned.get_position(Key("Job", "default", "odd"))
         assert place and place.pool and len(left_out()) == 2
     async with serving(store, PLANNING) as running:
         for name in ("odd", "endless", "unknown", "good"):
-            running.cache.see(copy.deepcopy(store.now(name)))
+            running.cache.put_object(copy.deepcopy(store.now(name)))
         await settled(running)
     assert len(left_out()) == 2, "nor does the operator that starts next"
 
@@ -546,10 +548,10 @@ async def test_a_training_job_says_where_the_job_goes_that_it_names() -> None:
     store = JobStore()
     store.put(f"{JOBS}/for-a", named("for-a"))
     async with serving(store, PLANNING) as running:
-        running.cache.see(copy.deepcopy(store.objects[f"{JOBS}/for-a"]))
+        running.cache.put_object(copy.deepcopy(store.objects[f"{JOBS}/for-a"]))
         document = store.job("job", "a", mode=None, model=None, training=None)
         document["metadata"]["labels"] = {}
-        running.cache.see(store.put(f"{BATCH}/a", document))
+        running.cache.put_object(store.put(f"{BATCH}/a", document))
         await until(lambda: "queue" in store.objects[f"{JOBS}/for-a"].get("status", {}), "the plan to be told")
         await settled(running)
     status = store.objects[f"{JOBS}/for-a"]["status"]
@@ -570,11 +572,11 @@ async def test_an_operator_that_is_killed_leaves_every_job_to_the_next() -> None
     async with serving(store, slow) as running:
         await settled(running)
         for name in names:
-            running.cache.see(store.now(name))
+            running.cache.put_object(store.now(name))
         await asyncio.sleep(0.1)
     async with serving(store, replace(PLANNING, queue=False)) as next_one:
         for name in names:
-            next_one.cache.see(copy.deepcopy(store.now(name)))
+            next_one.cache.put_object(copy.deepcopy(store.now(name)))
         await until_all_placed(store, names)
     assert all(store.now(name)["spec"]["suspend"] is False for name in names)
 
@@ -610,7 +612,7 @@ async def test_a_tenants_weights_move_nobody_else_and_those_of_a_namespace_do(we
 
     async with planning(store, four) as running:
         for name in ("team-a", "team-b"):
-            running.cache.see(space(name))
+            running.cache.put_object(space(name))
         await settled(running)
         before = placed("team-a")
         assert len({*before.values()}) > 1
@@ -618,15 +620,15 @@ async def test_a_tenants_weights_move_nobody_else_and_those_of_a_namespace_do(we
             path = f"{JOBS.replace('default', 'team-b')}/team-b-{number}"
             body = copy.deepcopy(store.objects[path])
             body["metadata"]["annotations"] = {WEIGHT: weight}
-            running.cache.see(store.put(path, body))
+            running.cache.put_object(store.put(path, body))
         await settled(running)
         assert placed("team-a") == before
         assert "of its namespace alone" in store.objects[paths[-1]]["status"]["queue"]["reason"]
-        running.cache.see(space("team-b", "1000"))
+        running.cache.put_object(space("team-b", "1000"))
         await settled(running)
         assert placed("team-a") != before, "administrators own namespaces"
         message = store.objects[ADVICE]["status"]["conditions"][0]["message"]
         assert message.endswith("by tilecast.dev/weight of its namespace a job counts: team-b 1000")
-        running.cache.see(space("team-b", "much"))
+        running.cache.put_object(space("team-b", "much"))
         await settled(running)
         assert store.objects[ADVICE]["status"]["refused"][0]["job"] == "Namespace/team-b"

@@ -72,7 +72,7 @@ async def test_more_nodes_of_one_unknown_gpu_are_one_event() -> None:
     async with operator(store, nodes=(node(),)) as running:
         for number in range(9, 0, -1):
             store.node_count += 1
-            running.cache.see(node(f"strange-{number}", STRANGE))
+            running.cache.put_object(node(f"strange-{number}", STRANGE))
             await settled(running)
         assert len(store.events) == 1
 
@@ -84,14 +84,14 @@ def born(body: dict[str, Any], uid: str, version: int) -> dict[str, Any]:
 async def test_the_end_of_an_object_is_not_that_of_the_next_of_its_name() -> None:
     store = Store()
     async with operator(store) as running:
-        running.cache.see(born(job(), "old", 900))
-        running.cache.see(born(job(), "new", 902))
-        running.cache.lose(born(job(), "old", 901))
-        running.cache.see(born(job(mode="Off"), "old", 901))
+        running.cache.put_object(born(job(), "old", 900))
+        running.cache.put_object(born(job(), "new", 902))
+        running.cache.remove_object(born(job(), "old", 901))
+        running.cache.put_object(born(job(mode="Off"), "old", 901))
         (key,) = running.cache.training_jobs
         stored = running.cache.training_jobs.get(key)
         assert stored is not None and stored.uid == "new"
-        running.cache.lose(born(job(), "new", 903))
+        running.cache.remove_object(born(job(), "new", 903))
         assert not len(running.cache.training_jobs)
 
 
@@ -100,11 +100,11 @@ async def test_a_node_that_is_replaced_under_its_name_stays() -> None:
     store.put(f"{JOBS}/a", job())
     async with operator(store, nodes=(born(node(), "old", 1),)) as running:
         await settled(running)
-        running.cache.see(born(node(), "new", 3))
-        running.cache.lose(born(node(), "old", 2))
+        running.cache.put_object(born(node(), "new", 3))
+        running.cache.remove_object(born(node(), "old", 2))
         await settled(running)
         assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised" and len(running.cache.nodes) == 1
-        running.cache.lose(born(node(), "new", 4))
+        running.cache.remove_object(born(node(), "new", 4))
         await settled(running)
         assert not len(running.cache.nodes)
 
@@ -119,11 +119,11 @@ async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(advisor, "inputs_hash", slow)
     searcher = Advisor(Store(), Searches(on_first_pool, 1, 0), Metrics().count_search, 1, 16)
-    searcher.set_pools(nodes.pools([node()]))
+    searcher.set_pools(nodes.discover_pools([node()]))
     question = await searcher.read_question("default", job())
     late = asyncio.create_task(searcher.hash_inputs(question))
     await asyncio.to_thread(began.wait, 5)
-    searcher.set_pools(nodes.pools([node(), node("a", "NVIDIA-A100-SXM4-40GB")]))
+    searcher.set_pools(nodes.discover_pools([node(), node("a", "NVIDIA-A100-SXM4-40GB")]))
     go_on.set()
     before = await late
     assert before is not None and await searcher.hash_inputs(question) != before
@@ -138,8 +138,8 @@ async def test_what_runs_of_a_namespace_teach_is_searched_for_its_own_jobs_alone
         return on_first_pool(request, pools)
 
     searcher = Advisor(Store(), Searches(counted, 1, 0), Metrics().count_search, 1, 16)
-    bare = nodes.pools([node()])
-    taught = bare.calibrated(Calibration((Correction(("h100-sxm",), ratio=1.2, runs=10, own=10),)))
+    bare = nodes.discover_pools([node()])
+    taught = bare.with_calibration(Calibration((Correction(("h100-sxm",), ratio=1.2, runs=10, own=10),)))
     asked = {name: await searcher.read_question(name, job()) for name in ("team", "other")}
     for of_namespace, most in (({}, 1), ({"team": bare}, 1), ({"team": taught}, 2), ({"team": taught}, 2), ({}, 2)):
         before = searcher.versions
@@ -154,7 +154,7 @@ async def test_what_runs_of_a_namespace_teach_is_searched_for_its_own_jobs_alone
 
 
 async def test_a_job_that_could_not_be_read_in_passing_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    failures, read = [MemoryError()], training_job.request
+    failures, read = [MemoryError()], training_job.to_request
 
     def failing(*arguments: Any) -> Request:
         if failures:
@@ -217,7 +217,7 @@ async def test_what_is_left_of_a_deleted_job_is_nothing() -> None:
 
     async with operator(store, deleting) as running:
         await settled(running)
-        assert not len(running.cache.training_jobs) and running.runtime.is_conditional(Key.of(body))
+        assert not len(running.cache.training_jobs) and running.runtime.is_conditional(Key.from_object(body))
 
 
 async def test_a_queue_keeps_no_delay_that_a_shorter_one_replaced() -> None:
@@ -231,13 +231,13 @@ async def test_a_queue_keeps_no_delay_that_a_shorter_one_replaced() -> None:
 def test_a_config_map_s_name_leads_nowhere_else(name: str) -> None:
     model = {"huggingFace": {"configMapKeyRef": {"name": name}}}
     with pytest.raises(SpecError, match=r"spec\.model\.huggingFace\.configMapKeyRef\.name"):
-        training_job.parse(job(model=model))
+        training_job.parse_training_job(job(model=model))
 
 
 @pytest.mark.parametrize("key", ["../x", "a b", "a/b"])
 def test_a_config_map_s_key_is_one(key: str) -> None:
     with pytest.raises(SpecError, match=r"configMapKeyRef\.key"):
-        training_job.parse(job(model={"graphRef": {"configMapKeyRef": {"name": "a", "key": key}}}))
+        training_job.parse_training_job(job(model={"graphRef": {"configMapKeyRef": {"name": "a", "key": key}}}))
 
 
 def test_an_annotation_of_any_size_takes_no_room() -> None:
@@ -264,8 +264,8 @@ status:
 
 
 def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
-    everyone = [nodes.node(yaml.safe_load(MIXED)), nodes.node(node("whole"))]
-    entries = nodes.pools(everyone).entries
+    everyone = [nodes.read_node(yaml.safe_load(MIXED)), nodes.read_node(node("whole"))]
+    entries = nodes.discover_pools(everyone).entries
     assert sorted(item.pool.gpu.mig for item in entries) == ["", "1g.10gb"]
     free = GpuUsage(used={}).count_free(entries, {item.name: item for item in everyone})
     assert {name: item.gpus for name, item in free.items()} == {"h100-sxm": 8}
@@ -279,7 +279,7 @@ async def test_pods_of_a_strange_shape_end_nothing(page: dict[str, Any]) -> None
         item["spec"] = {"containers": [gpus]}
 
     class Reader:
-        async def logged_in(self) -> None:
+        async def wait_for_login(self) -> None:
             pass
 
         async def get(self, path: str, query: Any) -> dict[str, Any]:
@@ -329,12 +329,12 @@ async def test_a_pool_on_the_brink_of_being_full_is_no_storm_of_writes() -> None
     for number in range(5):
         store.put(f"{JOBS}/{number}", job(str(number)))
     async with operator(store, capacity_settle_s=0.01) as running:
-        running.see_pods({})
+        running.set_pod_usage({})
         await settled(running)
         store.writes.clear()
         began_s = time.monotonic()
         for flip in range(60):
-            running.see_pods({"n1": 8 * (flip % 2)})
+            running.set_pod_usage({"n1": 8 * (flip % 2)})
             await asyncio.sleep(0.02)
         await settled(running)
         holds = (time.monotonic() - began_s) / (CAPACITY_HOLDS * 0.01)

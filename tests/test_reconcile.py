@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from advice_values import offer, request
 from operator_store import JOBS, POOLS, TIMINGS, Store, job, node, on_first_pool, operator, ready, settled
 from tilecast.advice import Advice, Request, advise
-from tilecast.advice.incumbent import MARGIN, Incumbent, hold
+from tilecast.advice.incumbent import MARGIN, Incumbent, keep_incumbent
 from tilecast.api.gpu_pool import DISCOVERED
 from tilecast.api.status import Recommendation
 from tilecast.hardware import Pool
@@ -75,7 +75,7 @@ async def test_a_status_that_somebody_else_wrote_is_put_right() -> None:
         await settled(running)
         status = store.objects[f"{JOBS}/a"]["status"]
         forged = {**store.objects[f"{JOBS}/a"], "status": {**status, "summary": {"pool": "moon"}}}
-        running.cache.see(store.put(f"{JOBS}/a", forged))
+        running.cache.put_object(store.put(f"{JOBS}/a", forged))
         await settled(running)
     assert store.objects[f"{JOBS}/a"]["status"] == status
 
@@ -125,9 +125,9 @@ async def test_pools_come_back_with_their_crd() -> None:
         await settled(running)
         (name,) = pools_of(store)
         path = f"{POOLS}/{name}"
-        running.cache.see(store.objects[path])
+        running.cache.put_object(store.objects[path])
         is_served = False
-        running.cache.lose(store.objects.pop(path))
+        running.cache.remove_object(store.objects.pop(path))
         await asyncio.sleep(0.2)
         assert not pools_of(store)
         is_served = True
@@ -157,19 +157,19 @@ async def test_nodes_that_come_and_go_bring_no_new_advice() -> None:
     async with operator(store, counting, everyone, discovery=True) as running:
         await settled(running)
         before = len(seen)
-        running.cache.lose(node("n3"))
+        running.cache.remove_object(node("n3"))
         await settled(running)
         pool = pools_of(store)["h100-sxm"]
         assert (pool["spec"]["maxNodes"], pool["status"]["nodes"]) == (4, 3)
         assert condition(pool, "ScaledDown")["status"] == "True"
         for index in range(3):
-            running.cache.lose(node(f"n{index}"))
+            running.cache.remove_object(node(f"n{index}"))
         await settled(running)
         assert condition(pools_of(store)["h100-sxm"], "Ready")["reason"] == "NoNodesNow"
         assert len(seen) == before
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "TooFewNodes"
         assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised", "it is priced as if it had its nodes"
-        running.cache.see(everyone[0])
+        running.cache.put_object(everyone[0])
         await settled(running)
         assert len(seen) == before
 
@@ -180,8 +180,8 @@ async def test_nodes_that_stay_away_are_forgotten_and_empty_pools_withdrawn() ->
     other = node("a1", A100)
     async with operator(store, nodes=[node("n1"), node("n2"), other], discovery=True) as running:
         await settled(running)
-        running.cache.lose(node("n2"))
-        running.cache.lose(node("a1"))
+        running.cache.remove_object(node("n2"))
+        running.cache.remove_object(node("a1"))
         await settled(running)
         assert set(pools_of(store)) == {"h100-sxm", "a100-80"}
     store.clock_s += 86_401
@@ -201,7 +201,7 @@ async def test_a_machine_a_day_ahead_forgets_no_pool() -> None:
     store.clock_s = now_s
     async with operator(store, nodes=[node("n1"), node("a1", A100)], discovery=True) as running:
         await settled(running)
-        running.cache.lose(node("a1", A100))
+        running.cache.remove_object(node("a1", A100))
         await settled(running)
     machine = ServerClock(lambda: now_s + 25 * 3600, lambda: 0.0)
     store.clock = machine
@@ -221,9 +221,9 @@ async def test_a_user_takes_a_pool_over_by_editing_it() -> None:
         await settled(running)
         gpu_pool = pools_of(store)["h100-sxm"]
         edited = {**gpu_pool, "spec": {**gpu_pool["spec"], "price": {"perGpuHour": 1.5}}}
-        running.cache.see(store.put(f"{POOLS}/h100-sxm", edited))
+        running.cache.put_object(store.put(f"{POOLS}/h100-sxm", edited))
         await settled(running)
-        running.cache.see(node("n2"))
+        running.cache.put_object(node("n2"))
         await settled(running)
         gpu_pool = pools_of(store)["h100-sxm"]
         assert gpu_pool["spec"] == edited["spec"], "maxNodes stays as the user left it"
@@ -243,9 +243,9 @@ async def test_a_users_edit_wins_a_race() -> None:
             late.append(store.put(f"{POOLS}/h100-sxm", {**job, "spec": {**job["spec"], "maxNodes": 7}}))
 
         store.before_write = edit
-        running.cache.see(node("n2"))
+        running.cache.put_object(node("n2"))
         await asyncio.sleep(0.1)
-        running.cache.see(late[0])
+        running.cache.put_object(late[0])
         await settled(running)
         assert pools_of(store)["h100-sxm"]["spec"]["maxNodes"] == 7
         assert pools_of(store)["h100-sxm"]["status"]["summary"]["origin"] == "User"
@@ -268,7 +268,7 @@ async def test_a_pool_that_a_user_creates_at_the_same_time_is_theirs() -> None:
     store.before_write = create
     async with operator(store, discovery=True) as running:
         await asyncio.sleep(0.1)
-        running.cache.see(late[0])
+        running.cache.put_object(late[0])
         await settled(running)
     theirs = pools_of(store)["h100-sxm"]["spec"]
     assert theirs == {"selector": {"rack": "7"}, "price": {"perGpuHour": 2.0}, "gpu": {"name": "h100-sxm"}}
@@ -280,7 +280,7 @@ async def test_a_users_pool_over_the_same_nodes_ends_the_discovered_one() -> Non
         await settled(running)
         spec = {"selector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
         mine = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
-        running.cache.see(store.put(f"{POOLS}/mine", mine))
+        running.cache.put_object(store.put(f"{POOLS}/mine", mine))
         await settled(running)
         assert ("delete", f"{POOLS}/h100-sxm") in store.writes
     assert set(pools_of(store)) == {"mine"}
@@ -294,7 +294,7 @@ async def test_nothing_is_written_down_from_half_a_list() -> None:
         for index in range(2, 8):
             await asyncio.sleep(0.03)
             assert store.writes == [] and running.unready() is not None
-            running.cache.see(node(f"n{index}"))
+            running.cache.put_object(node(f"n{index}"))
         await settled(running)
         assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
     assert pools_of(store)["h100-sxm"]["spec"]["maxNodes"] == 7
@@ -335,7 +335,7 @@ async def test_unknown_accelerators_are_an_event_said_once() -> None:
     strange = [node(f"z{index}", "NVIDIA-Z900") for index in range(3)]
     async with operator(store, nodes=strange) as running:
         await settled(running)
-        running.cache.see(node("n1"))
+        running.cache.put_object(node("n1"))
         await settled(running)
         value = running.metrics.registry.get_sample_value
         assert value("tilecast_unknown_accelerator_nodes", {"reason": "UnknownAccelerator"}) == 3
@@ -360,7 +360,7 @@ async def test_a_started_job_keeps_its_forecast(annotation: dict[str, str], froz
         await settled(running)
         document = store.objects[f"{JOBS}/a"]
         metadata = {**document["metadata"], "annotations": {**document["metadata"]["annotations"], **annotation}}
-        running.cache.see(store.put(f"{JOBS}/a", {**document, "metadata": metadata}))
+        running.cache.put_object(store.put(f"{JOBS}/a", {**document, "metadata": metadata}))
         await settled(running)
         frozen = store.objects[f"{JOBS}/a"]["status"]
         assert frozen["forecast"]["frozenAt"] == (frozen_at or frozen["forecast"]["frozenAt"])
@@ -368,16 +368,16 @@ async def test_a_started_job_keeps_its_forecast(annotation: dict[str, str], froz
         assert frozen["recommendation"] == same, "what is free does not matter to it any more"
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "JobStarted"
         store.writes.clear()
-        running.cache.see(node("a1", "NVIDIA-A100-SXM4-40GB"))
+        running.cache.put_object(node("a1", "NVIDIA-A100-SXM4-40GB"))
         changed = job(training={"sequenceLength": 2048, "globalBatchSize": 32})["spec"]
-        running.cache.see(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": changed}))
+        running.cache.put_object(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": changed}))
         await settled(running)
         after = store.objects[f"{JOBS}/a"]["status"]
         assert after["recommendation"] == frozen["recommendation"] and after["forecast"] == frozen["forecast"]
         assert (after["observedGeneration"], len(store.writes)) == (2, 1)
         thawed = {**store.objects[f"{JOBS}/a"]}
         thawed["metadata"] = {**thawed["metadata"], "annotations": {"mine": "stays"}}
-        running.cache.see(store.put(f"{JOBS}/a", thawed))
+        running.cache.put_object(store.put(f"{JOBS}/a", thawed))
         await settled(running)
         after = store.objects[f"{JOBS}/a"]["status"]
         assert "forecast" not in after and after["recommendation"]["pool"] == "a100-40"
@@ -415,7 +415,7 @@ async def test_what_is_free_changes_one_condition_and_asks_for_no_advice() -> No
             "fitsNow" not in first["status"]["summary"] and "free" not in pools_of(store)["h100-sxm"]["status"]["gpus"]
         )
         store.writes.clear()
-        running.see_pods({})
+        running.set_pod_usage({})
         await settled(running)
         document = store.objects[f"{JOBS}/a"]
         assert condition(document, "CapacityAvailable")["status"] == "True"
@@ -427,15 +427,15 @@ async def test_what_is_free_changes_one_condition_and_asks_for_no_advice() -> No
         assert document["status"]["inputsHash"] == first["status"]["inputsHash"] and len(seen) == 2
         assert sorted(path for _, path in store.writes) == [f"{POOLS}/h100-sxm/status", f"{JOBS}/a/status"]
         store.writes.clear()
-        running.see_pods({"elsewhere": 8})
+        running.set_pod_usage({"elsewhere": 8})
         await settled(running)
         assert store.writes == []
-        running.see_pods({"n1": 1})
+        running.set_pod_usage({"n1": 1})
         await settled(running)
         document = store.objects[f"{JOBS}/a"]
         assert condition(document, "CapacityAvailable")["reason"] == "GpusInUse", "two whole nodes are needed"
         assert document["status"]["summary"]["fitsNow"] == "no"
-        running.see_pods(None)
+        running.set_pod_usage(None)
         await settled(running)
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "NotObserved"
     assert len(store.events) == 1, "an Event is for advice that changes"
@@ -458,27 +458,27 @@ async def test_kueues_quotas_say_what_is_free_before_pods_do() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     flavor = {"kind": "ResourceFlavor", "metadata": {"name": "h100"}, "spec": {"nodeLabels": labels}}
     async with operator(store, nodes=[node("n1"), node("n2")], discovery=True) as running:
-        running.see_pods({"n1": 8})
-        running.cache.see(flavor)
-        running.cache.see(cluster_queue("team-a", 8, 0))
-        running.cache.see(cluster_queue("team-b", 8, 0))
+        running.set_pod_usage({"n1": 8})
+        running.cache.put_object(flavor)
+        running.cache.put_object(cluster_queue("team-a", 8, 0))
+        running.cache.put_object(cluster_queue("team-b", 8, 0))
         await settled(running)
         pool = pools_of(store)["h100-sxm"]["status"]
         assert (pool["gpus"]["free"], pool["kueueFlavor"]) == (16, "h100")
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["status"] == "True"
-        running.cache.see(cluster_queue("team-b", 8, 3))
+        running.cache.put_object(cluster_queue("team-b", 8, 3))
         await settled(running)
         assert pools_of(store)["h100-sxm"]["status"]["gpus"]["free"] == 13
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "GpusInUse"
-        running.cache.lose(flavor)
+        running.cache.remove_object(flavor)
         await settled(running)
         assert pools_of(store)["h100-sxm"]["status"]["gpus"]["free"] == 8, "then the pods say it"
 
 
 @pytest.mark.parametrize("body", [{}, {"spec": 3}, {"spec": {"resourceGroups": [3, {"flavors": {"a": 1}}]}}])
 def test_misshapen_quotas_count_nothing(body: dict[str, Any]) -> None:
-    assert kueue.quotas(body) == kueue.Quotas({}, {}, {})
-    assert kueue.node_labels(body) == {}
+    assert kueue.read_quotas(body) == kueue.Quotas({}, {}, {})
+    assert kueue.read_node_labels(body) == {}
 
 
 def test_a_pod_holds_what_its_containers_do_together_or_its_largest_init_container() -> None:
@@ -515,7 +515,7 @@ def asked_for_cost(**changes: Any) -> Request:
 
 
 def standing(advice: Advice) -> Incumbent:
-    best = Recommendation.of(advice.offers[0]).incumbent()
+    best = Recommendation.from_offer(advice.offers[0]).incumbent()
     assert best is not None
     return best
 
@@ -528,7 +528,7 @@ def test_a_recommendation_gives_way_only_to_one_that_is_clearly_better(drop: flo
     cheaper = [pools[0], pool_at(2.0 * (1 - drop), "b")]
     after = advise(asked_for_cost(), cheaper)
     assert after.offers[0].pool.name == "b"
-    held = hold(after, cheaper, standing(before))
+    held = keep_incumbent(after, cheaper, standing(before))
     assert held.offers[0].pool.name == ("a" if stays else "b")
     reason = held.offers[0].reason
     assert (
@@ -537,7 +537,7 @@ def test_a_recommendation_gives_way_only_to_one_that_is_clearly_better(drop: flo
         else ("replaces " in reason and "better" in reason)
     )
     assert held.inputs_hash == after.inputs_hash
-    assert hold(held, cheaper, standing(held)) == held, "it settles"
+    assert keep_incumbent(held, cheaper, standing(held)) == held, "it settles"
 
 
 @pytest.mark.parametrize(
@@ -555,15 +555,15 @@ def test_a_recommendation_that_is_no_longer_valid_is_replaced(
     asked = replace(asked_for_cost(), workload=pinned, objective="time")
     before = advise(asked, old)
     assert before.offers[0].gpus == 16
-    held = hold(advise(asked, pools), pools, standing(before))
+    held = keep_incumbent(advise(asked, pools), pools, standing(before))
     assert "replaces " in held.offers[0].reason and why in held.offers[0].reason
 
 
 def test_the_same_recommendation_is_not_talked_about() -> None:
     pools = [pool_at(2.0, "a")]
     advice = advise(request(), pools)
-    assert hold(advice, pools, standing(advice)) is advice
-    assert Recommendation.of(advice.offers[0]).model_copy(update={"precision": None}).incumbent() is None
+    assert keep_incumbent(advice, pools, standing(advice)) is advice
+    assert Recommendation.from_offer(advice.offers[0]).model_copy(update={"precision": None}).incumbent() is None
 
 
 async def test_prices_that_move_a_little_move_no_job() -> None:
@@ -588,7 +588,7 @@ async def test_prices_that_move_a_little_move_no_job() -> None:
         product = {"h": "NVIDIA-H100-80GB-HBM3", "a": A100}[other]
         level = 3.0 * names[best] / names[other]
         for share, expected in ((0.99, best), (0.9, other)):
-            running.cache.see(store.put(f"{POOLS}/{other}", mine(other, product, level * share)))
+            running.cache.put_object(store.put(f"{POOLS}/{other}", mine(other, product, level * share)))
             await settled(running, 30)
             now = store.objects[f"{JOBS}/a"]["status"]
             assert now["recommendation"]["pool"] == expected, now["recommendation"]["reason"]
@@ -615,7 +615,7 @@ async def test_the_newest_event_names_the_pool_after_any_number_of_flips() -> No
             store.clock_s += 60
             body = node("n", products[turn % 2])
             body["metadata"]["resourceVersion"] = str(1000 + turn)
-            running.cache.see(body)
+            running.cache.put_object(body)
             await settled(running)
             newest = max(store.events.values(), key=lambda item: item["lastTimestamp"])
             pool = store.objects[f"{JOBS}/a"]["status"]["recommendation"]["pool"]
@@ -641,11 +641,11 @@ async def test_tampered_annotations_are_repaired(started: bool, restart: bool) -
         if started:
             body = copy.deepcopy(store.objects[f"{JOBS}/a"])
             body["metadata"]["annotations"]["tilecast.dev/started"] = "true"
-            running.cache.see(store.put(f"{JOBS}/a", body))
+            running.cache.put_object(store.put(f"{JOBS}/a", body))
             await settled(running)
         intact = store.objects[f"{JOBS}/a"]["metadata"]["annotations"]
         if not restart:
-            running.cache.see(tamper())
+            running.cache.put_object(tamper())
             await settled(running)
     if restart:
         tamper()
@@ -662,7 +662,7 @@ async def test_nothing_is_remembered_of_a_job_that_is_gone() -> None:
     async with operator(store) as running:
         await settled(running)
         assert key in running.runtime.records and kept in running.runtime.records
-        running.cache.lose(store.objects.pop(f"{JOBS}/a"))
+        running.cache.remove_object(store.objects.pop(f"{JOBS}/a"))
         running.runtime.add(key)
         await settled(running)
         assert key not in running.runtime.records and kept in running.runtime.records

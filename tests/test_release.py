@@ -12,7 +12,7 @@ import yaml
 from existing_jobs import ONE_OF_EACH, set_suspend
 from operator_store import patched
 from test_place import EXISTING
-from tilecast.jobs import ADMISSION_GATES, APPLIED, JOB_KINDS, MODE, NEXT_QUEUE, QUEUE, read
+from tilecast.jobs import ADMISSION_GATES, APPLIED, JOB_KINDS, MODE, NEXT_QUEUE, QUEUE, read_job
 from tilecast_operator import release
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.objects.kinds import KINDS
@@ -78,7 +78,7 @@ class HeldJobs:
         return self.policies.pop(path)
 
     async def release(self, policy: str = "", *, is_dry: bool = False, selector: str = "") -> release.Release:
-        selected = LabelSelector.read(selector, "selector")
+        selected = LabelSelector.from_json(selector, "selector")
         work = release.Release(self, self.lines.append, is_dry=is_dry, selector=selected, pause_s=0.0)  # type: ignore[arg-type]
         await work.run(policy)
         return work
@@ -93,7 +93,7 @@ async def test_every_job_that_is_held_is_let_go_once() -> None:
     for name, path in paths.items():
         job = cluster.jobs[path]
         assert job["metadata"]["annotations"][APPLIED] == "Uninstalled"
-        is_suspended = read(job).is_suspended
+        is_suspended = read_job(job).is_suspended
         assert is_suspended is (name in ("job-kueue", "job-gated")), "Kueue resumes its jobs itself"
     queued = cluster.jobs[paths["job-kueue"]]["metadata"]
     assert queued["labels"][QUEUE] == "team" and NEXT_QUEUE not in queued["annotations"]

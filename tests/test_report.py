@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from advice_values import advice, offer, pool, refused
 from tilecast import constants, nodes, zoo
 from tilecast.advice import Advice, Request, advise
-from tilecast.api.base import API_VERSION, figures
+from tilecast.api.base import API_VERSION, round_to_six_digits
 from tilecast.api.calibration import PoolCalibration
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition, Summary, TrainingJobStatus
@@ -63,7 +63,7 @@ def test_the_crds_name_every_condition() -> None:
         model.model_fields["conditions"].description or "" for model in (TrainingJobStatus, GPUPoolStatus)
     )
     assert [name for name in (*TYPES, better_placement.KIND) if name not in of_jobs] == []
-    entry = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).entries[0]
+    entry = nodes.discover_pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).entries[0]
     written = pools.make_pool_status(entry, 1, NOW, (), learnt=(PoolCalibration(), None)).conditions
     assert len(written) == 4
     assert [item.type for item in written if item.type not in of_pools] == []
@@ -135,7 +135,7 @@ def low_confidence(verdict: Answer) -> Condition:
 def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
     family = (model := zoo.preset(preset)).family
     asked = Request("a-job", Workload(model=model, sequence_length=512, global_batch=64))
-    usual = constants.widths().unstated.get(family, constants.widths().unstated["other"])
+    usual = constants.shipped_widths().unstated.get(family, constants.shipped_widths().unstated["other"])
     for factor, expected in ((1.0, "False"), (1.14, "False"), (1.16, "True"), (2.0, "True")):
         ratio = math.exp(factor * usual)
         ranged = offer(pool=pool(calibration=MEASURED), lower_s=8.2 / ratio, upper_s=8.2 * ratio)
@@ -159,7 +159,7 @@ def test_a_free_pool_costs_nothing_and_says_so() -> None:
     assert status["recommendation"]["costPer1000Steps"] == 0
     TrainingJobStatus.model_validate(status)
     free = _gpu_pool(nodeType="p5.48xlarge", maxNodes=0, price={"perGpuHour": 0})
-    pool_status = pools.make_pool_status(nodes.pools([], [free]).entries[0], 1, NOW, ()).document()
+    pool_status = pools.make_pool_status(nodes.discover_pools([], [free]).entries[0], 1, NOW, ()).document()
     assert pool_status["summary"]["price"] == "0 USD" and "free" not in pool_status["summary"]
 
 
@@ -173,7 +173,7 @@ def test_a_pool_says_what_holds_for_some_of_its_nodes_only() -> None:
         }
         for name in ("a", "b")
     ]
-    status = pools.make_pool_status(nodes.pools(everyone).entries[0], 1, NOW, ()).document()
+    status = pools.make_pool_status(nodes.discover_pools(everyone).entries[0], 1, NOW, ()).document()
     assert status["conditions"][0]["message"] == "2 nodes with 16 GPUs; 1 of 2 nodes (b) is cordoned"
     assert (status["nodes"], status["summary"]["shape"]) == (2, "2x8"), "the operator counts what the cluster has"
 
@@ -243,7 +243,7 @@ def test_events_that_differ_in_alternatives_only_have_the_same_name() -> None:
 
 @given(st.floats(min_value=1e-9, max_value=1e12))
 def test_durations_are_short_and_lose_little(seconds: float) -> None:
-    text = units.duration(seconds)
+    text = units.format_duration(seconds)
     named = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
     unit = next(name for name in ("us", "ms", "min", "s", "h", "d") if text.endswith(name))
     assert float(text.removesuffix(unit)) * named[unit] == pytest.approx(seconds, rel=6e-3)
@@ -251,13 +251,13 @@ def test_durations_are_short_and_lose_little(seconds: float) -> None:
 
 @given(st.floats(min_value=0, max_value=1e15))
 def test_rounding_is_idempotent_and_close(value: float) -> None:
-    once = figures(value)
-    assert figures(once) == once
+    once = round_to_six_digits(value)
+    assert round_to_six_digits(once) == once
     assert once == pytest.approx(value, rel=1e-5)
 
 
 def test_pool_status() -> None:
-    entry = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).entries[0]
+    entry = nodes.discover_pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).entries[0]
     first = pools.make_pool_status(entry, 2, NOW, ())
     status = first.document()
     GPUPoolStatus.model_validate(status)
@@ -289,7 +289,7 @@ def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
     metrics = Metrics()
     metrics.count_advice(advice(), changed=True)
     metrics.count_search(advice(), 0.05)
-    report = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)])
+    report = nodes.discover_pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)])
     metrics.show_pools(report, {"mine": Free(3, "Pods")})
     value = metrics.registry.get_sample_value
     assert value("tilecast_recommendations_total", {"result": "Advised"}) == 1
@@ -298,7 +298,7 @@ def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
     assert value("tilecast_plans_evaluated_total") == 1000
     assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "total"}) == 0
     assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "free"}) == 3
-    metrics.show_pools(nodes.pools([]), {})
+    metrics.show_pools(nodes.discover_pools([]), {})
     assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "total"}) is None
     names = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     assert all(name.startswith("tilecast_") for name in names)

@@ -16,7 +16,7 @@ from existing_jobs import ONE_OF_EACH
 from job_store import H100, JOBS, PLACING, WORKLOADS, JobStore, training_job, until
 from operator_store import TIMINGS, patched, ready
 from test_place import example
-from tilecast.jobs import APPLIED, CHOSEN_LABELS, JOB_KINDS, Placement, changes, read, unplaced
+from tilecast.jobs import APPLIED, CHOSEN_LABELS, JOB_KINDS, Placement, changes, read_job, remove_node_choice
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import patches
 from tilecast_operator.kube.client import ApiError
@@ -35,17 +35,17 @@ def kueue(running: Assembly, quotas: Mapping[str, int], more: Mapping[str, str] 
     """Show a queue with one flavor for each product of GPUs; `more` are labels of each flavor."""
     for product in quotas:
         spec = {"nodeLabels": {PRODUCT: product, **(more or {})}}
-        running.cache.see({"kind": "ResourceFlavor", "metadata": {"name": product.lower()}, "spec": spec})
+        running.cache.put_object({"kind": "ResourceFlavor", "metadata": {"name": product.lower()}, "spec": spec})
     flavors = [
         {"name": product.lower(), "resources": [{"name": "nvidia.com/gpu", "nominalQuota": quota}]}
         for product, quota in quotas.items()
     ]
     group = {"coveredResources": ["nvidia.com/gpu"], "flavors": flavors}
-    running.cache.see(
+    running.cache.put_object(
         {"kind": "ClusterQueue", "metadata": {"name": "all"}, "spec": {"resourceGroups": [group]}, "status": {}}
     )
     metadata = {"name": "team", "namespace": "default"}
-    running.cache.see({"kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "all"}})
+    running.cache.put_object({"kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "all"}})
 
 
 def pods_of(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ async def placed(store: JobStore, running: Assembly, **changed: Any) -> None:
     pods_of(document).update(changed)
     document = store.put(f"{JOBS}/a", document)
     store.workload(document)
-    running.cache.see(document)
+    running.cache.put_object(document)
     await until(lambda: store.annotations().get(APPLIED) == patches.QUEUED, "the job to be let go")
     assert pods_of(store.now())["nodeSelector"][PRODUCT] == H100 == pod_set(store)["nodeSelector"][PRODUCT]
 
@@ -97,7 +97,7 @@ async def test_a_job_without_quota_may_run_on_its_other_flavors() -> None:
         metrics = running.metrics.registry
         assert metrics.get_sample_value("tilecast_requeued_total") == 1
         assert metrics.get_sample_value("tilecast_placements_total", {"outcome": "Requeued"}) == 1
-        running.cache.see(store.now())
+        running.cache.put_object(store.now())
         await asyncio.sleep(0.5)
         assert len(store.patches) == before + 2, "once"
 
@@ -116,7 +116,7 @@ async def test_a_job_that_is_preempted_may_run_elsewhere_and_one_that_runs_is_no
         store.decide("Evicted")
         body = copy.deepcopy(store.now())
         body["spec"]["suspend"] = True
-        running.cache.see(store.put(f"{JOBS}/a", body))
+        running.cache.put_object(store.put(f"{JOBS}/a", body))
         await until(lambda: terms(pod_set(store)), "the Workload to be widened")
         assert store.annotations()[APPLIED] == "Requeued" and pods_of(store.now())["nodeSelector"] == {}
         assert terms(pod_set(store)) == wants(H100, T4)
@@ -182,7 +182,7 @@ async def test_a_restart_between_the_two_writes_is_made_good() -> None:
     store.before_write = lambda path: None
     async with serving(store, SETTINGS) as again:
         kueue(again, {T4: 64, H100: 64})
-        again.cache.see(store.now())
+        again.cache.put_object(store.now())
         await until(lambda: terms(pod_set(store)) == wants(H100, T4), "the Workload to be widened")
         assert again.metrics.registry.get_sample_value("tilecast_requeued_total") == 0
 
@@ -203,7 +203,7 @@ async def test_the_trainingjob_that_names_it_says_so() -> None:
     async with serving(store, SETTINGS) as running:
         kueue(running, {T4: 64, H100: 64})
         path = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs/for-a"
-        running.cache.see(store.put(path, owner))
+        running.cache.put_object(store.put(path, owner))
         await placed(store, running)
 
         def applied() -> Any:
@@ -219,19 +219,21 @@ async def test_the_trainingjob_that_names_it_says_so() -> None:
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_choice_is_taken_out_of_every_kind(name: str, newer: bool) -> None:
     document = example(name)
-    job = read(document)
+    job = read_job(document)
     put = Placement({PRODUCT: H100, ARCH: "amd64"})
     marks = ["kubernetes.io/arch"]
     chosen = patched(
         document, patches.make_placing_patch(document, changes(document, job, put, runtime_patches=newer), marks)
     )
-    after = read(chosen)
+    after = read_job(chosen)
     assert after.workers[0].node_selector.items() >= put.node_selector.items()
     kind = JOB_KINDS[document["kind"]]
-    released = patched(chosen, patches.make_unplacing_patch(chosen, kind.unplace(chosen, after)))
-    left = read(released)
+    released = patched(chosen, patches.make_unplacing_patch(chosen, kind.remove_placement(chosen, after)))
+    left = read_job(released)
     assert not left.workers[0].node_selector.keys() & put.node_selector.keys()
-    assert [pods.node_selector for pods in left.workers] == [pods.node_selector for pods in unplaced(after).workers]
+    assert [pods.node_selector for pods in left.workers] == [
+        pods.node_selector for pods in remove_node_choice(after).workers
+    ]
     assert [pods.tolerations for pods in left.workers] == [pods.tolerations for pods in after.workers]
     assert (left.gpus, left.annotations[APPLIED]) == (job.gpus, "Requeued")
-    assert CHOSEN_LABELS not in left.annotations and kind.unplace(released, left) == []
+    assert CHOSEN_LABELS not in left.annotations and kind.remove_placement(released, left) == []

@@ -98,7 +98,7 @@ def test_a_bin_is_off_where_two_sources_say_so() -> None:
 
 def test_the_share_of_a_part_is_its_part_of_the_step() -> None:
     """The step has 0.6 s of matrix products and 0.4 s that no constant scales."""
-    usual = constants.shipped().factor["matrix"]
+    usual = constants.shipped_constants().factor["matrix"]
 
     def price(changed: dict[str, float]) -> np.ndarray:
         return np.array([0.6 * changed.get("factor.matrix", usual) / usual + 0.4])
@@ -126,6 +126,8 @@ def test_factors_that_sources_agree_on_are_found() -> None:
 
 def test_a_section_moves_as_one() -> None:
     values = scaled_values(("step_ms", "optimizer.efficiency"), 2.0)
-    assert values["step_ms.eager"] == pytest.approx(2e3 * constants.shipped().step_s["eager"])
-    assert values["optimizer.efficiency"] == pytest.approx(2 * constants.shipped().optimizer_efficiency)
-    assert set(values) == {f"step_ms.{name}" for name in constants.shipped().step_s} | {"optimizer.efficiency"}
+    assert values["step_ms.eager"] == pytest.approx(2e3 * constants.shipped_constants().step_s["eager"])
+    assert values["optimizer.efficiency"] == pytest.approx(2 * constants.shipped_constants().optimizer_efficiency)
+    assert set(values) == {f"step_ms.{name}" for name in constants.shipped_constants().step_s} | {
+        "optimizer.efficiency"
+    }

@@ -22,19 +22,19 @@ async def test_queue_holds_each_key_once() -> None:
     queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
     for key in "abab":
         queue.add(key)
-    assert [await queue.take(), await queue.take()] == ["a", "b"]
+    assert [await queue.take_key(), await queue.take_key()] == ["a", "b"]
     assert len(queue) == 0
 
 
 async def test_queue_never_gives_a_running_key_twice() -> None:
     queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
     queue.add("a")
-    assert await queue.take() == "a"
+    assert await queue.take_key() == "a"
     queue.add("a")
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(queue.take(), 0.02)
-    queue.done("a")
-    assert await queue.take() == "a"
+        await asyncio.wait_for(queue.take_key(), 0.02)
+    queue.finish_key("a")
+    assert await queue.take_key() == "a"
 
 
 async def test_queue_delays_and_the_shortest_counts() -> None:
@@ -44,7 +44,7 @@ async def test_queue_delays_and_the_shortest_counts() -> None:
     queue.add("a", 0.03)
     queue.add("b", 0.01)
     began = loop.time()
-    assert [await queue.take(), await queue.take()] == ["b", "a"]
+    assert [await queue.take_key(), await queue.take_key()] == ["b", "a"]
     assert 0.02 < loop.time() - began < 1
 
 
@@ -55,7 +55,7 @@ async def test_a_worker_that_is_ended_just_as_a_key_comes_ends(turns: int) -> No
 
     async def work() -> None:
         while True:
-            queue.done(await queue.take())
+            queue.finish_key(await queue.take_key())
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0.01)
@@ -77,7 +77,7 @@ async def test_a_key_wakes_one_worker_however_many_wait() -> None:
 
     queue: KeyQueue[str] = KeyQueue(clock)
     queue.add("last", 60.0)
-    workers = [asyncio.create_task(queue.take()) for _ in range(200)]
+    workers = [asyncio.create_task(queue.take_key()) for _ in range(200)]
     await asyncio.sleep(0.01)
     looks = 0
     queue.add("now")
@@ -95,15 +95,15 @@ async def test_a_key_waits_behind_few_of_the_background_however_many_there_are()
         queue.add(f"b{number}", in_background=True)
     queue.add("new")
     queue.add("b900")
-    taken = [await queue.take() for _ in range(BACKGROUND_AT_ONCE + 2)]
+    taken = [await queue.take_key() for _ in range(BACKGROUND_AT_ONCE + 2)]
     assert set(taken) == {*(f"b{number}" for number in range(BACKGROUND_AT_ONCE)), "new", "b900"}
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(queue.take(), 0.02)
-    queue.done("new")
+        await asyncio.wait_for(queue.take_key(), 0.02)
+    queue.finish_key("new")
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(queue.take(), 0.02)
-    queue.done("b1")
-    assert await queue.take() == f"b{BACKGROUND_AT_ONCE}"
+        await asyncio.wait_for(queue.take_key(), 0.02)
+    queue.finish_key("b1")
+    assert await queue.take_key() == f"b{BACKGROUND_AT_ONCE}"
     assert len(queue) == 1000 - BACKGROUND_AT_ONCE - 2
 
 
@@ -116,7 +116,7 @@ async def test_a_delay_of_the_background_and_one_that_is_not_leave_each_other_al
     queue.add("own", 6.0)
     queue.add("own", 5.0, in_background=True)
     now = 6.0
-    taken = [await queue.take() for _ in range(BACKGROUND_AT_ONCE + 1)]
+    taken = [await queue.take_key() for _ in range(BACKGROUND_AT_ONCE + 1)]
     assert "own" in taken and queue.seconds_to_next() != 0.0
     assert len(queue) == 20 - BACKGROUND_AT_ONCE
 
@@ -130,7 +130,7 @@ async def test_idle_time_is_no_time_without_progress() -> None:
         assert queue.stalled_s() == 0.0
         now += 7.0
         assert queue.stalled_s() == 7.0
-        queue.done(await queue.take())
+        queue.finish_key(await queue.take_key())
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -198,24 +198,24 @@ def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
                 if not len(queue):
                     continue
                 now += 10.0
-                taken = await queue.take()
+                taken = await queue.take_key()
                 assert taken in owed
                 owed.discard(taken)
-                queue.done(taken)
+                queue.finish_key(taken)
                 continue
             queue.add(key, 5.0 if "later" in step else 0.0, in_background="background" in step)
             owed.add(key)
             if step == "add and take":
-                taken = await queue.take()
+                taken = await queue.take_key()
                 owed.discard(taken)
                 queue.add(taken, in_background=True)
                 owed.add(taken)
-                queue.done(taken)
+                queue.finish_key(taken)
         now += 100.0
         while len(queue):
-            taken = await queue.take()
+            taken = await queue.take_key()
             owed.discard(taken)
-            queue.done(taken)
+            queue.finish_key(taken)
         assert owed == set()
 
     asyncio.run(run())
@@ -223,25 +223,25 @@ def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
 
 def test_a_record_ends_with_its_object() -> None:
     records, ended = Records(), list[tuple[str, list[int]]]()
-    counts = records.part(list[int], lambda key, value: ended.append((key.name, value)))
-    names: RecordPart[str] = records.part()
+    counts = records.add_part(list[int], lambda key, value: ended.append((key.name, value)))
+    names: RecordPart[str] = records.add_part()
     for key in (ONE, OTHER):
-        counts.of(key).append(1)
-        counts.of(key).append(2)
+        counts.get_or_make(key).append(1)
+        counts.get_or_make(key).append(2)
         names[key] = key.name
-    records.drop(ONE)
-    records.drop(ONE)
+    records.drop_record(ONE)
+    records.drop_record(ONE)
     assert ONE not in records and ended == [("a", [1, 2])]
     assert counts == {OTHER: [1, 2]} and names == {OTHER: "b"}
 
 
 def test_nothing_is_recorded_of_an_object_that_is_gone() -> None:
     records = Records()
-    counts, names = records.part(list[int]), records.part(str)
-    counts.of(ONE).append(1)
+    counts, names = records.add_part(list[int]), records.add_part(str)
+    counts.get_or_make(ONE).append(1)
     records.may_exist = lambda key: key == OTHER
-    records.drop(ONE)
-    counts.of(ONE).append(2)
+    records.drop_record(ONE)
+    counts.get_or_make(ONE).append(2)
     names[ONE] = "late"
     assert names.setdefault(ONE, "late") == "late" and names.setdefault(OTHER, "there") == "there"
     assert ONE not in records and (counts, names) == ({}, {OTHER: "there"})

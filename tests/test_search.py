@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tilecast import kernels, memo, search, zoo
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits
-from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Workload, distinct
+from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Workload, distinct_rows
 from tilecast.step import PARTS, placement
 
 
@@ -69,7 +69,7 @@ def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
             if (spread and (tensor == 1 or tokens % tensor)) or workload.checkpointing not in (None, mode):
                 continue
             plan = Plan(data, tensor, pipeline, context, expert, zero, micro, repeats, mode, spread, virtual)
-            if any(framework.executes(Plans.of(plan))[0] for framework in able):
+            if any(framework.executes(Plans.from_plans(plan))[0] for framework in able):
                 plans.append(plan)
     return plans
 
@@ -91,7 +91,7 @@ def test_what_is_found_is_every_plan_and_its_best_is_the_best(
     plans, expected = search.find(workload, where), naive(workload, where, experts)
     assert len(plans) == len(expected) == len(set(plans.plans))
     assert set(plans.plans) == set(expected)
-    alone = [search.price(workload, Plans.of(plan), where) for plan in expected]
+    alone = [search.price(workload, Plans.from_plans(plan), where) for plan in expected]
     best = min((float(one.step_s[0]) for one in alone if one.fits[0]), default=np.inf)
     assert plans.step_s[plans.fits].min(initial=np.inf) == best
     assert not plans.is_bounded
@@ -116,7 +116,7 @@ def test_a_thousand_plans_alone_cost_what_they_cost_among_all() -> None:
         workload = Workload(zoo.preset(name), sequence, batch, **job)
         plans = search.find(workload, where)
         for row in rng.permutation(len(plans))[:130].tolist():
-            alone = search.price(workload, Plans.of(plans.plans.row(row)), where)
+            alone = search.price(workload, Plans.from_plans(plans.plans.row(row)), where)
             assert alone.step_s[0] == plans.step_s[row], plans.plans.row(row)
             assert alone.memory_bytes[0] == plans.memory_bytes[row], plans.plans.row(row)
             compared += 1
@@ -150,7 +150,7 @@ def test_distinct_rows_are_the_distinct_rows(data: st.DataObject) -> None:
         np.array(data.draw(st.lists(values, min_size=rows, max_size=rows)), dtype=np.int64)
         for _ in range(data.draw(st.integers(1, 4)))
     ]
-    table, groups = np.column_stack(columns), distinct(*columns)
+    table, groups = np.column_stack(columns), distinct_rows(*columns)
     assert (table[groups.first][groups.index] == table).all()
     assert len(np.unique(table, axis=0)) == len(groups)
     assert table[groups.first].tolist() == sorted(table[groups.first].tolist())
@@ -165,7 +165,7 @@ def test_rows_of_a_table_equal_the_single_plan_bit_for_bit(name: str) -> None:
     chosen = plans.take(np.random.default_rng(0).permutation(len(plans))[:200])
     table = search.price(workload, chosen, pool(nodes=4))
     for index, plan in enumerate(chosen):
-        alone = search.price(workload, Plans.of(plan), pool(nodes=4))
+        alone = search.price(workload, Plans.from_plans(plan), pool(nodes=4))
         assert alone.step_s[0] == table.step_s[index], plan
         assert alone.memory_bytes[0] == table.memory_bytes[index], plan
         assert alone.times.spread[0] == table.times.spread[index], plan
@@ -194,7 +194,7 @@ def test_steps_are_finite_positive_and_sum(gpu: str, name: str, precision: str, 
     assert np.isfinite(parts).all()
     assert (parts >= 0).all()
     assert np.allclose(parts.sum(axis=0), priced.step_s)
-    flops = 6 * zoo.parameters(workload) if model.vocab and not model.dimensions.stated else 0.0
+    flops = 6 * zoo.count_parameters(workload) if model.vocab and not model.dimensions.stated else 0.0
     least = flops * workload.tokens_per_step / priced.plans.gpus / find_gpu(gpu).peak(precision)
     assert (priced.step_s > least * 0.9).all()
 
@@ -224,7 +224,7 @@ def test_tensor_groups_stay_inside_nodes() -> None:
 
 def test_recomputation_costs_time() -> None:
     workload = Workload(zoo.preset("llama-2-7b"), 4096, 16)
-    plans = Plans.of(
+    plans = Plans.from_plans(
         *(
             Plan(data=8, zero_stage=3, gradient_accumulation=2, checkpointing=mode)
             for mode in ("none", "selective", "full")
@@ -235,7 +235,7 @@ def test_recomputation_costs_time() -> None:
 
 def test_more_micro_batches_shrink_the_share_of_the_bubble() -> None:
     workload = Workload(zoo.preset("llama-2-7b"), 4096, 64)
-    plans = Plans.of(*(Plan(pipeline=8, gradient_accumulation=m) for m in (8, 16, 64)))
+    plans = Plans.from_plans(*(Plan(pipeline=8, gradient_accumulation=m) for m in (8, 16, 64)))
     priced = search.price(workload, plans, pool())
     share = priced.times.bubble / priced.step_s
     assert np.all(np.diff(share) < 0)
@@ -253,7 +253,7 @@ def test_layers_that_do_not_divide_still_make_stages() -> None:
 
 
 def test_offloading_trades_memory_for_time() -> None:
-    plan = Plans.of(Plan(data=8, zero_stage=3, micro_batch=1, gradient_accumulation=8))
+    plan = Plans.from_plans(Plan(data=8, zero_stage=3, micro_batch=1, gradient_accumulation=8))
     here, optimizer, everything = (
         search.price(Workload(zoo.preset("llama-2-7b"), 2048, 64, offload=where), plan, pool())
         for where in ("none", "optimizer", "parameters")
@@ -316,7 +316,7 @@ def test_slices_do_not_borrow_the_plans_of_whole_gpus() -> None:
 def test_what_fits_is_known_without_pricing_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, where = Workload(zoo.preset("llama-2-7b"), 4096, 64), pool("l4")
     memo.clear_all()
-    monkeypatch.delattr(kernels, "seconds")
+    monkeypatch.delattr(kernels, "predict_kernel_times")
     plans = search.find(workload, where)
     assert 0 < plans.fits.sum() < len(plans)
     assert (plans.bill(np.arange(3)).total == plans.memory_bytes[:3]).all()
@@ -357,7 +357,7 @@ def test_a_job_inside_an_nvlink_domain_does_not_feel_the_network() -> None:
 def test_a_job_takes_equally_many_whole_nodes_of_each_domain(nodes: int, per_node: int, domain: int) -> None:
     where = rack(40, per_node=per_node, gpus=domain)
     gpus = nodes * per_node
-    taken = int(placement.joined(np.array([gpus]), where)[0])
+    taken = int(placement.joined_gpus(np.array([gpus]), where)[0])
     assert gpus % taken == 0
     assert taken % per_node == 0
     assert per_node <= taken <= max(where.domain, per_node)

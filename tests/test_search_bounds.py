@@ -13,11 +13,11 @@ import pytest
 from operator_store import JOBS, Store, job, operator, ready, settled
 from tilecast import graph, zoo
 from tilecast.advice import Advice, Request, advise, enumeration
-from tilecast.advice.enumeration import variants
+from tilecast.advice.enumeration import job_variants
 from tilecast.advice.pricing import find_candidates
 from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.jobs import in_words
+from tilecast.jobs import name_annotation
 from tilecast.spec import SearchTooLargeError, SpecError, Workload
 from tilecast.trace import Trace, TraceOperator
 from tilecast.zoo import huggingface, traced
@@ -68,7 +68,7 @@ def test_a_network_of_too_many_layers_is_refused_as_it_is_read(config: dict[str,
     assert error.value.field == "spec.model"
     assert "distinct operators of the model are more than the 12,000 that one search prices" in error.value.problem
     assert isinstance(pickle.loads(pickle.dumps(error.value)), SearchTooLargeError)  # noqa: S301
-    assert in_words(str(error.value)).startswith("tilecast.dev/model: ")
+    assert name_annotation(str(error.value)).startswith("tilecast.dev/model: ")
 
 
 def test_the_largest_published_models_are_read_with_a_wide_margin() -> None:
@@ -77,7 +77,7 @@ def test_the_largest_published_models_are_read_with_a_wide_margin() -> None:
     largest = [huggingface.model(configs[name].get("config", configs[name])) for name in names] + [
         zoo.preset("densenet-201")
     ]
-    counts = [zoo.operators(Workload(model, 1, 1)) for model in largest]
+    counts = [zoo.count_operators(Workload(model, 1, 1)) for model in largest]
     assert counts[0] == max(counts) and 2 * counts[0] < graph.MOST_OPERATORS, counts
 
 
@@ -98,7 +98,7 @@ def test_a_graph_of_too_many_operators_is_refused(monkeypatch: pytest.MonkeyPatc
     )
     trace = Trace(1, 1, ("x",), tuple(f"w{n}" for n in range(40)), ("y39",), shapes, operators)
     workload = Workload(traced.model("a", trace), 1, 8)
-    assert zoo.operators(workload) > 40
+    assert zoo.count_operators(workload) > 40
     monkeypatch.setattr(graph, "MOST_OPERATORS", 39)
     with pytest.raises(SearchTooLargeError, match="40 distinct operators"):
         advise(Request("a", workload), [pool("a")])
@@ -155,7 +155,7 @@ def test_where_there_are_still_too_many_plans_fewer_global_batches_are_tried(mon
 
 def test_global_batches_are_thinned_to_both_ends_and_the_most_factors_of_two() -> None:
     request = Request("a", Workload(zoo.preset("gpt2"), 1024, 40), batches=(3, 50))
-    batches = {most: [item.global_batch for item in variants(request, pool("a"), most)] for most in (4, 2, 0)}
+    batches = {most: [item.global_batch for item in job_variants(request, pool("a"), most)] for most in (4, 2, 0)}
     assert batches == {4: [40, 3, 16, 32, 50], 2: [40, 3, 50], 0: [40]}
 
 
@@ -165,7 +165,9 @@ async def test_the_operator_says_so_in_the_status_and_does_not_try_again() -> No
     def counting(request: Request, pools: Sequence[Pool]) -> Advice:
         searched.append(request.name)
         if len(searched) > 1:
-            raise SearchTooLargeError.of("spec.training.globalBatchSizeRange", 11, 10, "plans left", "narrow it")
+            raise SearchTooLargeError.from_counts(
+                "spec.training.globalBatchSizeRange", 11, 10, "plans left", "narrow it"
+            )
         return advise(request, pools)
 
     tall = {"huggingFace": {"config": TALL["resnet"]}}

@@ -162,7 +162,7 @@ async def test_an_interrupted_search_is_told_and_neither_kept_nor_made_again_at_
         )
         assert ready(store.objects[f"{JOBS}/b"])["message"] == state["message"]
         writes = len(store.writes)
-        running.cache.see(node("n2", "NVIDIA-A100-SXM4-80GB"))
+        running.cache.put_object(node("n2", "NVIDIA-A100-SXM4-80GB"))
         await settled(running)
         assert len(tries) == 1, "jobs that ask the same share the try, and other pools make no new one"
         assert len(store.writes) == writes
@@ -184,12 +184,12 @@ async def test_a_job_with_advice_keeps_it_when_a_later_search_is_interrupted() -
         before = store.objects[f"{JOBS}/a"]
         assert ready(before)["reason"] == "Advised"
         is_endless = True
-        running.cache.see(node("n2", "NVIDIA-A100-SXM4-80GB"))
+        running.cache.put_object(node("n2", "NVIDIA-A100-SXM4-80GB"))
         await settled(running)
         assert store.objects[f"{JOBS}/a"] == before
         # A changed question has no advice to keep.
         store.put(f"{JOBS}/a", {**before, "spec": {**before["spec"], "objective": "cost"}})
-        running.cache.see(store.objects[f"{JOBS}/a"])
+        running.cache.put_object(store.objects[f"{JOBS}/a"])
         await settled(running)
         after = store.objects[f"{JOBS}/a"]
         assert ready(after)["reason"] == "SearchInterrupted" and "recommendation" not in after["status"]
@@ -203,6 +203,6 @@ async def test_a_search_that_is_interrupted_holds_no_job() -> None:
 
     store = JobStore()
     async with serving(store, advisor=endless) as running:
-        running.cache.see(store.job())
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "SearchInterrupted" and store.now()["spec"]["suspend"] is False

@@ -277,15 +277,15 @@ async def test_a_new_job_waits_behind_few_of_those_that_other_pools_make_due() -
         await settled(running)
         order.clear()
         for path in list(store.objects):
-            running.cache.see(store.objects[path])
+            running.cache.put_object(store.objects[path])
         await settled(running)
         assert order == []
         try:
-            running.cache.see(node("n2", "NVIDIA-A100-SXM4-80GB"))
+            running.cache.put_object(node("n2", "NVIDIA-A100-SXM4-80GB"))
             async with asyncio.timeout(30):
                 while not order:
                     await asyncio.sleep(0.01)
-            running.cache.see(put("new", len(names)))
+            running.cache.put_object(put("new", len(names)))
             await asyncio.sleep(0.1)
         finally:
             go_on.set()

@@ -63,7 +63,7 @@ def advise_and_report(metrics: Metrics, store: RunStore, jobs: int) -> None:
         )
         metrics.count_observation(score(gpu, precision, family), 1.1, None, None)
         run = Run(gpu, gpu, precision, family, "2-8", "w", 1.0, 1.1, 3, "ddp", "team")
-        store.take(
+        store.store_run(
             ObservedRun(f"uid-{number}", "2027-01-01T00:00:00Z", run, f"job-{number}", "trainer", "put", "", 8, "dp8")
         )
 
@@ -75,16 +75,16 @@ def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
     empty = count(metrics)
     advise_and_report(metrics, store, JOBS)
     calibrator = Calibrator(store)
-    calibrator.adopt(FittedCalibration.fit(*calibrator.fit_arguments()))
+    calibrator.adopt_fit(FittedCalibration.fit(*calibrator.fit_arguments()))
     metrics.show_calibration(calibrator)
     for _ in range(SCRAPES):
         count(metrics)
     full = count(metrics)
     assert empty + 4 * MOST_GROUPS < full < MOST_SERIES, f"{empty} series became {full}"
     clock.now_s += DAY_S + 1
-    for item in store.ordered():
-        store.drop(item.uid)
-    calibrator.adopt(FittedCalibration.fit(*calibrator.fit_arguments()))
+    for item in store.all_runs():
+        store.drop_run(item.uid)
+    calibrator.adopt_fit(FittedCalibration.fit(*calibrator.fit_arguments()))
     metrics.show_calibration(calibrator)
     count(metrics)
     assert count(metrics) == empty

@@ -22,7 +22,7 @@ from tilecast_operator import report_guard, server
 from tilecast_operator.controllers import token_reviews
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.metrics import Metrics
-from tilecast_operator.observed.reports import Refused
+from tilecast_operator.observed.reports import RefusedReport
 from tilecast_operator.report_guard import ReportGuard
 
 TRUE = "true"
@@ -174,7 +174,7 @@ def test_tokens_that_cannot_be_ours_are_refused_without_asking() -> None:
         (token("team2"), "forbidden"),
         (token(sub=None), "forbidden"),
     ):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedReport) as caught:
             report_guard.require_token(wrong, "team", NOW_S)
         assert caught.value.outcome == outcome, wrong
 
@@ -190,7 +190,7 @@ def test_a_client_that_floods_is_limited_alone() -> None:
             try:
                 with limits.admit_report(address, "team", token()):
                     accepted += 1
-            except Refused as refusal:
+            except RefusedReport as refusal:
                 assert (refusal.status, refusal.retry_after_s) == (429, 1)
         return accepted
 
@@ -213,7 +213,7 @@ def test_reports_of_one_client_at_a_time_are_bounded() -> None:
         report = limits.admit_report("10.0.0.1", "team", token())
         report.__enter__()
         open_reports.append(report)
-    with pytest.raises(Refused, match="too many"), limits.admit_report("10.0.0.1", "team", token()):
+    with pytest.raises(RefusedReport, match="too many"), limits.admit_report("10.0.0.1", "team", token()):
         pass
     open_reports[0].__exit__(None, None, None)
     with limits.admit_report("10.0.0.1", "team", token()):
@@ -270,7 +270,7 @@ async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before() -> None:
 
     async def take(namespace: str, name: str, sent: str, body: bytes) -> None:
         if not (await reviews.review_token(sent))["status"]["authenticated"]:
-            raise Refused("unauthenticated", 401, "the token is nobody's")
+            raise RefusedReport("unauthenticated", 401, "the token is nobody's")
 
     async def put(session: aiohttp.ClientSession, port: int, sent: str) -> int | None:
         """Return the status of the answer, or None where the connection was one too many and was closed."""

@@ -30,13 +30,13 @@ REST = json.dumps({"matchExpressions": [{"key": "shard", "operator": "NotIn", "v
     ],
 )
 def test_a_selector_selects_what_kubernetes_says(selector: dict[str, Any], selected: list[str]) -> None:
-    parsed = LabelSelector.read(json.dumps(selector), FIELD)
+    parsed = LabelSelector.from_json(json.dumps(selector), FIELD)
     assert parsed is not None
     assert [name for name in ("a", "b", "") if parsed.selects({"shard": name} if name else {})] == selected
 
 
 def test_no_selector_is_everything() -> None:
-    assert LabelSelector.read("", FIELD) is LabelSelector.read("{}", FIELD) is None
+    assert LabelSelector.from_json("", FIELD) is LabelSelector.from_json("{}", FIELD) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ class NamespaceStore(Store):
 
 def namespace(running: Assembly, name: str, version: int, **labels: str) -> None:
     metadata = {"name": name, "uid": name, "resourceVersion": str(version), "labels": labels}
-    running.cache.see({"kind": "Namespace", "metadata": metadata})
+    running.cache.put_object({"kind": "Namespace", "metadata": metadata})
 
 
 async def test_each_job_is_answered_by_one_shard_and_pools_are_written_by_one() -> None:
@@ -113,7 +113,7 @@ async def test_a_namespace_goes_over_with_its_label() -> None:
         for running in (one, other):
             namespace(running, "team", 1)
             await settled(running)
-            running.cache.see(store.add("team", "first"))
+            running.cache.put_object(store.add("team", "first"))
             await settled(running)
         assert store.is_answered("team", "first") and not list(one.cache.training_jobs)
         for running in (one, other):
@@ -122,6 +122,6 @@ async def test_a_namespace_goes_over_with_its_label() -> None:
         assert [key.name for key in one.cache.training_jobs] == ["first"] and not list(other.cache.training_jobs)
         second = store.add("team", "second")
         for running in (one, other):
-            running.cache.see(second)
+            running.cache.put_object(second)
             await settled(running)
         assert [path for _, path in store.writes].count(f"{store.path('team', 'second')}/status") == 1

@@ -31,7 +31,7 @@ def copied(job: Workload, plans: Plans) -> list[float]:
 
 
 def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:
-    plans = Plans.of(plan)
+    plans = Plans.from_plans(plan)
     sharded = zoo.shard(job, plans)
     times = step(job, sharded, plans, where, kernel_seconds(job, sharded, where.gpu))
     return {**times.parts(0), "total": float(times.total[0])}
@@ -79,14 +79,14 @@ def test_gradients_have_the_framework_s_type(facts: dict[str, str], size: float)
 
 
 def test_each_micro_batch_copies_what_its_framework_copies() -> None:
-    once = Plans.of(Plan(data=8, micro_batch=8), Plan(data=8, micro_batch=4, gradient_accumulation=2))
+    once = Plans.from_plans(Plan(data=8, micro_batch=8), Plan(data=8, micro_batch=4, gradient_accumulation=2))
     assert copied(replace(JOB, framework="ddp"), once) == [
         12.0,
         24.0,
     ]  # casts of weights and gradients; an FP32 sum
     assert copied(replace(JOB, framework="megatron"), once) == [0.0, 0.0]  # summed by the product
     assert copied(replace(JOB, training=False), once) == [0.0, 0.0]
-    sharded = Plans.of(
+    sharded = Plans.from_plans(
         Plan(data=8, micro_batch=8, zero_stage=3),
         Plan(data=8, micro_batch=8, zero_stage=2),
         Plan(data=8, micro_batch=4, gradient_accumulation=2, zero_stage=2),
@@ -99,11 +99,11 @@ def test_each_micro_batch_copies_what_its_framework_copies() -> None:
 def test_frozen_weights_are_gathered_and_nothing_else() -> None:
     """Under LoRA no gradient of a base weight is converted or summed; a quantized weight is gathered in 4 bits."""
     job = replace(JOB, lora_rank=8, framework="fsdp2")
-    plans = Plans.of(Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=3))
+    plans = Plans.from_plans(Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=3))
     whole, quarter = (copied(replace(job, frozen_bits=bits), plans)[0] for bits in (16, 4))
     assert whole == pytest.approx(8.0, rel=0.03)
     assert quarter == pytest.approx(8.0 * 4.5 / 16, rel=0.2)  # the embedding stays in 16 bits
-    assert copied(replace(JOB, lora_rank=8, framework="ddp"), Plans.of(Plan(data=8)))[0] < 0.1
+    assert copied(replace(JOB, lora_rank=8, framework="ddp"), Plans.from_plans(Plan(data=8)))[0] < 0.1
 
 
 def test_selective_recomputation_runs_what_its_framework_runs_again() -> None:
@@ -148,7 +148,7 @@ def test_fsdp_gathers_for_every_micro_batch_under_zero_2() -> None:
 
 def test_weights_in_fp8_alone_are_gathered_so() -> None:
     """NeMo gathers one byte of each updated weight of the layers, as --fp8-param-gather says; Megatron-LM two."""
-    plans, where = Plans.of(Plan(data=16, zero_stage=1)), pool("h100-sxm")
+    plans, where = Plans.from_plans(Plan(data=16, zero_stage=1)), pool("h100-sxm")
     job = replace(JOB, precision="fp8")
     seconds = {}
     for name in ("nemo", "megatron"):
@@ -156,8 +156,10 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
         caps, units = overlap.BucketLimits.single_bucket(1), np.ones(1)
         sharded = zoo.shard(own, plans)
         whole = HeldWeights.from_plans(own, sharded, plans)
-        seconds[name] = sync_seconds(own, sharded, whole, plans, where, caps, units, constants.shipped()).updated_s[0]
-    layered = zoo.shard(job, plans).layered_share(plans)[0]
+        seconds[name] = sync_seconds(
+            own, sharded, whole, plans, where, caps, units, constants.shipped_constants()
+        ).updated_s[0]
+    layered = zoo.shard(job, plans).layer_parameter_share(plans)[0]
     assert seconds["nemo"] == pytest.approx(seconds["megatron"] * (1 - layered / 2), rel=0.05)
 
 
@@ -183,24 +185,24 @@ def test_userbuffers_need_sequence_parallelism() -> None:
     ],
 )
 def test_an_update_moves_the_states_that_are_held(framework: Framework, each: float) -> None:
-    job, plans, gpu = replace(JOB, framework=framework), Plans.of(Plan()), find_gpu("a100-80")
+    job, plans, gpu = replace(JOB, framework=framework), Plans.from_plans(Plan()), find_gpu("a100-80")
     sharded = zoo.shard(job, plans)
     moved = optimizer_seconds(
-        job, HeldWeights.from_plans(job, sharded, plans), plans, gpu, constants.shipped()
-    ) * weight_copy_bytes_per_s(gpu, constants.shipped())
-    assert moved[0] / sharded.stage("parameters", plans)[0] == pytest.approx(each)
+        job, HeldWeights.from_plans(job, sharded, plans), plans, gpu, constants.shipped_constants()
+    ) * weight_copy_bytes_per_s(gpu, constants.shipped_constants())
+    assert moved[0] / sharded.sum_fullest_stage("parameters", plans)[0] == pytest.approx(each)
 
 
 @pytest.mark.parametrize(("framework", "more"), [("ddp", 4 * 4.0), ("oneflow", 0.0), ("megatron", 0.0)])
 def test_buckets_that_are_copies_are_read_and_written_twice(framework: Framework, more: float) -> None:
     """DistributedDataParallel copies FP32 gradients into its buckets and back, if it has other replicas."""
     job, gpu = replace(JOB, framework=framework), find_gpu("a100-80")
-    plans = Plans.of(Plan(), Plan(data=8))
+    plans = Plans.from_plans(Plan(), Plan(data=8))
     sharded = zoo.shard(job, plans)
     moved = optimizer_seconds(
-        job, HeldWeights.from_plans(job, sharded, plans), plans, gpu, constants.shipped()
-    ) * weight_copy_bytes_per_s(gpu, constants.shipped())
-    each = moved / sharded.stage("parameters", plans)
+        job, HeldWeights.from_plans(job, sharded, plans), plans, gpu, constants.shipped_constants()
+    ) * weight_copy_bytes_per_s(gpu, constants.shipped_constants())
+    each = moved / sharded.sum_fullest_stage("parameters", plans)
     assert each[1] - each[0] == pytest.approx(more)
 
 
@@ -239,7 +241,7 @@ def test_replicas_wait_for_every_tensor_where_samples_differ() -> None:
 
 
 def test_memory_costs_a_framework_less_where_vector_units_have_time() -> None:
-    fitted, factors = constants.shipped(), {}
+    fitted, factors = constants.shipped_constants(), {}
     for name in ("a100-80", "h200", "h100-sxm", "rtx-a6000", "l40"):
         factors[name] = fitted.memory_factor("eager", find_gpu(name))
     assert list(factors.values()) == sorted(factors.values(), reverse=True)

@@ -30,17 +30,17 @@ from tilecast_operator.objects.documents import HASH
 async def test_the_oldest_training_job_speaks_for_a_job() -> None:
     store = JobStore()
     async with serving(store) as running:
-        running.cache.see(store.job(mode=None, model=None))
+        running.cache.put_object(store.job(mode=None, model=None))
         first, second = training_job("z-first"), training_job("a-second", "2026-01-01T00:00:01Z")
-        running.cache.see(store.put(f"{TRAINING_JOBS}/z-first", first))
-        running.cache.see(store.put(f"{TRAINING_JOBS}/a-second", second))
+        running.cache.put_object(store.put(f"{TRAINING_JOBS}/z-first", first))
+        running.cache.put_object(store.put(f"{TRAINING_JOBS}/a-second", second))
         mine = await running.targets.find_target(Key("TrainingJob", "default", "z-first"), first)
         theirs = await running.targets.find_target(Key("TrainingJob", "default", "a-second"), second)
         assert mine is not None and isinstance(mine.answer, Advice) and mine.name == "Job/a"
         assert theirs is not None and not isinstance(theirs.answer, Advice)
         assert theirs.answer.reason == "TargetConflict" and "z-first names Job a too" in theirs.answer.message
         await until(lambda: reason(store, "a-second") == "TargetConflict", "the conflict to be said")
-        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS}/z-first"))
+        running.cache.remove_object(store.objects.pop(f"{TRAINING_JOBS}/z-first"))
         await until(lambda: reason(store, "a-second") == "Advised", "the other's turn")
         assert (
             await running.targets.find_target(Key("TrainingJob", "default", "x"), training_job("x", targetRef=None))
@@ -58,7 +58,7 @@ async def test_a_target_that_is_not_there_is_told_apart_from_a_kind_that_is_not(
     store = JobStore()
     async with serving(store) as running:
         request = training_job("x")
-        running.cache.see(request)
+        running.cache.put_object(request)
         target = await running.targets.find_target(Key("TrainingJob", "default", "x"), request)
         assert (
             target is not None and target.applied.reason == "TargetNotFound" and "create it" in target.applied.message
@@ -74,17 +74,17 @@ async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it() ->
     async with serving(store, timings=replace(TIMINGS, poll_s=0.01)) as running:
         job = store.job("job-gated", mode=None, model=None, training=None)
         job["metadata"]["labels"].pop("tilecast.dev/enabled")
-        running.cache.see(job := store.put(f"{JOBS}/a", job))
+        running.cache.put_object(job := store.put(f"{JOBS}/a", job))
         store.workload(job)
         await asyncio.sleep(0.05)
         assert ADVISOR in store.annotations()[ADMISSION_GATES]
-        running.cache.see(training_job("x", mode="Initial"))
+        running.cache.put_object(training_job("x", mode="Initial"))
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Queued"
     async with serving(store, timings=replace(TIMINGS, poll_s=0.01, owner_s=0.05)) as running:
         other = store.job("job-gated", "b", mode=None, model=None, training=None)
         other["metadata"]["labels"].pop("tilecast.dev/enabled")
-        running.cache.see(store.put(f"{JOBS}/b", other))
+        running.cache.put_object(store.put(f"{JOBS}/b", other))
         await until(lambda: store.annotations("b").get(APPLIED), "the other job to be let go")
         assert store.annotations("b")[APPLIED] == "NotAsked" and MODE not in store.annotations("b")
 
@@ -94,8 +94,8 @@ async def test_the_end_of_a_job_is_not_that_of_the_next_of_its_name() -> None:
     async with serving(store) as running:
         first = store.job()
         del store.objects[f"{JOBS}/a"]
-        running.cache.see(store.job())
-        running.cache.lose(first)
+        running.cache.put_object(store.job())
+        running.cache.remove_object(first)
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Placed"
 
@@ -106,8 +106,8 @@ async def test_nothing_is_kept_of_training_jobs_that_are_gone() -> None:
             request = training_job(
                 f"x{number}", targetRef={"apiVersion": "batch/v1", "kind": "Job", "name": f"a{number}"}
             )
-            running.cache.see(request)
-            running.cache.lose(request)
+            running.cache.put_object(request)
+            running.cache.remove_object(request)
         assert list(running.requests) == []
 
 
@@ -124,7 +124,7 @@ async def test_the_next_job_of_a_name_is_held_and_let_go_on_its_own() -> None:
     store.before_write = replace_it
     async with serving(store) as running:
         first = store.job()["metadata"]["uid"]
-        running.cache.see(copy.deepcopy(store.now()))
+        running.cache.put_object(copy.deepcopy(store.now()))
         await until(
             lambda: store.now()["metadata"]["uid"] != first and store.annotations().get(APPLIED),
             "the next to be let go",
@@ -145,7 +145,7 @@ async def test_a_gate_that_comes_while_advice_is_written_is_seen() -> None:
 
     store.before_write = gate
     async with serving(store) as running:
-        running.cache.see(store.job(mode=None))
+        running.cache.put_object(store.job(mode=None))
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "Placed" and store.now()["spec"]["suspend"] is False
 
@@ -157,7 +157,7 @@ async def test_a_gated_job_that_cannot_be_read_is_let_go() -> None:
         job["metadata"]["annotations"] |= {ADMISSION_GATES: ADVISOR, MODE: "Initial"}
         del job["spec"]["replicatedJobs"]
         path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/a"
-        running.cache.see(store.put(path, job))
+        running.cache.put_object(store.put(path, job))
         await until(lambda: ADMISSION_GATES not in store.objects[path]["metadata"]["annotations"], "the gate to go")
         assert store.objects[path]["metadata"]["annotations"][APPLIED] == "InvalidSpec"
 
@@ -169,8 +169,8 @@ async def test_a_job_that_has_run_is_not_placed_nor_resumed(status: dict[str, in
         body = store.job(new_name="ran")
         body["status"] = status
         before = store.put(f"{JOBS}/ran", body)
-        running.cache.see(before)
-        running.cache.see(store.job())
+        running.cache.put_object(before)
+        running.cache.put_object(store.job())
         await until(lambda: store.annotations().get(APPLIED), "another job to be let go")
         assert store.now("ran")["spec"] == before["spec"]
 
@@ -184,7 +184,7 @@ async def test_a_decision_that_comes_late_is_not_begun_to_be_written() -> None:
         return advise(asked, pools)
 
     async with serving(store, advisor=slow, timings=replace(TIMINGS, decide_s=0.05)) as running:
-        running.cache.see(job := store.job("job-gated"))
+        running.cache.put_object(job := store.job("job-gated"))
         store.workload(job)
         await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.annotations()[APPLIED] == "TooLate"
@@ -192,7 +192,7 @@ async def test_a_decision_that_comes_late_is_not_begun_to_be_written() -> None:
 
 
 def train_job(store: JobStore, **changes: Any) -> dict[str, Any]:
-    (document,) = documents.load((EXAMPLES / "existing" / "trainjob.yaml").read_text())
+    (document,) = documents.load_documents((EXAMPLES / "existing" / "trainjob.yaml").read_text())
     document["metadata"] |= {"name": "a", "namespace": "default", "labels": {}}
     document["metadata"]["annotations"] = changes.pop("annotations", {})
     document["spec"]["suspend"] = changes.pop("suspend", True)
@@ -223,7 +223,7 @@ async def shown(
     """Show the operator the store's objects until `holds` is true of the TrainingJob's status, and return that."""
     for _ in range(300):
         for body in [copy.deepcopy(item) for item in store.objects.values()]:
-            running.cache.see(body)
+            running.cache.put_object(body)
         await settled(running, 60)
         job: dict[str, Any] = store.objects[REQUEST].get("status", {})
         if holds(job):
@@ -279,10 +279,10 @@ async def test_a_forecast_is_frozen_once_its_target_has_started_and_stands_when_
         train_job(store, suspend=False)
         answer = await shown(running, store, lambda status: "forecast" in status, "the forecast to freeze")
         for number in range(4, 12):
-            running.cache.see(node(f"n{number}"))
+            running.cache.put_object(node(f"n{number}"))
         await shown(running, store, lambda status: True, "nothing")
         gone = store.objects.pop(TRAIN_JOB)
-        running.cache.lose(gone)
+        running.cache.remove_object(gone)
         await settled(running, 60)
         after = await shown(running, store, lambda status: True, "nothing")
         assert (after["recommendation"], after["forecast"]) == (answer["recommendation"], answer["forecast"])
@@ -301,12 +301,12 @@ async def test_a_job_that_ends_before_its_advice_could_be_written_is_advised_all
         store.before_write = lambda path: None
         done = copy.deepcopy(store.now())
         done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-        running.cache.see(store.put(path, done))
+        running.cache.put_object(store.put(path, done))
         store.faults = [ApiError(500, "the webhook does not answer")]
 
     async with serving(store) as running:
         store.before_write = end
-        running.cache.see(store.put(f"{JOBS}/a", body))
+        running.cache.put_object(store.put(f"{JOBS}/a", body))
         await until(lambda: HASH in store.annotations(), "the annotations")
         await until(lambda: not len(running.cache.jobs), "the job to be forgotten")
 
@@ -322,12 +322,12 @@ async def test_a_job_that_ends_while_it_waits_for_a_worker_is_advised_all_the_sa
     models = ("resnet-18", "resnet-50", "resnet-101", "vgg-16")
     async with serving(store, replace(PLACING, writers=1), slow) as running:
         for name, model in zip("abcd", models, strict=True):
-            running.cache.see(store.job(new_name=name, mode=None, model=model))
+            running.cache.put_object(store.job(new_name=name, mode=None, model=model))
         await asyncio.sleep(0.1)
         for name in "abcd":
             done = copy.deepcopy(store.now(name))
             done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-            running.cache.see(store.put(f"{JOBS}/{name}", done))
+            running.cache.put_object(store.put(f"{JOBS}/{name}", done))
         go_on.set()
         await until(lambda: all(HASH in store.annotations(name) for name in "abcd"), "the annotations")
 
@@ -337,8 +337,8 @@ async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> No
     async with serving(store) as running:
         body = store.job(mode=None)
         body["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-        running.cache.see(store.put(f"{JOBS}/a", body))
-        running.cache.see(store.job(mode=None, new_name="b"))
+        running.cache.put_object(store.put(f"{JOBS}/a", body))
+        running.cache.put_object(store.job(mode=None, new_name="b"))
         await until(lambda: HASH in store.annotations("b"), "the advice on the other")
         assert HASH not in store.annotations() and len(running.cache.jobs) == 1
 
@@ -346,7 +346,7 @@ async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> No
 async def test_a_job_is_advised_as_soon_as_its_queue_is_there() -> None:
     store = JobStore()
     async with serving(store, replace(PLACING, read_kueue=True, config_map_poll_s=3600.0)) as running:
-        running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
+        running.cache.put_object(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
         await until(lambda: "QueueNotFound" in str(store.events_seen()), "the queue to be missed")
         quota = [{"name": "nvidia.com/gpu", "nominalQuota": 64}]
         group = {"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "any", "resources": quota}]}
@@ -356,7 +356,7 @@ async def test_a_job_is_advised_as_soon_as_its_queue_is_there() -> None:
             ("ClusterQueue", {"name": "everything"}, {"resourceGroups": [group]}),
             ("LocalQueue", {"name": name, "namespace": "default"}, {"clusterQueue": "everything"}),
         ):
-            running.cache.see({"kind": kind, "metadata": metadata, "spec": content})
+            running.cache.put_object({"kind": kind, "metadata": metadata, "spec": content})
         await until(lambda: HASH in store.annotations(), "the annotations")
 
 
@@ -371,11 +371,11 @@ async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing() -> None:
 
     def add_queue(running: Assembly, queue: str) -> None:
         metadata = {"name": queue, "namespace": "default"}
-        running.cache.see({"kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "none"}})
+        running.cache.put_object({"kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "none"}})
 
     for start in range(2):
         async with serving(store, settings, timings=timings) as running:
-            running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
+            running.cache.put_object(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
             await until(events, "the queue to be missed")
             for number in range(4):
                 add_queue(running, f"other-{start}-{number}")
@@ -384,7 +384,7 @@ async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing() -> None:
             missing = str(store.now()["metadata"]["labels"][name])
     async with serving(store, settings, timings=timings) as running:
         add_queue(running, missing)
-        running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
+        running.cache.put_object(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
         await until(lambda: len(events()) == 2, "the other state to be told")
         assert "names ClusterQueue none, which does not exist" in events()[1]
 
@@ -402,9 +402,9 @@ async def test_why_a_job_was_let_go_is_said_in_one_event(kind: str, changed: dic
     store.workload(document)
     for _ in range(2):  # the second operator finds the job released
         async with serving(store, settings, timings=timings) as running:
-            running.cache.see(store.now())
+            running.cache.put_object(store.now())
             await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
-            running.cache.see(store.job(new_name="b", mode=None))
+            running.cache.put_object(store.job(new_name="b", mode=None))
             await until(lambda: HASH in store.annotations("b"), "the advice on the next")
             await asyncio.sleep(0.5)
     why = "InvalidAnnotations: " if changed else "QueueNotFound: "
@@ -428,17 +428,17 @@ async def test_tampered_annotations_of_a_job_are_repaired(started: bool, restart
 
     evil = {"recommended-pool": "evil", "recommended-gpus": "1"}
     async with serving(store) as running:
-        running.cache.see(store.job(mode=None))
+        running.cache.put_object(store.job(mode=None))
         await until(lambda: HASH in store.annotations(), "the annotations")
         intact = store.annotations()
         if started:
-            running.cache.see(change(False))
+            running.cache.put_object(change(False))
             await settled(running)
         if not restart:
-            running.cache.see(change(not started, **evil))
+            running.cache.put_object(change(not started, **evil))
             await until(lambda: store.annotations() == intact, "them to be repaired")
     if restart:
         change(not started, **evil)
         async with serving(store) as again:
-            again.cache.see(copy.deepcopy(store.now()))
+            again.cache.put_object(copy.deepcopy(store.now()))
             await until(lambda: store.annotations() == intact, "them to be repaired")

@@ -38,7 +38,7 @@ BUILT_IN = {"transformer": (GPT, 64), "llama": (LLAMA, 64), "resnet": (zoo.prese
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_traced_module_has_the_parameters_of_its_family(name: str) -> None:
     built_in, sequence = BUILT_IN[name]
-    counts = [zoo.parameters(Workload(model, sequence, 8)) for model in (built_in, fixture(name))]
+    counts = [zoo.count_parameters(Workload(model, sequence, 8)) for model in (built_in, fixture(name))]
     assert counts[0] == pytest.approx(counts[1], abs=0.5)
 
 
@@ -235,7 +235,9 @@ def test_layers_that_repeat_are_copied(target: str, built_in: Model, monkeypatch
         whole = torch_export.trace(target)
     assert [one.kind for one in short.operators] == [one.kind for one in whole.operators]
     for model in (traced.model("short", short), traced.model("whole", whole)):
-        assert zoo.parameters(Workload(model, 64, 8)) == zoo.parameters(Workload(traced.model("", whole), 64, 8))
+        assert zoo.count_parameters(Workload(model, 64, 8)) == zoo.count_parameters(
+            Workload(traced.model("", whole), 64, 8)
+        )
         assert flops(model, 64) == flops(traced.model("", whole), 64)
         assert activation_bytes(model, 64) == activation_bytes(traced.model("", whole), 64)
 
@@ -318,7 +320,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "graphs" / "transformer.ya
 
 
 def test_the_example_holds_a_traced_module_and_is_advised(capsys: pytest.CaptureFixture[str]) -> None:
-    job, config_map = documents.load(EXAMPLE.read_text())
+    job, config_map = documents.load_documents(EXAMPLE.read_text())
     assert config_map["data"]["graph.json"] == (GRAPHS / "transformer.json").read_text()
     assert main(["advise", str(EXAMPLE), "--gpus", "a100-80:8", "-o", "json"]) == 0
     in_a_job = json.loads(capsys.readouterr().out)

@@ -114,7 +114,7 @@ def test_an_onnx_transformer_does_the_work_of_its_family(tmp_path: Path, dims: l
     assert model.trace.sequence == 64
     for how in ({}, {"training": False}, {"attention": "eager"}):
         assert flops(model, 64, **how) == pytest.approx(flops(plain, 64, **how), rel=0.01)
-    assert zoo.parameters(Workload(model, 64, 8)) == zoo.parameters(Workload(plain, 64, 8))
+    assert zoo.count_parameters(Workload(model, 64, 8)) == zoo.count_parameters(Workload(plain, 64, 8))
     assert activation_bytes(model, 64) == pytest.approx(activation_bytes(plain, 64), rel=0.15)
 
 
@@ -124,7 +124,7 @@ def test_an_onnx_resnet_does_the_work_of_its_family(tmp_path: Path) -> None:
         zoo.preset("resnet-18"),
     )
     assert flops(model, 1) == pytest.approx(flops(preset, 1), rel=0.01)
-    assert zoo.parameters(Workload(model, 1, 8)) == pytest.approx(zoo.parameters(Workload(preset, 1, 8)))
+    assert zoo.count_parameters(Workload(model, 1, 8)) == pytest.approx(zoo.count_parameters(Workload(preset, 1, 8)))
 
 
 def test_the_command_line_reads_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,6 +215,6 @@ def test_an_onnx_file_becomes_a_graph_document(tmp_path: Path, capsys: pytest.Ca
     assert flops(trace, 64) == flops(direct, 64)
     assert activation_bytes(trace, 64) == activation_bytes(direct, 64)
     assert seconds(trace, 64) == seconds(direct, 64)
-    assert zoo.parameters(Workload(trace, 64, 8)) == zoo.parameters(Workload(direct, 64, 8))
+    assert zoo.count_parameters(Workload(trace, 64, 8)) == zoo.count_parameters(Workload(direct, 64, 8))
     assert main(["trace", "my_module:build", "--seq", "64", "-o", str(out)]) == 2
     assert "--seq: is for an ONNX file" in capsys.readouterr().err

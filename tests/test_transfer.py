@@ -24,7 +24,7 @@ from tilecast.learning.job_calibration import (
     JobRuns,
     MeasuredParts,
     RunSetting,
-    corrected_parts,
+    correct_parts,
     part_deviations,
 )
 from tilecast.spec import Plan, Plans
@@ -53,7 +53,7 @@ owns = st.builds(JobRun, places, plans, st.floats(-0.9, 0.9), st.integers(1, 30)
 
 
 def at(runs: JobRuns, place: RunSetting, plan: Plan = PLAN) -> tuple[float, float]:
-    ratios, width = runs.factors(place, Plans.of(plan), 8)
+    ratios, width = runs.factors_of_plans(place, Plans.from_plans(plan), 8)
     assert np.ptp(ratios) == 0, "runs that tell no parts move all of them alike"
     return float(ratios[0, 0]), float(width[0])
 
@@ -137,7 +137,7 @@ PIPELINE = replace(PLAN, data=4, pipeline=2)
 
 
 def columns(runs: JobRuns, gpus_per_node: int = 8, plan: Plan = PLAN) -> tuple[list[float], float]:
-    ratios, width = runs.factors(H100, Plans.of(plan), gpus_per_node)
+    ratios, width = runs.factors_of_plans(H100, Plans.from_plans(plan), gpus_per_node)
     return ratios[:, 0].tolist(), float(width[0])
 
 
@@ -175,7 +175,7 @@ def test_a_forecast_that_is_corrected_in_full_is_the_measured_step(
     known_deviations = dict(part_deviations(expected_s, exchanged_s, spent_s, apart_s))
     together = known_deviations["together"]
     ratios = np.exp([[-known_deviations.get(name, together)] for name in ("together", *SEPARATE_PARTS)])
-    after = corrected_parts({name: np.array([part]) for name, part in expected_s.items()}, np.array([hidden_s]), ratios)
+    after = correct_parts({name: np.array([part]) for name, part in expected_s.items()}, np.array([hidden_s]), ratios)
     ratio = spent_s / sum(expected_s.values())
     bounded = np.clip(ratio, 1 / MAX_RATIO, MAX_RATIO) / ratio
     assert sum(after.values())[0] == pytest.approx(spent_s * bounded, rel=1e-9)
@@ -185,7 +185,7 @@ def test_a_forecast_that_is_corrected_in_full_is_the_measured_step(
 
 def test_where_nothing_is_exchanged_nothing_is_waited_for() -> None:
     parts = {"compute": np.ones(2), "communication": np.array([0.0, 0.1]), "optimizer": np.full(2, 0.1)}
-    after = corrected_parts(parts, np.array([0.0, 0.4]), np.array([[1.0], [2.0], [1.0]]))
+    after = correct_parts(parts, np.array([0.0, 0.4]), np.array([[1.0], [2.0], [1.0]]))
     assert after["communication"].tolist() == pytest.approx([0.0, 0.7])
 
 
@@ -193,11 +193,11 @@ def test_where_nothing_is_exchanged_nothing_is_waited_for() -> None:
 @given(st.lists(st.none() | st.floats(0.0, 3.0), min_size=5, max_size=5), st.floats(0.0, 1.0))
 def test_parts_move_towards_newer_ones(values: list[float | None], weight: float) -> None:
     parts, newer = MeasuredParts(*values), MeasuredParts(1.0, 1.0, None, 1.0, None)
-    after = parts.blended(newer, weight)
+    after = parts.blend_with(newer, weight)
     for old, new, one in zip(parts.values, newer.values, after.values, strict=True):
         assert one == (new if old is None else old if new is None else pytest.approx(old + weight * (new - old)))
-    assert parts.blended(NO_PARTS, weight) == parts and NO_PARTS.blended(parts, weight) == parts
-    assert parts.scaled(2.0).sum_s == pytest.approx(2 * parts.sum_s)
+    assert parts.blend_with(NO_PARTS, weight) == parts and NO_PARTS.blend_with(parts, weight) == parts
+    assert parts.scale_by(2.0).sum_s == pytest.approx(2 * parts.sum_s)
 
 
 def test_runs_that_agree_say_more_than_one() -> None:

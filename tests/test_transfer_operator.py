@@ -17,7 +17,7 @@ from tilecast.objectives import OBJECTIVES, ObjectiveRecord, Quantity
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.observed.reports import ScoredForecast, StepReport, StepWindow
-from tilecast_operator.observed.run_store import template
+from tilecast_operator.observed.run_store import name_template
 from tilecast_operator.report import better_placement
 from tilecast_operator.report.better_placement import BetterPlace, MoveCost
 from tilecast_operator.report.job_status import Aspect
@@ -73,7 +73,7 @@ async def test_a_successor_is_corrected_after_a_restart_and_once_the_run_is_forg
     async with operator(store, advise, NODES, discovery=True) as again:
         await settled(again)
         assert store.status("team", "a") == earlier
-        again.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
+        again.cache.remove_object(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
         successor = await advised(again, store, "team", "a")
         assert successor["recommendation"]["stepSeconds"]["target"] > 1.05 * target_s
         assert "from your run on 8 h100-sxm" in successor["recommendation"]["reason"]
@@ -130,7 +130,7 @@ async def test_a_successor_of_the_name_with_another_batch_is_corrected_a_little(
     [("train", "train"), ("train-7", "train"), ("train-x2k9b", "train"), ("gpt2-large", "gpt2-large"), ("", "")],
 )
 def test_the_template_of_a_name(name: str, made_from: str) -> None:
-    assert template(name) == made_from
+    assert name_template(name) == made_from
 
 
 async def test_an_impossible_step_corrects_nothing() -> None:
@@ -169,7 +169,7 @@ async def test_a_better_place_that_is_free_is_said_once() -> None:
     store, nodes = SharedStore(), (node("n1"), node("n2", "NVIDIA-L4"))
     store.clock_s = 1_800_000_000.0
     async with operator(store, advise, nodes, discovery=True) as running:
-        running.see_pods({"n2": 8})
+        running.set_pod_usage({"n2": 8})
         before = await advised(running, store, "team", "a")
         slow = next(row for row in before["alternatives"] if row["pool"] == "l4")
         sent = body(stepSeconds=1.2 * slow["stepSeconds"]["target"], gpus=8, gpu="NVIDIA L4")
@@ -180,18 +180,18 @@ async def test_a_better_place_that_is_free_is_said_once() -> None:
             "h100-sxm would take" in placement(store)["message"] and "a restart of 300s" in placement(store)["message"]
         )
         store.clock_s += 60
-        running.see_pods({"n1": 1, "n2": 8})
+        running.set_pod_usage({"n1": 1, "n2": 8})
         await until(running, store, lambda: placement(store)["status"] == "False")
         assert placement(store)["reason"] == "NoLongerBetter"
         store.clock_s += 60
-        running.see_pods({"n2": 8})
+        running.set_pod_usage({"n2": 8})
         await until(running, store, lambda: placement(store)["status"] == "True")
         await settled(running)
         assert len(news(store)) == 1
     since = placement(store)["lastTransitionTime"]
     store.clock_s += 3600
     async with operator(store, advise, nodes, discovery=True) as again:
-        again.see_pods({"n2": 8})
+        again.set_pod_usage({"n2": 8})
         await settled(again)
         assert (placement(store)["status"], placement(store)["lastTransitionTime"]) == ("True", since)
         assert len(news(store)) == 1
@@ -240,7 +240,7 @@ def better(
         raw_step_seconds=seconds / 1.1,
         reason="",
     )
-    status = TrainingJobStatus(recommendation=Recommendation.of(first), alternatives=[item])
+    status = TrainingJobStatus(recommendation=Recommendation.from_offer(first), alternatives=[item])
     held = StepSeconds(target=1 / slower, lower_bound=0.5, upper_bound=2)
     forecast = ScoredForecast(
         frozen_at="", pool="a", gpus=8, plan="dp8", raw_seconds=1.0, step_seconds=held, group=["g"] * 5, followed=True
@@ -308,7 +308,7 @@ def test_moving_costs_a_restart_and_half_of_the_time_between_checkpoints(
 
 
 def test_what_remains_is_what_the_time_since_the_start_leaves_at_the_measured_pace() -> None:
-    best = Recommendation.of(offer())
+    best = Recommendation.from_offer(offer())
     best = best.model_copy(update={"finish_seconds": 1000 * best.step_seconds.target})
     forecast = ScoredForecast(
         frozen_at="2027-01-15T08:00:00Z", pool="a", gpus=8, plan="dp8", raw_seconds=1.0,

@@ -176,8 +176,8 @@ class TimedTurns:
         """Ask for a turn."""
 
         async def take() -> None:
-            with self.turns.claim(name, TurnClaim(namespace, is_held)):
-                async with self.turns.take(name, rank=rank):
+            with self.turns.add_claim(name, TurnClaim(namespace, is_held)):
+                async with self.turns.take_turn(name, rank=rank):
                     self.order.append(name)
                     self.running[name] = asyncio.Event()
                     await self.running[name].wait()
@@ -235,7 +235,7 @@ async def test_over_its_budget_a_namespace_waits_behind_all_others_and_nobody_wa
         await work.ask(f"a{number}", "a")
     for _ in range(5):
         await work.finish()
-    assert work.turns.over_budget() == {"a": 5.0}
+    assert work.turns.namespaces_over_budget() == {"a": 5.0}
     for number in range(8):
         await work.ask(f"b{number}", "b")
     await work.ask("held", "a", is_held=True)
@@ -250,7 +250,7 @@ async def test_what_a_held_job_asks_is_no_longer_behind_what_others_who_ask_it_w
     work = TimedTurns(1)
     for number in range(10):
         await work.ask(f"a{number}", "a")
-    with work.turns.claim("a9", TurnClaim("b", is_held=True)):
+    with work.turns.add_claim("a9", TurnClaim("b", is_held=True)):
         await work.finish()
     assert work.order[-1] == "a9"
 
@@ -259,7 +259,7 @@ async def test_a_held_job_that_waits_no_longer_is_no_reason_to_hurry() -> None:
     work = TimedTurns(1)
     for number in range(4):
         await work.ask(f"a{number}", "a")
-    with work.turns.claim("a3", TurnClaim("b", is_held=True)):
+    with work.turns.add_claim("a3", TurnClaim("b", is_held=True)):
         pass
     alone = asyncio.create_task(hold_for_a_moment(work.turns))
     await asyncio.sleep(0)
@@ -273,10 +273,10 @@ async def hold_for_a_moment(turns: Turns) -> None:
     """Claim a turn, drop the claim before the turn comes, and leave the shared work to others."""
 
     async def compute() -> None:
-        async with turns.take("shared"):
+        async with turns.take_turn("shared"):
             pass
 
-    with turns.claim("shared", TurnClaim("a", is_held=True)):
+    with turns.add_claim("shared", TurnClaim("a", is_held=True)):
         made = asyncio.ensure_future(compute())
         await asyncio.sleep(0)
     await made
@@ -288,7 +288,7 @@ async def test_no_turn_is_lost_with_somebody_who_is_ended_as_it_comes(loops: int
     go_on = asyncio.Event()
 
     async def take() -> None:
-        async with turns.take("x"):
+        async with turns.take_turn("x"):
             await go_on.wait()
 
     first, second = asyncio.create_task(take()), asyncio.create_task(take())
@@ -298,7 +298,7 @@ async def test_no_turn_is_lost_with_somebody_who_is_ended_as_it_comes(loops: int
         await asyncio.sleep(0)
     second.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
-    async with asyncio.timeout(1), turns.take("y"):
+    async with asyncio.timeout(1), turns.take_turn("y"):
         pass
 
 
@@ -327,16 +327,16 @@ async def test_keys_of_a_namespace_wait_behind_one_round_of_the_others_and_leave
     queue.workers = 8
     for number in range(100):
         queue.add(f"a{number}")
-    begun = [await queue.take() for _ in range(4)]
+    begun = [await queue.take_key() for _ in range(4)]
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(queue.take(), 0.01)
+        await asyncio.wait_for(queue.take_key(), 0.01)
     for number in range(3):
         queue.add(f"b{number}")
         queue.add(f"c{number}")
     queue.add("-nodes")
-    assert sorted(in_turn([await queue.take() for _ in range(3)])) == ["-", "b", "c"]
-    queue.done(begun[0])
-    assert in_turn([await queue.take()]) in "bc", "one namespace has three of eight, and the others one each"
+    assert sorted(in_turn([await queue.take_key() for _ in range(3)])) == ["-", "b", "c"]
+    queue.finish_key(begun[0])
+    assert in_turn([await queue.take_key()]) in "bc", "one namespace has three of eight, and the others one each"
 
 
 async def test_the_background_takes_turns_too() -> None:
@@ -346,6 +346,6 @@ async def test_the_background_takes_turns_too() -> None:
     queue.add("b0", in_background=True)
     order = []
     for _ in range(8):
-        order.append(await queue.take())
-        queue.done(order[-1])
+        order.append(await queue.take_key())
+        queue.finish_key(order[-1])
     assert "b0" in order[:5]

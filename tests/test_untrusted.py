@@ -86,11 +86,11 @@ def test_text_that_is_no_json_is_never_taken_for_shallow() -> None:
 
 def test_what_lies_too_deep_is_cut_and_the_rest_stays() -> None:
     value = json.loads('{"kept":{"a":[1,"x"]},"deep":' + deep(70) + "}")
-    assert untrusted.cut(value) is value
+    assert untrusted.empty_below_depth(value) is value
     assert json.dumps(value, separators=(",", ":")) == '{"kept":{"a":[1,"x"]},"deep":' + "[" * 64 + "]" * 64 + "}"
     fine = json.loads(deep(64))
-    assert untrusted.cut(fine) == json.loads(deep(64))
-    assert untrusted.cut("text") == "text"
+    assert untrusted.empty_below_depth(fine) == json.loads(deep(64))
+    assert untrusted.empty_below_depth("text") == "text"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_lies_too_deep_is_cut_and_the_rest_stays() -> None:
 )
 def test_a_mapping_out_of_bounds_is_refused_in_one_line(text: str, problem: str) -> None:
     with pytest.raises(SpecError) as error:
-        untrusted.json_mapping(text, "field", "the value", "write one")
+        untrusted.parse_json_mapping(text, "field", "the value", "write one")
     assert str(error.value).startswith(f"field: {problem}")
 
 

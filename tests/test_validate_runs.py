@@ -252,7 +252,7 @@ CEILINGS = {"vtrain_dev.csv": 0.095, "published_dev.csv": 0.145, "neusight_dev.c
 
 
 def test_a_source_that_moves_a_constant_has_its_own() -> None:
-    assert all(one != constants.shipped() for one in runs.constants_without_source().values())
+    assert all(one != constants.shipped_constants() for one in runs.constants_without_source().values())
     with pytest.raises(KeyError):
         with_values({"overlap.unheard.of": 1.0})
 

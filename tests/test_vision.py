@@ -114,7 +114,7 @@ def convolution(**dims: float) -> dict[str, Any]:
 
 def emitted(memory_format: Any, **dims: float) -> list[Op]:
     workload = Workload(zoo.preset("resnet-50"), 1, 8, precision="fp16", memory_format=memory_format)
-    return layers.convolution("conv", Numerics.of(workload), convolution(**dims))
+    return layers.convolution("conv", Numerics.from_workload(workload), convolution(**dims))
 
 
 def test_depthwise_convolutions_run_without_copies() -> None:
@@ -139,7 +139,7 @@ def test_a_limit_on_accumulation_slows_no_more_than_the_tensor_cores() -> None:
     gpu = find_gpu("rtx-3090")
     table = KernelTable.of("gemm", "fp16", batch=1.0, m=8192.0, n=8192.0, k=[512.0, 8192.0])
     limited, slow, free = (
-        kernels.seconds(table, one).seconds
+        kernels.predict_kernel_times(table, one).seconds
         for one in (gpu, replace(gpu, fp16_accumulate_flops=0.0), gpu.without_fp32_limit())
     )
     assert (table.flops() / limited <= 1.00001 * gpu.peak("fp16")).all()

@@ -86,7 +86,7 @@ def check_plan(advice: Advice, before: Pool, plan: Plan, change: Change) -> None
         assert (one.data, one.tensor, one.pipeline) == (plan.data, plan.tensor, plan.pipeline)
         return
     _, after = apply_change(change, advice.request, before)
-    priced = search.price(best.workload, Plans.of(best.plan, plan), after)
+    priced = search.price(best.workload, Plans.from_plans(best.plan, plan), after)
     assert priced.fits[1], change
     if change.effect == "wins":
         costs = advice.request.objective in ("cost", "cheapestBeforeDeadline")

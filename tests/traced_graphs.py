@@ -49,7 +49,7 @@ def activation_bytes(model: Model, sequence: int, mode: int = 0, **how: Any) -> 
 def seconds(model: Model, sequence: int, **how: Any) -> float:
     gpu = find_gpu("a100-80")
     pool = Pool("a100", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-100"))
-    priced = search.price(Workload(model, sequence, 64, **how), Plans.of(Plan(micro_batch=64)), pool)
+    priced = search.price(Workload(model, sequence, 64, **how), Plans.from_plans(Plan(micro_batch=64)), pool)
     return float(priced.times.compute[0])
 
 

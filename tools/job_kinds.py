@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tilecast.api.fields import Path as FieldPath
-from tilecast.api.job_kinds import plurals
+from tilecast.api.job_kinds import list_kinds_in_plural
 from tilecast.jobs.interface import JobKind
 from tilecast.jobs.kinds import JOB_KINDS
 
@@ -139,7 +139,7 @@ def _names(kinds: Kinds) -> str:
 
 
 def _plurals(kinds: Kinds) -> str:
-    return plurals([kind.kind for kind in kinds])
+    return list_kinds_in_plural([kind.kind for kind in kinds])
 
 
 def _examples(kinds: Kinds) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast.learning.job_calibration import LEVELS, deviations
+from tilecast.learning.job_calibration import LEVELS, shipped_deviations
 from tilecast.spec import Floats
 from tilecast.validate.transfer import TransferRuns, pair_corrections, pair_runs, shared_pair_levels
 from tilecast_lab.validate import transfer
@@ -55,7 +55,7 @@ class LeftOutFit:
 
     def best(self, counts: Callable[[str], float], rounds: int = 3) -> dict[str, float]:
         """Return the deviations that suit the sources best, weighted by `counts`."""
-        known = dict(deviations())
+        known = dict(shipped_deviations())
 
         def loss(tried: Mapping[str, float]) -> float:
             return sum(WEIGHTS[kind] * gain for kind, gain in self.gains(self.errors(tried), counts).items())
@@ -73,7 +73,7 @@ class LeftOutFit:
         """Return the gains where each part of the sources is forecast with deviations fitted without it."""
         names = np.random.default_rng(0).permutation(np.unique(self.source))
         fold = {str(name): number % FOLDS for number, name in enumerate(names)}
-        errors = self.errors(deviations())
+        errors = self.errors(shipped_deviations())
         for number in range(FOLDS):
             known = self.best(lambda name, number=number: float(fold[name] != number), rounds=2)  # type: ignore[misc]
             for kind, (_, corrected) in self.errors(known).items():
@@ -90,7 +90,7 @@ if __name__ == "__main__":
     for name in LEVELS:
         print(f"{name:<14}{known[name]:7.3f}")
     for title, gains in (
-        ("as they are", fit.gains(fit.errors(deviations()), lambda name: 1.0)),
+        ("as they are", fit.gains(fit.errors(shipped_deviations()), lambda name: 1.0)),
         ("found anew", fit.gains(fit.errors(known), lambda name: 1.0)),
         ("left out", fit.left_out()),
     ):

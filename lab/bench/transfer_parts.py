@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast.learning.job_calibration import JobRun, JobRuns, corrected_parts, part_deviations
+from tilecast.learning.job_calibration import JobRun, JobRuns, correct_parts, part_deviations
 from tilecast.spec import Plans
 from tilecast.validate.transfer import KINDS, TransferRuns
 from tilecast_lab.validate import transfer
@@ -62,10 +62,10 @@ class Twins:
             deviation = float(self.subjects.deviation[twin])
             place, plan, node = self.subjects.places[twin], self.subjects.plans[twin], self.nodes[twin]
             own = JobRuns((JobRun(place, plan, deviation, parts=parts, gpus_per_node=node),))
-            plans = Plans.of(self.subjects.plans[asked])
-            ratios, _ = own.factors(self.subjects.places[asked], plans, self.nodes[asked])
+            plans = Plans.from_plans(self.subjects.plans[asked])
+            ratios, _ = own.factors_of_plans(self.subjects.places[asked], plans, self.nodes[asked])
             column = {name: np.array([part]) for name, part in self.parts[asked].items()}
-            after = corrected_parts(column, np.array([self.hidden[asked]]), ratios)
+            after = correct_parts(column, np.array([self.hidden[asked]]), ratios)
             steps.append(float(sum(part[0] for part in after.values())))
         return [abs(step / self.measured[asked] - 1) for step in steps]
 

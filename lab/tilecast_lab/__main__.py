@@ -53,7 +53,7 @@ def _arguments() -> argparse.ArgumentParser:
 def main() -> int:
     """Run the command and return the exit status."""
     given = _arguments().parse_args()
-    environment.apply(os.environ)
+    environment.apply_environment(os.environ)
     if given.command == "collect":
         return collect.run(given)
     if given.command != "graphs" and given.data is None:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from tilecast import kernels, zoo
 from tilecast.advice import Advice, Request, inputs_hash
-from tilecast.advice.incumbent import Incumbent, hold
+from tilecast.advice.incumbent import Incumbent, keep_incumbent
 from tilecast.advice.measured import RunForecast, forecast_run
 from tilecast.api import training_job
 from tilecast.api.calibration import ObservedRun
@@ -43,7 +43,7 @@ from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Document
 from tilecast_operator.kube.turns import TurnClaim, Turns
 from tilecast_operator.objects.view import encode_canonical
-from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
+from tilecast_operator.observed.own_runs import OwnRuns, alternatives_digest, describe_pools, possible_workloads
 from tilecast_operator.question import PoolVersions, Question
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import Searches
@@ -84,7 +84,7 @@ class Advisor:
         size: int,
         interruptions: Interruptions | None = None,
         journal: Journal | None = None,
-        read: ReadRequest = training_job.request,
+        read: ReadRequest = training_job.to_request,
     ) -> None:
         self.problem: str | None = "the utilization model is not loaded yet"
         """Why no advice can be given; None if it can."""
@@ -116,20 +116,20 @@ class Advisor:
             known = self._of_namespace.get(name, self._report)
             is_same = known is not None and known.pools == one.pools
             numbers[name] = self.versions.get_version(name) if is_same else next(self._version)
-        self.versions, self.facts = PoolVersions(numbers), facts(report.pools)
+        self.versions, self.facts = PoolVersions(numbers), describe_pools(report.pools)
         self._report, self._of_namespace = report, of_namespace
 
     def over_budget(self) -> Mapping[str, float]:
         """Return the namespaces over their budget of search time, with their seconds of the last minute."""
-        return self._searches.turns.over_budget()
+        return self._searches.turns.namespaces_over_budget()
 
-    def behind_others(self) -> Mapping[str, float]:
+    def namespaces_behind_others(self) -> Mapping[str, float]:
         """Return the namespaces over budget, with their seconds, if other namespaces searched in the last minute."""
-        return self._searches.turns.behind_others()
+        return self._searches.turns.namespaces_behind_others()
 
     async def run_in_thread(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in a thread, without waiting for a turn."""
-        call = partial(contextvars.copy_context().run, self._journal.call, function)
+        call = partial(contextvars.copy_context().run, self._journal.call_noted, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     async def warm_up(self) -> None:
@@ -167,22 +167,22 @@ class Advisor:
             ApiError, OSError: The job's ConfigMap cannot be read now.
         """
         try:
-            spec = training_job.parse(document)
+            spec = training_job.parse_training_job(document)
         except SpecError as error:
             return Question(b"", Declined("InvalidSpec", str(error)))
         stored: bytes | None = None
-        reference = training_job.reference(spec)
+        reference = training_job.model_reference(spec)
         if reference is not None:
             config_map = await self._get_config_map(namespace, reference)
             try:
                 if isinstance(config_map, Declined):
                     return Question(b"", config_map, True)
-                stored = training_job.content(reference, config_map)
+                stored = training_job.config_map_content(reference, config_map)
             except SpecError as error:
                 return Question(b"", Declined("ModelNotFound", str(error)), True)
         everything = encode_canonical(spec.model_dump(exclude=UNPRICED)) + hashlib.sha256(stored or b"").digest()
         key = hashlib.sha256(everything).digest()
-        with self._readers.claim(key, TurnClaim(namespace, is_held)):
+        with self._readers.add_claim(key, TurnClaim(namespace, is_held)):
             request = await self._requests.get(key, lambda: self._read_request(key, spec, stored))
         return Question(key, request, reference is not None, namespace, is_held)
 
@@ -198,13 +198,15 @@ class Advisor:
         if isinstance(request, Declined) or not pools:
             return question
         gpus = tuple(pool.gpu.name for pool in pools)
-        meant = await self._compute_once(question, self._workloads, (question.key, gpus), workloads, request, pools)
+        meant = await self._compute_once(
+            question, self._workloads, (question.key, gpus), possible_workloads, request, pools
+        )
         runs = find_runs(meant.keys())
-        digest = identity(question.key, self.facts, runs)
+        digest = alternatives_digest(question.key, self.facts, runs)
         if not runs or digest == skip_digest:
             return replace(question, runs_hash=digest if runs else "")
         key = (self._make_answer_key(question), tuple(runs))
-        own = await self._compute_once(question, self._own, key, OwnRuns.of, request, pools, meant, runs)
+        own = await self._compute_once(question, self._own, key, OwnRuns.from_runs, request, pools, meant, runs)
         return replace(question, own=own, runs_hash=digest if own.own.runs else "")
 
     async def hash_inputs(self, question: Question) -> str | None:
@@ -242,7 +244,7 @@ class Advisor:
         """
         if (refusal := self._interruptions.find_refusal(question_key)) is not None:
             return refusal
-        with self._searches.turns.claim(key, claim):
+        with self._searches.turns.add_claim(key, claim):
             advice = await self._answers.get(key, lambda: self._search_plans(key, question_key, request, pools))
         if is_passing(advice) or find_interruption(advice):
             self._answers.drop(key)
@@ -266,13 +268,13 @@ class Advisor:
         """
         if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")
-        async with self._turns.take(None, question.claim):
+        async with self._turns.take_turn(None, question.claim):
             return await self.run_in_thread(partial(forecast_run, question.request, pool, gpus, plan, **chosen))
 
     def list_pools(self, question: Question) -> Sequence[Pool]:
         """Return the pools with the corrections of the question's namespace and of the job's own runs."""
         report = self._of_namespace.get(question.namespace, self._report)
-        return () if report is None else question.own.calibrated(report.pools)
+        return () if report is None else question.own.correct_pools(report.pools)
 
     def _make_answer_key(self, question: Question) -> Hashable:
         """Return the key of the answer to a question: question, pools and runs."""
@@ -290,14 +292,14 @@ class Advisor:
         place = (memo, key)
 
         async def compute() -> ResultT:
-            async with self._turns.take(place):
+            async with self._turns.take_turn(place):
                 return await self.run_in_thread(function, *arguments)
 
-        with self._turns.claim(place, question.claim):
+        with self._turns.add_claim(place, question.claim):
             return await memo.get(key, compute)
 
     async def _get_config_map(
-        self, namespace: str, reference: training_job.Reference
+        self, namespace: str, reference: training_job.ModelReference
     ) -> Mapping[str, Any] | Declined | None:
         """Return a ConfigMap, the reason why it cannot be read, or None if there is none."""
         try:
@@ -313,9 +315,9 @@ class Advisor:
     async def _read_request(
         self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None
     ) -> Request | Declined:
-        async with self._readers.take(key):
+        async with self._readers.take_turn(key):
             # A stored graph takes a while to read: it is read beside searches, not behind them.
-            return await _catch_errors(asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored))
+            return await _catch_errors(asyncio.to_thread(self._journal.call_noted, self._request_of, "", spec, stored))
 
     async def _search_plans(
         self, key: Hashable, question_key: Hashable, request: Request, pools: Sequence[Pool]
@@ -345,7 +347,7 @@ async def _catch_errors(work: Awaitable[ResultT]) -> ResultT | Declined:
 def _hold_incumbent(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
     """Return the answer with the incumbent recommendation first, or the answer if the incumbent has no price."""
     try:
-        return hold(answer, pools, incumbent)
+        return keep_incumbent(answer, pools, incumbent)
     except Exception:
         log.exception("what was recommended cannot be priced anew")
         return answer

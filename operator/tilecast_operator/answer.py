@@ -78,6 +78,6 @@ def decline_without_pools(report: NodesReport | None) -> Declined:
     if report is None:
         return Declined("NoPools", "nodes are not read yet")
     try:
-        return Declined("NoPools", f"{len(report.require())} pools")
+        return Declined("NoPools", f"{len(report.require_pools())} pools")
     except SpecError as error:
         return Declined("NoPools", str(error))

@@ -43,7 +43,7 @@ from tilecast_operator.kube.documents import Author
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.lease import Election, Leadership
 from tilecast_operator.kube.lists import ListCheck
-from tilecast_operator.kube.times import stamp
+from tilecast_operator.kube.times import format_time
 from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.documents import ADVICE_KEYS, COMPONENT, LEASE_ADDRESS
@@ -88,14 +88,14 @@ class Assembly:
         metrics: Metrics,
         search: Advise = advise,
         clock: Callable[[], float] = time.time,
-        read: ReadRequest = training_job.request,
+        read: ReadRequest = training_job.to_request,
         timings: Timings = DEFAULT_TIMINGS,
     ) -> None:
         self.leadership = leadership = Leadership(is_alone=not settings.lease)
         self.election = _make_election(settings, client, leadership) if settings.lease else None
-        client.fence = leadership.require
-        metrics.lead(leadership.is_leader)
-        leadership.listen(metrics.lead)
+        client.fence = leadership.require_leadership
+        metrics.show_leadership(leadership.is_leader)
+        leadership.add_listener(metrics.show_leadership)
         metrics.holds.set(settings.jobs and settings.place)
         self.journal = journal = Journal(settings.journal, KINDS)
         quarantine = open_quarantine(settings.journal, journal.suspects, clock)
@@ -103,11 +103,18 @@ class Assembly:
         cache = Cache(journal, quarantine)
         author = Author(COMPONENT, settings.instance, ADVICE_KEYS, ALTERNATIVES)
         writer = Writer(
-            client, cache, leadership, metrics.count_write, lambda: stamp(clock()), author, KINDS, settings.writers
+            client,
+            cache,
+            leadership,
+            metrics.count_write,
+            lambda: format_time(clock()),
+            author,
+            KINDS,
+            settings.writers,
         )
-        selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
+        selector = LabelSelector.from_json(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics, journal)
-        cache.when_gone(runtime.records.drop)
+        cache.on_object_gone(runtime.records.drop_record)
         runtime.records.may_exist = cache.may_exist
         answers = AnswerTimes(runtime.records, metrics.answers, metrics.oldest, clock)
         context = SharedContext(
@@ -156,17 +163,17 @@ class Assembly:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
             Jobs(context, requests, advice, admission, requeues)
         self.quarantined = QuarantineController(context)
-        leadership.listen(self._on_leadership_change)
+        leadership.add_listener(self._on_leadership_change)
 
     def start(self) -> None:
         """Start the workers and the background tasks; a worker loads the model."""
         self.runtime.start(WORKERS)
-        self.runtime.add_task(self.lists.compare(self.settings.watch_check_s), "watch-check")
+        self.runtime.add_task(self.lists.compare_counts(self.settings.watch_check_s), "watch-check")
         self.runtime.add_task(self.quarantined.run_checks(), "quarantine")
         if self.settings.jobs and self.settings.place and self.settings.read_kueue:
             self.runtime.add_task(self.kueue.run_checks(), "kueue-check")
         if self.election is not None:
-            self.runtime.add_task(self.election.run(), "election")
+            self.runtime.add_task(self.election.take_part(), "election")
         self.runtime.add(NODES, self.settings.settle_s)
 
     async def stop(self) -> None:
@@ -175,11 +182,11 @@ class Assembly:
         Other pending writes are computed again at the next start, or by the replica that leads next.
         """
         await self.observations.flush_reports()
-        self.leadership.end()
+        self.leadership.stop_leading()
         await self.runtime.stop()
         await self.admission.stop()
         if self.election is not None:
-            await self.election.release()
+            await self.election.release_lease()
         await self.relay.close()
         self.advisor.stop()
         self.journal.close()
@@ -190,13 +197,13 @@ class Assembly:
             everything = (NODES, *cache.pools, *cache.training_jobs, *cache.jobs)
             self.runtime.take_over(everything)
 
-    def see_pods(self, used: Mapping[str, int] | None) -> None:
+    def set_pod_usage(self, used: Mapping[str, int] | None) -> None:
         """Set the GPUs that pods hold, by node; None if unknown."""
         self.capacity.set_pod_usage(used)
 
     def unhealthy(self) -> str | None:
         """Return why the process should be restarted; None if all is well."""
-        return self.runtime.unhealthy() or self.lists.stale(self.settings.stall_s)
+        return self.runtime.unhealthy() or self.lists.stale_watch(self.settings.stall_s)
 
     def unready(self) -> str | None:
         """Return why there can be no advice yet; None if there can."""
@@ -224,7 +231,7 @@ def _make_searches(settings: Settings, search: Advise, metrics: Metrics, journal
     )
     metrics.search_memory.set_function(searches.resident_bytes)
     metrics.running_search.set_function(searches.longest_running_s)
-    metrics.over_budget.set_function(lambda: len(searches.turns.over_budget()))
+    metrics.over_budget.set_function(lambda: len(searches.turns.namespaces_over_budget()))
     return searches
 
 

@@ -23,7 +23,7 @@ def memory_limit_bytes(root: Path) -> int | None:
     return None
 
 
-def shortage(memory_mib: int, root: Path) -> str:
+def memory_shortage(memory_mib: int, root: Path) -> str:
     """Return why the limit of the container is too low for a process with this memory limit; empty if it is not.
 
     Control groups v2 may end the whole container, the operator included, where one of its processes takes too much.

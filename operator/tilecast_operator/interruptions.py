@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast_operator.answer import SEARCH_INTERRUPTED, Declined
-from tilecast_operator.kube.times import stamp
+from tilecast_operator.kube.times import format_time
 from tilecast_operator.search_process import Cause, SearchInterruptedError
 
 FIRST_S, FACTOR, MOST_S = 60.0, 4.0, 6 * 3600.0
@@ -64,7 +64,7 @@ class Interruptions:
         before = self._known.pop(question_key, None)
         tries = 1 if before is None else before.tries + 1
         pause_s = find_retry_wait_s(tries)
-        again = stamp(self._clock() + pause_s)
+        again = format_time(self._clock() + pause_s)
         text = f"the search {error.text} and was interrupted (try {tries}); it is tried again after {again}"
         answer = Declined(SEARCH_INTERRUPTED, f"{text}; {REMEDIES[error.cause]}", again_s=pause_s)
         self._known[question_key] = Interruption(tries, self._monotonic() + pause_s, answer)

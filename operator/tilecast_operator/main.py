@@ -49,7 +49,7 @@ THREADS = 2
 
 try:
     OWN = from_environment(os.environ)
-    environment.apply(os.environ)
+    environment.apply_environment(os.environ)
 except SpecError as error:
     raise SystemExit(f"error: {error}") from None
 
@@ -76,10 +76,12 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     operator.start()
     cache, add = operator.cache, operator.runtime.add_task
     pace = WatchPace(OWN.relist_s)
-    nodes = NodeInformer(memo.api, cache.see, cache.lose, OWN.node_selector, partial(_record_answer, "nodes"), pace)
+    nodes = NodeInformer(
+        memo.api, cache.put_object, cache.remove_object, OWN.node_selector, partial(_record_answer, "nodes"), pace
+    )
     add(nodes.run(), "nodes")
     if OWN.read_pods:
-        add(PodInformer(memo.api, operator.see_pods, partial(_record_answer, "pods"), pace).run(), "pods")
+        add(PodInformer(memo.api, operator.set_pod_usage, partial(_record_answer, "pods"), pace).run(), "pods")
     if OWN.prometheus_url:
         add(prometheus.poll_steps(OWN, operator.observations), "prometheus")
 
@@ -103,7 +105,7 @@ async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
 async def update_cache(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
     """Pass an object of a watch event to the cache."""
     cache = memo.operator.cache
-    (cache.lose if type == "DELETED" else cache.see)(body)
+    (cache.remove_object if type == "DELETED" else cache.put_object)(body)
 
 
 def watched_kinds(settings: Settings) -> Iterable[str]:
@@ -145,9 +147,9 @@ def _record_answer(resource: str) -> None:
     METRICS.watched.labels(resource).set_to_current_time()
 
 
-kopf_internals.install_replacements(OWN.relist_s, _record_answer, untrusted.cut)
+kopf_internals.install_replacements(OWN.relist_s, _record_answer, untrusted.empty_below_depth)
 faulthandler.enable()  # a signal that kills the process logs what it interrupts
-recursion.prepare()
+recursion.set_recursion_limit()
 
 
 class NoDiffBaseStorage(kopf.DiffBaseStorage):

@@ -23,7 +23,7 @@ class QuerySource(Protocol):
     def queries(self) -> Iterable[tuple[Key, str]]:
         """Return every job that may have a step, with its query."""
 
-    async def take_sample(self, key: Key, answer: Any) -> None:
+    async def score_sample(self, key: Key, answer: Any) -> None:
         """Take the answer to a job's query."""
 
 
@@ -38,12 +38,12 @@ async def poll_steps(settings: Settings, observations: QuerySource) -> None:
             for key, query in observations.queries():
                 try:
                     async with session.get(url, params={"query": query}) as response:
-                        answer = await response.json(content_type=None, loads=untrusted.loads)
+                        answer = await response.json(content_type=None, loads=untrusted.parse_json)
                     if response.status != 200:
                         problem = str(answer.get("error", ""))[:200] if isinstance(answer, dict) else ""
                         log.warning("%s: Prometheus refuses its query: %s %s", key, response.status, problem)
                         continue
-                    await observations.take_sample(key, answer)
+                    await observations.score_sample(key, answer)
                 except (*UNREACHABLE, ValueError) as error:
                     log.warning("Prometheus does not answer: %s", error)
                     break

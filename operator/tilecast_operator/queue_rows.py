@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from tilecast.jobs.kueue import Quotas
 from tilecast.nodes import FoundPool
-from tilecast.planner.options import capacity
-from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned, running
+from tilecast.planner.options import pool_capacity
+from tilecast.planner.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, UnplannedJob, start_running
 from tilecast.planner.solver import solve
-from tilecast.planner.totals import QueueReport, report
+from tilecast.planner.totals import QueueReport, build_report
 from tilecast.spec import SpecError
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.kube.kinds import Key
@@ -72,7 +72,7 @@ class PlannedQueue:
 
     report: QueueReport | None = None
     """The plan; None if there is no job to plan."""
-    refused: tuple[Unplanned, ...] = ()
+    refused: tuple[UnplannedJob, ...] = ()
     problem: str = ""
     """Why there is no plan at all."""
 
@@ -82,7 +82,7 @@ class QueueState:
     """State of the queue: the inputs of a plan except the time and the previous plan."""
 
     rows: Sequence[QueueRow] = ()
-    refused: Sequence[Unplanned] = ()
+    refused: Sequence[UnplannedJob] = ()
     pools: Sequence[PoolCapacity] = field(default_factory=tuple)
 
 
@@ -132,7 +132,7 @@ def make_capacities(
             of_pool[row.queue] = max(of_pool.get(row.queue, 0), quota)
     return tuple(
         replace(
-            capacity(item.pool, sum(count for (pool, _), count in held_gpus.items() if pool == item.pool.name)),
+            pool_capacity(item.pool, sum(count for (pool, _), count in held_gpus.items() if pool == item.pool.name)),
             quotas={
                 queue: max(quota - held_gpus.get((item.pool.name, queue), 0), 0)
                 for queue, quota in sorted(quotas.get(item.pool.name, {}).items())
@@ -156,14 +156,14 @@ def plan_rows(state: QueueState, policy: str, before: Mapping[str, Place], now_s
         try:
             job = _make_queued_job(row, before.get(row.name), now_s)
         except SpecError as error:
-            refused.append(Unplanned(row.name, error.problem, error.remedy))
+            refused.append(UnplannedJob(row.name, error.problem, error.remedy))
         else:
             jobs += [] if job is None else [job]
     try:
         solution = solve(QueueProblem(tuple(jobs), tuple(state.pools)), policy)
     except SpecError as error:
         return PlannedQueue(None, tuple(refused), str(error))
-    outcome = report(solution, has_payers=False) if solution.option else None
+    outcome = build_report(solution, has_payers=False) if solution.option else None
     return PlannedQueue(outcome, (*refused, *solution.refused))
 
 
@@ -190,4 +190,4 @@ def _make_queued_job(row: QueueRow, before: Place | None, now_s: float) -> Queue
     ran_s = max(now_s - row.began_s, 0.0)
     if row.is_endless and options and ran_s > options[0].upper_s:
         return None
-    return running(job, ran_s)
+    return start_running(job, ran_s)

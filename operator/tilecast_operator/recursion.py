@@ -20,7 +20,7 @@ CALL_BYTES = 700
 140 bytes, `repr` of a mapping 220, of an object by `__repr__` 520, `map` 640 (CPython 3.11 on x86-64)."""
 
 
-def prepare() -> None:
+def set_recursion_limit() -> None:
     """Set the recursion limit of this process, and the stack of its future threads to match.
 
     A smaller stack than usual is made larger if the process may do so; otherwise the limit is lower.

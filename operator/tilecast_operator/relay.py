@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tilecast_operator.kube.client import UNREACHABLE
 from tilecast_operator.kube.lease import Election, Leadership
-from tilecast_operator.observed.reports import Refused
+from tilecast_operator.observed.reports import RefusedReport
 
 RELAYED = "Tilecast-Relayed"
 """Header of a report that a replica passes on, with the leader's name in the Lease. Such a report is not passed on
@@ -52,13 +52,13 @@ class Relay:
         """Pass a report on and return the leader's answer; None if this replica leads and has to answer itself.
 
         Raises:
-            Refused: nobody leads, or the leader does not answer.
+            RefusedReport: nobody leads, or the leader does not answer.
         """
         if self._leadership.is_leader:
             return None
         address = None if self._election is None else self._election.leader_address
         if address is None or RELAYED in request.headers:
-            raise Refused("unavailable", 503, "no replica leads now; report again later")
+            raise RefusedReport("unavailable", 503, "no replica leads now; report again later")
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
         headers = {"Authorization": request.headers.get("Authorization", "")}
@@ -70,7 +70,9 @@ class Relay:
                 later = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
                 return web.Response(text=text, status=answer.status, content_type=answer.content_type, headers=later)
         except (*UNREACHABLE, ssl.SSLError):
-            raise Refused("unavailable", 503, "the replica that leads does not answer; report again later") from None
+            raise RefusedReport(
+                "unavailable", 503, "the replica that leads does not answer; report again later"
+            ) from None
 
     async def close(self) -> None:
         """End the connections."""

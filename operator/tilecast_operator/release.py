@@ -35,9 +35,9 @@ from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, list_pages
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.stale_lease import LeaderLivesError, StaleLease
 from tilecast_operator.objects.client import client
-from tilecast_operator.objects.kinds import KINDS, path_of
+from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.selector import LabelSelector
-from tilecast_operator.settings import lease_place
+from tilecast_operator.settings import check_lease_name
 
 UNINSTALLED = "Uninstalled"
 OPERATOR_DOWN = "OperatorDown"
@@ -132,7 +132,7 @@ class Release:
 
     async def _release_job(self, kind: str, document: Document) -> bool:
         """Release a job if it waits for us; return whether it was released, or would be in a dry run."""
-        key = Key.of({**document, "kind": kind})
+        key = Key.from_object({**document, "kind": kind})
         name = f"{kind} {key.namespace}/{key.name}"
         try:
             for _ in range(TRIES):
@@ -146,12 +146,12 @@ class Release:
                 if self.lease is not None:
                     await self.lease.require_unchanged()
                 try:
-                    await self.api.patch(path_of(key), operations)
+                    await self.api.patch(make_object_path(key), operations)
                     break
                 except ApiError as error:
                     if error.status != 409:
                         raise
-                document = await self.api.get(path_of(key))
+                document = await self.api.get(make_object_path(key))
             else:
                 raise ApiError(409, "it is edited all the time")
         except ApiError as error:
@@ -189,11 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; see the module's docstring."""
     options = _parser().parse_args(arguments)
     try:
-        selector = LabelSelector.read(options.namespace_selector, "--namespace-selector")
-        place = lease_place(options.if_stale, "--if-stale")
+        selector = LabelSelector.from_json(options.namespace_selector, "--namespace-selector")
+        place = check_lease_name(options.if_stale, "--if-stale")
     except SpecError as error:
         return _print_error(str(error))
-    recursion.prepare()
+    recursion.set_recursion_limit()
     kwargs: dict[str, Any] = {"settings": kopf.OperatorSettings(), "logger": logging.getLogger("tilecast")}
 
     async def release() -> Release:

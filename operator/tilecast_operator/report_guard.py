@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast import untrusted
-from tilecast_operator.observed.reports import AUDIENCE, Refused
+from tilecast_operator.observed.reports import AUDIENCE, RefusedReport
 
 BURST_S = 10.0
 """A client that was quiet may send at once what it may otherwise send in this time, in seconds."""
@@ -59,13 +59,13 @@ class ReportGuard:
             token: its bearer token.
 
         Raises:
-            Refused: the report is not read, and why.
+            RefusedReport: the report is not read, and why.
         """
         client = _client_network(address)
         try:
             self._take_allowance(client)
             require_token(token, namespace, self.clock())
-        except Refused as refused:
+        except RefusedReport as refused:
             self.refused(refused.outcome)
             raise
         self._in_flight[client] = self._in_flight.get(client, 0) + 1
@@ -90,8 +90,8 @@ class ReportGuard:
             raise _too_many_reports(1)
 
 
-def _too_many_reports(wait_s: int) -> Refused:
-    return Refused("limited", 429, f"this client sends too many reports; report again in {wait_s} s", wait_s)
+def _too_many_reports(wait_s: int) -> RefusedReport:
+    return RefusedReport("limited", 429, f"this client sends too many reports; report again in {wait_s} s", wait_s)
 
 
 def _client_network(address: str) -> str:
@@ -109,28 +109,30 @@ def require_token(token: str, namespace: str, now_s: float) -> None:
     """Check the claims of a token, whose signature a TokenReview verifies later.
 
     Raises:
-        Refused: it cannot be a token of the namespace for our audience that is valid now.
+        RefusedReport: it cannot be a token of the namespace for our audience that is valid now.
     """
     if not token:
-        raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
+        raise RefusedReport("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
     claims = _read_claims(token)
     audiences, ends_s, begins_s = claims.get("aud"), claims.get("exp"), claims.get("nbf", 0)
     if AUDIENCE not in (audiences if isinstance(audiences, list) else [audiences]):
-        raise Refused("unauthenticated", 401, f"the token is not for audience {AUDIENCE}; project one into the pod")
+        raise RefusedReport(
+            "unauthenticated", 401, f"the token is not for audience {AUDIENCE}; project one into the pod"
+        )
     times = [float(item) for item in (begins_s, ends_s) if isinstance(item, int | float)]
     if len(times) < 2 or not times[0] - SKEW_S <= now_s <= times[1] + SKEW_S:
-        raise Refused("unauthenticated", 401, "the token is not valid now; read it anew from its file")
+        raise RefusedReport("unauthenticated", 401, "the token is not valid now; read it anew from its file")
     if not str(claims.get("sub", "")).startswith(f"{ACCOUNT}{namespace}:"):
-        raise Refused("forbidden", 403, f"the token is not of a service account of namespace {namespace}")
+        raise RefusedReport("forbidden", 403, f"the token is not of a service account of namespace {namespace}")
 
 
 def _read_claims(token: str) -> dict[str, Any]:
     parts = token.split(".")
     if len(token) <= MAX_TOKEN and len(parts) == 3 and all(parts):
         try:
-            claims = untrusted.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+            claims = untrusted.parse_json(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         except (binascii.Error, ValueError):
             claims = None
         if isinstance(claims, dict):
             return claims
-    raise Refused("unauthenticated", 401, "the token is no JWT; project one with audience tilecast into the pod")
+    raise RefusedReport("unauthenticated", 401, "the token is no JWT; project one with audience tilecast into the pod")

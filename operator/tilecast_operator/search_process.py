@@ -223,7 +223,7 @@ def _is_memory_error(error: BaseException | None) -> bool:
 def _prepare_process(memory_mib: int) -> None:
     """Prepare this process for searches: limits, signals, and its end with that of the operator."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    recursion.prepare()
+    recursion.set_recursion_limit()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_with_parent, args=(parent.sentinel,), daemon=True).start()

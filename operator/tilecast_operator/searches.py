@@ -64,7 +64,7 @@ class Searches:
         self._executor = ThreadPoolExecutor(processes or threads, "search")
         self._is_stopped = False
         search, limits = partial(_pickle_advice, advise), limits or SearchLimits()
-        if processes and (shortage := control_group.shortage(limits.memory_mib, control_group.ROOT)):
+        if processes and (shortage := control_group.memory_shortage(limits.memory_mib, control_group.ROOT)):
             log.warning("%s", shortage)
         self._processes = [SearchProcess(search, limits, restarted) for _ in range(processes)]
         self._idle: queue.SimpleQueue[SearchProcess] = queue.SimpleQueue()
@@ -98,7 +98,7 @@ class Searches:
         kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
         expected_s = self._expected_s.get(kind, 0.0)
         rank = time.monotonic() + min(PATIENCE * expected_s, MOST_PATIENCE_S)
-        async with self.turns.take(key, rank=rank, expected_s=expected_s) as turn:
+        async with self.turns.take_turn(key, rank=rank, expected_s=expected_s) as turn:
             if self._is_stopped:
                 # The turn came because another search was cancelled; nobody waits for the answer any more.
                 raise asyncio.CancelledError
@@ -133,7 +133,7 @@ class Searches:
         self._began[search] = time.monotonic()
         try:
             if not self._processes:
-                return self._journal.call(_time_advice, self._advise, request, pools)
+                return self._journal.call_noted(_time_advice, self._advise, request, pools)
             process = self._idle.get()
             try:
                 data = process.call_function(request, pools)

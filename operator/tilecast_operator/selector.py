@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from tilecast import untrusted
-from tilecast.api.base import ApiModel, check
+from tilecast.api.base import ApiModel, validate_model
 from tilecast.spec import SpecError
 
 
@@ -33,7 +33,7 @@ class LabelSelector(ApiModel):
     match_expressions: list[Requirement] = Field(default_factory=list)
 
     @classmethod
-    def read(cls, text: str, field: str) -> LabelSelector | None:
+    def from_json(cls, text: str, field: str) -> LabelSelector | None:
         """Return the selector in a JSON text; None if it is empty or selects everything.
 
         Args:
@@ -45,12 +45,12 @@ class LabelSelector(ApiModel):
         """
         remedy = 'write {"matchLabels": {"shard": "a"}}'
         try:
-            document = untrusted.loads(text or "{}")
+            document = untrusted.parse_json(text or "{}")
         except ValueError:
             raise SpecError(field, f"{text[:40]!r} is no JSON", remedy) from None
         if not isinstance(document, dict):
             raise SpecError(field, f"{text[:40]!r} is no LabelSelector", remedy)
-        selector = check(cls, document, field)
+        selector = validate_model(cls, document, field)
         return selector if selector.match_labels or selector.match_expressions else None
 
     def selects(self, labels: Mapping[str, str]) -> bool:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from tilecast.spec import SpecError
-from tilecast_operator.observed.reports import MAX_BODY_BYTES, Refused
+from tilecast_operator.observed.reports import MAX_BODY_BYTES, RefusedReport
 
 IDLE_S = 75.0
 """Seconds that a connection is kept between requests."""
@@ -26,15 +26,15 @@ ANY = "::"
 Check = Callable[[], str | None]
 """Returns what is wrong, or None."""
 Take = Callable[[str, str, str, bytes], Awaitable[None]]
-"""Takes namespace and name of a job, the token and the body of a report; raises Refused."""
+"""Takes namespace and name of a job, the token and the body of a report; raises RefusedReport."""
 Admit = Callable[[str, str, str], AbstractContextManager[None]]
-"""Takes a client's address, the namespace and the token; raises Refused if the report is not to be read."""
+"""Takes a client's address, the namespace and the token; raises RefusedReport if the report is not to be read."""
 
 Client = Callable[[web.Request], str]
 """Returns the address of the client that sent a report."""
 
 HandOn = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
-"""Answers a report on behalf of another replica; None if this replica has to answer it. Raises Refused."""
+"""Answers a report on behalf of another replica; None if this replica has to answer it. Raises RefusedReport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ async def start_server(
                 if answer is not None:
                     return answer
                 await take(job["namespace"], job["name"], token, body)
-        except Refused as refused:
+        except RefusedReport as refused:
             headers = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
             refusal = {"outcome": refused.outcome, "message": str(refused)}
             return web.json_response(refusal, status=refused.status, headers=headers)

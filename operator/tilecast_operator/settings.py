@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from tilecast.api.job_kinds import plurals
+from tilecast.api.job_kinds import list_kinds_in_plural
 from tilecast.planner.policies import POLICIES
 from tilecast.spec import SpecError
 from tilecast_operator.selector import LabelSelector
@@ -70,7 +70,7 @@ class Settings:
     )
     read_kueue: bool = _setting(False, "Whether Kueue's ClusterQueues and ResourceFlavors say what is free.")
     read_pods: bool = _setting(False, "Whether pods say what is free, of pools without a Kueue flavor.")
-    jobs: bool = _setting(False, f"Whether {plurals()} that ask for it are advised.")
+    jobs: bool = _setting(False, f"Whether {list_kinds_in_plural()} that ask for it are advised.")
     place: bool = _setting(False, "Whether mode Initial may write the node choice into a job before it starts.")
     kueue_admission_gate: str = _setting(
         "auto",
@@ -127,12 +127,12 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         item.name: _parse_value(item, environment[name]) for name, item in known.items() if name in environment
     }
     settings = Settings(**values)
-    lease_place(settings.lease, "TILECAST_LEASE")
-    LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
+    check_lease_name(settings.lease, "TILECAST_LEASE")
+    LabelSelector.from_json(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
     return settings
 
 
-def lease_place(text: str, field_name: str) -> str:
+def check_lease_name(text: str, field_name: str) -> str:
     """Return a text unchanged if it is the `namespace/name` of a Lease or empty.
 
     Raises:

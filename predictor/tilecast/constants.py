@@ -33,11 +33,11 @@ class FusedAttention:
     from_pytorch: bool
     times: Mapping[str, Mapping[str, float]]
 
-    def runs(self, gpu: Gpu, *, native: bool) -> bool:
+    def runs_on(self, gpu: Gpu, *, native: bool) -> bool:
         """Return whether a framework runs it on a GPU, with its own kernels (`native`) or with PyTorch's."""
         return gpu.compute_capability >= self.least_compute_capability and (native or self.from_pytorch)
 
-    def factor(self, gpu: Gpu, phase: str) -> float:
+    def time_factor(self, gpu: Gpu, phase: str) -> float:
         """Return its time on a GPU over the time of the kernel that the utilization model predicts."""
         major = str(int(gpu.compute_capability))
         return self.times.get("any", {}).get(phase, 1.0) * self.times.get(major, {}).get(phase, 1.0)
@@ -119,7 +119,7 @@ class ResidentThreads:
     usual: int
     other: tuple[tuple[float, int], ...]
 
-    def of(self, gpu: Gpu) -> int:
+    def on_gpu(self, gpu: Gpu) -> int:
         """Return the threads that a multiprocessor of a GPU can hold."""
         return dict(self.other).get(gpu.compute_capability, self.usual)
 
@@ -237,7 +237,7 @@ class Constants:
 
 
 @dataclass(frozen=True, slots=True)
-class Widths:
+class RangeWidths:
     """Half-widths of 90 % ranges, as logarithms."""
 
     communication: float
@@ -249,7 +249,7 @@ class Widths:
     unstated: Mapping[str, float]
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Widths:
+    def from_table(cls, table: Mapping[str, Any]) -> RangeWidths:
         """Return the widths in a table that is structured like the file.
 
         Raises:
@@ -260,19 +260,19 @@ class Widths:
 
 
 @cache
-def shipped() -> Constants:
+def shipped_constants() -> Constants:
     """Return the constants that ship with Tilecast."""
     return Constants.from_table(_read_constants())
 
 
 @cache
-def widths() -> Widths:
+def shipped_widths() -> RangeWidths:
     """Return the widths of ranges that ship with Tilecast."""
-    return Widths.from_table(_read_constants())
+    return RangeWidths.from_table(_read_constants())
 
 
 @cache
-def digest() -> str:
+def digest_constants() -> str:
     """Return the SHA-256 of the values of all constants, without comments and sources."""
     return hashlib.sha256(json.dumps(drop_sources(_read_constants()), sort_keys=True).encode()).hexdigest()
 

@@ -66,8 +66,8 @@ class Diagnosis:
 
 def diagnose_step(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> Diagnosis:
     """Compare a measured step of a plan on a pool with its forecast."""
-    priced = search.price(workload, Plans.of(plan), pool)
-    known, total = constants.widths(), float(priced.step_s[0])
+    priced = search.price(workload, Plans.from_plans(plan), pool)
+    known, total = constants.shipped_widths(), float(priced.step_s[0])
     parts = priced.times.parts(0)
     own = {
         "compute": known.kernels * float(priced.times.spread[0]),

@@ -8,7 +8,7 @@ from tilecast import hardware
 from tilecast.kernels import utilization
 
 
-def apply(environment: Mapping[str, str]) -> None:
+def apply_environment(environment: Mapping[str, str]) -> None:
     """Use the links and the utilization model that environment variables name; without them, use the shipped ones."""
     hardware.use_links(environment.get(hardware.LINKS, ""))
     model, sha256 = environment.get(utilization.MODEL, ""), environment.get(utilization.MODEL_SHA256, "")

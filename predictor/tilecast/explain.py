@@ -167,19 +167,19 @@ def explain_plan(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> E
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    plans = Plans.of(plan)
+    plans = Plans.from_plans(plan)
     sharded = zoo.shard(workload, plans)
     table, rows = sharded.graph.kernels()
-    times = kernels.seconds(table, pool.gpu)
+    times = kernels.predict_kernel_times(table, pool.gpu)
     once = zip(_graph_operators(sharded.graph), rows, strict=True)
     shard = int(sharded.index[0])
     flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
-    held = sharded.stage("parameters", plans) * sharded.trainable_share(plans)
-    inputs = StepInputs.of(sharded, plans, pool)
-    steps = step.Steps.of(workload, plans, inputs, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
+    held = sharded.sum_fullest_stage("parameters", plans) * sharded.trainable_share(plans)
+    inputs = StepInputs.from_plans(sharded, plans, pool)
+    steps = step.Steps.from_plans(workload, plans, inputs, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
     whole, copied = steps.held.values, steps.copied_s.values[plans.zero_stage[0]]
-    gathers = int(weights.gathers(workload, plans)[0])
+    gathers = int(weights.gathers_per_micro_batch(workload, plans)[0])
     wire = held * frameworks.gradient_bytes(workload) if workload.training and plan.data * plan.context > 1 else [0.0]
     return Explanation(
         gpu=pool.gpu,
@@ -223,13 +223,13 @@ def _gradient_syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Po
     """Return the plan's forecasts with each way to sum gradients."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
-    priced, inputs = blocks.kernel_seconds(workload, sharded, pool.gpu), StepInputs.of(sharded, plans, pool)
-    nodes = int(placement.group_of(plans.replicas, plans.tensor.astype(float), plans.gpus, pool).nodes[0])
+    priced, inputs = blocks.kernel_seconds(workload, sharded, pool.gpu), StepInputs.from_plans(sharded, plans, pool)
+    nodes = int(placement.communication_group(plans.replicas, plans.tensor.astype(float), plans.gpus, pool).nodes[0])
     servers, own = workload.parameter_servers or nodes, (workload.gradient_sync, workload.server_updates)
     syncs = []
     for way, updates in sorted(_WAYS, key=lambda one: one != own):
         job = replace(workload, gradient_sync=way, server_updates=updates, parameter_servers=servers)
-        steps = step.Steps.of(job, plans, inputs, pool, priced)
+        steps = step.Steps.from_plans(job, plans, inputs, pool, priced)
         sync = steps.sync.values
         wire_s, step_s = (sync.first_s + sync.reduce_s)[0], steps.rows(slice(None)).total[0]
         served = way == "parameterServer"
@@ -302,7 +302,7 @@ _NEARLY = 1 - 1e-9
 
 
 def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[PricedExchange, ...]:
-    plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped()
+    plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped_constants()
     factor, priced = fitted.factor["exchange"], passes.Exchanges(sharded, plans, pool)
     exchanges = []
     for block in graph.blocks:

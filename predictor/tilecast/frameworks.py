@@ -150,7 +150,7 @@ HELD_BYTES: Mapping[Weights, float] = {"master": 2.0, "autocast": 4.0, "sharded"
 
 def gradient_bytes(workload: Workload) -> float:
     """Return the bytes of a gradient that is summed over micro-batches, held and sent."""
-    return 4.0 if not workload.is_mixed or of(workload).has_fp32_gradients(workload) else 2.0
+    return 4.0 if not workload.is_mixed or find_framework(workload).has_fp32_gradients(workload) else 2.0
 
 
 def holds_fp8_alone(workload: Workload) -> bool:
@@ -160,7 +160,7 @@ def holds_fp8_alone(workload: Workload) -> bool:
     Engine's as in MLPerf's code.
     """
     own = workload.framework is None and workload.fused_kernels
-    return workload.precision == "fp8" and (own or of(workload).fp8_weights_alone)
+    return workload.precision == "fp8" and (own or find_framework(workload).fp8_weights_alone)
 
 
 TABLES: Mapping[str, Mapping[str, Any]] = shipped.read_table("tilecast", "frameworks.toml")
@@ -184,6 +184,6 @@ ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if it
 """Frameworks that do not run on top of another one."""
 
 
-def of(workload: Workload) -> Framework:
+def find_framework(workload: Workload) -> Framework:
     """Return the framework of a workload, or the defaults if it names none."""
     return FRAMEWORKS[workload.framework or UNSET]

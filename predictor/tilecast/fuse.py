@@ -49,7 +49,7 @@ def passes(workload: Workload) -> frozenset[PassName]:
 
     They depend on its execution, its framework, its hand-written kernels, its attention and its optimizer.
     """
-    cells = frameworks.of(workload)
+    cells = frameworks.find_framework(workload)
     chosen = cells.fuses | {name for name, item in PASSES.items() if workload.execution in item.executions}
     if not workload.compiled_loss:
         chosen -= {"loss"}

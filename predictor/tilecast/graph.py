@@ -288,11 +288,13 @@ MOST_OPERATORS = 12_000
 """Most distinct operators of a model, where layers that repeat count once."""
 
 
-def check_operators(count: int) -> None:
+def require_few_operators(count: int) -> None:
     """Raise SearchTooLargeError if a model has more than `MOST_OPERATORS` distinct operators."""
     if count > MOST_OPERATORS:
         remedy = "name a model with fewer layers, or lower the depths in its config"
-        raise SearchTooLargeError.of("spec.model", count, MOST_OPERATORS, "distinct operators of the model", remedy)
+        raise SearchTooLargeError.from_counts(
+            "spec.model", count, MOST_OPERATORS, "distinct operators of the model", remedy
+        )
 
 
 class OperatorList(list[Op]):
@@ -300,7 +302,7 @@ class OperatorList(list[Op]):
 
     def __iadd__(self, more: Iterable[Op]) -> Self:  # type: ignore[override,misc]  # `+` makes a list without a limit
         super().__iadd__(more)
-        check_operators(len(self))
+        require_few_operators(len(self))
         return self
 
 

@@ -27,7 +27,7 @@ from tilecast.constants import ChannelBuffers
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.model import Model
-from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload, distinct
+from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, Workload, distinct_rows
 from tilecast.zoo import Sharded
 from tilecast.zoo.cnn.images import Images
 
@@ -116,13 +116,13 @@ def upper_bytes(device: Floats, error: float) -> Floats:
 
 def usable_bytes(gpu: Gpu) -> float:
     """Return the bytes of a GPU that a job can use: its memory without the driver's part and the context's stacks."""
-    return gpu.memory_bytes * constants.shipped().device_memory.usable_share - stack_bytes(gpu)
+    return gpu.memory_bytes * constants.shipped_constants().device_memory.usable_share - stack_bytes(gpu)
 
 
 def stack_bytes(gpu: Gpu) -> float:
     """Return the bytes that a CUDA context reserves for the stacks of a GPU's threads; a slice has its share."""
-    known = constants.shipped()
-    return known.device_memory.thread_bytes * known.resident_threads.of(gpu) * gpu.sm_count
+    known = constants.shipped_constants()
+    return known.device_memory.thread_bytes * known.resident_threads.on_gpu(gpu) * gpu.sm_count
 
 
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
@@ -131,7 +131,7 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 
 def channel_buffers(gpu: Gpu | None) -> ChannelBuffers:
     """Return the buffers of NCCL's channels on a GPU; without a GPU, the buffers on the fastest kind of link."""
-    link, known = gpu.intra_link if gpu else "", constants.shipped().channel_buffers
+    link, known = gpu.intra_link if gpu else "", constants.shipped_constants().channel_buffers
     return next((known[prefix] for prefix in known if link.startswith(prefix)), [*known.values()][-1])
 
 
@@ -149,8 +149,8 @@ def shared_context_bytes(workload: Workload, plans: Plans, gpu: Gpu) -> float:
 
 def _library_bytes(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu | None) -> Floats:
     """Return the bytes of libraries, `groups` communicators, and the peers of expert-parallel ranks."""
-    opened, peers = channel_buffers(gpu), np.clip(experts - 1, 0, constants.shipped().nccl.node_peers)
-    libraries = frameworks.of(workload).context_bytes
+    opened, peers = channel_buffers(gpu), np.clip(experts - 1, 0, constants.shipped_constants().nccl.node_peers)
+    libraries = frameworks.find_framework(workload).context_bytes
     return np.asarray(libraries + opened.communicator_bytes * groups + opened.peer_bytes * peers)
 
 
@@ -170,15 +170,15 @@ class Bills:
     error: float
     cached_share: float
     plans: Plans
-    alike: Distinct
+    alike: DistinctRows
     """Plans that differ from their neighbours in more than ZeRO stage and virtual stages."""
-    degrees: Distinct
+    degrees: DistinctRows
     """Rows of `alike` with distinct degrees."""
     states: _StateBytes
     """Weights, gradients and optimizer states of the rows of `degrees` at ZeRO 0, then at ZeRO 1, 2 and 3."""
     context: Floats
     """Bytes of libraries and communicators of the rows of `degrees`."""
-    activations: Distinct
+    activations: DistinctRows
     """Rows of `alike` with distinct shard, recomputation and pipeline, which decide the bytes of a micro-batch."""
     micro: _MicroBatchBytes
 
@@ -186,18 +186,18 @@ class Bills:
     def of(cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> Bills:
         """Return the shared parts of the bills of a table of plans."""
         workload, sharded = _with_largest_images(workload, sharded, plans)
-        framework = frameworks.of(workload)
+        framework = frameworks.find_framework(workload)
         alike = plans.distinct_splits()
         sharded, some = sharded.take(alike.first), plans.take(alike.first)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
-        degrees = distinct(some.tensor, some.expert, some.context, some.pipeline, some.data, *accumulates)
-        activations = distinct(sharded.index, some.checkpointing, some.pipeline)
+        degrees = distinct_rows(some.tensor, some.expert, some.context, some.pipeline, some.data, *accumulates)
+        activations = distinct_rows(sharded.index, some.checkpointing, some.pipeline)
         four = np.tile(degrees.first, 4)
         staged = replace(some.take(four), zero_stage=np.repeat(np.arange(4), len(degrees)))
         states = _state_bytes(workload, sharded.take(four), staged, gpu)
         micro = _micro_batch_bytes(workload, sharded.take(activations.first), some.take(activations.first))
         context = context_bytes(workload, some.take(degrees.first), gpu)
-        known = constants.shipped().device_memory
+        known = constants.shipped_constants().device_memory
         share = known.varied if _largest_image(workload.model) else known.cached
         cached = share - known.fragmentation if framework.allocator == "caching" else 0.0
         return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
@@ -238,7 +238,7 @@ class Bills:
             activations,
             working,
             states.buffers,
-            constants.shipped().device_memory.fragmentation * dynamic,
+            constants.shipped_constants().device_memory.fragmentation * dynamic,
             self.context_of(rows),
             np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
             self.error,
@@ -307,14 +307,14 @@ class _ParameterBytes:
 def _state_bytes(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> _StateBytes:
     """Return the bytes of weights, gradients, optimizer states and buffers of each plan, (n,)."""
     parameters, own = sharded.held_parameters(plans)
-    trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
+    trainable, framework = sharded.trainable_share(plans), frameworks.find_framework(workload)
     per_parameter, zero = _ParameterBytes.from_framework(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
         """Return the parameters of which a rank holds a state that ZeRO spreads from a stage on, (n,)."""
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
-    tables = sharded.stage("table_parameters", plans)
+    tables = sharded.sum_fullest_stage("table_parameters", plans)
     held = _weight_bytes(workload, sharded, plans, per_parameter, gpu) + 4.0 * tables
     gradients = optimizer = update = zero
     offloads = workload.offload == "parameters"
@@ -354,14 +354,14 @@ def _weight_bytes(
 ) -> Floats:
     """Return the bytes of all weights, and their copies, that a rank holds, (n,)."""
     parameters, own = sharded.held_parameters(plans)
-    trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
+    trainable, framework = sharded.trainable_share(plans), frameworks.find_framework(workload)
     resident = np.where(plans.zero_stage >= 3, own, parameters)
     # Under ZeRO 2 a framework with shards holds the shards in FP32 and all weights in 16 bit.
     shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
     held = trainable * (shard * per_parameter.weight + whole * (per_parameter.cast if workload.training else 0.0))
     held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
-    return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layered_share(plans) * whole)
+    return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layer_parameter_share(plans) * whole)
 
 
 def reads_both_layouts(gpu: Gpu) -> bool:
@@ -390,7 +390,7 @@ def _buffer_bytes(
 
     `trainable` is the number of a rank's parameters with gradients, (n,).
     """
-    framework = frameworks.of(workload)
+    framework = frameworks.find_framework(workload)
     if not workload.training:
         return np.zeros(len(plans))
     bucket = overlap.BucketLimits.of(workload, plans, per_parameter.gradient, trainable * per_parameter.gradient).rest

@@ -133,6 +133,6 @@ else:
     """Names that documents accept."""
 
 
-def bounded_by(field: str) -> list[str]:
+def objectives_bounded_by(field: str) -> list[str]:
     """Return the names of the objectives that a field of the job bounds."""
     return [name for name, record in OBJECTIVES.items() if record.bound == field]

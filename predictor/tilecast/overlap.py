@@ -31,7 +31,7 @@ def hides_gradients(workload: Workload) -> bool:
 
     The job may disable it.
     """
-    return workload.overlap and frameworks.of(workload).overlap
+    return workload.overlap and frameworks.find_framework(workload).overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class BucketLimits(Columns):
     @classmethod
     def of_sizes(cls, workload: Workload, sizes_mib: Floats) -> BucketLimits:
         """Return the limits of buckets of stated sizes, (n,); the framework's first bucket stays if it is smaller."""
-        return cls(np.minimum(frameworks.of(workload).bucket_mib[0], sizes_mib) * MIB, sizes_mib * MIB)
+        return cls(np.minimum(frameworks.find_framework(workload).bucket_mib[0], sizes_mib) * MIB, sizes_mib * MIB)
 
     @classmethod
     def of(cls, workload: Workload, plans: Plans, gradient_bytes: float, block_bytes: Floats) -> BucketLimits:
@@ -68,7 +68,7 @@ class BucketLimits(Columns):
             gradient_bytes: bytes of an element of the gradients.
             block_bytes: bytes of the gradients of a block, (n,).
         """
-        cells, rows = frameworks.of(workload), len(plans)
+        cells, rows = frameworks.find_framework(workload), len(plans)
         if cells.overlap and not workload.overlap:
             return cls.single_bucket(rows)
         if workload.bucket_mib is not None and cells.has_buckets:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast.advice import Constraints, Request
 from tilecast.advice.pricing import find_candidates
-from tilecast.cost import per_1000_steps
+from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Pool
 
 
@@ -24,7 +24,7 @@ class FastestPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ScalingCurve:
     """The fastest plans of one pool by GPU count, ascending; counts without a plan that fits are left out."""
 
     pool: str
@@ -32,20 +32,22 @@ class Curve:
     points: tuple[FastestPlan, ...]
 
 
-def curves(request: Request, pools: Sequence[Pool]) -> tuple[Curve, ...]:
+def curves(request: Request, pools: Sequence[Pool]) -> tuple[ScalingCurve, ...]:
     """Return the curve of every pool that can run the job, the job's constraints and objective ignored."""
     free = replace(request, objective="time", constraints=Constraints(), batches=None, deadline_s=None, budget=None)
     by_pool = (_pool_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
     return tuple(curve for curve in by_pool if curve.points)
 
 
-def _pool_curve(request: Request, pool: Pool) -> Curve:
+def _pool_curve(request: Request, pool: Pool) -> ScalingCurve:
     every = find_candidates(request, pool)
     points = []
     for gpus in np.unique(every.gpus[every.fits]):
         rows = np.flatnonzero(every.fits & (every.gpus == gpus))
         row = int(rows[np.argmin(every.step_s[rows])])
-        cost = per_1000_steps(every.hourly[row], every.step_s[row]) if pool.price_per_gpu_hour is not None else None
+        cost = (
+            price_of_1000_steps(every.hourly[row], every.step_s[row]) if pool.price_per_gpu_hour is not None else None
+        )
         points.append(
             FastestPlan(
                 int(gpus),
@@ -54,4 +56,4 @@ def _pool_curve(request: Request, pool: Pool) -> Curve:
                 None if cost is None else float(cost),
             )
         )
-    return Curve(pool.name, pool.currency, tuple(points))
+    return ScalingCurve(pool.name, pool.currency, tuple(points))

@@ -98,7 +98,7 @@ class SearchTooLargeError(SpecError):
     """
 
     @classmethod
-    def of(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
+    def from_counts(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
         """Return the error for a `number` of `noun` above a `limit`."""
         return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
 
@@ -314,7 +314,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct:
+class DistinctRows:
     """Distinct rows of some columns.
 
     A formula is evaluated on `first`, one row of each kind, shape (k,), and its results are spread to all rows by
@@ -328,7 +328,7 @@ class Distinct:
         return len(self.first)
 
 
-def distinct(*columns: Ints) -> Distinct:
+def distinct_rows(*columns: Ints) -> DistinctRows:
     """Return the distinct rows of integer columns of shape (n,), in the order of their values.
 
     Equal neighbours count once, and each row is identified by one number, in which every column is a digit. So a sort
@@ -336,7 +336,7 @@ def distinct(*columns: Ints) -> Distinct:
     """
     rows, heads = len(columns[0]), _run_starts(columns)
     if not rows:
-        return Distinct(heads, heads)
+        return DistinctRows(heads, heads)
     code, size, room = np.zeros(len(heads), np.intp), 1, max(_ROOM, 4 * len(heads))
     for column in columns:
         values = column[heads]
@@ -352,13 +352,13 @@ def distinct(*columns: Ints) -> Distinct:
     code, size = _renumber_codes(code, size)
     first = np.empty(size, np.intp)
     first[code[::-1]] = heads[::-1]
-    return Distinct(first, np.repeat(code, np.diff(heads, append=rows)))
+    return DistinctRows(first, np.repeat(code, np.diff(heads, append=rows)))
 
 
-def distinct_neighbours(*columns: Ints) -> Distinct:
+def distinct_neighbours(*columns: Ints) -> DistinctRows:
     """Return the rows of integer columns where only equal neighbours count once, in the order of the table."""
     heads = _run_starts(columns)
-    return Distinct(heads, np.repeat(np.arange(len(heads)), np.diff(heads, append=len(columns[0]))))
+    return DistinctRows(heads, np.repeat(np.arange(len(heads)), np.diff(heads, append=len(columns[0]))))
 
 
 def _run_starts(columns: Sequence[Ints]) -> Rows:
@@ -411,7 +411,7 @@ class Plans(Columns):
     def __len__(self) -> int:
         return len(self.data)
 
-    def distinct_splits(self, *columns: Ints) -> Distinct:
+    def distinct_splits(self, *columns: Ints) -> DistinctRows:
         """Return groups of neighbouring rows that differ in ZeRO stage and virtual stages only.
 
         Rows of a group are also equal in the further `columns`, (n,).
@@ -445,7 +445,7 @@ class Plans(Columns):
         return (self.row(index) for index in range(len(self)))
 
     @classmethod
-    def of(cls, *plans: Plan) -> Plans:
+    def from_plans(cls, *plans: Plan) -> Plans:
         """Return the table with one row for each plan."""
 
         def column(name: str) -> Ints:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.advice import Advice, Offer
-from tilecast.advice.what_if.changes import grown
-from tilecast.hardware import Link, Pool, Protocol
+from tilecast.advice.what_if.changes import grow_pool
+from tilecast.hardware import Link, LinkProtocol, Pool
 from tilecast.spec import SpecError
 
 MAX_VALUES = 256
@@ -125,7 +125,7 @@ def vary_pools(pools: Sequence[Pool], field: str, value: SweepValue, flag: str =
             raise SpecError(flag, f"{field} of {number:g} is not positive", "give more than 0")
         if known.unit in _LARGEST_IN and number > _LARGEST:
             raise SpecError(flag, f"{field} of {number:g} {known.unit} is more than there is", f"give {known.unit}")
-        per_node = grown(pool, int(number)).gpus_per_node
+        per_node = grow_pool(pool, int(number)).gpus_per_node
         if field == "pool.gpus" and number > per_node and number % per_node:
             problem = f"{number:g} GPUs do not fill nodes of {per_node}"
             raise SpecError(flag, problem, f"give multiples of {per_node}, or fewer")
@@ -147,7 +147,7 @@ def _set_gpu_count(pool: Pool, count: float) -> Pool:
     """
     if count < pool.gpus_per_node:
         return replace(pool, gpus_per_node=int(count), max_nodes=1)
-    return grown(pool, int(count))
+    return grow_pool(pool, int(count))
 
 
 def _gpu_number(name: str, unit: str, si: float, is_count: bool = False) -> PoolField:
@@ -204,7 +204,8 @@ def _latency_number(side: str) -> PoolField:
         link: Link = getattr(pool, side)
         factor = value / get(pool)
         slower = {
-            name: Protocol(one.start_s * factor, one.hop_s * factor, one.share) for name, one in link.protocols.items()
+            name: LinkProtocol(one.start_s * factor, one.hop_s * factor, one.share)
+            for name, one in link.protocols.items()
         }
         starts: dict[str, Any] = {name: getattr(link, name) * factor for name in ("reduction_start_s", "peer_s")}
         return _set_link(pool, side, replace(link, protocols=slower, **starts))

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import constants
-from tilecast.constants import Widths
+from tilecast.constants import RangeWidths
 from tilecast.search import Priced
 from tilecast.spec import Columns, Floats, Workload
 
@@ -34,9 +34,9 @@ class Errors(Columns):
     kernels: Floats
 
 
-def forecast_errors(priced: Priced, widths: Widths | None = None) -> Errors:
+def forecast_errors(priced: Priced, widths: RangeWidths | None = None) -> Errors:
     """Return the errors of every plan of a table, (n,), except the error that the job's description leaves open."""
-    widths = widths or constants.widths()
+    widths = widths or constants.shipped_widths()
     times = priced.times
     return Errors(
         widths.communication * times.communication / times.total,
@@ -45,13 +45,13 @@ def forecast_errors(priced: Priced, widths: Widths | None = None) -> Errors:
     )
 
 
-def interval(workload: Workload, priced: Priced, row: int, widths: Widths | None = None) -> tuple[float, float]:
+def interval(workload: Workload, priced: Priced, row: int, widths: RangeWidths | None = None) -> tuple[float, float]:
     """Return the lower and the upper end of the 90 % range of the step of the plan in a row, in seconds.
 
     The range is symmetric in the logarithm of the seconds. Runs measured on the pool's cluster narrow it, or widen it
     if they spread further than assumed.
     """
-    widths = widths or constants.widths()
+    widths = widths or constants.shipped_widths()
     own = forecast_errors(priced, widths).take(np.array([row]))
     unstated = widths.unstated.get(workload.model.family, widths.unstated["other"])
     width = np.sqrt(unstated**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
@@ -60,7 +60,7 @@ def interval(workload: Workload, priced: Priced, row: int, widths: Widths | None
     return float(total * np.exp(-width)), float(total * np.exp(width))
 
 
-def cautious(step_s: Floats, launch_s: Floats, widths: Widths | None = None) -> Floats:
+def slow_host_step_s(step_s: Floats, launch_s: Floats, widths: RangeWidths | None = None) -> Floats:
     """Return the seconds of each plan's step on a slow host, (n,), which decide among plans that tie.
 
     Hosts differ more than GPUs and networks, and a slow host only makes a step longer. So of two plans with similar
@@ -68,13 +68,13 @@ def cautious(step_s: Floats, launch_s: Floats, widths: Widths | None = None) -> 
     measured, the plan chosen in this way is 2.7 % behind the best plan. The plan with the best forecast is 5.0 %
     behind.
     """
-    widths = widths or constants.widths()
+    widths = widths or constants.shipped_widths()
     return np.asarray(step_s + np.expm1(widths.slow_host) * launch_s)
 
 
 ODDS = 1 / 3
 """Least probability that the forecast orders two plans wrongly for the plans to tie."""
-_REPEATED = NormalDist().inv_cdf(0.95) * constants.shipped().jitter
+_REPEATED = NormalDist().inv_cdf(0.95) * constants.shipped_constants().jitter
 """Half-width of the 90 % range of a repeated step, from the spread between ranks with equal work."""
 MOST_TIED = float(np.log(1.1))
 """Largest logarithm of the ratio of two plans that tie, so that no recommended plan is more than a tenth behind."""
@@ -82,7 +82,9 @@ _REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
 """Distance at which a wrong order has the probability `ODDS`, as a share of the half-width of a 90 % range."""
 
 
-def tie_width_on_pool(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], widths: Widths | None = None) -> Floats:
+def tie_width_on_pool(
+    own: Errors, other: Errors, alike: npt.NDArray[np.bool_], widths: RangeWidths | None = None
+) -> Floats:
     """Return the largest logarithm of the ratio of two plans on one pool that tie; columns broadcast.
 
     Args:
@@ -91,7 +93,7 @@ def tie_width_on_pool(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], 
         alike: whether a GPU does equal work in both plans, which then differ only in the number of replicas.
         widths: widths to use instead of those that ship.
     """
-    widths = widths or constants.widths()
+    widths = widths or constants.shipped_widths()
     squares = (
         np.where(alike, _REPEATED, widths.plans) ** 2
         + (own.communication - other.communication) ** 2
@@ -101,18 +103,18 @@ def tie_width_on_pool(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], 
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
-def tie_width_between_pools(own: Errors, other: Errors, widths: Widths | None = None) -> Floats:
+def tie_width_between_pools(own: Errors, other: Errors, widths: RangeWidths | None = None) -> Floats:
     """Return the largest logarithm of the ratio of plans on two pools that tie.
 
     The errors of networks, hosts and kernels of the two pools are independent.
     """
-    widths = widths or constants.widths()
+    widths = widths or constants.shipped_widths()
     squares = widths.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (own, other))
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
-def most_tied(widths: Widths | None = None) -> float:
+def largest_tie_width(widths: RangeWidths | None = None) -> float:
     """Return the logarithm of the ratio beyond which no two plans on one pool tie."""
-    widths = widths or constants.widths()
+    widths = widths or constants.shipped_widths()
     squares = widths.plans**2 + widths.communication**2 + widths.host**2 + widths.kernels**2
     return min(_REACH * float(np.sqrt(squares)), MOST_TIED)

@@ -27,7 +27,7 @@ class TooLongError(ValueError):
     """JSON that is longer than allowed."""
 
 
-def loads(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+def parse_json(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
     """Parse JSON text; raise an error if it exceeds the bounds on length or nesting.
 
     Raises:
@@ -43,7 +43,7 @@ def loads(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX
     return json.loads(text)
 
 
-def json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> dict[str, Any]:
+def parse_json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> dict[str, Any]:
     """Parse JSON text of a mapping; raise SpecError if it is invalid or exceeds the bounds on length or nesting.
 
     Args:
@@ -56,7 +56,7 @@ def json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> di
         SpecError: it is no mapping, or out of bounds.
     """
     try:
-        value = loads(text)
+        value = parse_json(text)
     except TooDeepError as error:
         raise SpecError(field, f"{subject} {error}", "flatten it") from None
     except TooLongError as error:
@@ -93,7 +93,7 @@ _ALIKE = bytes.maketrans(b"{}", b"[]")
 _OTHERS = bytes(code for code in range(256) if code not in b'"[]{}')
 
 
-def cut(value: ValueT, levels: int = MAX_DEPTH) -> ValueT:
+def empty_below_depth(value: ValueT, levels: int = MAX_DEPTH) -> ValueT:
     """Empty each mapping and list deeper than `levels` in a parsed JSON value, in place, and return the value.
 
     The walk goes level by level, without recursion.

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tilecast.collectives.link_calibration import CONSTANTS, Measurements, fit_link, predict_collectives, read_constant
-from tilecast.hardware import Link, Protocol, find_link
+from tilecast.hardware import Link, LinkProtocol, find_link
 from tilecast.spec import SpecError
 
 LINKS: Mapping[str, str] = {
@@ -40,9 +40,9 @@ def initial_link(name: str) -> Link:
     """
     link = find_link(name)
     protocols = {
-        "ll": Protocol(6.6e-6, 0.6e-6, 0.25),
-        "ll128": Protocol(14e-6, 1.9e-6, 0.92),
-        "simple": Protocol(8.4e-6, 3.4e-6, 1.0),
+        "ll": LinkProtocol(6.6e-6, 0.6e-6, 0.25),
+        "ll128": LinkProtocol(14e-6, 1.9e-6, 0.92),
+        "simple": LinkProtocol(8.4e-6, 3.4e-6, 1.0),
     }
     switch = link.bandwidth_bytes_per_s / 2 if link.reduction_bytes_per_s else 0.0
     return replace(

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tilecast.collectives.link_calibration import Measurements, predict_collectives
-from tilecast.hardware import Link, Protocol, link_facts
+from tilecast.hardware import Link, LinkProtocol, find_link_file
 from tilecast.spec import Floats, SpecError
 from tilecast_lab.validate import csvfile
 from tilecast_lab.validate.collectives import find_links, read_measurements
@@ -36,7 +36,7 @@ FIRST_STEP = 0.4
 """First step of each constant, as a logarithm; a step that does not help is shortened by `SHORTER`."""
 SHORTER = 0.6
 
-Protocols = Mapping[str, Protocol]
+Protocols = Mapping[str, LinkProtocol]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def read_networks(data: Path) -> Mapping[str, list[MeasuredNetwork]]:
         for members, intra, network in find_links(path, columns, measured, joined):
             if intra is None or network is None:
                 continue
-            table = link_facts(network.name).protocols
+            table = find_link_file(network.name).protocols
             runs = defaultdict(list)
             for row in members:
                 runs[columns["source"][row], columns["config"][row], measured.ranks[row]].append(row)

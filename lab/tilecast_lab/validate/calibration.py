@@ -56,9 +56,11 @@ def errors_from_unrelated_runs(
             others = [index for index in members if index not in own]
             for draw in range(draws if len(others) >= count else 0):
                 seen = np.random.default_rng((number, draw)).permutation(others)[:count]
-                table = calibration.fit([runs.runs[index] for index in seen], known)
+                table = calibration.fit_calibration([runs.runs[index] for index in seen], known)
                 for run in (runs.runs[index] for index in own):
-                    ratio = table.at(calibration.group(run)).ratio * table.software_ratio(run.framework, run.family)
+                    ratio = table.correction_of_group(calibration.group_of_run(run)).ratio * table.software_ratio(
+                        run.framework, run.family
+                    )
                     errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
         if errors:
             without, with_ = np.mean(errors, axis=0)

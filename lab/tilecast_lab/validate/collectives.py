@@ -16,7 +16,7 @@ import numpy as np
 
 from tilecast import collectives
 from tilecast.collectives.link_calibration import Measurements, predict_collectives
-from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
+from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise_product
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, without_progress
 from tilecast_lab.validate import csvfile
@@ -253,7 +253,7 @@ def _gpu(name: str) -> Gpu | None:
     if not text:
         raise SpecError("gpu", "is empty and no link is named", "give gpu, or the name of a link in link")
     try:
-        return find_gpu(ASSUMED.get(normalise(text).upper(), text))
+        return find_gpu(ASSUMED.get(normalise_product(text).upper(), text))
     except SpecError:
         return None
 

@@ -72,7 +72,7 @@ class Graphs:
 @lru_cache(maxsize=1024)
 def _read(path: Path) -> Model:
     try:
-        value = untrusted.loads(path.read_text(encoding="utf-8"), max_bytes=MAX_JSON_BYTES)
+        value = untrusted.parse_json(path.read_text(encoding="utf-8"), max_bytes=MAX_JSON_BYTES)
     except (OSError, ValueError) as error:
         problem = f"cannot be read ({str(error).splitlines()[0][:80]})"
         raise SpecError(str(path), problem, "write it with `tilecast trace`") from None

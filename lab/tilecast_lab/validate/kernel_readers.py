@@ -110,7 +110,7 @@ def _liger(b: Builder) -> None:
     configs: list[dict[str, float]] = []
     for text in b.text("config_json"):
         try:
-            words = untrusted.loads(text)
+            words = untrusted.parse_json(text)
             configs.append({key: float(value) for key, value in words.items() if isinstance(value, int | float)})
         except (ValueError, AttributeError):
             configs.append({})

@@ -58,7 +58,7 @@ def predict(table: MeasuredKernels, model: Path | None = None) -> Prediction:
         if len(mine):
             part = table.kernels.take(mine)
             distinct, inverse = part.distinct()
-            times = kernels.seconds(distinct, gpu, model=model)
+            times = kernels.predict_kernel_times(distinct, gpu, model=model)
             np.add.at(total, table.owner[mine], times.seconds[inverse])
             np.add.at(spread, table.owner[mine], (times.seconds * times.spread)[inverse])
             np.add.at(roofline, table.owner[mine], times.roofline_s[inverse])

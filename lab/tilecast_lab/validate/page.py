@@ -16,7 +16,7 @@ from tilecast import __version__
 from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series
 from tilecast.render.page import html_figure, html_page, html_table
-from tilecast.render.units import duration
+from tilecast.render.units import format_duration
 from tilecast.validate.scores import count_lines, ranking_line
 from tilecast_lab.validate import intervals, memory, residuals, scores
 from tilecast_lab.validate.intervals import Interval, Intervals
@@ -156,7 +156,7 @@ def _scatter(scored: Scored) -> str:
     for row, source, measured, predicted in zip(
         scored.rows, sources, scored.measured_s, scored.predicted_s, strict=True
     ):
-        label = f"{source} {row['id']}, forecast {duration(predicted)}, measured {duration(measured)}"
+        label = f"{source} {row['id']}, forecast {format_duration(predicted)}, measured {format_duration(measured)}"
         points[source if source in points else OTHERS].append(Point(float(measured), float(predicted), label))
     low = float(min(scored.measured_s.min(), scored.predicted_s.min()))
     high = float(max(scored.measured_s.max(), scored.predicted_s.max()))

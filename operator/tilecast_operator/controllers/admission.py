@@ -31,9 +31,9 @@ from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lease import NotLeaderError
 from tilecast_operator.kube.records import RecordPart, Records
-from tilecast_operator.kube.times import seconds
+from tilecast_operator.kube.times import parse_time
 from tilecast_operator.metrics import Metrics
-from tilecast_operator.objects.kinds import path_of
+from tilecast_operator.objects.kinds import make_object_path
 from tilecast_operator.report.advice import describe_gain
 from tilecast_operator.report.job_status import Aspect
 
@@ -100,7 +100,7 @@ class HeldTimes:
     def __init__(self, records: Records, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._since: RecordPart[float] = records.part()
+        self._since: RecordPart[float] = records.add_part()
         metrics.held.set_function(lambda: len(self._since))
         metrics.oldest_held.set_function(self._oldest_s)
         for outcome in outcomes:
@@ -118,7 +118,7 @@ class HeldTimes:
         if not job.is_held or job.is_owned:
             self._since.pop(key, None)
         elif key not in self._since:
-            created_s = None if before else seconds(str(now.value["metadata"].get("creationTimestamp", "")))
+            created_s = None if before else parse_time(str(now.value["metadata"].get("creationTimestamp", "")))
             self._since[key] = self._clock() if created_s is None else created_s
 
     def held_since_s(self, key: Key) -> float | None:
@@ -169,8 +169,8 @@ class Admission:
         self._advice = advice
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
         """Tasks by key and UID of the job: a decision about one job says nothing about the next job of its name."""
-        context.leadership.listen(self._on_leadership_change)
-        self._texts: RecordPart[str] = context.records.part()
+        context.leadership.add_listener(self._on_leadership_change)
+        self._texts: RecordPart[str] = context.records.add_part()
         """Why each job was released, in a sentence."""
         outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
         self._outage = WebhookOutage()
@@ -237,7 +237,7 @@ class Admission:
         return seen.value if seen is not None and seen.uid == uid else None
 
     async def _handle_held_job(self, key: Key, uid: str) -> None:
-        await self._context.journal.steps(key, self._place_and_release(key, uid))
+        await self._context.journal.await_noted(key, self._place_and_release(key, uid))
 
     async def _place_and_release(self, key: Key, uid: str) -> None:
         """Place a held job if its mode is Initial, and release the job in any case."""
@@ -335,7 +335,7 @@ class Admission:
             answer, choice = await self._advice.answer_job(job, advice_request, is_placed=True)
         if isinstance(answer, Declined) or answer.best is None or choice is None:
             return _Decision(reason(answer), text=message(answer))
-        placement, offer = candidates.placement(answer.best, job, choice), answer.best
+        placement, offer = candidates.place_created_job(answer.best, job, choice), answer.best
         if placement is None:
             return _Decision("CountNotWritable")
         where = f"{offer.pool.name}, {offer.nodes}x{offer.gpus_per_node} GPUs"
@@ -413,9 +413,9 @@ class Admission:
     async def _reload_job(self, key: Key) -> None:
         """Read a job from the API server into the cache, or drop the job from the cache if it is gone."""
         try:
-            self._context.cache.jobs.see(await self._context.client.get(path_of(key)))
+            self._context.cache.jobs.put_object(await self._context.client.get(make_object_path(key)))
         except ApiError as error:
             if error.status == 404:
-                self._context.cache.jobs.forget(key)
+                self._context.cache.jobs.forget_object(key)
         except UNREACHABLE as error:
             log.warning("%s: cannot be read: %s", key, error)

@@ -10,7 +10,7 @@ from prometheus_client import Gauge, Histogram
 
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.records import RecordPart, Records
-from tilecast_operator.kube.times import seconds
+from tilecast_operator.kube.times import parse_time
 
 ROUNDING_S = 1.0
 """Resolution of times of creation, which are whole seconds."""
@@ -39,7 +39,7 @@ class AnswerTimes:
         self._oldest = oldest
         self._clock = clock
         self._timer = timer
-        self._since: RecordPart[float] = records.part(dropped=self._count_closed)
+        self._since: RecordPart[float] = records.add_part(dropped=self._count_closed)
         self._open: Counter[tuple[str, str]] = Counter()
         """Number of open questions by kind and namespace."""
 
@@ -68,7 +68,7 @@ class AnswerTimes:
             key: Key of the job.
             created: When the job was created, if it was never answered, since its event may have come late; else empty.
         """
-        created_s = seconds(created)
+        created_s = parse_time(created)
         age_s = 0.0 if created_s is None else max(0.0, self._clock() - created_s - ROUNDING_S)
         if key not in self._since:
             self._since[key] = self._timer() - age_s

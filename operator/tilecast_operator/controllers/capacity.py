@@ -67,13 +67,13 @@ class Capacity:
         """Number of nodes by pool."""
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, Free] = {}
-        self._shown: RecordPart[_ShownFit] = context.records.part()
+        self._shown: RecordPart[_ShownFit] = context.records.add_part()
         self._listeners: list[Callable[[], None]] = []
         context.runtime.register(CAPACITY.kind, self._update)
-        context.cache.cluster_queues.listen(self._on_quota_change)
-        context.cache.flavors.listen(self._on_quota_change)
+        context.cache.cluster_queues.add_listener(self._on_quota_change)
+        context.cache.flavors.add_listener(self._on_quota_change)
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever the free capacity changes."""
         self._listeners.append(listener)
 
@@ -124,8 +124,8 @@ class Capacity:
     def _read_free_gpus(self, report: NodesReport) -> None:
         """Count the free GPUs, and reconcile the pools and jobs that this changes."""
         usage = GpuUsage(
-            {key.name: kueue.quotas(document) for key, document in self._context.cache.cluster_queues.items()},
-            {key.name: kueue.node_labels(document) for key, document in self._context.cache.flavors.items()},
+            {key.name: kueue.read_quotas(document) for key, document in self._context.cache.cluster_queues.items()},
+            {key.name: kueue.read_node_labels(document) for key, document in self._context.cache.flavors.items()},
             self._used,
         )
         by_name = {key.name: node for key, node in self._context.cache.nodes.items()}

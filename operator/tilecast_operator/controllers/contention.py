@@ -103,12 +103,12 @@ class Contention:
     def __init__(self, context: SharedContext, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context
         self._clock = clock
-        self._claims: RecordPart[WrittenAnswer] = context.records.part()
+        self._claims: RecordPart[WrittenAnswer] = context.records.add_part()
         self._named_at: dict[str, float] = {}
         """When the log last named each other operator."""
-        self._lost: RecordPart[LostWrites] = context.records.part()
+        self._lost: RecordPart[LostWrites] = context.records.add_part()
         context.metrics.contended.set_function(self.count_contended)
-        context.leadership.listen(self._on_leadership_change)
+        context.leadership.add_listener(self._on_leadership_change)
 
     @property
     def signature(self) -> str:
@@ -170,7 +170,7 @@ class Contention:
         self._log_other(key, writer or EARLIER)
         if after.replaced > FREE_OVERWRITES and after.until_s != claim.until_s and claim.replaced <= FREE_OVERWRITES:
             text = describe_contention(writer or EARLIER, self.signature)
-            await self._context.writer.post(key, uid, Note("Warning", "Contended", text))
+            await self._context.writer.post_event(key, uid, Note("Warning", "Contended", text))
         self._claims[key] = after
         if after.until_s <= now_s:
             return False

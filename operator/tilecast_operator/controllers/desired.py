@@ -14,7 +14,7 @@ from tilecast_operator.controllers.admission import OUTCOMES
 from tilecast_operator.controllers.capacity import NOTHING_TO_FIT
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.kube.documents import Note
-from tilecast_operator.kube.times import seconds, stamp
+from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.documents import HASH, OBSERVED, STARTED
 from tilecast_operator.objects.view import View, annotations_digest, own_annotations
 from tilecast_operator.observed.calibrator import Score
@@ -91,7 +91,9 @@ class JobFacts:
 
 def decide_training_job(facts: JobFacts, now_s: float) -> Desired:
     """Return the status, annotations and Events that a TrainingJob should have at `now_s`, a Unix time."""
-    return _keep_forecast(facts, now_s) if facts.answer is None else _show_answer(facts, facts.answer, stamp(now_s))
+    return (
+        _keep_forecast(facts, now_s) if facts.answer is None else _show_answer(facts, facts.answer, format_time(now_s))
+    )
 
 
 def _show_answer(facts: JobFacts, answer: Answer, now: str) -> Desired:
@@ -129,7 +131,7 @@ def _keep_forecast(facts: JobFacts, now_s: float) -> Desired:
     The status changes only in free capacity, start, target, measured steps and better placement. Annotations of ours
     that another client has changed are corrected.
     """
-    view, is_off, fit, now = facts.view, facts.is_off, facts.fit, stamp(now_s)
+    view, is_off, fit, now = facts.view, facts.is_off, facts.fit, format_time(now_s)
     before = facts.before if facts.current is None else facts.current
     target, score, refusal = facts.evidence.target, facts.evidence.score, facts.evidence.refusal
     since = find_start_time(view, before, target)
@@ -177,8 +179,8 @@ def find_start_time(view: View, before: TrainingJobStatus, target: Target | None
     inputs = dict(view.inputs)
     text = inputs.get(STARTED, "").strip()
     if text.lower() not in ("", "false"):
-        since_s = seconds(text) if len(text) <= 40 else None
-        return "" if since_s is None else stamp(since_s)
+        since_s = parse_time(text) if len(text) <= 40 else None
+        return "" if since_s is None else format_time(since_s)
     if OBSERVED in inputs:
         return ""
     if target is None:

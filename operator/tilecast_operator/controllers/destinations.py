@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tilecast.api.fields import mapping
+from tilecast.api.fields import as_mapping
 from tilecast.api.status import TrainingJobStatus
 from tilecast.objectives import OBJECTIVES
 from tilecast_operator.answer import Declined
@@ -84,7 +84,7 @@ class Destinations:
         spec = document.get("spec") or {}
         goal = OBJECTIVES[str(spec.get("objective") or "time")]
         least = better_placement.least_gain(known)
-        moving = MoveCost.from_job(mapping(spec.get("training")), before, score, self._context.clock())
+        moving = MoveCost.from_job(as_mapping(spec.get("training")), before, score, self._context.clock())
         pools = {pool.name: pool for pool in report.pools}
         places = better_placement.find_better_places(current, score, goal, pools, least, moving)
         worth = [item for item in places if item.is_worth_it]

@@ -47,7 +47,7 @@ class JobQuestion:
 
     question: Question
     request: Request
-    choice: candidates.Candidates
+    choice: candidates.JobCandidates
     queue: str = ""
     """ClusterQueue of the job; empty where Kueue does not manage it."""
 
@@ -84,7 +84,7 @@ class JobAdvice:
         """
         named = jobs.runtime_of(document)
         runtime = None if named is None else await self._fetch_cached(_runtime_path(document, *named))
-        job = jobs.read(document, runtime)
+        job = jobs.read_job(document, runtime)
         return await self._resolve_claims(job) if job.has_claims else job
 
     async def _resolve_claims(self, job: Job) -> Job:
@@ -92,12 +92,12 @@ class JobAdvice:
         objects = dict[tuple[str, str], Document]()
         # The second round reads the device classes that the claims name.
         for _ in range(2):
-            for kind, name in sorted(jobs.objects_of(job, objects) - objects.keys()):
+            for kind, name in sorted(jobs.find_claim_objects(job, objects) - objects.keys()):
                 namespace = "" if kind == "DeviceClass" else job.namespace
                 document = await self._fetch_cached(KINDS[kind].path(namespace, name))
                 if document is not None:
                     objects[kind, name] = {**document, "kind": kind}
-        return jobs.resolved(job, objects)
+        return jobs.resolve_claims(job, objects)
 
     def find_advice_request(self, key: Key, job: Job) -> AdviceRequest | Declined | None:
         """Return the request for advice on a job, or the reason to decline it; None if there is no request."""
@@ -112,7 +112,7 @@ class JobAdvice:
         if not job.is_enabled({} if namespace is None else namespace.value.labels):
             return None
         try:
-            mode, spec = jobs.mode_of(job), jobs.described(job)
+            mode, spec = jobs.read_mode(job), jobs.read_annotations(job)
         except SpecError as error:
             return Declined("InvalidAnnotations", str(error))
         return AdviceRequest(make_training_job(key.name, spec), mode)
@@ -129,7 +129,11 @@ class JobAdvice:
         question = await self.answers.read_question(keys, advice_request.question, is_held=job.is_held)
         if isinstance(question.request, Declined):
             refusal = question.request
-            return refusal if advice_request.requested_by else replace(refusal, message=jobs.in_words(refusal.message))
+            return (
+                refusal
+                if advice_request.requested_by
+                else replace(refusal, message=jobs.name_annotation(refusal.message))
+            )
         report = self.answers.pools.find_report(job.namespace)
         if report is None or not report.pools:
             return decline_without_pools(report)
@@ -141,15 +145,15 @@ class JobAdvice:
             jobs.require_gpus(job)
             pools, labels = self.answers.advisor.list_pools(question), self._list_gpu_node_labels(job, report)
             devices = report.devices if self._context.settings.read_resource_slices else None
-            choice = candidates.candidates(job, pools, labels, queue, devices, is_placed=is_placed)
-            request = candidates.request(question.request, job, choice, is_placed=is_placed)
+            choice = candidates.find_candidates(job, pools, labels, queue, devices, is_placed=is_placed)
+            request = candidates.request_with_baseline(question.request, job, choice, is_placed=is_placed)
         except SpecError as error:
             return Declined("InvalidSpec", str(error))
         return JobQuestion(question, request, choice, "" if queue is None else queue.cluster_queue)
 
     async def answer_job(
         self, job: Job, advice_request: AdviceRequest, *, is_placed: bool
-    ) -> tuple[Answer, candidates.Candidates | None]:
+    ) -> tuple[Answer, candidates.JobCandidates | None]:
         """Return the answer about a job and the pools that the job may use; no pools if there is no advice.
 
         Args:
@@ -165,7 +169,7 @@ class JobAdvice:
         answer = await self.answers.search(question, request, choice.pools, usable, job.namespace)
         if isinstance(answer, Declined):
             return answer, None
-        advice = question.own.with_notes(candidates.settled(answer, choice))
+        advice = question.own.add_notes(candidates.order_by_quota(answer, choice))
         return self.planned.prefer_planned_pool(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
     async def must_yield(self, key: Key, document: Document, advice_request: AdviceRequest, answer: Answer) -> bool:
@@ -194,7 +198,7 @@ class JobAdvice:
         if (advised := _advised_annotations(answer)) != _shown_annotations(document):
             self._contention.record_write(key, _question_number(document, advice_request), annotations_digest(advised))
 
-    def _find_queue(self, job: Job) -> kueue.Queue | None:
+    def _find_queue(self, job: Job) -> kueue.LocalQueue | None:
         """Return the Kueue queue of a job; None if Kueue does not manage the job, or queues are not read.
 
         Raises:
@@ -203,20 +207,20 @@ class JobAdvice:
         # Kueue counts the devices of claims under its own names (deviceClassMappings), which nobody may read.
         if not job.queue or job.has_claims or not self._context.settings.read_kueue:
             return None
-        objects = kueue.Objects(
+        objects = kueue.KueueObjects(
             {(key.namespace, key.name): document for key, document in self._context.cache.local_queues.items()},
             {key.name: document for key, document in self._context.cache.cluster_queues.items()},
             {key.name: document for key, document in self._context.cache.flavors.items()},
         )
-        return kueue.queue(objects, job.namespace, job.queue)
+        return kueue.find_queue(objects, job.namespace, job.queue)
 
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
         """Replace our annotations on a job; raises as `Writer.apply` does."""
         fields = applied_fields(key, KINDS[key.kind].api_version, uid=job.uid, annotations=annotations)
         # The response contains what others wrote at the same time; the event of that write is outdated by now.
-        body = await self._context.writer.apply(key, fields)
+        body = await self._context.writer.apply_fields(key, fields)
         if self._context.cache.jobs.get(key) is not None:
-            self._context.cache.jobs.see(body)
+            self._context.cache.jobs.put_object(body)
 
     def _list_gpu_node_labels(self, job: Job, report: NodesReport) -> list[Mapping[str, str]]:
         """Return the labels of all nodes with GPUs.
@@ -255,9 +259,9 @@ def _runtime_path(document: Document, kind: str, name: str) -> str:
 def about(document: Document) -> Job:
     """Read a job from its document, without the pods if these are invalid: such a job may be held too."""
     try:
-        return jobs.read(document)
+        return jobs.read_job(document)
     except SpecError:
-        return jobs.bare(document)
+        return jobs.read_without_pods(document)
 
 
 def encode_relevant_fields(document: Document) -> bytes:

@@ -61,7 +61,7 @@ class BudgetNotices:
 
     async def _write_notice(self, key: Key, seen: Stored[View]) -> Stored[View]:
         """Write the notice if jobs of other namespaces go first; return the updated job."""
-        used_s = self._advisor.behind_others().get(key.namespace)
+        used_s = self._advisor.namespaces_behind_others().get(key.namespace)
         if used_s is None or not self._context.leadership.is_leader:
             return seen
         count = self._context.answers.count_open(training_job.KIND, key.namespace)
@@ -76,7 +76,7 @@ def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStat
     aspect = Aspect("Unknown", QUEUED, text)
     kinds = ("Ready", "RecommendationProvided")
     conditions = [job_status.make_condition(kind, aspect, generation, now, ()) for kind in kinds]
-    return TrainingJobStatus(conditions=conditions, summary=Summary.within(reason=QUEUED))
+    return TrainingJobStatus(conditions=conditions, summary=Summary.from_cut_values(reason=QUEUED))
 
 
 class JobAnswers:
@@ -157,4 +157,4 @@ class JobAnswers:
 
 def add_run_notes(question: Question, answer: Answer) -> Answer:
     """Return the answer with notes about runs of the job that asks."""
-    return question.own.with_notes(answer) if isinstance(answer, Advice) else answer
+    return question.own.add_notes(answer) if isinstance(answer, Advice) else answer

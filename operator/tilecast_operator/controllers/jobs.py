@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast import jobs, untrusted
-from tilecast.api.fields import mapping
+from tilecast.api.fields import as_mapping
 from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.answer import Answer, Declined, find_interruption, is_passing, message
 from tilecast_operator.controllers import patches
@@ -29,7 +29,7 @@ from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.records import RecordPart
 from tilecast_operator.objects.documents import HASH, NODE_SELECTOR
-from tilecast_operator.objects.kinds import path_of
+from tilecast_operator.objects.kinds import make_object_path
 from tilecast_operator.objects.view import FOREIGN, own_annotations
 from tilecast_operator.report.advice import advice_annotations, make_job_event
 
@@ -65,15 +65,15 @@ class Jobs:
         self._requests = requests
         self._advice = advice
         self._admission = admission
-        self._states = context.records.part(_JobState)
-        self._queueless: RecordPart[bool] = context.records.part()
+        self._states = context.records.add_part(_JobState)
+        self._queueless: RecordPart[bool] = context.records.add_part()
         """Jobs whose queue is not known yet."""
         context.cache.jobs.is_kept = self._is_kept
-        context.cache.jobs.listen(self._on_job_change)
-        context.cache.namespaces.listen(self._on_namespace_change)
+        context.cache.jobs.add_listener(self._on_job_change)
+        context.cache.namespaces.add_listener(self._on_namespace_change)
         for table in (context.cache.local_queues, context.cache.cluster_queues, context.cache.flavors):
-            table.listen(self._on_queue_change)
-        advice.answers.pools.listen(self._on_pools_change)
+            table.add_listener(self._on_queue_change)
+        advice.answers.pools.add_listener(self._on_pools_change)
         for kind in JOB_KINDS:
             context.runtime.register(kind, self._reconcile_job, context.cache.jobs)
             context.answers.register_kind(kind)
@@ -92,9 +92,9 @@ class Jobs:
             self._requests.notify_requesters(key)
             return
         if not about(now.value).is_finished:
-            self._states.of(key).is_owed = True
+            self._states.get_or_make(key).is_owed = True
         if before is not None and FOREIGN in now.value and FOREIGN not in before.value:
-            self._states.of(key).intact = own_annotations(before.value["metadata"].get("annotations") or {})
+            self._states.get_or_make(key).intact = own_annotations(before.value["metadata"].get("annotations") or {})
         self._admission.held.track_job(key, before, now)
         self._admission.start_decision(key, now)
         self._context.runtime.add(key)
@@ -129,16 +129,18 @@ class Jobs:
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:
             # The cache did not keep it when it was seen.
-            seen = self._context.cache.jobs.keep(await self._context.client.get(path_of(key)), is_new=True)
+            seen = self._context.cache.jobs.store_written(
+                await self._context.client.get(make_object_path(key)), is_new=True
+            )
         if seen is None or self._admission.is_deciding(key, seen.uid) or not self._advice.answers.is_ready:
             return
         if await self._advise_job(key, seen):
             self._context.answers.withdraw_question(key)
-            self._states.of(key).is_owed = False
+            self._states.get_or_make(key).is_owed = False
             if key not in self._queueless:
                 await self._post_left_out(key)
             if not self._is_kept(key, seen.value):
-                self._context.cache.jobs.forget(key)
+                self._context.cache.jobs.forget_object(key)
 
     async def _post_left_out(self, key: Key) -> None:
         """Write an Event with the reason why the queue plan leaves out an advised job, once for each reason.
@@ -147,13 +149,13 @@ class Jobs:
         """
         text, seen = self._advice.planned.find_left_out_reason(key), self._context.cache.jobs.get(key)
         reason = NUMBER.sub("", text)
-        if seen is None or text in ("", UNREADABLE) or reason == self._states.of(key).left_out:
+        if seen is None or text in ("", UNREADABLE) or reason == self._states.get_or_make(key).left_out:
             return
         job = about(seen.value)
         if HASH in job.annotations:
             note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
             if await self._context.try_post(key, job.uid, note):
-                self._states.of(key).left_out = reason
+                self._states.get_or_make(key).left_out = reason
 
     async def _advise_job(self, key: Key, seen: Stored[Document]) -> bool:
         """Write annotations and Events that have changed; return whether the job is settled for now."""
@@ -211,7 +213,7 @@ class Jobs:
 
     def _take_intact(self, key: Key) -> Mapping[str, str] | None:
         """Return and forget our annotations from before another client changed them; None if unknown."""
-        state = self._states.of(key)
+        state = self._states.get_or_make(key)
         intact, state.intact = state.intact, None
         return intact
 
@@ -268,7 +270,7 @@ class Jobs:
         if left_s is None:
             self._stop_looking(key)
             return
-        state = self._states.of(key)
+        state = self._states.get_or_make(key)
         timings = self._context.timings
         look_s = min(timings.look_first_s * 2.0 ** min(state.looks, 16), timings.look_most_s)
         self._context.runtime.add(key, min(look_s, max(left_s, timings.look_least_s)))
@@ -276,7 +278,7 @@ class Jobs:
 
     def _stop_looking(self, key: Key) -> None:
         """Reset the checks whether Kueue has admitted a job."""
-        self._states.of(key).looks = 0
+        self._states.get_or_make(key).looks = 0
         self._requeues.forget_wait(key)
 
     async def _write_answer(self, key: Key, job: Job, answer: Answer, *, is_placed: bool) -> None:
@@ -294,17 +296,17 @@ class Jobs:
 
     async def _post_once(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
         """Write an Event unless the last Event about the job was about an equal state."""
-        before, author = self._states.of(key).posted, self._context.writer.author
+        before, author = self._states.get_or_make(key).posted, self._context.writer.author
         if before is not None and author.note_state(before) == author.note_state(note):
             return
         if await self._context.try_post(key, job.uid, note, is_change=is_change or before is not None):
-            self._states.of(key).posted = note
+            self._states.get_or_make(key).posted = note
 
 
 def _read_node_selector(own: Mapping[str, str]) -> Mapping[str, str]:
     """Return the node selector in our annotations; empty if they have none."""
     try:
-        return mapping(untrusted.loads(own.get(NODE_SELECTOR, "")))
+        return as_mapping(untrusted.parse_json(own.get(NODE_SELECTOR, "")))
     except ValueError:
         return {}
 

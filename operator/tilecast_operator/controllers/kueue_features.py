@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from tilecast.api.fields import Document, mapping, value_at
+from tilecast.api.fields import Document, as_mapping, value_at_path
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, HOLD_QUEUE, NEXT_QUEUE, QUEUE, kueue
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import UNREACHABLE, ApiError, is_webhook_down
@@ -80,7 +80,7 @@ class KueueCheck:
 
     async def run_checks(self) -> None:
         """Check the features every `watch_check_s` seconds, without end."""
-        await self._context.client.logged_in()
+        await self._context.client.wait_for_login()
         while True:
             try:
                 await self.check_features()
@@ -94,12 +94,12 @@ class KueueCheck:
         Raises:
             ApiError, OSError: The API server did not answer.
         """
-        version = await self._discovery.version(KUEUE, anew=True)
+        version = await self._discovery.served_version(KUEUE, anew=True)
         if version is None:
             await self._record_features(KueueFeatures())
             return
         workload, queue = [await self._get_crd(plural) for plural in ("workloads", "localqueues")]
-        self._uid = str(value_at(workload, ("metadata", "uid")) or "")
+        self._uid = str(value_at_path(workload, ("metadata", "uid")) or "")
         before = self.features.gate if self.features.served else "unknown"
         features = KueueFeatures(version, _read_release(workload), _has_stop_policy(queue, version), before)
         for some in await self._list_items(version, "workloads", limit="1"):
@@ -109,7 +109,7 @@ class KueueCheck:
 
     async def list_workloads(self, namespace: str, uid: str) -> list[Document] | None:
         """Return the Workloads of a job; None if there is no Kueue. Raises as `check_features` does."""
-        version = await self._discovery.version(KUEUE)
+        version = await self._discovery.served_version(KUEUE)
         if version is None:
             return None
         return await self._list_items(version, "workloads", namespace, labelSelector=f"{KUEUE}/job-uid={uid}")
@@ -118,7 +118,7 @@ class KueueCheck:
         """Return the path of a Workload in the API."""
         metadata = workload["metadata"]
         return _kueue_path(
-            await self._discovery.version(KUEUE) or "", "workloads", metadata["namespace"], metadata["name"]
+            await self._discovery.served_version(KUEUE) or "", "workloads", metadata["namespace"], metadata["name"]
         )
 
     async def check_gate(self, workloads: Sequence[Document]) -> Gate:
@@ -126,7 +126,9 @@ class KueueCheck:
         is_fresh = time.monotonic() - self._present_s < TRUST_S
         if not is_fresh and not workloads and self.features.gate == "unknown":
             # Kueue may be restarting and have yet to create the job's own Workload.
-            workloads = await self._list_items(await self._discovery.version(KUEUE) or "", "workloads", limit="1")
+            workloads = await self._list_items(
+                await self._discovery.served_version(KUEUE) or "", "workloads", limit="1"
+            )
         if is_fresh or not workloads:
             return self._apply_gate_setting("present" if is_fresh else self.features.gate)
         gate = await self._probe_gate(await self.find_workload_path(workloads[0]))
@@ -139,7 +141,7 @@ class KueueCheck:
 
         Raises as `check_features` does.
         """
-        version = await self._discovery.version(KUEUE) or ""
+        version = await self._discovery.served_version(KUEUE) or ""
         queues = await self._list_items(version, "localqueues", namespace, fieldSelector=f"metadata.name={queue}")
         return all(kueue.is_stopped(item) for item in queues)
 
@@ -178,7 +180,7 @@ class KueueCheck:
         note = Note(kind, "KueueFeatures", f"{name} ({features.served}): {_SAYS[features.gate]}{held}")
         log.info("%s", note.text)
         try:
-            await self._context.writer.post(_CRD, self._uid, note, is_change=bool(self._posted.served))
+            await self._context.writer.post_event(_CRD, self._uid, note, is_change=bool(self._posted.served))
             self._posted = features
         except (ApiError, *UNREACHABLE) as error:
             # A job may wait for what was found. A failed Event is no reason to release the job without advice.
@@ -201,12 +203,12 @@ def _kueue_path(version: str, plural: str, namespace: str = "", name: str = "") 
 
 def _read_release(crd: Document) -> str:
     """Return the release that a CRD's labels name."""
-    labels = mapping(value_at(crd, ("metadata", "labels")))
+    labels = as_mapping(value_at_path(crd, ("metadata", "labels")))
     text = next((str(labels[name]) for name in _LABELS if labels.get(name)), "")
     return text.removeprefix("kueue-").removeprefix("v")
 
 
 def _has_stop_policy(crd: Document, version: str) -> bool:
-    schemas = (item for item in value_at(crd, ("spec", "versions")) or () if item.get("name") == version)
+    schemas = (item for item in value_at_path(crd, ("spec", "versions")) or () if item.get("name") == version)
     path = ("schema", "openAPIV3Schema", "properties", "spec", "properties", "stopPolicy")
-    return any(value_at(item, path) is not None for item in schemas)
+    return any(value_at_path(item, path) is not None for item in schemas)

@@ -14,8 +14,8 @@ from typing import Any
 
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
-from tilecast.api.fields import mapping
-from tilecast.api.pool_learning import Forget
+from tilecast.api.fields import as_mapping
+from tilecast.api.pool_learning import ForgetRequest
 from tilecast.spec import SpecError
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.kube.cache import Stored
@@ -25,12 +25,12 @@ from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.lists import ListCheck
 from tilecast_operator.kube.records import RecordPart, Records
 from tilecast_operator.metrics import OWN_RUNS, Metrics
-from tilecast_operator.objects.kinds import KINDS, complete_item, path_of
+from tilecast_operator.objects.kinds import KINDS, complete_item, make_object_path
 from tilecast_operator.objects.view import LearningView as LearningView
 from tilecast_operator.observed.calibrator import Calibrator, FittedCalibration, Score
-from tilecast_operator.observed.own_runs import setting
+from tilecast_operator.observed.own_runs import run_setting
 from tilecast_operator.observed.run_requesters import RunRequesters
-from tilecast_operator.observed.run_store import RunStore, template
+from tilecast_operator.observed.run_store import RunStore, name_template
 
 log = logging.getLogger("tilecast")
 
@@ -44,9 +44,9 @@ class CorrectedJobs:
     """Metrics on the effect that measured runs have on advice. Belongs to one event loop."""
 
     def __init__(self, records: Records, metrics: Metrics) -> None:
-        self._runs: RecordPart[str] = records.part()
+        self._runs: RecordPart[str] = records.add_part()
         """Origin of the runs that correct a job: one of `OWN_RUNS`."""
-        self._ratios: RecordPart[float] = records.part()
+        self._ratios: RecordPart[float] = records.add_part()
         """Factor by which the runs change the step of a job's first offer."""
         for run in OWN_RUNS:
             metrics.own_runs_jobs.labels(run).set_function(partial(self._count_jobs, run))
@@ -90,12 +90,12 @@ class PoolLearnings:
         self.calibrator = Calibrator(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
         """Runs in doubt that Events have reported, each with the reason."""
-        self._own: RecordPart[ObservedRun] = context.records.part()
+        self._own: RecordPart[ObservedRun] = context.records.add_part()
         """Run of every job that exists."""
         self.run_requesters = RunRequesters(context.records)
         self.corrected = CorrectedJobs(context.records, context.metrics)
-        context.cache.learnings.listen(self._on_learning_change)
-        context.cache.namespaces.listen(self._on_namespace_change)
+        context.cache.learnings.add_listener(self._on_learning_change)
+        context.cache.namespaces.add_listener(self._on_namespace_change)
         context.runtime.register(pool_learning.KIND, self.write_learning)
 
     def take_run(self, key: Key, uid: str, score: Score) -> None:
@@ -106,7 +106,7 @@ class PoolLearnings:
         known_uid = "" if namespace is None else namespace.uid
         item = score.observed_run(key.namespace, key.name, uid, latest.account or "", known_uid)
         self._own[key] = item
-        self._store.take(item)
+        self._store.store_run(item)
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def recall_run(self, key: Key, uid: str, score: Score) -> None:
@@ -114,7 +114,7 @@ class PoolLearnings:
         item = score.observed_run(key.namespace, key.name, uid)
         if self._is_on:
             self._own[key] = item
-        self._store.recall(score.forecast.pool, [item])
+        self._store.restore_runs(score.forecast.pool, [item])
 
     def find_runs(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[ObservedRun]:
         """Return the runs that correct the forecast of a job, newest first; runs of `keys` come before others.
@@ -128,39 +128,39 @@ class PoolLearnings:
             keys: Objects that ask.
             workloads: Digests of the workloads.
         """
-        names = {template(key.name) for key in keys}
-        runs = [item for workload in workloads for item in self._store.of_workload(namespace, workload).values()]
+        names = {name_template(key.name) for key in keys}
+        runs = [item for workload in workloads for item in self._store.runs_of_workload(namespace, workload).values()]
         own = [item for key in keys if (item := self._own.get(key)) is not None and item.run.workload in workloads]
         own = [item for item in own if not self._store.is_forgotten(item)]
         run = "own" if own else "successor"
         if not runs and not own:
             run = "relative"
-            runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
+            runs = [item for name in names for item in self._store.runs_of_template(namespace, name).values()]
         for key in keys:
-            self.run_requesters.ask(key, namespace, workloads, names)
+            self.run_requesters.set_requests(key, namespace, workloads, names)
             self.corrected.set_origin(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
         if not own:
             return runs
-        newest = {setting(item): item for item in reversed(runs)} | {setting(item): item for item in own}
+        newest = {run_setting(item): item for item in reversed(runs)} | {run_setting(item): item for item in own}
         others = (item for item in newest.values() if item not in own)
         return [*own, *sorted(others, key=lambda one: (one.time, one.uid), reverse=True)]
 
     def _notify_requesters(self, item: ObservedRun) -> None:
         """Reconcile the jobs whose forecasts a run may correct; jobs with runs of their own in the background."""
-        for key in self.run_requesters.of(item.run.namespace, item.run.workload, template(item.job)):
+        for key in self.run_requesters.requesters_of(item.run.namespace, item.run.workload, name_template(item.job)):
             is_other = key in self._own and self._own[key].uid != item.uid
             self._context.runtime.add(key, self._context.settings.observe_settle_s, in_background=is_other)
 
     def recall_pool_status(self, pool: str, status: Any) -> None:
         """Record the runs that earlier releases kept in a pool's status."""
-        if self._store.recall_status(pool, status):
+        if self._store.restore_status_runs(pool, status):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def forget_run(self, key: Key, uid: str) -> None:
         """Forget the run of a job."""
         self._own.pop(key, None)
-        if self._store.drop(uid):
+        if self._store.drop_run(uid):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     async def forget_gone_namespaces(self) -> None:
@@ -170,7 +170,7 @@ class PoolLearnings:
         """
         seen = self._context.cache.namespaces
         missing = [name for name in self._store.namespaces() if seen.get(Key("Namespace", "", name)) is None]
-        if missing and len(seen) and await self._lists.is_whole("Namespace", len(seen)):
+        if missing and len(seen) and await self._lists.has_seen_all("Namespace", len(seen)):
             for name in missing:
                 self._store.forget_namespace(name)
         for name in self._store.namespaces():
@@ -183,7 +183,7 @@ class PoolLearnings:
 
     def adopt_corrections(self, fitted: FittedCalibration) -> bool:
         """Apply corrections that were fitted to runs; return whether they change forecasts."""
-        is_other = self.calibrator.adopt(fitted)
+        is_other = self.calibrator.adopt_fit(fitted)
         for pool in self._store.pools() if self._is_on else ():
             self._context.runtime.add(Key(pool_learning.KIND, "", pool))
         self._context.metrics.show_learning(self.calibrator)
@@ -195,21 +195,21 @@ class PoolLearnings:
             return
         if self._context.cache.learnings.get(key) is None:
             await self._read_unseen(key)
-        document, seen = self._store.document(key.name), self._context.cache.learnings.get(key)
+        document, seen = self._store.learning_document(key.name), self._context.cache.learnings.get(key)
         if seen is None or seen.value.digest != LearningView.from_object(document).digest:
             seen = await self._apply_learning(key, seen, document)
         if seen.value.forget is not None and _is_valid_forget(seen.value.forget):
             test = {"op": "test", "path": FORGET_PATH, "value": seen.value.forget}
             remove = {"op": "remove", "path": FORGET_PATH}
-            body = await self._context.writer.patch(path_of(key), "poollearnings", [test, remove])
-            seen = self._context.cache.learnings.keep(body)
-        doubted = self.calibrator.quarantined()
+            body = await self._context.writer.patch(make_object_path(key), "poollearnings", [test, remove])
+            seen = self._context.cache.learnings.store_written(body)
+        doubted = self.calibrator.quarantined_runs()
         self._posted &= {(item.uid, why) for item, why in doubted}
         for item, why in doubted:
             if item.run.pool == key.name and (item.uid, why) not in self._posted:
                 self._posted.add((item.uid, why))
                 text = f"a run is not learnt from ({why}); `tilecast learning show --pool {key.name}` says whose"
-                await self._context.writer.post(key, seen.uid, Note("Warning", "RunQuarantined", text))
+                await self._context.writer.post_event(key, seen.uid, Note("Warning", "RunQuarantined", text))
 
     async def _read_unseen(self, key: Key) -> None:
         """Read a pool's PoolLearning from the API server if the watch has not shown it yet."""
@@ -221,8 +221,8 @@ class PoolLearnings:
                 raise
             raise TryAgainError(UNSERVED) from None
         for item in page.get("items") or ():
-            if mapping(item.get("metadata")).get("name") == key.name:
-                self._context.cache.learnings.see(complete_item(key.kind, item))
+            if as_mapping(item.get("metadata")).get("name") == key.name:
+                self._context.cache.learnings.put_object(complete_item(key.kind, item))
 
     async def _apply_learning(
         self, key: Key, seen: Stored[LearningView] | None, document: Document
@@ -232,38 +232,38 @@ class PoolLearnings:
         version = seen.resource_version if seen is not None and is_conditional else None
         fields = applied_fields(key, KINDS[key.kind].api_version, resource_version=version)
         try:
-            body = await self._context.writer.apply(key, fields | {"spec": document["spec"]})
+            body = await self._context.writer.apply_fields(key, fields | {"spec": document["spec"]})
         except ApiError as error:
             if error.status != 404:
                 raise
             # This 404 must not make a caller believe that the object which it is about to write is gone.
             raise TryAgainError(UNSERVED) from None
-        return self._context.cache.learnings.keep(body, is_new=True)
+        return self._context.cache.learnings.store_written(body, is_new=True)
 
     def _on_learning_change(
         self, key: Key, before: Stored[LearningView] | None, now: Stored[LearningView] | None
     ) -> None:
         if now is None:
-            self._forget_runs(key.name, Forget())
+            self._forget_runs(key.name, ForgetRequest())
             return
         if before is None or before.value.digest != now.value.digest:
             document = now.value.document
-            runs = pool_learning.runs(key.name, document)
+            runs = pool_learning.read_learnt_runs(key.name, document)
             if before is not None and not self._context.leadership.is_leader:
-                earlier = pool_learning.runs(key.name, before.value.document)
-                self._store.withdraw(key.name, {item.uid for item in earlier} - {item.uid for item in runs})
-            self._store.recall(key.name, runs, pool_learning.forgotten(document))
+                earlier = pool_learning.read_learnt_runs(key.name, before.value.document)
+                self._store.drop_runs(key.name, {item.uid for item in earlier} - {item.uid for item in runs})
+            self._store.restore_runs(key.name, runs, pool_learning.read_forget_requests(document))
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
         forget_request = now.value.forget
         if forget_request is not None and (before is None or before.value.forget != forget_request):
             try:
-                self._forget_runs(key.name, Forget.of(forget_request))
+                self._forget_runs(key.name, ForgetRequest.parse(forget_request))
             except SpecError as error:
                 log.warning("%s: %s", key, error)
 
-    def _forget_runs(self, pool: str, forget_request: Forget) -> None:
+    def _forget_runs(self, pool: str, forget_request: ForgetRequest) -> None:
         """Forget the matching runs of a pool, and reconcile their jobs."""
-        count = self._store.forget(forget_request, self._context.timestamp(), pool)
+        count = self._store.forget_runs(forget_request, self._context.timestamp(), pool)
         for key, item in self._own.items():
             if item.run.pool == pool and forget_request.matches(item):
                 self._context.runtime.add(key, self._context.settings.observe_settle_s)
@@ -279,7 +279,7 @@ class PoolLearnings:
 
 def _is_valid_forget(text: str) -> bool:
     try:
-        Forget.of(text)
+        ForgetRequest.parse(text)
     except SpecError:
         return False
     return True

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from tilecast.api import gpu_pool, training_job
-from tilecast.api.fields import value_at
+from tilecast.api.fields import value_at_path
 from tilecast.api.status import TrainingJobStatus
 from tilecast.spec import SpecError
 from tilecast_operator.controllers.pools import Pools
@@ -24,7 +24,7 @@ from tilecast_operator.objects.documents import OBSERVED
 from tilecast_operator.objects.view import View
 from tilecast_operator.observed import queries, reports
 from tilecast_operator.observed.calibrator import Score
-from tilecast_operator.observed.reports import Refused, StepReport
+from tilecast_operator.observed.reports import RefusedReport, StepReport
 
 log = logging.getLogger("tilecast")
 
@@ -44,24 +44,24 @@ class Observations:
         self._pools = pools
         self._scores = scores
         self._reviews = reviews
-        self._trainers: RecordPart[list[tuple[str, str]]] = context.records.part()
+        self._trainers: RecordPart[list[tuple[str, str]]] = context.records.add_part()
         """Metrics that the TrainJob of each job reported last."""
-        self._unwritten: RecordPart[bool] = context.records.part()
+        self._unwritten: RecordPart[bool] = context.records.add_part()
         """Jobs with reports that their status does not contain yet."""
 
     async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
         """Check the token of a report that a pod sent by PUT, and score the report.
 
         Raises:
-            Refused: The report does not count; the message says why.
+            RefusedReport: The report does not count; the message says why.
         """
         try:
             review = await self._reviews.review_token(token)
-            node, account = reports.reviewed(review, namespace), reports.account_of(review)
+            node, account = reports.node_of_review(review, namespace), reports.account_of_review(review)
             await self._score_report(Key(training_job.KIND, namespace, name), reports.from_body(body, node, account))
             if not self._context.leadership.is_leader:
-                raise Refused("unavailable", 503, "another replica leads now; report again later")
-        except Refused as refused:
+                raise RefusedReport("unavailable", 503, "another replica leads now; report again later")
+        except RefusedReport as refused:
             self._context.metrics.observations.labels("put", refused.outcome).inc()
             raise
 
@@ -78,16 +78,16 @@ class Observations:
             if seen is None or not best:
                 continue
             pool = self._context.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
-            if (own := value_at(seen.value.document, QUERY)) is not None:
+            if (own := value_at_path(seen.value.document, QUERY)) is not None:
                 with suppress(SpecError):  # its status says why
                     yield key, self._limit_query(key, str(own))
                 continue
-            template = None if pool is None else value_at(pool.value.document, QUERY)
-            yield key, queries.asked(template or self._context.settings.prometheus_query, key.namespace, key.name)
+            template = None if pool is None else value_at_path(pool.value.document, QUERY)
+            yield key, queries.fill_query(template or self._context.settings.prometheus_query, key.namespace, key.name)
 
     def find_refusal(self, key: Key, document: Document) -> str | None:
         """Return why step reports of a job are refused, or why its query is not sent; None if neither is so."""
-        own = value_at(document, QUERY)
+        own = value_at_path(document, QUERY)
         if own is not None and self._context.settings.prometheus_url:
             try:
                 self._limit_query(key, str(own))
@@ -99,15 +99,15 @@ class Observations:
         """Return the query of a job limited to series of the job's namespace; raise SpecError if not allowed."""
         if self._context.settings.observation_queries != "jobs":
             raise queries.NOT_ALLOWED
-        return queries.held(template, key.namespace, key.name)
+        return queries.restrict_query(template, key.namespace, key.name)
 
-    async def take_sample(self, key: Key, answer: Any) -> None:
+    async def score_sample(self, key: Key, answer: Any) -> None:
         """Score the step in an answer of Prometheus to a job's query."""
         try:
             report = reports.from_prometheus(answer)
             if report is not None:
                 await self._score_report(key, report)
-        except Refused as refused:
+        except RefusedReport as refused:
             self._context.metrics.observations.labels("prometheus", refused.outcome).inc()
             log.warning("%s: what Prometheus tells does not count: %s", key, refused)
 
@@ -155,7 +155,7 @@ class Observations:
             is_taken = report is not None and before is None and score is not None and score.window.ends_with(report)
             if report is not None and not is_taken:
                 await self._score_report(key, report)
-        except Refused as refused:
+        except RefusedReport as refused:
             self._context.metrics.observations.labels("trainJob", refused.outcome).inc()
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 

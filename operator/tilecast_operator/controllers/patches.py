@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tilecast import jobs
-from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs import Job, Placement, Pods
 
 Operation: TypeAlias = dict[str, Any]
@@ -54,7 +54,7 @@ def make_unplacing_patch(document: Document, changes: Sequence[FieldChange]) -> 
     operations = [_set_operation(change.path, change.value) for change in changes] + [
         _annotation_operation(jobs.APPLIED, REQUEUED)
     ]
-    if value_at(document, ("metadata", "annotations", jobs.CHOSEN_LABELS)) is not None:
+    if value_at_path(document, ("metadata", "annotations", jobs.CHOSEN_LABELS)) is not None:
         operations.append(_annotation_operation(jobs.CHOSEN_LABELS, None))
     return [_require_version(document), *operations]
 
@@ -115,7 +115,7 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
     if job.is_parked:
         queue = _set_operation(("metadata", "labels", jobs.QUEUE), job.next_queue)
         operations += [queue, _annotation_operation(jobs.NEXT_QUEUE, None)]
-    if job.is_suspended_for_us:
+    if job.is_suspended_for_advice:
         operations.append(_set_operation(job.kind.suspend, False))
     return operations
 
@@ -125,8 +125,8 @@ def make_workload_patch(workload: Document, job: Job, placement: Placement) -> l
     # Kueue compares only counts and requests of both, so a selector on the job does not reach the Workload by itself.
 
     def make_fields(_: Document, pods: Pods) -> dict[str, Any]:
-        tolerations = jobs.tolerated(pods, placement.tolerations)
-        return {NODE_SELECTOR: jobs.selector(pods, placement.node_selector), "tolerations": tolerations}
+        tolerations = jobs.add_tolerations(pods, placement.tolerations)
+        return {NODE_SELECTOR: jobs.choose_selector(pods, placement.node_selector), "tolerations": tolerations}
 
     return _make_pod_set_patch(workload, job, make_fields)
 

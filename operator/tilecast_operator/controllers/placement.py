@@ -24,7 +24,7 @@ from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.discovery import ServedApis
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.turns import TurnClaim
-from tilecast_operator.objects.kinds import KINDS, path_of
+from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.report.advice import advice_annotations
 
 log = logging.getLogger("tilecast")
@@ -73,7 +73,7 @@ class Placer:
             not document.get("spec", {}).get("podTemplateOverrides")
             and await self._discovery.has_field(KINDS[key.kind], "runtimePatches")
         )
-        changes = jobs.changes(document, job, placement, runtime_patches=newer)
+        changes = jobs.compute_changes(document, job, placement, runtime_patches=newer)
         operations = patches.make_placing_patch(document, changes, jobs.chosen_labels(job, placement.node_selector))
         return PreparedPlacement(key, job, placement, operations, workloads)
 
@@ -130,9 +130,9 @@ class Placer:
     async def patch_job(self, key: Key, operations: Sequence[patches.Operation]) -> None:
         """Patch a job; raises as `write` does."""
         try:
-            self._context.cache.jobs.keep(
+            self._context.cache.jobs.store_written(
                 await self._context.writer.patch(
-                    path_of(key), KINDS[key.kind].plural, operations, TurnClaim(key.namespace, is_held=True)
+                    make_object_path(key), KINDS[key.kind].plural, operations, TurnClaim(key.namespace, is_held=True)
                 )
             )
         except ApiError as error:

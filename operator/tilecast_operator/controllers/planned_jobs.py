@@ -24,7 +24,7 @@ class PlannedJobs:
 
     def __init__(self, records: Records, *, is_on: bool) -> None:
         self.is_on = is_on
-        self._positions: RecordPart[QueuePosition] = records.part()
+        self._positions: RecordPart[QueuePosition] = records.add_part()
         self._is_made = False
         self.on_write: Callable[[], None] = lambda: None
         """Called when a TrainingJob's status was written: the job may have started, and no watch reports our own

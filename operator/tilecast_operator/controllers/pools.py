@@ -74,15 +74,15 @@ class Pools:
         self._posted: set[str] = set()
         """Texts of the Events on unknown accelerators."""
         self._is_dirty = False
-        context.cache.nodes.listen(self._on_node_change)
-        context.cache.slices.listen(self._on_slice_change)
-        context.cache.pools.listen(self._on_pool_change)
-        context.leadership.listen(self._on_leadership_change)
+        context.cache.nodes.add_listener(self._on_node_change)
+        context.cache.slices.add_listener(self._on_slice_change)
+        context.cache.pools.add_listener(self._on_pool_change)
+        context.leadership.add_listener(self._on_leadership_change)
         context.runtime.register(NODES.kind, self._refresh_pools)
         context.runtime.register(CALIBRATION.kind, self._calibrate)
         context.runtime.register(gpu_pool.KIND, self._reconcile_pool, gone=self._on_pool_gone)
 
-    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
+    def add_listener(self, listener: Callable[[PoolsChange], None]) -> None:
         """Call `listener` whenever advice may change."""
         self._listeners.append(listener)
 
@@ -123,7 +123,7 @@ class Pools:
 
         A discovered pool that could not be written because its CRD is not served is tried again.
         """
-        self._context.cache.pools.forget(key)
+        self._context.cache.pools.forget_object(key)
         if key.name in self._entries and self._context.settings.discovery:
             self._context.runtime.add(key, self._context.timings.unserved_s)
 
@@ -133,7 +133,7 @@ class Pools:
             await self._advisor.warm_up()
         except SpecError as error:
             raise TryAgainError(str(error)) from None
-        if not await self._lists.is_complete():
+        if not await self._lists.is_first_list_complete():
             self._context.runtime.add(NODES, max(self._context.settings.settle_s, LEAST_WAIT_S))
             return
         if self._is_dirty or self.report is None:
@@ -142,15 +142,17 @@ class Pools:
             slices = [item for item in self._context.cache.slices.values() if item]
             every_node = list(self._context.cache.nodes.values())
             try:
-                bare = await self._advisor.run_in_thread(nodes.pools, every_node, own, slices, tuple(self._expired))
+                bare = await self._advisor.run_in_thread(
+                    nodes.discover_pools, every_node, own, slices, tuple(self._expired)
+                )
             except Exception:
                 self._is_dirty = True
                 raise
             if self.report is None:
                 await self._calibrate(CALIBRATION)
             calibrator = self._learning.calibrator
-            of_namespace = {name: bare.calibrated(table) for name, table in calibrator.tables.items()}
-            self._adopt_report(bare.calibrated(calibrator.table), of_namespace)
+            of_namespace = {name: bare.with_calibration(table) for name, table in calibrator.namespace_tables.items()}
+            self._adopt_report(bare.with_calibration(calibrator.default_table), of_namespace)
         # This comes last: an API server that accepts no Event now must not hold up the rest.
         if self.report is not None and self._context.settings.owns_pools:
             await self._post_unknown_gpus(self.report)
@@ -241,7 +243,7 @@ class Pools:
         if not isinstance(found, nodes.FoundPool):
             return facts
         calibrator = self._learning.calibrator
-        learnt, superseded = calibrator.pool(name, found.pool.gpu.name), calibrator.drifted(name)
+        learnt, superseded = calibrator.pool_status(name, found.pool.gpu.name), calibrator.count_drifted(name)
         return replace(facts, learnt=learnt, superseded=superseded)
 
     async def _apply_pool(self, key: Key, seen: Stored[View] | None, document: dict[str, Any]) -> Stored[View]:
@@ -254,15 +256,15 @@ class Pools:
         """
         if seen is not None:
             document["metadata"]["uid"] = seen.uid
-        applied = await self._context.writer.apply(key, document, force=False)
+        applied = await self._context.writer.apply_fields(key, document, force=False)
         answer = View.from_object(applied).document
-        name, spec = gpu_pool.parse(answer)
-        if seen is None and gpu_pool.discovery(answer, spec) is None:
+        name, spec = gpu_pool.parse_gpu_pool(answer)
+        if seen is None and gpu_pool.read_discovery(answer, spec) is None:
             log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)
             bare = applied_fields(key, KINDS[key.kind].api_version, uid=applied["metadata"]["uid"])
-            applied = await self._context.writer.apply(key, bare, force=False)
+            applied = await self._context.writer.apply_fields(key, bare, force=False)
             self.schedule_refresh()
-        return self._context.cache.pools.keep(applied, is_new=True)
+        return self._context.cache.pools.store_written(applied, is_new=True)
 
     def _expire_missing_nodes(self, key: Key, left_s: float) -> None:
         """Count the missing nodes of a discovered pool as gone, `left_s` seconds from now."""
@@ -278,7 +280,7 @@ class Pools:
         self._posted &= unknown.keys()
         for text in unknown.keys() - self._posted:
             node = unknown[text]
-            if await self._context.writer.post(Key("Node", "", node), node, Note("Warning", UNKNOWN, text)):
+            if await self._context.writer.post_event(Key("Node", "", node), node, Note("Warning", UNKNOWN, text)):
                 self._posted.add(text)
 
 

@@ -38,14 +38,14 @@ class QuarantineController:
     async def check_objects(self) -> None:
         """Write an Event about every quarantined object, and read the due objects again."""
         quarantine = self._context.cache.quarantine
-        for key in quarantine.due():
+        for key in quarantine.due_keys():
             await self._read_again(key)
-        held = list(quarantine.held())
+        held = list(quarantine.held_objects())
         self._posted = {key: self._posted[key] for key, _, _ in held if key in self._posted}
         for key, uid, text in held:
             if self._posted.get(key) != text:
                 try:
-                    await self._context.writer.post(key, uid, Note("Warning", INPUT_QUARANTINED, text))
+                    await self._context.writer.post_event(key, uid, Note("Warning", INPUT_QUARANTINED, text))
                     self._posted[key] = text
                 except (ApiError, NotLeaderError, *UNREACHABLE) as error:
                     log.info("%s: Event not written yet: %s", key, error or type(error).__name__)
@@ -60,11 +60,11 @@ class QuarantineController:
             return
         self._posted.pop(key, None)
         cache = self._context.cache
-        cache.table(key).forget(key)
+        cache.table(key).forget_object(key)
         if not items:
-            cache.quarantine.lose(key)
+            cache.quarantine.remove_object(key)
         for item in items:
-            cache.see(complete_item(key.kind, item))
+            cache.put_object(complete_item(key.kind, item))
 
     def _show_counts(self, counts: Counter[str]) -> None:
         """Set the metric of quarantined objects by kind."""

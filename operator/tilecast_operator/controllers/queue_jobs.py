@@ -8,10 +8,10 @@ from collections.abc import Hashable, Sequence
 
 from tilecast import jobs
 from tilecast.advice import Request
-from tilecast.api.fields import mapping
+from tilecast.api.fields import as_mapping
 from tilecast.hardware import Pool
 from tilecast.planner.options import job_options
-from tilecast.planner.problem import JobOption, Unplanned
+from tilecast.planner.problem import JobOption, UnplannedJob
 from tilecast.spec import SpecError
 from tilecast_operator.answer import Answer, Declined, message
 from tilecast_operator.answer_memo import AnswerMemo
@@ -23,7 +23,7 @@ from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.client import UNREACHABLE, ApiError
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.records import RecordPart
-from tilecast_operator.kube.times import seconds
+from tilecast_operator.kube.times import parse_time
 from tilecast_operator.objects.view import View
 from tilecast_operator.question import Question
 from tilecast_operator.queue_rows import QueueRow, make_plan_name
@@ -46,10 +46,10 @@ class QueueJobs:
         self._context = context
         self.answers = advice.answers
         self._advice = advice
-        self._rows: RecordPart[tuple[Hashable, QueueRow | Unplanned | None]] = context.records.part()
+        self._rows: RecordPart[tuple[Hashable, QueueRow | UnplannedJob | None]] = context.records.add_part()
         """Row that was read of each job, with the state of the job that it was read from."""
         self._options: AnswerMemo[tuple[JobOption, ...]] = AnswerMemo(context.settings.advice_cache)
-        self._since: RecordPart[float] = context.records.part()
+        self._since: RecordPart[float] = context.records.add_part()
         """When a job was first seen to run, if the job does not say when it started."""
 
     def clear_rows(self) -> None:
@@ -61,25 +61,25 @@ class QueueJobs:
         """Drop the cached row of a job."""
         self._rows.pop(key, None)
 
-    async def read_rows(self) -> tuple[list[QueueRow], list[Unplanned]]:
+    async def read_rows(self) -> tuple[list[QueueRow], list[UnplannedJob]]:
         """Return the rows of all waiting and running jobs, and the reasons why others are left out."""
-        rows, refused = list[QueueRow](), list[Unplanned]()
+        rows, refused = list[QueueRow](), list[UnplannedJob]()
         cache = self._context.cache
         for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            row = await self._context.journal.steps(key, self._read_row(key))
+            row = await self._context.journal.await_noted(key, self._read_row(key))
             if isinstance(row, QueueRow):
                 rows.append(row)
             elif row is not None:
                 refused.append(row)
         return rows, refused + self._list_invalid_weights()
 
-    async def _read_row(self, key: Key) -> QueueRow | Unplanned | None:
+    async def _read_row(self, key: Key) -> QueueRow | UnplannedJob | None:
         """Return the row of a job, or the reason why it is left out; None without a request for advice."""
         cache = self._context.cache
         if (refusal := self._context.find_quarantine(key)) is not None:
-            return Unplanned(make_plan_name(key), refusal.message[:MOST_TEXT], "")
+            return UnplannedJob(make_plan_name(key), refusal.message[:MOST_TEXT], "")
         view, seen = cache.training_jobs.get(key), cache.jobs.get(key)
         if view is not None:
             made_of: Hashable = (view.uid, view.value.packed_document, view.value.inputs, view.value.digest)
@@ -90,25 +90,25 @@ class QueueJobs:
         known = self._rows.get(key)
         if known is not None and known[0] == made_of:
             return known[1]
-        row: QueueRow | Unplanned | None
+        row: QueueRow | UnplannedJob | None
         try:
             row = await (self._read_training_job(key, view.value) if view is not None else self._read_job(key, seen))
         except SpecError as error:
-            row = Unplanned(make_plan_name(key), f"{error.field}: {error.problem}", error.remedy)
+            row = UnplannedJob(make_plan_name(key), f"{error.field}: {error.problem}", error.remedy)
         except (ApiError, *UNREACHABLE) as error:
             log.warning("%s: left out of the queue: %s", key, error)
-            return Unplanned(make_plan_name(key), UNREADABLE, "")
+            return UnplannedJob(make_plan_name(key), UNREADABLE, "")
         self._rows[key] = made_of, row
         return row
 
-    async def _read_training_job(self, key: Key, view: View) -> QueueRow | Unplanned | None:
+    async def _read_training_job(self, key: Key, view: View) -> QueueRow | UnplannedJob | None:
         """Return the row of a TrainingJob; None in mode Off, or if the TrainingJob has a target."""
         document, before = view.document, job_status.parse_status(view.status_json)
         if read_mode(document) == "Off" or read_target(key.namespace, document) is not None:
             return None
         question = await self.answers.read_question([key], document)
         if isinstance(question.request, Declined):
-            return Unplanned(make_plan_name(key), question.request.message[:MOST_TEXT], "")
+            return UnplannedJob(make_plan_name(key), question.request.message[:MOST_TEXT], "")
         options = await self._price_options(question, question.request, self.answers.advisor.list_pools(question))
         if not options:
             return _explain_no_option(key, await self.answers.answer_question(question))
@@ -119,17 +119,17 @@ class QueueJobs:
         return QueueRow(
             key,
             options,
-            seconds(view.created) or self._context.clock(),
+            parse_time(view.created) or self._context.clock(),
             self._read_namespace_weight(key.namespace),
-            jobs.weight(dict(view.inputs)),
-            self._context.cache.priorities.value("", ""),
+            jobs.read_weight(dict(view.inputs)),
+            self._context.cache.priorities.find_priority("", ""),
             deadline_s=question.request.deadline_s,
             place=place,
-            began_s=None if forecast is None or place is None else seconds(forecast.frozen_at),
+            began_s=None if forecast is None or place is None else parse_time(forecast.frozen_at),
             is_endless=True,
         )
 
-    async def _read_job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | Unplanned | None:
+    async def _read_job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | UnplannedJob | None:
         """Return the row of a job of another kind than TrainingJob."""
         if seen is None:
             return None
@@ -138,26 +138,26 @@ class QueueJobs:
         if advice_request is None or (not isinstance(advice_request, Declined) and advice_request.mode == "Off"):
             return None
         if isinstance(advice_request, Declined):
-            return Unplanned(make_plan_name(key), advice_request.message[:MOST_TEXT], "")
+            return UnplannedJob(make_plan_name(key), advice_request.message[:MOST_TEXT], "")
         question = await self._advice.read_question(job, advice_request, is_placed=True)
         if isinstance(question, Declined):
-            return Unplanned(make_plan_name(key), question.message[:MOST_TEXT], "")
+            return UnplannedJob(make_plan_name(key), question.message[:MOST_TEXT], "")
         options = await self._price_options(question.question, question.request, question.choice.pools)
         if not options:
             return _explain_no_option(key, (await self._advice.answer_job(job, advice_request, is_placed=True))[0])
         baseline, is_placed = question.choice.baseline, job.annotations.get(jobs.APPLIED) in _PLACED
         place = (baseline.pool, baseline.gpus) if baseline and (is_placed or job.has_started) else None
         if job.has_started and place is None:
-            return Unplanned(
+            return UnplannedJob(
                 make_plan_name(key), "it runs, and nothing says on which pool", "select its nodes in its pods"
             )
         return QueueRow(
             key,
             options,
-            seconds(seen.value["metadata"].get("creationTimestamp")) or self._context.clock(),
+            parse_time(seen.value["metadata"].get("creationTimestamp")) or self._context.clock(),
             self._read_namespace_weight(key.namespace),
-            jobs.weight(job.annotations),
-            self._context.cache.priorities.value(job.workload_priority_class, job.pod_priority_class),
+            jobs.read_weight(job.annotations),
+            self._context.cache.priorities.find_priority(job.workload_priority_class, job.pod_priority_class),
             question.request.deadline_s,
             question.queue,
             _list_quotas(question),
@@ -169,23 +169,25 @@ class QueueJobs:
         """Return the weight of each job of a namespace, which an annotation of the Namespace sets."""
         seen = self._context.cache.namespaces.get(Key("Namespace", "", namespace))
         try:
-            return 1.0 if seen is None else jobs.weight(seen.value.annotations)
+            return 1.0 if seen is None else jobs.read_weight(seen.value.annotations)
         except SpecError:
             return 1.0  # `_odd_weights` reports it
 
-    def _list_invalid_weights(self) -> list[Unplanned]:
+    def _list_invalid_weights(self) -> list[UnplannedJob]:
         """Return the namespaces with an invalid weight."""
-        odd = list[Unplanned]()
+        odd = list[UnplannedJob]()
         for key, namespace in self._context.cache.namespaces.items():
             try:
-                jobs.weight(namespace.annotations)
+                jobs.read_weight(namespace.annotations)
             except SpecError as error:
-                odd.append(Unplanned(f"Namespace/{key.name}", str(error), "its jobs count 1 each", is_left_out=False))
+                odd.append(
+                    UnplannedJob(f"Namespace/{key.name}", str(error), "its jobs count 1 each", is_left_out=False)
+                )
         return odd
 
     def _find_start_time(self, key: Key, document: Document) -> float:
         """Return the Unix time at which a running job started or was first seen to run."""
-        start_s = seconds(mapping(document.get("status")).get("startTime"))
+        start_s = parse_time(as_mapping(document.get("status")).get("startTime"))
         return self._since.setdefault(key, self._context.clock()) if start_s is None else start_s
 
     async def _price_options(
@@ -211,6 +213,6 @@ def _list_quotas(question: JobQuestion) -> tuple[tuple[str, int], ...]:
     return tuple((item.pool.name, item.flavor.quota) for item in usable if item.flavor is not None)
 
 
-def _explain_no_option(key: Key, answer: Answer) -> Unplanned:
+def _explain_no_option(key: Key, answer: Answer) -> UnplannedJob:
     """Return a job that no pool can run, with the reason from its answer."""
-    return Unplanned(make_plan_name(key), message(answer)[:MOST_TEXT], "")
+    return UnplannedJob(make_plan_name(key), message(answer)[:MOST_TEXT], "")

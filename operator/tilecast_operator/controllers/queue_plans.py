@@ -59,16 +59,16 @@ class QueuePlans:
         """GPUs that others held at the last look."""
         self._last_s = float("-inf")
         cache = context.cache
-        cache.training_jobs.listen(self._on_training_job_change)
-        cache.jobs.listen(lambda key, before, now: self._schedule_plan())
+        cache.training_jobs.add_listener(self._on_training_job_change)
+        cache.jobs.add_listener(lambda key, before, now: self._schedule_plan())
         for meaning in (cache.namespaces, cache.workload_priorities, cache.pod_priorities):
-            meaning.listen(self._on_priority_change)
+            meaning.add_listener(self._on_priority_change)
         for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
-            table.listen(self._on_quota_change)
-        cache.queue_advices.listen(self._on_advice_change)
-        queue_jobs.answers.pools.listen(lambda change: self._read_all_again())
-        capacity.listen(self._schedule_plan)
-        context.leadership.listen(lambda is_leading: self._schedule_plan())
+            table.add_listener(self._on_quota_change)
+        cache.queue_advices.add_listener(self._on_advice_change)
+        queue_jobs.answers.pools.add_listener(lambda change: self._read_all_again())
+        capacity.add_listener(self._schedule_plan)
+        context.leadership.add_listener(lambda is_leading: self._schedule_plan())
         context.runtime.register(QUEUE.kind, self._reconcile_queue)
         context.runtime.register(queue_advice.KIND, self._write_advice, gone=self._on_advice_gone)
 
@@ -133,7 +133,7 @@ class QueuePlans:
         entries = self._jobs.answers.found_pools
         names = [item.pool.name for item in entries]
         free = {name: known for name in names if (known := self._capacity.get_free_gpus(name)) is not None}
-        queues = {key.name: kueue.quotas(item) for key, item in self._context.cache.cluster_queues.items()}
+        queues = {key.name: kueue.read_quotas(item) for key, item in self._context.cache.cluster_queues.items()}
         now, before = count_held_gpus(entries, free, queues, rows), self._held
         held = {place: min(count, before.get(place, 0)) for place, count in now.items()}
         self._held = now
@@ -167,8 +167,8 @@ class QueuePlans:
         want = report.decide_queue_advice(facts, now_s)
         if want.spec is not None:
             fields = applied_fields(key, KINDS[key.kind].api_version) | {"spec": want.spec}
-            body = await self._context.writer.apply(key, fields)
-            seen = self._context.cache.queue_advices.keep(body, is_new=True)
+            body = await self._context.writer.apply_fields(key, fields)
+            seen = self._context.cache.queue_advices.store_written(body, is_new=True)
             want = report.decide_queue_advice(replace(facts, view=seen.value), now_s)
         if seen is None or want.status is None or status_digest(want.status.document()) == seen.value.digest:
             return
@@ -177,5 +177,5 @@ class QueuePlans:
 
     def _on_advice_gone(self, key: Key) -> None:
         """Drop a QueueAdvice that is gone from the cache, and schedule it: its CRD may not be served yet."""
-        self._context.cache.queue_advices.forget(key)
+        self._context.cache.queue_advices.forget_object(key)
         self._context.runtime.add(key, self._context.timings.unserved_s)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tilecast.api import training_job
-from tilecast.api.fields import mapping
+from tilecast.api.fields import as_mapping
 from tilecast.jobs import JOB_KINDS
 from tilecast_operator.kube.cache import Stored
 from tilecast_operator.kube.kinds import Document, Key
@@ -35,7 +35,7 @@ class JobRequests:
         """TrainingJobs by the job that they name, then by their own name."""
         self._targets: dict[Key, Key] = {}
         """Named job by TrainingJob."""
-        cache.training_jobs.listen(self._on_training_job_change)
+        cache.training_jobs.add_listener(self._on_training_job_change)
 
     def __contains__(self, job: Key) -> bool:
         return job in self._requests
@@ -80,7 +80,7 @@ class JobRequests:
 
 def read_target(namespace: str, document: Document) -> Key | None:
     """Return the key of the target of a TrainingJob; None without a target of a known kind."""
-    reference = mapping(mapping(document.get("spec")).get("targetRef"))
+    reference = as_mapping(as_mapping(document.get("spec")).get("targetRef"))
     kind = reference.get("kind")
     return Key(kind, namespace, str(reference.get("name", ""))) if isinstance(kind, str) and kind in JOB_KINDS else None
 
@@ -88,5 +88,5 @@ def read_target(namespace: str, document: Document) -> Key | None:
 def read_mode(document: Document) -> training_job.Mode:
     """Return the mode of a TrainingJob document, which may be invalid; an unknown mode counts as Advise."""
     # YAML reads a bare Off as false.
-    value = mapping(document.get("spec")).get("mode")
+    value = as_mapping(document.get("spec")).get("mode")
     return next((mode for mode in training_job.MODES if mode == value), "Off" if value is False else "Advise")

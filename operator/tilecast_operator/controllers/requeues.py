@@ -25,8 +25,8 @@ from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.records import RecordPart
-from tilecast_operator.kube.times import seconds
-from tilecast_operator.objects.kinds import path_of
+from tilecast_operator.kube.times import parse_time
+from tilecast_operator.objects.kinds import make_object_path
 
 log = logging.getLogger("tilecast")
 
@@ -68,7 +68,7 @@ class Requeues:
         self._advice = advice
         self._admission = admission
         self._kueue = kueue_check
-        self._due_s: RecordPart[float] = context.records.part()
+        self._due_s: RecordPart[float] = context.records.add_part()
         """When each job may go elsewhere, by the monotonic clock."""
 
     def forget_wait(self, key: Key) -> None:
@@ -117,23 +117,23 @@ class Requeues:
     def _planned_wait_s(self, key: Key) -> float:
         """Return the seconds until the queue plan starts a job; 0 if it is not planned."""
         position = self._advice.planned.get_position(key)
-        start_s = None if position is None or not position.pool else seconds(position.start)
+        start_s = None if position is None or not position.pool else parse_time(position.start)
         return 0.0 if start_s is None else max(0.0, start_s - self._context.clock())
 
     async def _requeue_job(self, key: Key, uid: str) -> bool:
         """Remove the node choice from a job that still waits, and widen its Workloads; return whether this was done."""
-        document = await self._context.client.get(path_of(key))
+        document = await self._context.client.get(make_object_path(key))
         job = await self._advice.read_job({**document, "kind": key.kind})
         if job.uid != uid or not is_waiting(job) or job.annotations.get(jobs.APPLIED) == patches.REQUEUED:
             return False
         if any(map(patches.is_reserved, await self.list_workloads(key, uid))):
             return False
-        open_job, chosen = jobs.unplaced(job), job.workers[0].node_selector if job.workers else {}
+        open_job, chosen = jobs.remove_node_choice(job), job.workers[0].node_selector if job.workers else {}
         flavors = await self._rank_flavors(key, open_job)
         others = [flavor for flavor in flavors if not flavor.node_labels.items() <= chosen.items()]
         if not others:
             return False
-        operations = patches.make_unplacing_patch(document, job.kind.unplace(document, job))
+        operations = patches.make_unplacing_patch(document, job.kind.remove_placement(document, job))
         await self._placer.patch_job(key, operations)
         limit_s = self._context.settings.requeue_s
         names = ", ".join(flavor.name for flavor in flavors)
@@ -155,7 +155,7 @@ class Requeues:
             return []
         flavors = dict[str, RankedFlavor]()
         for offer in answer.offers:
-            candidate = choice.of(offer.pool.name)
+            candidate = choice.candidate_of(offer.pool.name)
             if candidate.flavor is not None and offer.gpus == job.gpus:
                 flavor = RankedFlavor(candidate.flavor.name, candidate.flavor.node_labels, candidate.has_room(job.gpus))
                 flavors.setdefault(flavor.name, flavor)

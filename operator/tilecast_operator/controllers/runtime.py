@@ -17,14 +17,14 @@ from typing import Any
 from tilecast_operator.answer import INPUT_QUARANTINED, Declined
 from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.kube.cache import CacheTable
-from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, retry_s
+from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError, retry_wait_s
 from tilecast_operator.kube.documents import Note
 from tilecast_operator.kube.journal import Journal
 from tilecast_operator.kube.kinds import Key
 from tilecast_operator.kube.lease import Leadership, NotLeaderError
 from tilecast_operator.kube.queue import KeyQueue
 from tilecast_operator.kube.records import RecordPart, Records
-from tilecast_operator.kube.times import stamp
+from tilecast_operator.kube.times import format_time
 from tilecast_operator.kube.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.objects.tables import Cache
@@ -64,20 +64,20 @@ class SharedContext:
 
     def find_quarantine(self, key: Key) -> Declined | None:
         """Return the answer about a quarantined object; None if the object is not quarantined."""
-        text = self.cache.quarantine.reason(key)
+        text = self.cache.quarantine.reason_of(key)
         return None if text is None else Declined(INPUT_QUARANTINED, text)
 
     async def try_post(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
         """Write an Event about an object; return whether this succeeded."""
         try:
-            return await self.writer.post(key, uid, note, is_change=is_change)
+            return await self.writer.post_event(key, uid, note, is_change=is_change)
         except ApiError as error:
             log.warning("%s: Event not written: %s", key, error)
             return False
 
     def timestamp(self) -> str:
         """Return the current time (RFC 3339)."""
-        return stamp(self.clock())
+        return format_time(self.clock())
 
 
 class TryAgainError(Exception):
@@ -98,7 +98,7 @@ class Runtime:
         """Whatever controllers remember of an object, until it is gone."""
         self._failures: dict[Key, int] = {}
         """Number of failures in a row of each key that failed the last time."""
-        self._unwritten: RecordPart[bool] = self.records.part()
+        self._unwritten: RecordPart[bool] = self.records.add_part()
         """Keys whose answers another replica has to write; they are reconciled again when this one leads."""
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -118,12 +118,12 @@ class Runtime:
             gone: Called with such a key instead.
         """
         self._reconcile[kind] = reconcile
-        self._gone[kind] = gone or (lambda key: None if table is None else table.forget(key))
+        self._gone[kind] = gone or (lambda key: None if table is None else table.forget_object(key))
         self._metrics.queue.labels(kind).set_function(lambda: self.backlog(kind))
 
     def backlog(self, kind: str) -> int:
         """Return the number of keys of a kind that are ready or failed the last time."""
-        return sum(key.kind == kind for key in {*self.queue.ready(), *self._failures})
+        return sum(key.kind == kind for key in {*self.queue.ready_keys(), *self._failures})
 
     def add(self, key: Key, delay_s: float = 0.0, *, in_background: bool = False) -> None:
         """Queue a key, which is due after `delay_s` seconds; ignore a key of an unregistered kind.
@@ -177,9 +177,9 @@ class Runtime:
     async def _run_worker(self) -> None:
         """Take keys from the queue and reconcile them, without end."""
         while True:
-            key = await self.queue.take()
+            key = await self.queue.take_key()
             try:
-                await self._journal.steps(key, self._reconcile[key.kind](key))
+                await self._journal.await_noted(key, self._reconcile[key.kind](key))
                 self._failures.pop(key, None)
                 self._unwritten.pop(key, None)
             except NotLeaderError:
@@ -190,7 +190,7 @@ class Runtime:
                 log.exception("%s: unexpected failure", key)
                 self._retry_later(key, None)
             finally:
-                self.queue.done(key)
+                self.queue.finish_key(key)
             # Keys that need no request never wait for anything. Thousands of them in a row would keep the event loop
             # from serving anything else, such as probes and reports.
             await asyncio.sleep(0)
@@ -200,11 +200,11 @@ class Runtime:
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
             self._failures.pop(key, None)
-            self.records.drop(key)
+            self.records.drop_record(key)
             self._gone[key.kind](key)
             return
         attempt = self._failures[key] = self._failures.get(key, 0) + 1
-        wait_s = retry_s(attempt, error, self._settings.retry_first_s, self._settings.retry_most_s)
+        wait_s = retry_wait_s(attempt, error, self._settings.retry_first_s, self._settings.retry_most_s)
         if code == 422:
             wait_s = max(wait_s, self._settings.retry_most_s)
         log.warning("%s: %s; again in %.1f s", key, error or "see above", wait_s)

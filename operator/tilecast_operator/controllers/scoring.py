@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tilecast.advice.measured import RunForecast
-from tilecast.api.base import figures
+from tilecast.api.base import round_to_six_digits
 from tilecast.api.status import FrozenForecast, Recommendation, StepSeconds, TrainingJobStatus
-from tilecast.hardware import normalise
+from tilecast.hardware import normalise_product
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError, Stated
 from tilecast_operator.advisor import Advisor
@@ -22,7 +22,7 @@ from tilecast_operator.kube.kinds import Key
 from tilecast_operator.objects.view import View
 from tilecast_operator.observed import reports
 from tilecast_operator.observed.calibrator import Score
-from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport
+from tilecast_operator.observed.reports import RefusedReport, ScoredForecast, StepReport
 from tilecast_operator.report.job_status import parse_status
 
 Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
@@ -47,7 +47,7 @@ class Scores:
         self._context = context
         self._advisor = advisor
         self._learning = learning
-        self._measured = context.records.part(_MeasuredJob)
+        self._measured = context.records.add_part(_MeasuredJob)
 
     def get_score(self, key: Key) -> Score | None:
         """Return the score of a job; None without a measured step."""
@@ -58,12 +58,12 @@ class Scores:
 
         The leader takes the score over only if it has more samples than the known score.
         """
-        score, known = Score.of(parse_status(seen.value.status_json)), self.get_score(key)
+        score, known = Score.from_status(parse_status(seen.value.status_json)), self.get_score(key)
         if score is None or score == known:
             return False
         if is_leader and known is not None and known.window.samples >= score.window.samples:
             return False
-        self._measured.of(key).score = score
+        self._measured.get_or_make(key).score = score
         self._learning.recall_run(key, seen.uid, score)
         return True
 
@@ -87,11 +87,11 @@ class Scores:
             return False
         try:
             await self.take_report(key, seen, pools, reports.from_annotation(text))
-        except Refused as refused:
+        except RefusedReport as refused:
             self._context.metrics.observations.labels("annotation", refused.outcome).inc()
             now = self._context.cache.training_jobs.get(key)
             if now is not None and now.uid == seen.uid:  # nothing is known of another job of its name
-                self._measured.of(key).refused = (text, str(refused))
+                self._measured.get_or_make(key).refused = (text, str(refused))
             return False
         return True
 
@@ -101,26 +101,26 @@ class Scores:
         """Compare a report with the forecast of its job, and return the new score.
 
         Raises:
-            Refused: The report does not count; the message says why.
+            RefusedReport: The report does not count; the message says why.
         """
         if seen is None:
-            raise Refused("unknown_job", 404, f"there is no TrainingJob {key.name} in namespace {key.namespace}")
+            raise RefusedReport("unknown_job", 404, f"there is no TrainingJob {key.name} in namespace {key.namespace}")
         status = parse_status(seen.value.status_json)
         best = status.recommendation
         if best is None or pools is None:
-            raise Refused("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
+            raise RefusedReport("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
         known = self.get_score(key)
         frozen = known.forecast if known else status.forecast
         forecast, origin = await self._find_forecast(key, seen.value, pools, report, best, frozen)
         now = self._context.cache.training_jobs.get(key)
         if now is None or now.uid != seen.uid:
-            raise Refused("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
-        self._measured.of(key).origin = origin
-        reports.plausible(report.seconds, forecast.raw_seconds)
+            raise RefusedReport("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
+        self._measured.get_or_make(key).origin = origin
+        reports.require_plausible(report.seconds, forecast.raw_seconds)
         known = self.get_score(key)  # others may have reported during the forecast
         same = known is not None and known.forecast.place == forecast.place
-        window = reports.added(known.window if known and same else None, report, self._context.timestamp())
-        measured, score = self._measured.of(key), Score(forecast, window)
+        window = reports.add_report(known.window if known and same else None, report, self._context.timestamp())
+        measured, score = self._measured.get_or_make(key), Score(forecast, window)
         measured.score, measured.refused = score, None
         self._learning.take_run(key, seen.uid, score)
         self._context.metrics.observations.labels(report.source, "accepted").inc()
@@ -141,9 +141,9 @@ class Scores:
         The forecast is made anew if the job runs on another pool, other GPUs or another plan.
 
         Raises:
-            Refused: The pool of the report is not known, or the running plan cannot be forecast.
+            RefusedReport: The pool of the report is not known, or the running plan cannot be forecast.
         """
-        known = ScoredForecast.of(frozen)
+        known = ScoredForecast.from_frozen(frozen)
         origin = (_find_pool(report, pools, best), report.gpus, report.plan)
         before = (self._measured.get(key) or _MeasuredJob()).origin
         if known is not None and origin in ((None, None, None), before):
@@ -152,7 +152,7 @@ class Scores:
         name, gpus = origin[0] or best.pool, report.gpus or best.gpus
         pool = next((item for item in pools.pools if item.name == name), None)
         if standing is None or pool is None:
-            raise Refused("unknown_pool", 409, f"there is no pool {name} that the job could run on")
+            raise RefusedReport("unknown_pool", 409, f"there is no pool {name} that the job could run on")
         is_recommended = name == best.pool and gpus == best.gpus and report.plan is None
         try:
             question = await self._advisor.read_question(key.namespace, view.document)
@@ -165,20 +165,20 @@ class Scores:
                 precision=standing.precision,
             )
         except SpecError as error:
-            raise Refused("no_advice", 409, f"what runs cannot be forecast: {error}") from None
+            raise RefusedReport("no_advice", 409, f"what runs cannot be forecast: {error}") from None
         since = frozen.frozen_at if frozen is not None else self._context.timestamp()
         forecast = _freeze_forecast(ran, since, ran.plan == standing.plan and name == best.pool)
         return known if known is not None and known.place == forecast.place else forecast, origin
 
 
 def _freeze_forecast(forecast: RunForecast, since: str, followed: bool) -> ScoredForecast:
-    return ScoredForecast.within(
+    return ScoredForecast.from_cut_values(
         frozen_at=since,
         pool=forecast.pool.name,
         gpus=forecast.plan.gpus,
         plan=str(forecast.plan),
-        raw_seconds=figures(forecast.raw_s),
-        step_seconds=StepSeconds.of(forecast),
+        raw_seconds=round_to_six_digits(forecast.raw_s),
+        step_seconds=StepSeconds.from_forecast(forecast),
         group=[part[:63] for part in forecast.group],
         framework=forecast.framework,
         followed=followed,
@@ -191,7 +191,7 @@ def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> 
     The pool is that of the node, or the one that has the GPU; the recommended pool wins if several have it.
 
     Raises:
-        Refused: No pool has its GPU, or several other than the recommended one have it.
+        RefusedReport: No pool has its GPU, or several other than the recommended one have it.
     """
     if report.node is not None:
         of_node = next((item.pool.name for item in pools.entries if report.node in item.members), None)
@@ -199,13 +199,15 @@ def _find_pool(report: StepReport, pools: NodesReport, best: Recommendation) -> 
             return of_node
     if report.gpu is None:
         return None
-    fitting = [pool for pool in pools.pools if normalise(report.gpu) in pool.gpu.aliases]
+    fitting = [pool for pool in pools.pools if normalise_product(report.gpu) in pool.gpu.aliases]
     if any(pool.name == best.pool for pool in fitting):
         return best.pool
     if len(fitting) == 1:
         return fitting[0].name
     several = f"{len(fitting)} pools have" if fitting else "no pool has"
-    raise Refused("unknown_pool", 409, f"{several} a {report.gpu[:64]}; report from a pod whose token names its node")
+    raise RefusedReport(
+        "unknown_pool", 409, f"{several} a {report.gpu[:64]}; report from a pod whose token names its node"
+    )
 
 
 def _baseline_gpu_seconds(status: TrainingJobStatus) -> float | None:

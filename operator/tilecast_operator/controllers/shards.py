@@ -30,7 +30,7 @@ class NamespaceShard:
         self._tables = (cache.training_jobs, cache.jobs)
         for table in self._tables:
             table.is_ours = self._is_ours
-        cache.namespaces.listen(self._on_namespace_change)
+        cache.namespaces.add_listener(self._on_namespace_change)
         context.runtime.register(NAMESPACE, self._list_jobs)
 
     def _is_ours(self, namespace: str) -> bool | None:
@@ -48,7 +48,7 @@ class NamespaceShard:
         if was_ours is is_ours:
             return
         for table in self._tables:
-            table.settle(key.name)
+            table.decide_ownership(key.name)
         if was_ours is False:
             self._context.runtime.add(key)
 
@@ -65,7 +65,7 @@ class NamespaceShard:
                         break
                     raise
                 for item in page.get("items") or ():
-                    self._context.cache.see(complete_item(kind, item))
+                    self._context.cache.put_object(complete_item(kind, item))
                 if not (onward := (page.get("metadata") or {}).get("continue")):
                     break
                 query["continue"] = onward

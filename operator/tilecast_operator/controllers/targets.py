@@ -16,7 +16,7 @@ from tilecast_operator.kube.client import ApiError
 from tilecast_operator.kube.discovery import ServedApis
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.objects.documents import OBSERVED
-from tilecast_operator.objects.kinds import KINDS, path_of
+from tilecast_operator.objects.kinds import KINDS, make_object_path
 from tilecast_operator.objects.view import MAX_INPUT
 from tilecast_operator.report.job_status import Aspect
 
@@ -94,14 +94,14 @@ class Targets:
     async def _fetch_target(self, key: Key) -> Document | Declined:
         """Read a job from the API server; return it, or the reason why there is none."""
         try:
-            return await self._context.client.get(path_of(key))
+            return await self._context.client.get(make_object_path(key))
         except ApiError as error:
             if error.status == 403:
                 text = f"the operator may not read {key.kind} {key.name}"
                 return Declined("TargetNotReadable", f"{text}; install the chart with jobs.enabled=true")
             if error.status != 404:
                 raise
-        if not await self._apis.serves(KINDS[key.kind]):
+        if not await self._apis.serves_kind(KINDS[key.kind]):
             text = f"this cluster has no {key.kind} of {JOB_KINDS[key.kind].api_version}"
             return Declined("TargetKindNotInstalled", f"{text}; install its controller, or correct spec.targetRef")
         text = f"there is no {key.kind} {key.name} in namespace {key.namespace}"

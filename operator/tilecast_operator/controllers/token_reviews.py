@@ -10,7 +10,7 @@ from collections import OrderedDict
 from tilecast_operator.kube.client import UNREACHABLE, Api, ApiError
 from tilecast_operator.kube.documents import token_review
 from tilecast_operator.kube.kinds import Document
-from tilecast_operator.observed.reports import AUDIENCE, Refused
+from tilecast_operator.observed.reports import AUDIENCE, RefusedReport
 
 log = logging.getLogger("tilecast")
 
@@ -47,17 +47,17 @@ class TokenReviews:
         """Return the TokenReview of a token, from the cache or the API server.
 
         Raises:
-            Refused: There is no token, or it cannot be reviewed now.
+            RefusedReport: There is no token, or it cannot be reviewed now.
         """
         if not token:
-            raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
+            raise RefusedReport("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
         digest, now_s = hashlib.sha256(token.encode()).digest(), time.monotonic()
         for reviews in self._reviews.values():
             known = reviews.get(digest)
             if known is not None and now_s - known[0] < self._holds_s:
                 return known[1]
         if self._reviewing >= (MAX_REVIEWING if digest in self._reviews[True] else MAX_UNKNOWN):
-            raise Refused("unavailable", 503, "too many tokens are being reviewed; report again later", BUSY_S)
+            raise RefusedReport("unavailable", 503, "too many tokens are being reviewed; report again later", BUSY_S)
         self._reviewing += 1
         try:
             review = await self._client.create(
@@ -66,7 +66,7 @@ class TokenReviews:
         except (ApiError, *UNREACHABLE) as error:
             log.warning("a token cannot be reviewed: %s", error)
             text = "the token cannot be reviewed now; report again later"
-            raise Refused("unavailable", 503, text, BUSY_S) from None
+            raise RefusedReport("unavailable", 503, text, BUSY_S) from None
         finally:
             self._reviewing -= 1
         reviews = self._reviews[bool((review.get("status") or {}).get("authenticated"))]

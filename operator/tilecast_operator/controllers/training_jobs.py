@@ -93,7 +93,7 @@ class StatusWrites:
         if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
             seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
         if want.note is not None:
-            await self._context.writer.post(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
+            await self._context.writer.post_event(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
         self._learning.corrected.set_ratio(key, None if first is None else first.own_runs_ratio)
         is_other = digest != seen.value.digest
         if is_other:
@@ -125,10 +125,10 @@ class TrainingJobs:
         self._evidence = evidence
         self._destinations = destinations
         self._writes = writes
-        self._touched: RecordPart[bool] = context.records.part()
+        self._touched: RecordPart[bool] = context.records.add_part()
         """Jobs whose status somebody else wrote; they are compared in full."""
-        context.cache.training_jobs.listen(self._on_job_change)
-        answers.pools.listen(self._on_pools_change)
+        context.cache.training_jobs.add_listener(self._on_job_change)
+        answers.pools.add_listener(self._on_pools_change)
         context.runtime.register(training_job.KIND, self._reconcile_job, context.cache.training_jobs)
         context.answers.register_kind(training_job.KIND)
 
@@ -169,7 +169,7 @@ class TrainingJobs:
         facts, seen = read
         want = decide_training_job(facts, self._context.clock())
         if want.news is not None:
-            await self._context.writer.post(key, seen.uid, want.news)
+            await self._context.writer.post_event(key, seen.uid, want.news)
         is_written = await self._writes.write_answer(key, seen, want, facts.before)
         if facts.answer is None:
             if facts.keeps_forecast:

@@ -2,7 +2,7 @@
 
 Events may arrive in any order, late, twice, or about an object that another one of the same name has replaced; the
 cache sorts that out once for all. Controllers listen and read. Objects that they write come back through
-`CacheTable.keep`.
+`CacheTable.store_written`.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class CacheTable(Generic[ValueT]):
         """Iterate over the keys and stored values of all objects."""
         return ((key, entry.value) for key, entry in self._objects.items())
 
-    def listen(self, listener: Listener[ValueT]) -> None:
+    def add_listener(self, listener: Listener[ValueT]) -> None:
         """Add a function that is called whenever an object comes, changes or goes."""
         self._listeners.append(listener)
 
-    def see(self, body: Document) -> None:
+    def put_object(self, body: Document) -> None:
         """Record that an object exists."""
-        key, known = Key.of(body), self._objects.get(Key.of(body))
+        key, known = Key.from_object(body), self._objects.get(Key.from_object(body))
         is_ours = self.is_ours(key.namespace)
         if not is_ours:
             if is_ours is None:
@@ -108,35 +108,35 @@ class CacheTable(Generic[ValueT]):
         self._objects[key] = now
         self._notify_listeners(key, known, now)
 
-    def lose(self, body: Document) -> None:
+    def remove_object(self, body: Document) -> None:
         """Record that an object is gone; a later object of the same name stays."""
-        key = Key.of(body)
+        key = Key.from_object(body)
         self._set_aside.pop(key, None)
         known = self._objects.get(key)
         if known is not None and known.uid == str(body["metadata"].get("uid", known.uid)):
             self._drop_object(key, known)
 
-    def settle(self, namespace: str) -> None:
+    def decide_ownership(self, namespace: str) -> None:
         """Add the objects of a namespace that were set aside if they are ours by now; drop all if they are not."""
         for key in [key for key in self._set_aside if key.namespace == namespace]:
-            self.see(self._set_aside.pop(key))
+            self.put_object(self._set_aside.pop(key))
         if self.is_ours(namespace) is False:
             for key in [key for key in self._objects if key.namespace == namespace]:
-                self.forget(key)
+                self.forget_object(key)
 
-    def forget(self, key: Key) -> None:
+    def forget_object(self, key: Key) -> None:
         """Drop an object that the API server no longer has."""
         if (known := self._objects.get(key)) is not None:
             self._drop_object(key, known)
 
-    def keep(self, body: Document, *, is_new: bool = False) -> Stored[ValueT]:
+    def store_written(self, body: Document, *, is_new: bool = False) -> Stored[ValueT]:
         """Store the result of a write without calling listeners; return it.
 
         Args:
             body: the object.
             is_new: whether the object may be new to the cache; without it, an object that is gone by now stays gone.
         """
-        key, now = Key.of(body), self._parse_object(self._sift(body) or body)
+        key, now = Key.from_object(body), self._parse_object(self._sift(body) or body)
         known = self._objects.get(key)
         if is_new if known is None else now.is_newer_than(known):
             self._objects[key] = now
@@ -169,17 +169,17 @@ class ObjectCache:
         self._journal = journal
         self.quarantine = quarantine
 
-    def see(self, body: Document) -> None:
+    def put_object(self, body: Document) -> None:
         """Record that an object exists."""
-        with self._journal.reading(Key.of(body)):
-            self._tables[str(body["kind"])].see(body)
+        with self._journal.note_reading(Key.from_object(body)):
+            self._tables[str(body["kind"])].put_object(body)
 
-    def lose(self, body: Document) -> None:
+    def remove_object(self, body: Document) -> None:
         """Record that an object is gone."""
-        self.quarantine.lose(Key.of(body))
-        self._tables[str(body["kind"])].lose(body)
+        self.quarantine.remove_object(Key.from_object(body))
+        self._tables[str(body["kind"])].remove_object(body)
 
-    def when_gone(self, gone: Callable[[Key], None]) -> None:
+    def on_object_gone(self, gone: Callable[[Key], None]) -> None:
         """Set the function that is called with the key of every object that is gone, before any listener."""
         for table in self._tables.values():
             table.gone = gone

@@ -87,7 +87,7 @@ def is_webhook_down(error: Exception) -> bool:
     return isinstance(error, ApiError) and error.status >= 500 and any(words in str(error) for words in _NO_WEBHOOK)
 
 
-def retry_s(attempt: int, error: Exception | None, first_s: float, most_s: float) -> float:
+def retry_wait_s(attempt: int, error: Exception | None, first_s: float, most_s: float) -> float:
     """Return the wait after a failed attempt, counted from 1, in seconds.
 
     It doubles with each attempt up to `most_s`, and is at least as long as the API server requested.
@@ -126,7 +126,7 @@ class Api:
         self._login, self._connection = login, login()
         self._logged_in.set()
 
-    async def logged_in(self) -> None:
+    async def wait_for_login(self) -> None:
         """Wait for the first login."""
         await self._logged_in.wait()
 

@@ -16,7 +16,7 @@ class ServedApis:
         self._versions: dict[str, str] = {}
         self._has_field: dict[tuple[ResourceKind, str], bool] = {}
 
-    async def version(self, group: str, *, anew: bool = False) -> str | None:
+    async def served_version(self, group: str, *, anew: bool = False) -> str | None:
         """Return the preferred version of an API group; None if the group is not served.
 
         Args:
@@ -34,7 +34,7 @@ class ServedApis:
             self._versions[group] = str(document["preferredVersion"]["version"])
         return self._versions[group]
 
-    async def serves(self, kind: ResourceKind) -> bool:
+    async def serves_kind(self, kind: ResourceKind) -> bool:
         """Return whether a kind's version is served."""
         try:
             await self._client.get(f"/apis/{kind.api_version}")

@@ -89,7 +89,7 @@ class Journal:
         self._view[: len(ENDED)] = ENDED
 
     @contextmanager
-    def reading(self, key: Key) -> Iterator[None]:
+    def note_reading(self, key: Key) -> Iterator[None]:
         """Note an object for the duration of a `with` block."""
         slot, note = self._thread_slot(), _encode_key(key)
         self._isolation.enter(note, LOOP_S if note in self._isolation.suspects else 0.0)
@@ -101,7 +101,7 @@ class Journal:
             self._isolation.leave(note)
 
     @types.coroutine
-    def steps(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
+    def await_noted(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
         """Await a coroutine, with an object noted whenever the coroutine runs but not while it waits.
 
         A step of a suspect waits until no thread reads anything else.
@@ -135,7 +135,7 @@ class Journal:
         finally:
             _CURRENT.reset(token)
 
-    def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    def call_noted(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in a thread, with the object noted that the calling task reads."""
         slot, note = self._thread_slot(), _CURRENT.get()
         self._isolation.enter(note)

@@ -46,7 +46,7 @@ class Key:
     name: str = ""
 
     @classmethod
-    def of(cls, body: Document) -> Key:
+    def from_object(cls, body: Document) -> Key:
         """Return the key of an object."""
         metadata = body["metadata"]
         return cls(str(body["kind"]), str(metadata.get("namespace", "")), str(metadata["name"]))

@@ -51,12 +51,12 @@ class Leadership:
         """Whether this replica may write now."""
         return time.monotonic() < self._until_s
 
-    def require(self) -> None:
+    def require_leadership(self) -> None:
         """Raise NotLeaderError if this replica may not write now."""
         if not self.is_leader:
             raise NotLeaderError("another replica leads")
 
-    def listen(self, listener: Callable[[bool], None]) -> None:
+    def add_listener(self, listener: Callable[[bool], None]) -> None:
         """Add a function that is called with True when this replica begins to lead, and with False when it ends."""
         self._listeners.append(listener)
 
@@ -68,7 +68,7 @@ class Leadership:
             NotLeaderError: another replica leads.
             TimeoutError: the lease has ended meanwhile.
         """
-        self.require()
+        self.require_leadership()
         if math.isinf(self._until_s):
             yield
             return
@@ -94,7 +94,7 @@ class Leadership:
         if self.is_leader and not self._is_leading:
             self._set_leading(True)
 
-    def end(self) -> None:
+    def stop_leading(self) -> None:
         """Stop leading."""
         self._until_s = -math.inf
         self._report_end()
@@ -172,7 +172,7 @@ class Election:
         is_other = known is not None and known.spec.holder not in ("", self.identity)
         return known.address or None if known and is_other and time.monotonic() < known.expires_s else None
 
-    async def run(self) -> None:
+    async def take_part(self) -> None:
         """Take part in the election until it is cancelled or the lease is released."""
         problem = ""
         while not self._is_released:
@@ -189,10 +189,10 @@ class Election:
                     self._record = None
             await asyncio.sleep(self.lease_s * (RENEW if self.leadership.is_leader and not problem else LOOK))
 
-    async def release(self) -> None:
+    async def release_lease(self) -> None:
         """Stop leading and release the Lease. If that fails, the Lease ends by itself."""
         self._is_released = True
-        self.leadership.end()
+        self.leadership.stop_leading()
         if self._record is None or self._record.spec.holder != self.identity:
             return
         try:

@@ -48,7 +48,7 @@ class ListCheck:
         self._differs_since: dict[str, float] = {}
         self._difference: dict[str, str] = {}
 
-    async def is_complete(self) -> bool:
+    async def is_first_list_complete(self) -> bool:
         """Return whether the cache has every object of the first list.
 
         It has once the counts agree. If the API server gives no count, or objects come and go too fast to be counted, a
@@ -65,11 +65,11 @@ class ListCheck:
         self._is_complete = (is_counted and not is_short) or paused_s > pause_s
         return self._is_complete
 
-    async def is_whole(self, kind: str, seen: int) -> bool:
+    async def has_seen_all(self, kind: str, seen: int) -> bool:
         """Return whether the API server counts as many objects of a kind as were seen."""
         return await self._count_on_server(kind) == seen
 
-    async def compare(self, interval_s: float) -> None:
+    async def compare_counts(self, interval_s: float) -> None:
         """Compare the counts every `interval_s` seconds, for ever."""
         while True:
             await asyncio.sleep(interval_s)
@@ -81,7 +81,7 @@ class ListCheck:
                     self._difference[resource] = f"the API server has {there} objects, {here} were seen"
                     self._differs_since.setdefault(resource, time.monotonic())
 
-    def stale(self, limit_s: float) -> str | None:
+    def stale_watch(self, limit_s: float) -> str | None:
         """Return a message about a watch that misses objects; None if there is none.
 
         It misses some if the counts have differed for longer than `limit_s` seconds, or if the store was restored from

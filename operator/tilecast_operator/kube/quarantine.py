@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.times import stamp
+from tilecast_operator.kube.times import format_time
 
 log = logging.getLogger("tilecast")
 
@@ -110,7 +110,7 @@ class Quarantine:
             self._save_records()
             for key in suspects:
                 record = self._records[key]
-                text = f"is set aside until {stamp(record.until_s)}" if record.until_s else "is suspected"
+                text = f"is set aside until {format_time(record.until_s)}" if record.until_s else "is suspected"
                 log.error("%s was being read when the last process died (death %d); it %s", key, record.deaths, text)
 
     @property
@@ -122,36 +122,36 @@ class Quarantine:
         """Return the whole object, or its harmless part while it is set aside."""
         if not self._records:
             return body
-        key = Key.of(body)
+        key = Key.from_object(body)
         place, record = self._active_record(key)
         if record is None or (place == key and self._has_changed(key, record, body)):
             self._release_object(key)
             return body
-        deaths = f"{record.deaths} time{'s' if record.deaths > 1 else ''}, last at {stamp(record.last_s)}"
+        deaths = f"{record.deaths} time{'s' if record.deaths > 1 else ''}, last at {format_time(record.last_s)}"
         what = "this object" if place == key else "objects of this namespace"
-        text = f"the operator died while it read {what} ({deaths}); it is set aside until {stamp(record.until_s)}"
+        text = f"the operator died while it read {what} ({deaths}); it is set aside until {format_time(record.until_s)}"
         if key not in self._held:
-            log.warning("%s is set aside until %s", key, stamp(record.until_s))
+            log.warning("%s is set aside until %s", key, format_time(record.until_s))
         self._held[key] = str(body["metadata"].get("uid", "")), f"{text}; correct or delete it"
         self.changed(self._counts_by_kind())
         return self._harmless_part(body)
 
-    def lose(self, key: Key) -> None:
+    def remove_object(self, key: Key) -> None:
         """Forget an object that is gone."""
         self._release_object(key)
         if self._records.pop(key, None) is not None:
             self._save_records()
 
-    def reason(self, key: Key) -> str | None:
+    def reason_of(self, key: Key) -> str | None:
         """Return why an object is set aside; None if it is not."""
         return self._held[key][1] if key in self._held else None
 
-    def held(self) -> Iterator[tuple[Key, str, str]]:
+    def held_objects(self) -> Iterator[tuple[Key, str, str]]:
         """Yield every object that is set aside, its UID and why."""
         for key, (uid, text) in list(self._held.items()):
             yield key, uid, text
 
-    def due(self) -> list[Key]:
+    def due_keys(self) -> list[Key]:
         """Return the keys of the objects that were set aside for long enough."""
         return [key for key in self._held if self._active_record(key)[1] is None]
 

@@ -104,13 +104,13 @@ class KeyQueue(Generic[KeyT]):
             self._admitted.add(key)
             self._make_ready(key)
 
-    def ready(self) -> Iterator[KeyT]:
+    def ready_keys(self) -> Iterator[KeyT]:
         """Iterate over the keys that wait to be taken now, also in the background."""
         self._move_due_keys()
         return itertools.chain(self._ready, self._background)
 
-    async def take(self) -> KeyT:
-        """Wait for the next key and return it; call `done` with it afterwards."""
+    async def take_key(self) -> KeyT:
+        """Wait for the next key and return it; call `finish_key` with it afterwards."""
         self._move_due_keys()
         key = self._start_next()
         if key is not None:
@@ -165,7 +165,7 @@ class KeyQueue(Generic[KeyT]):
         """Return whether a key that is worked on is a background key."""
         return key in self._admitted
 
-    def done(self, key: KeyT) -> None:
+    def finish_key(self, key: KeyT) -> None:
         """Record that the work on a key has ended or failed."""
         self._last_progress = self._clock()
         self._stop_running(key)

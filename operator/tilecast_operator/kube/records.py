@@ -35,7 +35,7 @@ class RecordPart(dict[Key, ValueT]):
         if self._records.may_exist(key):
             super().__setitem__(key, value)
 
-    def of(self, key: Key) -> ValueT:
+    def get_or_make(self, key: Key) -> ValueT:
         """Return the value of a key, made first if there is none.
 
         Raises:
@@ -60,7 +60,7 @@ class Records:
         self.may_exist: Callable[[Key], bool] = lambda key: True
         """Returns whether the object of a key may exist; nothing is recorded of one that is gone."""
 
-    def part(
+    def add_part(
         self, make: Callable[[], ValueT] | None = None, dropped: Callable[[Key, ValueT], None] = lambda key, value: None
     ) -> RecordPart[ValueT]:
         """Declare a part of every record; the arguments are those of `RecordPart`."""
@@ -68,7 +68,7 @@ class Records:
         self._parts.append(part)
         return part
 
-    def drop(self, key: Key) -> None:
+    def drop_record(self, key: Key) -> None:
         """Drop the record of an object that is gone."""
         for part in self._parts:
             if key in part:

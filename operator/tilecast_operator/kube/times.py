@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
-def stamp(time_s: float) -> str:
+def format_time(time_s: float) -> str:
     """Return a Unix time, in seconds, as text like `2026-01-31T12:00:00Z`."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def seconds(text: object) -> float | None:
+def parse_time(text: object) -> float | None:
     """Return the Unix time, in seconds, of a timestamp that Kubernetes wrote; None if the value is no timestamp."""
     try:
         time = datetime.fromisoformat(str(text)[:64])

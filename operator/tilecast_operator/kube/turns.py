@@ -126,16 +126,16 @@ class Turns:
         self._tickets: dict[Hashable, list[_Ticket]] = {}
         """Waiting tickets by key."""
 
-    def over_budget(self) -> dict[str, float]:
+    def namespaces_over_budget(self) -> dict[str, float]:
         """Return the namespaces over their budget, and the seconds that they used in the last minute."""
         return self._used.namespaces_over(self._budget_s)
 
-    def behind_others(self) -> dict[str, float]:
+    def namespaces_behind_others(self) -> dict[str, float]:
         """Return the namespaces over their budget; none if no other namespace had a turn lately."""
-        return self.over_budget() if len(self._used.namespaces_over(0.0)) > 1 else {}
+        return self.namespaces_over_budget() if len(self._used.namespaces_over(0.0)) > 1 else {}
 
     @contextmanager
-    def claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
+    def add_claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
         """Add a claim to every ticket of a key for the duration of a `with` block."""
         claims = self._claims.setdefault(key, [])
         claims.append(claim)
@@ -151,7 +151,7 @@ class Turns:
                 del self._claims[key]
 
     @asynccontextmanager
-    async def take(
+    async def take_turn(
         self, key: Hashable, claim: TurnClaim = NOBODY, rank: float = 0.0, expected_s: float = 0.0
     ) -> AsyncIterator[Turn]:
         """Wait for a turn, which lasts until the end of a `with` block.

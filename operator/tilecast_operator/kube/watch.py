@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tilecast_operator.kube.client import Api, ApiError, list_pages, retry_s
+from tilecast_operator.kube.client import Api, ApiError, list_pages, retry_wait_s
 from tilecast_operator.kube.kinds import Document
 
 log = logging.getLogger("tilecast")
@@ -62,7 +62,7 @@ class Informer(ABC):
 
     async def run(self) -> None:
         """List, watch, and list again after a while or an error."""
-        await self._api.logged_in()
+        await self._api.wait_for_login()
         attempt = 0
         while True:
             try:
@@ -76,19 +76,19 @@ class Informer(ABC):
                 is_expired = isinstance(error, ApiError) and error.status == 410
                 attempt += 1
                 if not is_expired:
-                    self._failed(str(error) or type(error).__name__)
+                    self._on_failure(str(error) or type(error).__name__)
                 pace = self._pace
-                again_s = retry_s(attempt, error, pace.retry_first_s, pace.retry_most_s)
+                again_s = retry_wait_s(attempt, error, pace.retry_first_s, pace.retry_most_s)
                 await asyncio.sleep(pace.between_s if is_expired else again_s)
 
     async def _list(self) -> str:
-        self._begin()
+        self._begin_list()
         async for page in list_pages(self._api, self._path, self._query, PAGE):
             for item in page.get("items") or ():
-                self._see(item)
+                self._add_listed(item)
             version = str(page["metadata"].get("resourceVersion", ""))
         self._answered()
-        self._listed()
+        self._end_list()
         return version
 
     async def _watch(self, version: str) -> str:
@@ -100,41 +100,41 @@ class Informer(ABC):
         query = {**self._query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query["timeoutSeconds"] = str(WATCH_S)
         async for line in self._api.stream_lines(self._path, query, idle_s=WATCH_S + 30.0):
-            version = self._known(line) or self._follow(line, version)
+            version = self._skipped_version(line) or self._apply_event(line, version)
         self._answered()
         return version
 
-    def _follow(self, line: bytes, version: str) -> str:
+    def _apply_event(self, line: bytes, version: str) -> str:
         event = self._api.parse(line.decode())
         item = event.get("object") or {}
         if event.get("type") == "ERROR":
             raise ApiError(int(item.get("code") or 500), str(item.get("message", ""))[:200])
         if event.get("type") != "BOOKMARK":
-            self._take(event["type"], item, line)
+            self._apply_change(event["type"], item, line)
         return str(item["metadata"].get("resourceVersion", version))
 
-    def _known(self, line: bytes) -> str:
+    def _skipped_version(self, line: bytes) -> str:
         """Return the resource version of an event without news; empty if the event has to be parsed."""
         return ""
 
     @abstractmethod
-    def _begin(self) -> None:
+    def _begin_list(self) -> None:
         """Begin a new list."""
 
     @abstractmethod
-    def _see(self, item: Document) -> None:
+    def _add_listed(self, item: Document) -> None:
         """Add an object of the list."""
 
     @abstractmethod
-    def _listed(self) -> None:
+    def _end_list(self) -> None:
         """End the list; objects that it did not have are gone."""
 
     @abstractmethod
-    def _take(self, kind: str, item: Document, line: bytes) -> None:
+    def _apply_change(self, kind: str, item: Document, line: bytes) -> None:
         """Apply a change of an object, reported by a line of the watch."""
 
     @abstractmethod
-    def _failed(self, why: str) -> None:
+    def _on_failure(self, why: str) -> None:
         """Handle a failed request, after which changes are unknown until the next list."""
 
 
@@ -169,24 +169,24 @@ class NodeInformer(Informer):
         self._digests: dict[bytes, bytes] = {}
         """Digest of each node's last event, by uid."""
 
-    def _begin(self) -> None:
+    def _begin_list(self) -> None:
         self._seen = {}
 
-    def _see(self, item: Document) -> None:
+    def _add_listed(self, item: Document) -> None:
         node = {**item, "kind": "Node"}
         self._seen[str(item["metadata"].get("uid", ""))] = _node_identity(node)
         self._show(node)
 
-    def _listed(self) -> None:
+    def _end_list(self) -> None:
         for uid in self._there.keys() - self._seen.keys():
             self._forget_node(uid, self._there[uid])
         self._there = self._seen
 
-    def _known(self, line: bytes) -> str:
+    def _skipped_version(self, line: bytes) -> str:
         head = _HEAD.match(line)
         return head[2].decode() if head and self._digests.get(head[1]) == event_digest(line, head.end()) else ""
 
-    def _take(self, kind: str, item: Document, line: bytes) -> None:
+    def _apply_change(self, kind: str, item: Document, line: bytes) -> None:
         uid, node = str(item["metadata"].get("uid", "")), {**item, "kind": "Node"}
         if kind == "DELETED":
             self._there.pop(uid, None)
@@ -201,7 +201,7 @@ class NodeInformer(Informer):
         self._digests.pop(uid.encode(), None)
         self._lose(node)
 
-    def _failed(self, why: str) -> None:
+    def _on_failure(self, why: str) -> None:
         log.warning("nodes: %s; reading them anew", why)
 
 

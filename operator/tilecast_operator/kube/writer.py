@@ -75,16 +75,18 @@ class Writer:
                 the same.
         """
         fields = self._apply_document(key, seen, is_conditional, annotations=annotations)
-        return self.cache.table(key).keep(await self.apply(key, fields))
+        return self.cache.table(key).store_written(await self.apply_fields(key, fields))
 
     async def write_status(
         self, key: Key, seen: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
     ) -> Stored[Any]:
         """Apply a whole status; arguments and errors are those of `annotate`."""
         fields = self._apply_document(key, seen, is_conditional, status=status)
-        return self.cache.table(key).keep(await self.apply(key, fields, "/status"))
+        return self.cache.table(key).store_written(await self.apply_fields(key, fields, "/status"))
 
-    async def apply(self, key: Key, document: Document, subresource: str = "", *, force: bool = True) -> dict[str, Any]:
+    async def apply_fields(
+        self, key: Key, document: Document, subresource: str = "", *, force: bool = True
+    ) -> dict[str, Any]:
         """Apply the fields of a document (server-side apply); return the object. Raises as `annotate` does."""
         resource, path = self.kinds[key.kind].plural + subresource, self._object_path(key) + subresource
         try:
@@ -119,7 +121,7 @@ class Writer:
             if error.status not in (404, 409):
                 raise
 
-    async def post(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
+    async def post_event(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
         """Create the Event of a note, unless it exists; return whether it exists now.
 
         An Event that cannot be written is no reason to wait.
@@ -171,7 +173,7 @@ class Writer:
     async def _send_counted(
         self, resource: str, claim: TurnClaim, request: Callable[[], Awaitable[AnswerT]]
     ) -> AnswerT:
-        async with self._turns.take(None, claim), self.leadership.guard_write():
+        async with self._turns.take_turn(None, claim), self.leadership.guard_write():
             outcome = "unreachable"
             try:
                 answer = await request()

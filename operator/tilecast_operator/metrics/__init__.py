@@ -43,9 +43,9 @@ class Metrics(MetricFamilies):
             # A resource that was never answered is as old as the process.
             self.watched.labels(resource).set_to_current_time()
         self._is_leading = True
-        self.lead(True)
+        self.show_leadership(True)
 
-    def lead(self, is_leading: bool) -> None:
+    def show_leadership(self, is_leading: bool) -> None:
         """Show whether this replica leads.
 
         Series that would be the same in every replica are shown only by the leader, so that sums over replicas are
@@ -108,20 +108,20 @@ class Metrics(MetricFamilies):
         self.learnt_runs.clear()
         for labels, count in calibrator.run_counts().items():
             self.learnt_runs.labels(*labels).set(count)
-        self.bounded.set(len(calibrator.bounded))
+        self.bounded.set(len(calibrator.bounded_namespaces))
 
     def show_calibration(self, calibrator: Calibrator) -> None:
         """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
-        shown = self._groups.shown_labels(calibrator.sizes())
-        for group, errors in calibrator.errors(shown).items():
+        shown = self._groups.shown_labels(calibrator.group_sizes())
+        for group, errors in calibrator.group_errors(shown).items():
             self.runs.labels(*group).set(errors.runs)
             for stage in errors.bias:
                 self.bias.labels(*group, stage).set(errors.bias[stage])
                 self.spread.labels(*group, stage).set(errors.absolute[stage])
         self.calibration.clear()
-        for group, value in calibrator.ratios().items():
+        for group, value in calibrator.group_ratios().items():
             if shown.get(group) == group:
                 self.calibration.labels(*group).set(value)
 
@@ -129,7 +129,7 @@ class Metrics(MetricFamilies):
         """Count one search."""
         self.advice_duration.observe(duration_s)
         self.plans.inc(advice.plans_evaluated)
-        self.model.info(ModelVersion.of(advice.provenance).document())
+        self.model.info(ModelVersion.from_origin(advice.provenance).document())
 
     def show_queue(self, plan: PlannedQueue, duration_s: float, now_s: float) -> None:
         """Show a plan of the queue, how long it took and when it was made."""

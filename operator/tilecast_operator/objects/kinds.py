@@ -35,7 +35,7 @@ KINDS: Kinds = {
 }
 
 
-def path_of(key: Key) -> str:
+def make_object_path(key: Key) -> str:
     """Return the path of an object in the API."""
     return KINDS[key.kind].path(key.namespace, key.name)
 

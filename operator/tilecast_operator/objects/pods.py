@@ -32,18 +32,18 @@ class PodInformer(Informer):
         self._seen: dict[str, tuple[str, int]] = {}
         """Node and GPUs of the pods in an unfinished list."""
 
-    def _begin(self) -> None:
+    def _begin_list(self) -> None:
         self._seen = {}
 
-    def _see(self, item: Document) -> None:
+    def _add_listed(self, item: Document) -> None:
         if gpus := pod_gpus(item):
             self._seen[item["metadata"]["uid"]] = (item["spec"]["nodeName"], gpus)
 
-    def _listed(self) -> None:
+    def _end_list(self) -> None:
         self._held = self._seen
         self._report_usage()
 
-    def _take(self, kind: str, item: Document, line: bytes) -> None:
+    def _apply_change(self, kind: str, item: Document, line: bytes) -> None:
         uid, gpus = item["metadata"]["uid"], pod_gpus(item)
         before = self._held.get(uid)
         now = (str(item["spec"].get("nodeName", "")), gpus) if gpus and kind != "DELETED" else None
@@ -55,7 +55,7 @@ class PodInformer(Informer):
             self._held[uid] = now
         self._report_usage()
 
-    def _failed(self, why: str) -> None:
+    def _on_failure(self, why: str) -> None:
         log.warning("pods: %s; what is free is not known until they are read again", why)
         self._changed(None)
 

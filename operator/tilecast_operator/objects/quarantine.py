@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tilecast.api import training_job
-from tilecast.api.fields import mapping
+from tilecast.api.fields import as_mapping
 from tilecast.jobs import APPLIED, JOB_KINDS
 from tilecast_operator.kube.kinds import Document, Key
 from tilecast_operator.kube.quarantine import Quarantine
@@ -33,14 +33,14 @@ def harmless_part(body: Document) -> Document | None:
 
 def minimal_job(body: Document) -> dict[str, Any]:
     """Return a quarantined job reduced to short metadata, suspension, target and a small status."""
-    metadata = mapping(body.get("metadata"))
-    spec = mapping(body.get("spec"))
+    metadata = as_mapping(body.get("metadata"))
+    spec = as_mapping(body.get("spec"))
     plain: dict[str, Any] = {name: metadata[name] for name in _OF_METADATA if name in metadata}
     for part in ("labels", "annotations"):
-        texts = mapping(metadata.get(part)).items()
+        texts = as_mapping(metadata.get(part)).items()
         plain[part] = {name: text for name, text in texts if isinstance(text, str) and len(text) <= MAX_TEXT}
     head = {name: body[name] for name in ("apiVersion", "kind") if name in body}
-    status = mapping(body.get("status"))
+    status = as_mapping(body.get("status"))
     return {
         **head,
         "metadata": plain,
@@ -52,10 +52,10 @@ def minimal_job(body: Document) -> dict[str, Any]:
 def _minimal_spec(spec: Document) -> dict[str, Any]:
     """Return suspension, mode and target of a job's spec."""
     plain = {name: spec[name] for name in ("suspend", "mode") if isinstance(spec.get(name), bool | str)}
-    policy = {name: mapping(spec.get(name)).get("suspend") for name in ("runPolicy",)}
+    policy = {name: as_mapping(spec.get(name)).get("suspend") for name in ("runPolicy",)}
     target = {
         name: text
-        for name, text in mapping(spec.get("targetRef")).items()
+        for name, text in as_mapping(spec.get("targetRef")).items()
         if name in ("apiVersion", "kind", "name") and isinstance(text, str)
     }
     suspended = {name: {"suspend": value} for name, value in policy.items() if isinstance(value, bool)}
@@ -65,9 +65,9 @@ def _minimal_spec(spec: Document) -> dict[str, Any]:
 def digest_user_content(body: Document) -> str:
     """Return a digest of the user-written content of an object, without the fields that a release changes."""
     # No recursion: the object may be nested as deep as the API server allows.
-    metadata, spec = mapping(body.get("metadata")), dict(mapping(body.get("spec")))
+    metadata, spec = as_mapping(body.get("metadata")), dict(as_mapping(body.get("spec")))
     spec.pop("suspend", None)
-    spec["runPolicy"] = {name: value for name, value in mapping(spec.get("runPolicy")).items() if name != "suspend"}
+    spec["runPolicy"] = {name: value for name, value in as_mapping(spec.get("runPolicy")).items() if name != "suspend"}
     others = {name: value for name, value in body.items() if name not in ("metadata", "spec", "status")}
     noted = [_drop_own_keys(metadata.get(part)) for part in ("labels", "annotations")]
     state, left = hashlib.sha256(), [metadata.get("uid"), *noted, spec, others]
@@ -88,7 +88,7 @@ def digest_user_content(body: Document) -> str:
 def _drop_own_keys(part: object) -> dict[str, Any]:
     """Return labels or annotations without those of Tilecast and Kueue."""
     ours = (*ADVICE_KEYS, APPLIED)
-    return {name: text for name, text in mapping(part).items() if name not in ours and not name.startswith(KUEUE)}
+    return {name: text for name, text in as_mapping(part).items() if name not in ours and not name.startswith(KUEUE)}
 
 
 def _is_small_status(status: Document) -> bool:

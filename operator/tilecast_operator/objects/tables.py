@@ -28,8 +28,8 @@ class Cache(ObjectCache):
     def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
         journal, quarantine = journal or Journal("", ()), quarantine or open_quarantine("", (), time.time)
         sift = quarantine.readable_part
-        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node, sift)
-        self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice, sift)
+        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.read_node, sift)
+        self.slices: CacheTable[nodes.ResourceSlice | None] = CacheTable(nodes.read_resource_slice, sift)
         """A value of None is a slice of no use here, which is counted all the same."""
         self.pools: CacheTable[View] = CacheTable(View.from_object, sift)
         self.learnings: CacheTable[view.LearningView] = CacheTable(view.LearningView.from_object, sift)
@@ -40,8 +40,8 @@ class Cache(ObjectCache):
         self.local_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
         self.cluster_queues: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
         self.flavors: CacheTable[Document] = CacheTable(view.trim_kueue_object, sift)
-        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
-        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
+        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.from_object, sift)
+        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.from_object, sift)
         tables: dict[str, CacheTable[Any]] = {
             "Node": self.nodes,
             "ResourceSlice": self.slices,

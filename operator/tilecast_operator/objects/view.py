@@ -11,7 +11,7 @@ from typing import Any
 
 from tilecast.api import gpu_pool, pool_learning
 from tilecast.api.base import API_VERSION
-from tilecast.api.fields import items, mapping, value_at
+from tilecast.api.fields import as_mapping, mappings_in, value_at_path
 from tilecast.jobs import WEIGHT
 from tilecast_operator.kube.kinds import Document
 from tilecast_operator.objects.documents import ADVICE_KEYS, FIELD_MANAGER, INPUT_KEYS
@@ -92,8 +92,8 @@ class LearningView:
     @classmethod
     def from_object(cls, body: Document) -> LearningView:
         """Return the view of an object as the API server sent it."""
-        annotations = mapping(body["metadata"].get("annotations"))
-        text, forget = encode_canonical(mapping(body.get("spec"))), annotations.get(pool_learning.FORGET)
+        annotations = as_mapping(body["metadata"].get("annotations"))
+        text, forget = encode_canonical(as_mapping(body.get("spec"))), annotations.get(pool_learning.FORGET)
         packed = zlib.compress(text, 1)
         return cls(packed, hashlib.sha256(text).digest(), None if forget is None else str(forget)[:MAX_NAMED])
 
@@ -141,10 +141,10 @@ def _find_foreign_keys(metadata: Document) -> list[str]:
 
     The list is empty if the metadata has no `managedFields`.
     """
-    annotations, managed = mapping(metadata.get("annotations")), items(metadata.get("managedFields"))
+    annotations, managed = as_mapping(metadata.get("annotations")), mappings_in(metadata.get("managedFields"))
     ours = [item for item in managed if item.get("manager") == FIELD_MANAGER and item.get("operation") == "Apply"]
     managed_keys = {
-        key for item in ours for key in mapping(value_at(item, ("fieldsV1", "f:metadata", "f:annotations")))
+        key for item in ours for key in as_mapping(value_at_path(item, ("fieldsV1", "f:metadata", "f:annotations")))
     }
     if not managed or not own_annotations(annotations):
         return []
@@ -167,7 +167,7 @@ class NamespaceView:
     @classmethod
     def from_object(cls, body: Document) -> NamespaceView:
         """Return the view of a Namespace as the API server sent it."""
-        labels, annotations = (mapping(body["metadata"].get(part)) for part in ("labels", "annotations"))
+        labels, annotations = (as_mapping(body["metadata"].get(part)) for part in ("labels", "annotations"))
         weight = {WEIGHT: str(annotations[WEIGHT])[:MAX_INPUT]} if WEIGHT in annotations else {}
         return cls(dict(labels), weight)
 

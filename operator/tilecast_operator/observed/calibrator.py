@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast.api.calibration import ObservedRun, PoolCalibration, PoolError, corrections
+from tilecast.api.calibration import ObservedRun, PoolCalibration, PoolError, correction_records
 from tilecast.api.status import TrainingJobStatus
 from tilecast.learning import calibration
 from tilecast.learning.calibration import LEVELS, Calibration, Run
@@ -41,11 +41,11 @@ class Score:
     window: StepWindow
 
     @classmethod
-    def of(cls, status: TrainingJobStatus | None) -> Score | None:
+    def from_status(cls, status: TrainingJobStatus | None) -> Score | None:
         """Return the score that the status of a job keeps; None if it keeps none."""
         if status is None:
             return None
-        forecast, window = ScoredForecast.of(status.forecast), StepWindow.of(status.observed)
+        forecast, window = ScoredForecast.from_frozen(status.forecast), StepWindow.from_status(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
     def calibration_run(self, namespace: str) -> Run:
@@ -85,7 +85,7 @@ class Calibrator:
         self._quarantine_reasons: dict[str, tuple[list[Run], list[str]]] = {}
         """Runs by namespace, and why each is not learned from. The same runs are judged only once."""
 
-    def adopt(self, fitted: FittedCalibration) -> bool:
+    def adopt_fit(self, fitted: FittedCalibration) -> bool:
         """Use the result of a fit from now on; return whether it changes forecasts.
 
         A namespace keeps the table that it uses until its new table differs from it.
@@ -95,15 +95,15 @@ class Calibrator:
         self._tables = {
             name: table if table.differs(known[name]) else known[name] for name, table in fitted.tables.items()
         }
-        return any(self._tables.get(name, self.table) is not table for name, table in known.items())
+        return any(self._tables.get(name, self.default_table) is not table for name, table in known.items())
 
     @property
-    def table(self) -> Calibration:
+    def default_table(self) -> Calibration:
         """Table that forecasts use in namespaces without runs."""
         return self._tables[None]
 
     @property
-    def tables(self) -> Mapping[str, Calibration]:
+    def namespace_tables(self) -> Mapping[str, Calibration]:
         """Tables that forecasts use in namespaces with runs."""
         return {name: table for name, table in self._tables.items() if name is not None}
 
@@ -111,13 +111,13 @@ class Calibrator:
     def _reported_table(self) -> Calibration:
         """Table for statuses and metrics: that of the only namespace with runs, or else that of all others."""
         names = [name for name in self._fitted.tables if name is not None]
-        return self._fitted.table(names[0] if len(names) == 1 else None)
+        return self._fitted.table_of(names[0] if len(names) == 1 else None)
 
-    def pool(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
+    def pool_status(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
         """Return `calibration` and `error` for the status of a pool; None for each if no run supports it."""
-        if not self._store.of(name):
+        if not self._store.runs_of_pool(name):
             return None, None
-        status = PoolCalibration(corrections=corrections(self._reported_table, gpu))
+        status = PoolCalibration(corrections=correction_records(self._reported_table, gpu))
         runs, errors = self._fitted.runs, self._fitted.errors
         mine = np.array([run.pool == name for run in runs], dtype=bool)
         if not mine.any():
@@ -125,13 +125,13 @@ class Calibrator:
         raw, calibrated = (round(float(np.median(column[mine])), 4) for column in (_raw_errors(runs), errors))
         return status, PoolError(raw_ratio=raw, calibrated_ratio=calibrated)
 
-    def drifted(self, name: str) -> int:
+    def count_drifted(self, name: str) -> int:
         """Return how many of a pool's runs no longer count because newer ones of their namespace contradict them.
 
         Such a change has to be confirmed: by a second namespace, by a trusted one, or because no other namespace has
         runs of the pool. Otherwise the result is 0.
         """
-        of_namespace = _by_namespace(self._store.of(name))
+        of_namespace = _by_namespace(self._store.runs_of_pool(name))
         counts = {
             space: calibration.drift_start([item.run for item in members]) or 0
             for space, members in of_namespace.items()
@@ -140,9 +140,9 @@ class Calibrator:
         is_confirmed = len(since) > 1 or len(counts) == 1 or not self._trusted.isdisjoint(since)
         return sum(counts.values()) if is_confirmed else 0
 
-    def quarantined(self) -> list[tuple[ObservedRun, str]]:
+    def quarantined_runs(self) -> list[tuple[ObservedRun, str]]:
         """Return the runs that are not learned from, and why."""
-        of_namespace = _by_namespace(self._store.ordered())
+        of_namespace = _by_namespace(self._store.all_runs())
         before, self._quarantine_reasons = self._quarantine_reasons, {}
         for name, members in of_namespace.items():
             runs = [item.run for item in members]
@@ -157,9 +157,9 @@ class Calibrator:
 
     def run_counts(self) -> Mapping[tuple[str, str], int]:
         """Return how many runs of each pool count, are superseded, or are in doubt and why."""
-        quarantined = self.quarantined()
+        quarantined = self.quarantined_runs()
         counts = Counter((item.run.pool, why) for item, why in quarantined)
-        kept = Counter(item.run.pool for item in self._store.ordered())
+        kept = Counter(item.run.pool for item in self._store.all_runs())
         counting = Counter(run.pool for run in self._fitted.runs)
         doubted = Counter(item.run.pool for item, _ in quarantined)
         for pool in kept:
@@ -168,15 +168,15 @@ class Calibrator:
         return counts
 
     @property
-    def bounded(self) -> frozenset[str]:
+    def bounded_namespaces(self) -> frozenset[str]:
         """Namespaces whose influence on the forecasts of others is at its bound."""
         return self._fitted.namespaces.bounded
 
-    def sizes(self) -> Mapping[tuple[str, ...], int]:
+    def group_sizes(self) -> Mapping[tuple[str, ...], int]:
         """Return how many runs count, by GPU, precision and family."""
         return Counter(map(_gpu_precision_family, self._fitted.runs))
 
-    def errors(self, shown: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[tuple[str, ...], GroupErrors]:
+    def group_errors(self, shown: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[tuple[str, ...], GroupErrors]:
         """Return errors by GPU, precision and family, raw and calibrated; the latter without the run itself.
 
         Args:
@@ -197,7 +197,7 @@ class Calibrator:
             for group, mine in rows.items()
         }
 
-    def ratios(self) -> dict[tuple[str, ...], float]:
+    def group_ratios(self) -> dict[tuple[str, ...], float]:
         """Return the correction by GPU, precision and family."""
         depth = dict(LEVELS)["kind"]
         return {
@@ -212,7 +212,7 @@ class Calibrator:
         These are the newest runs of every namespace, the trusted namespaces and the previous fit. The runs of each
         namespace are in order, oldest first.
         """
-        of_namespace = _by_namespace(self._store.ordered())
+        of_namespace = _by_namespace(self._store.all_runs())
         runs = tuple(item.run for members in of_namespace.values() for item in members[-MAX_FIT:])
         return runs, self._trusted, self._fitted
 
@@ -253,7 +253,7 @@ class FittedCalibration:
         all_errors = np.concatenate([np.zeros(0), *errors.values()])
         return cls(tables, counting, all_errors, namespaces, errors, common if known is None else known.base)
 
-    def table(self, namespace: str | None) -> Calibration:
+    def table_of(self, namespace: str | None) -> Calibration:
         """Return the table of a namespace."""
         return self.tables.get(namespace, self.tables[None])
 

@@ -13,8 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilecast.advice import Advice, Request
-from tilecast.advice.enumeration import variants
-from tilecast.advice.measured import MAX_FORECAST_RATIO, Measurement, OwnRun, own_runs, with_note, with_notes
+from tilecast.advice.enumeration import job_variants
+from tilecast.advice.measured import (
+    MAX_FORECAST_RATIO,
+    Measurement,
+    OwnRun,
+    add_relative_note,
+    add_run_notes,
+    forecast_own_runs,
+)
 from tilecast.api.calibration import ObservedRun
 from tilecast.hardware import Pool
 from tilecast.learning import calibration
@@ -32,7 +39,7 @@ PART_GRID = 0.05
 """Change of the share of a part of the step at about which jobs are priced anew."""
 
 
-def setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
+def run_setting(run: ObservedRun) -> tuple[str, int | None, str | None]:
     """Return the pool, number of GPUs and plan of a run."""
     return run.run.pool, run.gpus, run.plan
 
@@ -42,14 +49,14 @@ def round_run(run: ObservedRun) -> tuple[object, ...]:
     step_s = run.run.observed_s
     parts = (run.parts.input_s, run.parts.communication_s, run.parts.optimizer_s)
     shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
-    return *setting(run), round(math.log(step_s) / STEP_GRID), *shares
+    return *run_setting(run), round(math.log(step_s) / STEP_GRID), *shares
 
 
-def workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
+def possible_workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
     """Return every workload that a job may be trained as on any of the pools, by its digest."""
-    by_gpu = {pool.gpu.name: variants(request, pool) for pool in pools}
+    by_gpu = {pool.gpu.name: job_variants(request, pool) for pool in pools}
     every = {(item.precision, item.global_batch): item for items in by_gpu.values() for item in items}
-    return {calibration.digest(item): item for item in every.values()}
+    return {calibration.digest_workload(item): item for item in every.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class OwnRuns:
     """Name of the job whose run of another workload counts a little, because this workload has no run."""
 
     @classmethod
-    def of(
+    def from_runs(
         cls, request: Request, pools: Sequence[Pool], known: Mapping[str, Workload], runs: Sequence[ObservedRun]
     ) -> OwnRuns:
         """Compare the newest of these runs with the forecasts for the pools as they are; `runs` is newest first.
@@ -81,16 +88,16 @@ class OwnRuns:
                 continue
             meant = replace(request, workload=known[run.run.workload])
             if (item := _compare_run(meant, pool, run)) is not None:
-                pairs.append((item, item.own(meant)))
+                pairs.append((item, item.to_job_run(meant)))
         return cls(tuple(item for item, _ in pairs), JobRuns(tuple(one for _, one in pairs)))
 
-    def calibrated(self, pools: Sequence[Pool]) -> Sequence[Pool]:
+    def correct_pools(self, pools: Sequence[Pool]) -> Sequence[Pool]:
         """Return the pools with the corrections from these runs."""
         return [replace(pool, own=self.own) for pool in pools] if self.own.runs else pools
 
-    def with_notes(self, advice: Advice) -> Advice:
+    def add_notes(self, advice: Advice) -> Advice:
         """Return an advice on those pools with notes on the effect of the runs."""
-        return with_note(advice, self.related_job) if self.related_job else with_notes(advice, self.items)
+        return add_relative_note(advice, self.related_job) if self.related_job else add_run_notes(advice, self.items)
 
 
 def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | None:
@@ -101,7 +108,7 @@ def _compare_run(request: Request, pool: Pool, run: ObservedRun) -> OwnRun | Non
         try:
             plan = Stated.parse(run.plan or "", "plan")
             step = Measurement(pool, run.gpus or 1, run.run.observed_s, plan, parts, f"the run of {run.job}")
-            (item,) = own_runs(request, [step])
+            (item,) = forecast_own_runs(request, [step])
         except SpecError as error:
             problem = str(error)
         else:
@@ -119,25 +126,27 @@ def _compare_related_run(request: Request, pool: Pool, run: ObservedRun) -> JobR
     if (seen.family, seen.precision) != (workload.model.family, workload.precision) or spent <= 0:
         return None
     known = pool.calibration
-    ratio = known.at(calibration.group(seen)).ratio * known.software_ratio(seen.framework, seen.family)
+    ratio = known.correction_of_group(calibration.group_of_run(seen)).ratio * known.software_ratio(
+        seen.framework, seen.family
+    )
     deviation = math.log(seen.predicted_s * ratio / spent)
     if abs(deviation) > math.log(MAX_FORECAST_RATIO):
         return None
-    place = RunSetting.of(pool.gpu.name, pool.gpu.architecture, workload)
+    place = RunSetting.from_workload(pool.gpu.name, pool.gpu.architecture, workload)
     return JobRun(place, Plan(data=run.gpus or 1), deviation, seen.observations, is_relative=True)
 
 
-def facts(pools: Sequence[Pool]) -> str:
+def describe_pools(pools: Sequence[Pool]) -> str:
     """Return a text that identifies the pools, without corrections from runs and without free GPUs."""
     return repr([replace(pool, free_gpus=None, layers={}, calibration=Calibration(), own=JobRuns()) for pool in pools])
 
 
-def identity(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
+def alternatives_digest(key: bytes, pools: str, runs: Sequence[ObservedRun]) -> str:
     """Return a short digest of the inputs of a job's alternatives, without corrections from other jobs' runs.
 
     Args:
         key: what the job requests.
-        pools: the pools as `facts` describes them.
+        pools: the pools as `describe_pools` describes them.
         runs: runs of the job, which count as `round_run` rounds them.
     """
     steps = [round_run(one) for one in runs[:MOST_RUNS]]

@@ -34,18 +34,18 @@ _TOKENS = re.compile(
 _Token = tuple[str, str]
 
 
-def asked(template: str, namespace: str, name: str) -> str:
+def fill_query(template: str, namespace: str, name: str) -> str:
     """Return a query of an administrator with the job's namespace and name filled in."""
     return Template(template).safe_substitute(namespace=namespace, name=name)
 
 
-def held(template: str, namespace: str, name: str) -> str:
+def restrict_query(template: str, namespace: str, name: str) -> str:
     """Return the query of a TrainingJob with every selector restricted to the job's namespace.
 
     Raises:
         SpecError: the query uses more than can be restricted to a namespace.
     """
-    return _QueryReader(_tokenize(asked(template, namespace, name)), namespace).read_query()
+    return _QueryReader(_tokenize(fill_query(template, namespace, name)), namespace).read_query()
 
 
 def _query_error(problem: str) -> SpecError:

@@ -17,8 +17,8 @@ from pydantic import Field, ValidationError
 
 from tilecast import untrusted
 from tilecast.advice.measured import ROUNDING
-from tilecast.api.base import MAX_GPUS, check, figures
-from tilecast.api.parts import PartSeconds, fields_of
+from tilecast.api.base import MAX_GPUS, round_to_six_digits, validate_model
+from tilecast.api.parts import PartSeconds, part_fields
 from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds
 from tilecast.api.training_job import BaselinePlan
 from tilecast.learning import calibration
@@ -49,7 +49,7 @@ OUTCOMES = (
 )  # fmt: skip
 
 
-class Refused(Exception):  # noqa: N818  (an answer, not a failure)
+class RefusedReport(Exception):  # noqa: N818  (an answer, not a failure)
     """Refusal of a report.
 
     Attributes:
@@ -101,26 +101,26 @@ def from_body(body: bytes, node: str | None, account: str | None = None) -> Step
     """Read the body of a PUT from a pod on this node with this service account.
 
     Raises:
-        Refused: the body is no report.
+        RefusedReport: the body is no report.
     """
     try:
-        document = untrusted.loads(body, max_bytes=MAX_BODY_BYTES)
+        document = untrusted.parse_json(body, max_bytes=MAX_BODY_BYTES)
         if not isinstance(document, Mapping):
             raise ValueError("no object")
     except ValueError:
-        raise Refused("invalid", 400, 'the body is no JSON object; send {"stepSeconds": 1.23}') from None
+        raise RefusedReport("invalid", 400, 'the body is no JSON object; send {"stepSeconds": 1.23}') from None
     bare = document.get("stepSeconds")
     if isinstance(bare, float) and not math.isfinite(bare):
-        raise Refused("invalid", 422, f"stepSeconds: {bare} is no time; send seconds above 0")
+        raise RefusedReport("invalid", 422, f"stepSeconds: {bare} is no time; send seconds above 0")
     try:
-        one = check(_ReportBody, document, "observation")
+        one = validate_model(_ReportBody, document, "observation")
     except SpecError as error:
-        raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
+        raise RefusedReport("invalid", 422, str(error).removeprefix("observation.")) from None
     if one.parts.sum_s > one.step_seconds * (1 + ROUNDING) > 0:
         problem = f"inputSeconds and the other parts take {one.parts.sum_s:g} s, more than stepSeconds"
-        raise Refused("invalid", 422, f"{problem}; send what each takes of the step")
+        raise RefusedReport("invalid", 422, f"{problem}; send what each takes of the step")
     return StepReport(
-        seconds=positive(one.step_seconds),
+        seconds=require_positive(one.step_seconds),
         source="put",
         parts=one.parts,
         steps=one.steps,
@@ -138,13 +138,15 @@ def from_annotation(text: str) -> StepReport:
     """Read the report that `kubectl annotate` wrote.
 
     Raises:
-        Refused: the text is no time.
+        RefusedReport: the text is no time.
     """
     try:
         seconds = float(text)
     except ValueError:
-        raise Refused("invalid", 422, f"the annotation {text[:32]!r} is no number; write seconds above 0") from None
-    return StepReport(positive(seconds), "annotation", annotation=text[:32])
+        raise RefusedReport(
+            "invalid", 422, f"the annotation {text[:32]!r} is no number; write seconds above 0"
+        ) from None
+    return StepReport(require_positive(seconds), "annotation", annotation=text[:32])
 
 
 def from_prometheus(answer: Any) -> StepReport | None:
@@ -153,29 +155,29 @@ def from_prometheus(answer: Any) -> StepReport | None:
     Of several series, one for each rank, the slowest counts, because all ranks wait for it.
 
     Raises:
-        Refused: the answer is no vector or scalar of times.
+        RefusedReport: the answer is no vector or scalar of times.
     """
     try:
         data = answer["data"]
         values = [data["result"]] if data["resultType"] == "scalar" else [item["value"] for item in data["result"]]
         seconds = [float(value) for _, value in values]
     except (KeyError, TypeError, ValueError):
-        raise Refused("invalid", 422, "the query gives no instant vector; write one that gives seconds") from None
+        raise RefusedReport("invalid", 422, "the query gives no instant vector; write one that gives seconds") from None
     known = [value for value in seconds if not math.isnan(value)]
-    return StepReport(positive(max(known)), "prometheus") if known else None
+    return StepReport(require_positive(max(known)), "prometheus") if known else None
 
 
 def from_trainer(status: Mapping[str, Any]) -> StepReport | None:
     """Read the report in the status of a TrainJob (`status.trainerStatus.metrics`); None if it has no step.
 
     Raises:
-        Refused: its step is no time.
+        RefusedReport: its step is no time.
     """
     for name, value in trainer_metrics(status):
         try:
-            return StepReport(positive(float(value)), "trainJob")
+            return StepReport(require_positive(float(value)), "trainJob")
         except ValueError:
-            raise Refused("invalid", 422, f"the metric {name} is no number") from None
+            raise RefusedReport("invalid", 422, f"the metric {name} is no number") from None
     return None
 
 
@@ -190,53 +192,53 @@ def trainer_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def positive(seconds: float) -> float:
+def require_positive(seconds: float) -> float:
     """Return the seconds of a step if they are finite and above 0.
 
     Raises:
-        Refused: they are not.
+        RefusedReport: they are not.
     """
     if not (math.isfinite(seconds) and seconds > 0):
-        raise Refused("invalid", 422, f"{seconds:g} s is no time of a step; report seconds above 0")
+        raise RefusedReport("invalid", 422, f"{seconds:g} s is no time of a step; report seconds above 0")
     return seconds
 
 
-def plausible(seconds: float, forecast_s: float) -> None:
+def require_plausible(seconds: float, forecast_s: float) -> None:
     """Refuse a step that cannot be of the job and plan that were forecast.
 
     Raises:
-        Refused: step and forecast differ by more than `MAX_PLAUSIBLE_RATIO`.
+        RefusedReport: step and forecast differ by more than `MAX_PLAUSIBLE_RATIO`.
     """
     factor = seconds / forecast_s
     if factor > MAX_PLAUSIBLE_RATIO:
         text = (
             f"{seconds:g} s is {factor:,.0f} times the forecast of {forecast_s:.3g} s; report seconds, not milliseconds"
         )
-        raise Refused("implausible", 422, text)
+        raise RefusedReport("implausible", 422, text)
     if factor < 1 / MAX_PLAUSIBLE_RATIO:
         text = f"{seconds:g} s is {1 / factor:,.0f} times shorter than the forecast of {forecast_s:.3g} s"
-        raise Refused("implausible", 422, f"{text}; report whole optimizer steps in seconds")
+        raise RefusedReport("implausible", 422, f"{text}; report whole optimizer steps in seconds")
 
 
-def reviewed(answer: Mapping[str, Any], namespace: str) -> str | None:
+def node_of_review(answer: Mapping[str, Any], namespace: str) -> str | None:
     """Return the node of the pod that a TokenReview vouches for, if it says so.
 
     Raises:
-        Refused: the token is invalid, for another audience, or from another namespace.
+        RefusedReport: the token is invalid, for another audience, or from another namespace.
     """
     status = answer.get("status") or {}
     if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()):
         problem = f"the token is not valid for audience {AUDIENCE}; project one into the pod"
-        raise Refused("unauthenticated", 401, problem)
+        raise RefusedReport("unauthenticated", 401, problem)
     user = status.get("user") or {}
     kind, _, account = str(user.get("username", "")).partition(":serviceaccount:")
     if kind != "system" or account.partition(":")[0] != namespace:
-        raise Refused("forbidden", 403, f"the token is not of a service account of namespace {namespace}")
+        raise RefusedReport("forbidden", 403, f"the token is not of a service account of namespace {namespace}")
     nodes = (user.get("extra") or {}).get(NODE_CLAIM) or [None]
     return None if nodes[0] is None else str(nodes[0])
 
 
-def account_of(answer: Mapping[str, Any]) -> str | None:
+def account_of_review(answer: Mapping[str, Any]) -> str | None:
     """Return the service account that a TokenReview names."""
     username = str(((answer.get("status") or {}).get("user") or {}).get("username", ""))
     return username.rpartition(":")[2][:253] or None
@@ -257,7 +259,7 @@ class StepWindow:
     latest: StepReport
 
     @classmethod
-    def of(cls, observed: ObservedStep | None) -> StepWindow | None:
+    def from_status(cls, observed: ObservedStep | None) -> StepWindow | None:
         """Return the window that the status of a job keeps; None if it keeps none."""
         if observed is None or not observed.recent_step_seconds:
             return None
@@ -273,33 +275,35 @@ class StepWindow:
     @property
     def parts(self) -> MeasuredParts:
         """Parts of the median step, in the shares of the latest reports."""
-        return self.latest.parts.scaled(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
+        return self.latest.parts.scale_by(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     def ends_with(self, report: StepReport) -> bool:
         """Return whether the newest report equals this one in source and in the digits that a status keeps."""
-        return self.latest.source == report.source and figures(self.recent[-1]) == figures(report.seconds)
+        return self.latest.source == report.source and round_to_six_digits(self.recent[-1]) == round_to_six_digits(
+            report.seconds
+        )
 
     def status(self) -> ObservedStep:
         """Return the window as `status.observed`."""
         latest = self.latest
-        return ObservedStep.within(
-            step_seconds=figures(self.seconds),
-            **fields_of(latest.parts),
+        return ObservedStep.from_cut_values(
+            step_seconds=round_to_six_digits(self.seconds),
+            **part_fields(latest.parts),
             samples=self.samples,
             source=latest.source,
             time=self.time,
-            recent_step_seconds=[figures(item) for item in self.recent],
+            recent_step_seconds=[round_to_six_digits(item) for item in self.recent],
             **_kept_fields(latest),
         )
 
 
-def added(window: StepWindow | None, report: StepReport, now: str) -> StepWindow:
+def add_report(window: StepWindow | None, report: StepReport, now: str) -> StepWindow:
     """Return the window with one more report. Values that the report does not give stay as they were."""
     if window is None:
         return StepWindow((report.seconds,), 1, now, report)
     before = window.latest
-    earlier = before.parts.scaled(report.seconds / before.seconds)
-    report = replace(report, parts=earlier.blended(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
+    earlier = before.parts.scale_by(report.seconds / before.seconds)
+    report = replace(report, parts=earlier.blend_with(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
     kept = _kept_fields(before)
     missing = {name: kept[name] for name, value in _kept_fields(report).items() if value is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
@@ -318,7 +322,7 @@ class ScoredForecast(FrozenForecast):
     followed: bool
 
     @classmethod
-    def of(cls, frozen: FrozenForecast | None) -> ScoredForecast | None:
+    def from_frozen(cls, frozen: FrozenForecast | None) -> ScoredForecast | None:
         """Return the forecast that a status keeps; None if nothing was priced yet."""
         try:
             return None if frozen is None else cls.model_validate(frozen, from_attributes=True)
@@ -330,7 +334,7 @@ class ScoredForecast(FrozenForecast):
         """Pool, number of GPUs and plan, by which runs of a job are told apart."""
         return self.pool, self.gpus, self.plan
 
-    def errors(self, window: StepWindow) -> ErrorRatio:
+    def error_ratios(self, window: StepWindow) -> ErrorRatio:
         """Return the errors of the forecast as `status.error`."""
         seconds = window.seconds
         raw, calibrated = (relative_error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))

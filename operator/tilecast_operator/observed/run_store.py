@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import Any
 
 from tilecast.api import pool_learning
-from tilecast.api.calibration import MAX_RUNS, ObservedRun, observed_runs
-from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
+from tilecast.api.calibration import MAX_RUNS, ObservedRun, read_pool_runs
+from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, ForgetRequest
 from tilecast_operator.observed.own_runs import round_run
 
 _BY_AGE = attrgetter("time", "uid")
@@ -18,7 +18,7 @@ GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
 """Suffix that the API server appends to `generateName`, or people to the name of a job that they run again."""
 
 
-def template(name: str) -> str:
+def name_template(name: str) -> str:
     """Return the part that the names of a job and of its successors have in common."""
     return GENERATED.sub("", name)
 
@@ -38,37 +38,39 @@ class RunStore:
         """Runs by pool and UID of the job."""
         self._of_job: dict[str, ObservedRun] = {}
         """Runs by UID of the job."""
-        self._forgotten: dict[str, list[tuple[Forget, str]]] = {}
+        self._forgotten: dict[str, list[tuple[ForgetRequest, str]]] = {}
         """Requests to forget runs of each pool, and when they were made."""
         self._of_workload: dict[tuple[str, str], dict[str, ObservedRun]] = {}
         """Runs by namespace and workload, and by UID of the job."""
         self._of_template: dict[tuple[str, str], dict[str, ObservedRun]] = {}
         """Runs by namespace and template of the job's name, and by UID of the job."""
 
-    def recall(self, pool: str, runs: Iterable[ObservedRun], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
+    def restore_runs(
+        self, pool: str, runs: Iterable[ObservedRun], forgotten: Sequence[tuple[ForgetRequest, str]] = ()
+    ) -> None:
         """Add stored runs of a pool, unless this store knows more of them."""
         if forgotten:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
             del known[:-MAX_FORGOTTEN]
-            self.withdraw(pool, [uid for uid, item in self._runs.get(pool, {}).items() if self.is_forgotten(item)])
+            self.drop_runs(pool, [uid for uid, item in self._runs.get(pool, {}).items() if self.is_forgotten(item)])
         for item in runs if self._is_on else ():
             known_run = self._runs.get(pool, {}).get(item.uid)
             is_better = known_run is None or _rank_of_run(known_run) < _rank_of_run(item)
             if is_better and not self.is_forgotten(item):
-                self.take(item)
+                self.store_run(item)
 
-    def recall_status(self, pool: str, status: Mapping[str, Any]) -> bool:
+    def restore_status_runs(self, pool: str, status: Mapping[str, Any]) -> bool:
         """Add the runs that earlier releases kept in the status of a pool; return whether there are any.
 
         Their origin is unknown.
         """
         gpu = (status.get("summary") or {}).get("gpu")
-        runs = observed_runs(pool, str(gpu), status) if gpu else []
-        self.recall(pool, [item for item in runs if item.uid not in self._of_job])
+        runs = read_pool_runs(pool, str(gpu), status) if gpu else []
+        self.restore_runs(pool, [item for item in runs if item.uid not in self._of_job])
         return bool(runs)
 
-    def take(self, item: ObservedRun) -> None:
+    def store_run(self, item: ObservedRun) -> None:
         """Store a run as it is now.
 
         A job has one run, and a namespace keeps its newest runs on a pool. If a pool has more runs than can be kept,
@@ -82,12 +84,12 @@ class RunStore:
         members = self._runs.setdefault(item.run.pool, {})
         members[item.uid] = item
         self._of_workload.setdefault((item.run.namespace, item.run.workload), {})[item.uid] = item
-        self._of_template.setdefault((item.run.namespace, template(item.job)), {})[item.uid] = item
+        self._of_template.setdefault((item.run.namespace, name_template(item.job)), {})[item.uid] = item
         counts = Counter(one.run.namespace for one in members.values())
         largest = counts.most_common(1)[0][0] if len(members) > MAX_KEPT else item.run.namespace
         if counts[largest] > (0 if len(members) > MAX_KEPT else MAX_RUNS):
             oldest = min((one.time, uid) for uid, one in members.items() if one.run.namespace == largest)
-            self.drop(oldest[1])
+            self.drop_run(oldest[1])
         is_same = (
             before is not None and before.run.workload == item.run.workload and round_run(before) == round_run(item)
         )
@@ -95,7 +97,7 @@ class RunStore:
             if one is not None:
                 self._changed(one)
 
-    def drop(self, uid: str) -> bool:
+    def drop_run(self, uid: str) -> bool:
         """Remove a run; return whether it was there."""
         item = self._of_job.get(uid)
         if item is not None:
@@ -103,20 +105,20 @@ class RunStore:
             self._changed(item)
         return item is not None
 
-    def withdraw(self, pool: str, uids: Iterable[str]) -> None:
+    def drop_runs(self, pool: str, uids: Iterable[str]) -> None:
         """Remove runs of a pool."""
         for uid in uids:
             if uid in self._runs.get(pool, {}):
-                self.drop(uid)
+                self.drop_run(uid)
 
-    def forget(self, request: Forget, now: str, pool: str) -> int:
+    def forget_runs(self, request: ForgetRequest, now: str, pool: str) -> int:
         """Forget the matching runs of a pool up to now; return how many were removed.
 
         Such runs are not taken up again from the statuses of jobs that keep them.
         """
         members = self._runs.get(pool, {})
         gone = [uid for uid, item in members.items() if request.matches(item)]
-        self.withdraw(pool, gone)
+        self.drop_runs(pool, gone)
         rest = [item for item in self._forgotten.get(pool, []) if item[0] != request]
         self._forgotten[pool] = [*rest, (request, now)][-MAX_FORGOTTEN:]
         return len(gone)
@@ -129,7 +131,7 @@ class RunStore:
         runs = [item for item in self._of_job.values() if item.run.namespace == namespace]
         gone = [item for item in runs if uid is None or item.namespace_uid not in ("", uid)]
         for item in gone:
-            self.drop(item.uid)
+            self.drop_run(item.uid)
         return bool(gone)
 
     def pools(self) -> set[str]:
@@ -140,23 +142,23 @@ class RunStore:
         """Return the namespaces of the runs."""
         return {item.run.namespace for item in self._of_job.values()} - {""}
 
-    def document(self, pool: str) -> dict[str, Any]:
+    def learning_document(self, pool: str) -> dict[str, Any]:
         """Return the PoolLearning of a pool."""
-        return pool_learning.document(pool, self.of(pool), self._forgotten.get(pool, ()))
+        return pool_learning.pool_learning_document(pool, self.runs_of_pool(pool), self._forgotten.get(pool, ()))
 
-    def of(self, pool: str) -> list[ObservedRun]:
+    def runs_of_pool(self, pool: str) -> list[ObservedRun]:
         """Return the runs of a pool, oldest first."""
         return sorted(self._runs.get(pool, {}).values(), key=_BY_AGE)
 
-    def of_workload(self, namespace: str, workload: str) -> Mapping[str, ObservedRun]:
+    def runs_of_workload(self, namespace: str, workload: str) -> Mapping[str, ObservedRun]:
         """Return the runs of a workload in a namespace, by UID of the job."""
         return self._of_workload.get((namespace, workload), {})
 
-    def of_template(self, namespace: str, name: str) -> Mapping[str, ObservedRun]:
-        """Return the runs of jobs in a namespace whose names have this `template`, by UID of the job."""
+    def runs_of_template(self, namespace: str, name: str) -> Mapping[str, ObservedRun]:
+        """Return the runs of jobs in a namespace whose names have this `name_template`, by UID of the job."""
         return self._of_template.get((namespace, name), {})
 
-    def ordered(self) -> list[ObservedRun]:
+    def all_runs(self) -> list[ObservedRun]:
         """Return the runs of every pool, oldest first."""
         return sorted(self._of_job.values(), key=_BY_AGE)
 
@@ -168,7 +170,7 @@ class RunStore:
     def _remove_run(self, item: ObservedRun) -> None:
         namespace = item.run.namespace
         del self._of_job[item.uid], self._runs[item.run.pool][item.uid]
-        for known, name in ((self._of_workload, item.run.workload), (self._of_template, template(item.job))):
+        for known, name in ((self._of_workload, item.run.workload), (self._of_template, name_template(item.job))):
             del known[namespace, name][item.uid]
             if not known[namespace, name]:
                 del known[namespace, name]

@@ -33,7 +33,7 @@ def recommendation_annotations(best: Recommendation, inputs_hash: str, product: 
         product: GPU of the pool, shown without a node type; without both, the name of the pool is shown.
     """
     step = best.step_seconds
-    annotations: dict[str, str] = AdviceAnnotations.within(
+    annotations: dict[str, str] = AdviceAnnotations.from_cut_values(
         node_type=best.node_type or product or best.pool,
         pool=best.pool,
         node_selector=json.dumps(dict(sorted(best.node_selector.items())), separators=(",", ":")),
@@ -67,7 +67,7 @@ def make_event(answer: Answer, before: Summary, summary: Summary) -> Note | None
     was = f" (was {before.plan} on {before.gpus} {before.pool})" if before.plan else ""
     gpus = f"{best.nodes}x{best.gpus_per_node} {best.pool.name}"
     met = f", request {' and '.join(best.device_requests)}" if best.device_requests else ""
-    text = f"{format_short_plan(best)} on {gpus}{met}, {units.duration(best.step_s)} a step{was}"
+    text = f"{format_short_plan(best)} on {gpus}{met}, {units.format_duration(best.step_s)} a step{was}"
     return Note("Normal", "RecommendationUpdated", text)
 
 

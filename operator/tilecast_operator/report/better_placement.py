@@ -13,7 +13,7 @@ from tilecast.api.training import RESTART_S
 from tilecast.hardware import Pool
 from tilecast.objectives import PRICE, SECONDS, ObjectiveRecord, Quantity
 from tilecast.render import units
-from tilecast_operator.kube.times import seconds
+from tilecast_operator.kube.times import parse_time
 from tilecast_operator.observed.calibrator import Score
 from tilecast_operator.report.job_status import Aspect
 
@@ -50,7 +50,7 @@ class MoveCost:
             clock_s: Unix time, in seconds.
         """
         restart_s, checkpoint_s = training.get("restartSeconds"), training.get("checkpointSeconds")
-        best, since_s, left = status.recommendation, seconds(score.forecast.frozen_at), None
+        best, since_s, left = status.recommendation, parse_time(score.forecast.frozen_at), None
         if best is not None and best.finish_seconds is not None and since_s is not None:
             done = (clock_s - since_s) / score.window.seconds
             left = max(best.finish_seconds / best.step_seconds.target - max(done, 0.0), 0.0)
@@ -70,10 +70,11 @@ class MoveCost:
         """Return a text about the cost of moving."""
         lost = "the steps since the last checkpoint, which training.checkpointSeconds would tell"
         if self.checkpoint_s is not None:
-            lost = f"half of the {units.duration(self.checkpoint_s)} between checkpoints on average"
+            lost = f"half of the {units.format_duration(self.checkpoint_s)} between checkpoints on average"
         beside = "and" if self.checkpoint_s is not None else "beside"
-        restart = f"a restart of {units.duration(self.restart_s)} {beside} {lost}"
-        return f"moving costs {units.duration(moving_s)} ({restart}), which {units.count(steps)} steps make up for"
+        restart = f"a restart of {units.format_duration(self.restart_s)} {beside} {lost}"
+        moving, count = units.format_duration(moving_s), units.format_count(steps)
+        return f"moving costs {moving} ({restart}), which {count} steps make up for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ def _amounts(
         return (here, there) if here > 0 else None
     if not pool.price_per_gpu_hour or item.cost_per1000_steps is None or pool.currency != other.currency:
         return None
-    price = cost.per_1000_steps(pool.price_per_gpu_hour * ran.gpus, measured_s)
+    price = cost.price_of_1000_steps(pool.price_per_gpu_hour * ran.gpus, measured_s)
     return price, item.cost_per1000_steps * step_s / item.step_seconds.target * share
 
 
@@ -206,15 +207,15 @@ def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
         return False
     if known is None or known.reason != "NoLongerBetter":
         return True
-    since_s = seconds(known.last_transition_time)
+    since_s = parse_time(known.last_transition_time)
     return since_s is None or clock_s - since_s >= EVENT_COOLDOWN_S
 
 
 def _describe_alternative(
     item: Alternative, step_s: float, score: Score, saved: Mapping[Quantity, float | None]
 ) -> str:
-    step = units.duration(step_s)
+    step = units.format_duration(step_s)
     known = [(one, gain) for one, gain in saved.items() if gain is not None]
     than = " and ".join(f"{abs(gain):.0%} {one.less if gain >= 0 else one.more}" for one, gain in known)
-    where, measured = f"{item.plan} on {item.gpus} {item.pool}", units.duration(score.window.seconds)
+    where, measured = f"{item.plan} on {item.gpus} {item.pool}", units.format_duration(score.window.seconds)
     return f"{where} would take {step} a step by forecast, {than} than the {measured} measured"

@@ -66,7 +66,7 @@ def parse_status(text: bytes) -> TrainingJobStatus:
 def make_status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
     """Return the status for an answer, with the given conditions."""
     if isinstance(answer, Declined):
-        summary = Summary.within(reason=answer.reason)
+        summary = Summary.from_cut_values(reason=answer.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
     return _replace_fields(get_advice_status(answer), observed_generation=generation, conditions=conditions)
 
@@ -79,18 +79,18 @@ def get_advice_status(answer: Advice) -> TrainingJobStatus:
 
 def _make_advice_status(answer: Advice) -> TrainingJobStatus:
     best, baseline, uncapped = answer.best, answer.baseline, answer.uncapped
-    return TrainingJobStatus.within(
-        recommendation=None if best is None else api.Recommendation.of(best),
-        baseline=None if baseline is None else Alternative.of(baseline),
-        uncapped=None if uncapped is None else Alternative.of(uncapped),
-        alternatives=[Alternative.of(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
-        pareto=[Alternative.of(offer) for offer in answer.pareto[:MAX_PARETO]],
-        rejected=[api.RejectedPool.of(item) for item in answer.rejections[:MAX_REJECTED]],
-        why_not=[api.PassedOver.of(item) for item in answer.why_not[:MAX_WHY_NOT]],
+    return TrainingJobStatus.from_cut_values(
+        recommendation=None if best is None else api.Recommendation.from_offer(best),
+        baseline=None if baseline is None else Alternative.from_offer(baseline),
+        uncapped=None if uncapped is None else Alternative.from_offer(uncapped),
+        alternatives=[Alternative.from_offer(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
+        pareto=[Alternative.from_offer(offer) for offer in answer.pareto[:MAX_PARETO]],
+        rejected=[api.RejectedPool.from_rejection(item) for item in answer.rejections[:MAX_REJECTED]],
+        why_not=[api.PassedOver.from_why_not(item) for item in answer.why_not[:MAX_WHY_NOT]],
         ties=answer.ties if best else None,
         notes=[text[:256] for text in answer.notes],
         plans_evaluated=answer.plans_evaluated,
-        model=api.ModelVersion.of(answer.provenance),
+        model=api.ModelVersion.from_origin(answer.provenance),
         inputs_hash=answer.inputs_hash,
         summary=_make_summary(answer),
     )
@@ -125,7 +125,7 @@ def make_condition(kind: str, aspect: Aspect, generation: int, now: str, current
     """Return a condition, with its old transition time if its status is unchanged."""
     old = next((item for item in current if item.type == kind), None)
     since = old.last_transition_time if old is not None and old.status == aspect.status else None
-    return Condition.within(
+    return Condition.from_cut_values(
         type=kind,
         status=aspect.status,
         observed_generation=generation,
@@ -175,13 +175,13 @@ def update_alternatives(status: TrainingJobStatus, answer: Advice, digest: str |
         answer: The later answer.
         digest: Digest of the inputs of the later answer; None if no measured run corrects it.
     """
-    alternatives = [Alternative.of(offer) for offer in answer.offers[:MAX_ALTERNATIVES]]
+    alternatives = [Alternative.from_offer(offer) for offer in answer.offers[:MAX_ALTERNATIVES]]
     return _replace_fields(status, alternatives=alternatives, alternatives_hash=digest)
 
 
 def add_score(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
     """Return a copy of a status with measured steps and the error of the forecast."""
-    error = score.forecast.errors(score.window)
+    error = score.forecast.error_ratios(score.window)
     return _replace_fields(
         status,
         forecast=score.forecast,
@@ -193,7 +193,7 @@ def add_score(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
 
 def make_observed_aspect(score: Score) -> Aspect:
     """Return the condition ObservationsAvailable of a job with measured steps."""
-    error, window = score.forecast.errors(score.window), score.window
+    error, window = score.forecast.error_ratios(score.window), score.window
     text = (
         f"{window.samples} reports, the newest by {window.latest.source}: median {window.seconds:.4g} s; "
         f"the forecast was {error.calibrated_ratio:+.0%} off, {error.raw_ratio:+.0%} before correction"
@@ -231,13 +231,13 @@ def _make_aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None
 
 def _judge_confidence(advice: Advice, best: Offer) -> Aspect:
     """Return the condition LowConfidence, which compares the range with the usual range of the model family."""
-    family, unstated = advice.request.workload.model.family, constants.widths().unstated
+    family, unstated = advice.request.workload.model.family, constants.shipped_widths().unstated
     usual = unstated.get(family, unstated["other"])
     bare = f"{_format_percent(-usual)}/{_format_percent(usual)} %"
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
         why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
         return Aspect("True", "WideRange", f"the range is {_format_range(best)}: {why}; {advice.confidence}")
-    correction = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
+    correction = best.pool.calibration.correction_of_workload(best.pool.gpu.name, best.workload, best.gpus)
     if correction.own < PROVEN_RUNS:
         counted = f"{correction.own} of {PROVEN_RUNS} runs like this one"
         why = f"{counted} were measured by its namespace, trusted ones or several others"
@@ -254,28 +254,28 @@ def format_short_plan(offer: Offer) -> str:
 def _make_summary(advice: Advice) -> Summary:
     best = advice.best
     if best is None:
-        return Summary.within(reason=reason(advice))
+        return Summary.from_cut_values(reason=reason(advice))
     cost, baseline, fits = best.cost_per_1000_steps, advice.baseline, best.fits_now
-    return Summary.within(
+    return Summary.from_cut_values(
         pool=best.pool.name,
         gpus=f"{best.nodes}x{best.gpus_per_node}",
         plan=format_short_plan(best),
-        step=units.duration(best.step_s),
-        range=units.interval(best.lower_s, best.upper_s),
+        step=units.format_duration(best.step_s),
+        range=units.format_interval(best.lower_s, best.upper_s),
         reason=reason(advice),
         memory=_format_memory(best),
         confidence=_format_range(best),
         speedup=None if baseline is None else f"{baseline.step_s / best.step_s:.1f}x",
         cost_per1000_steps=None if cost is None else f"{cost:.3g} {best.pool.currency}",
         fits_now=None if fits is None else "yes" if fits else "no",
-        finish=None if best.finish_s is None else units.duration(best.finish_s),
+        finish=None if best.finish_s is None else units.format_duration(best.finish_s),
     )
 
 
 def _format_memory(offer: Offer) -> str:
-    taken = units.gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
+    taken = units.format_gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
     tight = ", tight" if offer.is_tight else ""
-    return f"{taken}/{units.gibibytes(offer.memory_available_bytes)} GiB{tight}"
+    return f"{taken}/{units.format_gibibytes(offer.memory_available_bytes)} GiB{tight}"
 
 
 def _format_range(offer: Offer) -> str:

@@ -13,7 +13,7 @@ from tilecast.api.status import Condition
 from tilecast.nodes import FoundPool
 from tilecast.spec import SpecError
 from tilecast_operator.free_gpus import Free
-from tilecast_operator.kube.times import seconds, stamp
+from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.view import View
 from tilecast_operator.report.job_status import Aspect, make_condition
 
@@ -48,17 +48,17 @@ def make_pool_status(
     }
     why = aspects["Ready"].reason
     if isinstance(entry, SpecError):
-        return GPUPoolStatus.within(**head, summary=PoolSummary(reason=why))
-    return GPUPoolStatus.within(
+        return GPUPoolStatus.from_cut_values(**head, summary=PoolSummary(reason=why))
+    return GPUPoolStatus.from_cut_values(
         **head,
         nodes=entry.nodes,
-        gpus=PoolGpus.within(
+        gpus=PoolGpus.from_cut_values(
             total=entry.gpus_total, allocatable=entry.gpus_allocatable, free=None if free is None else free.gpus
         ),
-        facts={name: Fact.within(value=value, layer=layer) for name, (value, layer) in entry.facts.items()},
+        facts={name: Fact.from_cut_values(value=value, layer=layer) for name, (value, layer) in entry.facts.items()},
         kueue_flavor=(free.flavor if free is not None else entry.kueue_flavor) or None,
         topology=[
-            TopologyLevel.within(key=level.key, domains=level.domains, largest=level.largest)
+            TopologyLevel.from_cut_values(key=level.key, domains=level.domains, largest=level.largest)
             for level in entry.topology
         ],
         summary=_make_summary(entry, why, free),
@@ -67,7 +67,7 @@ def make_pool_status(
 
 def _make_summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
     pool, price = entry.pool, entry.pool.price_per_gpu_hour
-    return PoolSummary.within(
+    return PoolSummary.from_cut_values(
         gpu=pool.gpu.name,
         shape=f"{entry.nodes}x{pool.gpus_per_node}",
         link=pool.inter.name,
@@ -154,18 +154,18 @@ def decide_pool(facts: PoolFacts, now_s: float) -> DesiredPool:
     found, view = facts.found, facts.view
     if facts.is_obsolete:
         return DesiredPool(is_deleted=facts.is_discovering and view is not None)
-    document = nodes.discovered(found) if isinstance(found, FoundPool) and facts.is_discovering else None
+    document = nodes.gpupool_document(found) if isinstance(found, FoundPool) and facts.is_discovering else None
     if view is None or found is None:
         return DesiredPool(document=document)
     if document is not None and view.matches_question(document):
         document = None
-    current = Condition.known(view.status.get("conditions"))
+    current = Condition.parse_valid_items(view.status.get("conditions"))
     learnt, superseded = facts.learnt, facts.superseded
-    status = make_pool_status(found, view.generation, stamp(now_s), current, facts.free, learnt, superseded)
+    status = make_pool_status(found, view.generation, format_time(now_s), current, facts.free, learnt, superseded)
     return DesiredPool(document=document, status=status, missing_since_s=_find_missing_since(found, status))
 
 
 def _find_missing_since(found: FoundPool | SpecError, status: GPUPoolStatus) -> float | None:
     scaled_down = next(item for item in status.conditions if item.type == "ScaledDown")
     is_discovered = isinstance(found, FoundPool) and found.note is not None
-    return seconds(scaled_down.last_transition_time) if is_discovered and scaled_down.status == "True" else None
+    return parse_time(scaled_down.last_transition_time) if is_discovered and scaled_down.status == "True" else None

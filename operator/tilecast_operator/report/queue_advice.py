@@ -13,11 +13,11 @@ from tilecast.api import queue_advice as api
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import WEIGHT
 from tilecast.planner.problem import JobOption
-from tilecast.planner.references import own_best
+from tilecast.planner.references import choose_fastest
 from tilecast.planner.totals import QueuedPlace, QueueReport
 from tilecast.render import units
 from tilecast_operator.kube.kinds import Document, Key
-from tilecast_operator.kube.times import seconds, stamp
+from tilecast_operator.kube.times import format_time, parse_time
 from tilecast_operator.objects.view import View, encode_canonical
 from tilecast_operator.queue_rows import PlannedQueue, QueueState, make_plan_name, parse_plan_name, plan_rows
 from tilecast_operator.report.job_status import Aspect, make_condition
@@ -59,7 +59,7 @@ def make_positions(
     made = dict[str, QueuePosition]()
     if plan.report is not None:
         columns = plan.report.solution.columns
-        fastest = own_best(columns)
+        fastest = choose_fastest(columns)
         for row, place in _number_places(plan.report):
             item = columns.options[plan.report.solution.option[row.job]]
             name = columns.problem.jobs[row.job].name
@@ -71,16 +71,16 @@ def make_positions(
                 reason = _explain_option(item, columns.options[fastest[row.job]])
             if columns.problem.jobs[row.job].own_weight != 1:
                 reason = f"{reason}; {WEIGHED}"
-            made[name] = QueuePosition.within(
+            made[name] = QueuePosition.from_cut_values(
                 pool=item.pool,
                 gpus=item.gpus,
                 position=0 if name in began else _round_position(place),
-                start=stamp(began[name] if name in began else now_s + row.start_s),
-                finish=stamp(now_s + row.finish_s),
+                start=format_time(began[name] if name in began else now_s + row.start_s),
+                finish=format_time(now_s + row.finish_s),
                 reason=f"{reason}; {why[name]}" if name in why else reason,
             )
     for name, text in why.items():
-        made.setdefault(name, QueuePosition.within(reason=text))
+        made.setdefault(name, QueuePosition.from_cut_values(reason=text))
     return {name: _keep_times(position, before.get(name), now_s) for name, position in made.items()}
 
 
@@ -119,7 +119,7 @@ def _keep_times(position: QueuePosition, before: QueuePosition | None, now_s: fl
 
 
 def _keep_time(before: str | None, time: str | None, now_s: float) -> str | None:
-    old_s, new_s = seconds(before), seconds(time)
+    old_s, new_s = parse_time(before), parse_time(time)
     if old_s is None or new_s is None:
         return time
     return before if abs(new_s - old_s) <= max(LEAST_SHIFT_S, SHIFT * (new_s - now_s)) else time
@@ -141,19 +141,19 @@ def make_status(
     left_out = [item for item in plan.refused if item.is_left_out]
     running = 0 if plan.report is None else int(plan.report.solution.columns.is_running.sum())
     waiting = 0 if plan.report is None else len(plan.report.places) - running
-    made = api.QueueAdviceStatus.within(
+    made = api.QueueAdviceStatus.from_cut_values(
         observed_generation=generation,
         conditions=[make_condition("Ready", aspect, generation, now, before.conditions)],
         planned_at=now,
         policy=policy,
         jobs=api.QueueCounts(waiting=waiting, running=running, refused=len(left_out)),
-        totals=None if plan.report is None else api.QueueNumbers.of(plan.report.plan),
+        totals=None if plan.report is None else api.QueueNumbers.from_totals(plan.report.plan),
         references=[]
         if plan.report is None
-        else [api.ReferenceNumbers.of(given, name=name) for name, given in plan.report.references.items()],
+        else [api.ReferenceNumbers.from_totals(given, name=name) for name, given in plan.report.references.items()],
         gap_ratio=None if plan.report is None else _round_gap(plan.report),
         refused=[
-            api.RefusedJob.within(job=item.job, message=item.problem, remedy=item.remedy)
+            api.RefusedJob.from_cut_values(job=item.job, message=item.problem, remedy=item.remedy)
             for item in plan.refused[: api.MAX_REFUSED]
         ],
         summary=_make_summary(plan, waiting, running, aspect.reason),
@@ -184,12 +184,12 @@ def _round_gap(report: QueueReport) -> float | None:
 
 def _make_summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> api.QueueSummary:
     if plan.report is None:
-        return api.QueueSummary.within(reason=reason)
-    means = {name: units.duration(given.completion_s) for name, given in plan.report.references.items()}
+        return api.QueueSummary.from_cut_values(reason=reason)
+    means = {name: units.format_duration(given.completion_s) for name, given in plan.report.references.items()}
     gap = plan.report.solution.gap
-    return api.QueueSummary.within(
+    return api.QueueSummary.from_cut_values(
         jobs=f"{waiting} wait, {running} run",
-        mean=units.duration(plan.report.plan.completion_s),
+        mean=units.format_duration(plan.report.plan.completion_s),
         own_best=means.get("ownBest"),
         flavors=means.get("flavors"),
         gap=None if gap is None else f"{gap:.0%}",
@@ -279,9 +279,9 @@ class DesiredQueueAdvice:
 def decide_queue_advice(facts: QueueAdviceFacts, now_s: float) -> DesiredQueueAdvice:
     """Return the spec and status that the QueueAdvice should have at `now_s`, a Unix time."""
     view, policy = facts.view, facts.policy
-    spec = api.QueueAdviceSpec.within(policy=policy, interval_seconds=facts.interval_s).document()
+    spec = api.QueueAdviceSpec.from_cut_values(policy=policy, interval_seconds=facts.interval_s).document()
     if view is None:
         return DesiredQueueAdvice(spec, None)
     is_same, before = (encode_canonical(view.document["spec"]) == encode_canonical(spec), parse_status(view.status))
-    status = make_status(facts.plan, policy, view.generation, stamp(now_s), before)
+    status = make_status(facts.plan, policy, view.generation, format_time(now_s), before)
     return DesiredQueueAdvice(None if is_same else spec, status)

@@ -66,7 +66,7 @@ from tilecast.advice.what_if.fits import add_remedies
 from tilecast.advice.what_if.wins import explain_why_not
 from tilecast.hardware import Pool
 from tilecast.model import Model
-from tilecast.objectives import bounded_by
+from tilecast.objectives import objectives_bounded_by
 
 __all__ = [
     "Advice",
@@ -137,8 +137,8 @@ def _describe_origin(pools: Sequence[Pool]) -> AdviceOrigin:
         version=__version__,
         model_version=version,
         model_sha256=digest,
-        constants_sha256=constants.digest(),
-        data_sha256=hardware.digest(),
+        constants_sha256=constants.digest_constants(),
+        data_sha256=hardware.digest_fact_files(),
         layers={pool.name: dict(sorted(pool.layers.items())) for pool in pools if pool.layers},
         runs={pool.name: runs for pool in pools if (runs := pool.calibration.runs)},
     )
@@ -155,7 +155,7 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
         "request": replace(request, name=""),
         "pools": [_deciding_facts(pool) for pool in sorted(pools, key=attrgetter("name"))],
         "model": model_sha256,
-        "constants": constants.digest(),
+        "constants": constants.digest_constants(),
         "version": __version__,
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=_encode_value).encode()).hexdigest()[:16]
@@ -205,7 +205,7 @@ def _check_request(request: Request, pools: Sequence[Pool]) -> None:
         problem = f"is missing, and objective {goal.name} needs it"
         require(given is not None or goal.bound != name, f"spec.{name}", problem, f"add spec.{name}")
         problem = f"has no meaning with objective {goal.name}"
-        remedy = f"use objective {' or '.join(bounded_by(name))}"
+        remedy = f"use objective {' or '.join(objectives_bounded_by(name))}"
         require(given is None or goal.bound == name, f"spec.{name}", problem, remedy)
     _check_currencies(request, pools)
     low, high = request.batches or (workload.global_batch, workload.global_batch)

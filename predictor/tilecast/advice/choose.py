@@ -29,7 +29,7 @@ from tilecast.advice.values import Offer, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.search import NO_LIMITS, Limits, Mask
-from tilecast.spec import CHECKPOINTING, PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct
+from tilecast.spec import CHECKPOINTING, PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct_rows
 from tilecast.uncertainty import Errors
 
 MAX_TIED = 128
@@ -104,11 +104,11 @@ def choose_or_reject(request: Request, candidates: Candidates) -> Choice | Rejec
     for quantity in request.goal.needed_quantities:
         if not quantity.is_known(pool):
             return Rejection(pool.name, *quantity.if_unknown)
-    mask = sensible(request, candidates, within & candidates.fits & candidates.keeps_bound(request))
-    return choose(request, candidates, mask) or _reject_bound(request, candidates, within & candidates.fits)
+    mask = keep_sensible_plans(request, candidates, within & candidates.fits & candidates.keeps_bound(request))
+    return choose_plan(request, candidates, mask) or _reject_bound(request, candidates, within & candidates.fits)
 
 
-def choose(request: Request, candidates: Candidates, eligible: Mask) -> Choice | None:
+def choose_plan(request: Request, candidates: Candidates, eligible: Mask) -> Choice | None:
     """Return the plan to recommend among the eligible rows (n,); None if none of them has a known value."""
     ties = find_tied_plans(request, candidates, eligible)
     return None if ties is None else _choose_among_tied(request, ties)
@@ -171,7 +171,9 @@ def find_tied_plans(request: Request, candidates: Candidates, eligible: Mask) ->
         eligible = eligible & (candidates.gpus == candidates.gpus[eligible].min())
     rows = np.flatnonzero(eligible)
     best = float(value[rows].min())
-    rows = _keep_best_of_each_kind(candidates, rows[value[rows] <= best * np.exp(uncertainty.most_tied())], request)
+    rows = _keep_best_of_each_kind(
+        candidates, rows[value[rows] <= best * np.exp(uncertainty.largest_tie_width())], request
+    )
     details = Details.from_rows(candidates, rows)
     return TiedPlans(candidates, eligible, rows, candidates.take(rows), value[rows], details, details.errors())
 
@@ -190,8 +192,8 @@ def _keep_best_of_each_kind(candidates: Candidates, rows: Ints, request: Request
     mask = np.arange(len(rows)) < MAX_TIED
     slow = np.argsort(_value_on_slow_host(some, request), kind="stable")
     kinds = [*simplicity_columns(some), some.tight.astype(np.int64)]
-    mask[distinct(*kinds).first] = True
-    mask[slow[distinct(*(column[slow] for column in kinds)).first]] = True
+    mask[distinct_rows(*kinds).first] = True
+    mask[slow[distinct_rows(*(column[slow] for column in kinds)).first]] = True
     return rows[mask]
 
 
@@ -230,7 +232,7 @@ def _value_on_slow_host(candidates: Candidates, request: Request) -> Floats:
     """Return the amount that the objective minimises, on a slow host, (n,)."""
     return np.asarray(
         candidates.objective_value(request)
-        * uncertainty.cautious(candidates.step_s, candidates.launch_s)
+        * uncertainty.slow_host_step_s(candidates.step_s, candidates.launch_s)
         / candidates.step_s
     )
 
@@ -258,7 +260,7 @@ THIRD = 1 / 3
 """Share of a GPU's memory up to which the training state of a model is not split either."""
 
 
-def sensible(request: Request, candidates: Candidates, eligible: Mask) -> Mask:
+def keep_sensible_plans(request: Request, candidates: Candidates, eligible: Mask) -> Mask:
     """Return the eligible rows, (n,), that a practitioner would use without a special reason.
 
     - A model that takes at most `HALF` of a GPU's memory is replicated as long as every GPU has a sample.
@@ -344,7 +346,7 @@ def _unsplit_bytes(workload: Workload) -> float:
         gradient_accumulation=workload.global_batch // micro,
         checkpointing=workload.checkpointing or CHECKPOINTING[0],
     )
-    plans = Plans.of(plan)
+    plans = Plans.from_plans(plan)
     bill = memory.footprint(workload, zoo.shard(workload, plans), plans)
     return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
 

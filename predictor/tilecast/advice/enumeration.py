@@ -53,8 +53,8 @@ def enumerate_pools(request: Request, pools: Sequence[Pool]) -> list[Enumeration
         SearchTooLargeError: there are more plans even with the fewest node counts and global batches, or too many
             operators.
     """
-    able = [len(variants(request, pool)) for pool in pools]
-    kernels_priced = sum(able) * zoo.operators(request.workload)
+    able = [len(job_variants(request, pool)) for pool in pools]
+    kernels_priced = sum(able) * zoo.count_operators(request.workload)
     if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
         raise _too_large_error(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
     *tried, last = _list_extents(request, pools)
@@ -71,7 +71,7 @@ def _list_extents(request: Request, pools: Sequence[Pool]) -> list[tuple[Limits,
     """
     extents = [(NO_LIMITS, MAX_BATCHES)]
     for batches in (MAX_BATCHES, *FEWER_BATCHES) if request.batches else (MAX_BATCHES,):
-        able = sum(len(variants(request, pool, batches)) for pool in pools)
+        able = sum(len(job_variants(request, pool, batches)) for pool in pools)
         extents.append((Limits(max_plans=MOST_PLANS // max(1, able)), batches))
     return extents
 
@@ -89,7 +89,7 @@ def _too_large_error(request: Request, number: int, limit: int, noun: str) -> Se
     is_range = request.batches is not None
     name = "globalBatchSizeRange" if is_range else "allowedPrecisions" if request.precisions else "globalBatchSize"
     remedy = "narrow globalBatchSizeRange and allowedPrecisions, or state constraints.gpus"
-    return SearchTooLargeError.of(f"spec.training.{name}", number, limit, noun, remedy)
+    return SearchTooLargeError.from_counts(f"spec.training.{name}", number, limit, noun, remedy)
 
 
 def enumerate_plans(request: Request, pool: Pool, limits: Limits, exactly: Plans | None = None) -> Enumeration:
@@ -126,7 +126,7 @@ def _enumerate_pool(
     Raises:
         SearchTooLargeError: with the plans of other pools there are more than `MOST_PLANS`.
     """
-    able = variants(request, pool, batches)
+    able = job_variants(request, pool, batches)
     every: list[tuple[int, PlanTable]] = []
     for index, workload in enumerate(able):
         given = _requested_plans(request, workload, pool) if exactly is None else exactly
@@ -156,7 +156,7 @@ def describe_left_out(request: Request, enumerations: Sequence[Enumeration]) -> 
     possible, tried = (
         {item.global_batch for group in groups for item in group}
         for groups in (
-            [variants(request, each.pool) for each in enumerations],
+            [job_variants(request, each.pool) for each in enumerations],
             [each.variants for each in enumerations],
         )
     )
@@ -165,7 +165,7 @@ def describe_left_out(request: Request, enumerations: Sequence[Enumeration]) -> 
     return [f"The job has more plans than one search prices: {' and '.join(parts)}."] if parts else []
 
 
-def variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> tuple[Workload, ...]:
+def job_variants(request: Request, pool: Pool, most_batches: int = MAX_BATCHES) -> tuple[Workload, ...]:
     """Return the job in every precision and global batch that the request allows and the pool supports.
 
     The job's own precision and batch come first. At most `most_batches` global batches of the range are taken.
@@ -230,7 +230,7 @@ def _requested_plans(request: Request, workload: Workload, pool: Pool) -> Plans 
     most = min(pool.max_gpus, limits.gpus or limits.max_gpus or pool.max_gpus)
     gpus = given.data * given.tensor * given.pipeline * given.context if given.data else most
     if not 0 < gpus <= pool.max_gpus:
-        return Plans.of()
+        return Plans.from_plans()
     plans = enumerate_stated(workload, gpus, given, "plan")
     able = search.abilities(workload.framework).executes(plans) if workload.framework else None
     return plans.take(able) if able is not None and able.any() else plans
@@ -272,7 +272,7 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
     problem = f"sp=1 finds no tokens that tp={stated.tensor} divides"
     require(can_spread or not stated.sequence_parallel, field, problem, "leave sp out")
     norms = [False, True][: 1 + can_spread] if stated.sequence_parallel is None else [stated.sequence_parallel]
-    return Plans.of(
+    return Plans.from_plans(
         *(
             Plan(
                 data=data,
@@ -318,7 +318,7 @@ def _require_divisible(workload: Workload, data: int, stated: Stated, field: str
         degrees = search.expert_degrees(model, np.array([data]))[0]
         require(stated.expert in degrees, field, problem, f"write ep={data}")
         return
-    experts = zoo.experts(model) or 1
+    experts = zoo.count_experts(model) or 1
     problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
     require(stated.expert == 1 or experts > 1, field, problem, "leave ep out")
     divides = experts % stated.expert == 0 and data * tensor % stated.expert == 0

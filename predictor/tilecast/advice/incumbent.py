@@ -33,7 +33,7 @@ class Incumbent:
         return f"{self.plan} on {self.plan.gpus} {self.pool}"
 
 
-def hold(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Advice:
+def keep_incumbent(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Advice:
     """Return the advice with the previous recommendation first, unless it is invalid or beaten by `MARGIN`.
 
     The reason of the first offer then says that the previous recommendation was kept or why it was replaced.
@@ -94,7 +94,7 @@ def _objective_value(request: Request, offer: Offer) -> float:
 
 def _find_plan(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Candidates, int | None]:
     """Return a plan in every variant of the job as candidates, and the row of the given batch and precision, if any."""
-    candidates = find_candidates(request, pool, exactly=Plans.of(plan))
+    candidates = find_candidates(request, pool, exactly=Plans.from_plans(plan))
     meant = (
         index
         for index, variant in enumerate(candidates.variant)

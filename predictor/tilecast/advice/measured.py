@@ -13,7 +13,7 @@ from tilecast.advice.enumeration import enumerate_stated
 from tilecast.advice.values import Advice, Offer, Request, require
 from tilecast.hardware import Pool
 from tilecast.learning import calibration
-from tilecast.learning.calibration import Key
+from tilecast.learning.calibration import GroupKey
 from tilecast.learning.job_calibration import (
     ALL_COLUMNS,
     NO_PARTS,
@@ -38,7 +38,7 @@ class RunForecast:
     step_s: float
     lower_s: float
     upper_s: float
-    group: Key
+    group: GroupKey
     """Key that calibration groups the run by."""
     framework: str
     """Framework that calibration counts the run for."""
@@ -77,7 +77,7 @@ def forecast_run(
     own = request.workload
     workload = replace(own, global_batch=batch or own.global_batch, precision=precision or own.precision)
     if isinstance(plan, Plan):
-        table = Plans.of(plan)
+        table = Plans.from_plans(plan)
     elif plan is not None:
         table = enumerate_stated(workload, gpus, plan, "plan")
     else:
@@ -91,7 +91,7 @@ def forecast_run(
     lower_s, upper_s = uncertainty.interval(workload, priced, row)
     chosen = table.row(row)
     is_plain = chosen.pipeline == 1 and workload.offload != "parameters"
-    gpu, family, scale = pool.gpu.name, workload.model.family, calibration.scale(chosen.gpus)
+    gpu, family, scale = pool.gpu.name, workload.model.family, calibration.name_gpu_range(chosen.gpus)
     return RunForecast(
         pool=pool,
         plan=chosen,
@@ -99,8 +99,8 @@ def forecast_run(
         step_s=float(priced.step_s[row]),
         lower_s=lower_s,
         upper_s=upper_s,
-        group=(gpu, workload.precision, family, scale, calibration.digest(workload)),
-        framework=calibration.framework_of(workload),
+        group=(gpu, workload.precision, family, scale, calibration.digest_workload(workload)),
+        framework=calibration.name_framework(workload),
         least_s=float(priced.times.least[row]),
         parts=priced.times.parts(row),
         exchanged_s=float(priced.times.communication[row] + priced.times.hidden[row]) if is_plain else 0.0,
@@ -153,50 +153,50 @@ class OwnRun:
         return {name: part for name, part in self.forecast.parts.items() if name not in without}
 
     @property
-    def separate_s(self) -> dict[str, float]:
+    def measured_parts_s(self) -> dict[str, float]:
         """Measured seconds of communication and of the optimizer, where the forecast of the part is above 0.
 
         Each of these parts is corrected separately.
         """
         known_s = {"communication": self.forecast.exchanged_s, "optimizer": self.forecast.parts["optimizer"]}
-        return {name: part for name, part in self.measurement.parts.separate_s.items() if known_s[name] > 0}
+        return {name: part for name, part in self.measurement.parts.measured_parts_s.items() if known_s[name] > 0}
 
     @property
     def rest_s(self) -> float:
-        """Seconds of the measured step without the parts in `separate_s`."""
-        return self.measurement.spent_s - sum(self.separate_s.values())
+        """Seconds of the measured step without the parts in `measured_parts_s`."""
+        return self.measurement.spent_s - sum(self.measured_parts_s.values())
 
     @property
     def ratio(self) -> float:
         """Factor from the forecast step to the measured step, both without the wait for the data loader."""
         return self.measurement.spent_s / sum(self.expected_s.values())
 
-    def own(self, request: Request) -> JobRun:
+    def to_job_run(self, request: Request) -> JobRun:
         """Return the run as a `JobRun`, from which `tilecast.learning.job_calibration` learns."""
         pool, plan = self.measurement.pool, self.measurement.plan
-        separate_s = self.separate_s
-        elsewhere_s = {name: part for name, part in separate_s.items() if name != "communication"}
+        measured_parts_s = self.measured_parts_s
+        elsewhere_s = {name: part for name, part in measured_parts_s.items() if name != "communication"}
         return JobRun(
-            RunSetting.of(pool.gpu.name, pool.gpu.architecture, request.workload),
+            RunSetting.from_workload(pool.gpu.name, pool.gpu.architecture, request.workload),
             self.plan,
             -math.log(self.ratio),
             waited_s=self.measurement.parts.input_s or 0.0,
-            parts=self._part_deviations(separate_s),
+            parts=self._part_deviations(measured_parts_s),
             parts_elsewhere=self._part_deviations(elsewhere_s),
             gpus_per_node=pool.gpus_per_node,
             fields=tuple(name for name in ALL_COLUMNS if plan is not None and getattr(plan, name, None) is not None),
         )
 
-    def _part_deviations(self, separate_s: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-        if not separate_s:
+    def _part_deviations(self, measured_parts_s: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+        if not measured_parts_s:
             return ()
-        return part_deviations(self.expected_s, self.forecast.exchanged_s, self.measurement.spent_s, separate_s)
+        return part_deviations(self.expected_s, self.forecast.exchanged_s, self.measurement.spent_s, measured_parts_s)
 
     def __str__(self) -> str:
         return f"{self.measurement.gpus} {self.measurement.pool.name}"
 
 
-def own_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[OwnRun, ...]:
+def forecast_own_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[OwnRun, ...]:
     """Return the measurements with their forecasts.
 
     Raises:
@@ -244,19 +244,19 @@ def _forecast_own_run(request: Request, measurement: Measurement) -> OwnRun:
     problem = f"{run.rest_s:.3g} s is faster than the roofline: {peak}"
     require(run.rest_s >= forecast.least_s, field, problem, "check the unit and the plan")
     require_plausible(measurement.spent_s, forecast.step_s, f"the forecast of {forecast.step_s:.3g} s for {plan}")
-    if "optimizer" in run.separate_s:
+    if "optimizer" in run.measured_parts_s:
         update_s = forecast.parts["optimizer"]
-        require_plausible(run.separate_s["optimizer"], update_s, f"the forecast update of {update_s:.3g} s")
+        require_plausible(run.measured_parts_s["optimizer"], update_s, f"the forecast update of {update_s:.3g} s")
     return run
 
 
-def corrected(request: Request, pools: Sequence[Pool], items: Sequence[OwnRun]) -> tuple[Pool, ...]:
+def correct_pools(request: Request, pools: Sequence[Pool], items: Sequence[OwnRun]) -> tuple[Pool, ...]:
     """Return the pools with the job's own runs, which correct the forecasts on them."""
-    own = JobRuns(tuple(item.own(request) for item in items))
+    own = JobRuns(tuple(item.to_job_run(request) for item in items))
     return tuple(replace(pool, own=own) for pool in pools)
 
 
-def with_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
+def add_run_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
     """Return the advice with the job's own runs in its notes and their correction in the reason of each offer."""
     if not items:
         return advice
@@ -268,7 +268,7 @@ def with_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
     )
 
 
-def with_note(advice: Advice, job: str) -> Advice:
+def add_relative_note(advice: Advice, job: str) -> Advice:
     """Return the advice with the correction from a run of another job in the reason of each offer."""
     return _add_to_reasons(advice, f"the run of {job}, another workload")
 
@@ -289,7 +289,8 @@ def _describe_run(item: OwnRun) -> str:
     input_s = measurement.parts.input_s or 0.0
     loader = f" beside {input_s:.3g} s of waiting for its loader, which stay on every pool" if input_s else ""
     parts = [
-        f"{part:.3g} s for {name} ({forecast.parts[name]:.3g} s forecast)" for name, part in item.separate_s.items()
+        f"{part:.3g} s for {name} ({forecast.parts[name]:.3g} s forecast)"
+        for name, part in item.measured_parts_s.items()
     ]
     rest = f"; of that {' and '.join(parts)}" if parts else ""
     spent = f"{measurement.spent_s:.3g} s{loader}"

@@ -14,7 +14,7 @@ import numpy as np
 from tilecast import memory, uncertainty
 from tilecast.advice.enumeration import Enumeration, enumerate_plans
 from tilecast.advice.values import Constraints, Offer, Request
-from tilecast.cost import per_1000_steps
+from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Pool
 from tilecast.objectives import Quantity
 from tilecast.search import NO_LIMITS, Limits, Mask, PlanTable, Priced
@@ -144,7 +144,7 @@ def price(enumeration: Enumeration) -> Candidates:
         parts = [getattr(table, name) for _, table in tables]
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
 
-    plans = Plans.concatenate([table.plans for _, table in tables]) if tables else Plans.of()
+    plans = Plans.concatenate([table.plans for _, table in tables]) if tables else Plans.from_plans()
     sizes = [len(table.plans) for _, table in tables]
     variant = np.repeat([index for index, _ in tables], sizes).astype(np.int64)
     batches = np.array([float(item.global_batch) for item in enumeration.variants])
@@ -210,7 +210,7 @@ class Details:
         seconds = float(priced.step_s[place])
         lower, upper = uncertainty.interval(workload, priced, place)
         one = candidates.take(slice(row, row + 1))
-        per_1000 = per_1000_steps(float(one.hourly[0]), seconds)
+        per_1000 = price_of_1000_steps(float(one.hourly[0]), seconds)
         amounts = (per_1000, float(one.finish_s[0]), float(one.cost_to_finish[0]))
         cost, finish_s, cost_to_finish = (None if np.isnan(amount) else amount for amount in amounts)
         return Offer(

@@ -10,7 +10,7 @@ import numpy as np
 from tilecast import zoo
 from tilecast.advice.choose import Choice, Ranking
 from tilecast.advice.pricing import Candidates, Details
-from tilecast.advice.sharing import Sharing, sharing_options
+from tilecast.advice.sharing import SharingAdvice, sharing_options
 from tilecast.advice.values import Offer, Request
 from tilecast.search import Mask
 from tilecast.spec import Floats
@@ -204,7 +204,7 @@ def _format_rate(per_s: float) -> str:
     return f"{float(f'{per_s:.3g}'):,g}"
 
 
-def find_sharing(request: Request, offers: Sequence[Offer]) -> Sharing | None:
+def find_sharing(request: Request, offers: Sequence[Offer]) -> SharingAdvice | None:
     """Return the ways to share a GPU for a job whose recommended plan uses a single one.
 
     The result is None if the job does not train, or if no way is worthwhile and the job does not allow sharing.
@@ -218,7 +218,7 @@ def find_sharing(request: Request, offers: Sequence[Offer]) -> Sharing | None:
 _SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS", "timeSlicing": "a time-sliced GPU"}
 
 
-def describe_sharing(request: Request, shared: Sharing | None) -> list[str]:
+def describe_sharing(request: Request, shared: SharingAdvice | None) -> list[str]:
     """Return a sentence on the best way to share a GPU, as a list; empty if no way is worthwhile."""
     if shared is None or shared.best is None:
         return []
@@ -238,6 +238,6 @@ def describe_confidence(offers: Sequence[Offer]) -> str:
         return "nothing to be sure of"
     best = offers[0]
     low, high = best.lower_s / best.step_s - 1, best.upper_s / best.step_s - 1
-    seen = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
+    seen = best.pool.calibration.correction_of_workload(best.pool.gpu.name, best.workload, best.gpus)
     own = f", {seen.own} like this one" if seen.own else ""
     return f"{seen.runs} runs seen on this cluster{own}: {low:+.0%}/{high:+.0%}"

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from tilecast import constants, hardware, memory, search, uncertainty
-from tilecast.cost import per_1000_steps
+from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Gpu, Pool
 from tilecast.objectives import OBJECTIVES, Objective
 from tilecast.search import Limits, Priced
@@ -41,7 +41,7 @@ MAX_JOBS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class GpuShare:
     """A job on a part of a GPU, in seconds and bytes. `slowdown` is relative to the whole GPU."""
 
     kind: SharingMethod
@@ -73,14 +73,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SharingAdvice:
     """Parts of a pool's GPU that can run a job: every option that fits, and the recommended one."""
 
     pool: Pool
     whole_s: float
     """Seconds of the step on a whole GPU."""
-    options: tuple[Share, ...]
-    best: Share | None
+    options: tuple[GpuShare, ...]
+    best: GpuShare | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def time_slicing_slowdown(members: Sequence[SharingJob], gpu: Gpu) -> float | No
     return max(1.0, sum(member.busy for member in members))
 
 
-def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time") -> Sharing | None:
+def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time") -> SharingAdvice | None:
     """Return the parts of one GPU of the pool that can run the job.
 
     Returns:
@@ -124,7 +124,7 @@ def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time
     worth = [option for option in options if _is_worthwhile(option, objective)]
     # Isolated options come first: neighbours on a shared GPU take bandwidth from each other, and share faults.
     isolated = [option for option in worth if option.kind == "mig"]
-    return Sharing(
+    return SharingAdvice(
         pool=pool,
         whole_s=whole.step_s,
         options=tuple(options),
@@ -132,7 +132,7 @@ def sharing_options(workload: Workload, pool: Pool, objective: Objective = "time
     )
 
 
-def _is_worthwhile(option: Share, objective: Objective) -> bool:
+def _is_worthwhile(option: GpuShare, objective: Objective) -> bool:
     if OBJECTIVES[objective].saves_gpus:
         return option.relative_cost <= MAX_RELATIVE_COST
     return option.slowdown <= MAX_SLOWDOWN
@@ -169,16 +169,16 @@ class _BestRun:
         share: float,
         profile: str = "",
         slower: float = 1.0,
-    ) -> Share:
+    ) -> GpuShare:
         """Return the run as a part of a GPU.
 
         `slower` is the slow-down that neighbours add. No part is faster than the whole GPU.
         """
         step_s = max(self.step_s, whole.step_s) * slower
         upper = uncertainty.interval(self.workload, self.priced, self.row)[1] / self.step_s
-        factor = float(np.exp(np.hypot(np.log(upper), constants.shipped().sharing[kind])))
+        factor = float(np.exp(np.hypot(np.log(upper), constants.shipped_constants().sharing[kind])))
         price = pool.price_per_gpu_hour
-        return Share(
+        return GpuShare(
             kind=kind,
             profile=profile,
             jobs=jobs,
@@ -190,7 +190,7 @@ class _BestRun:
             slowdown=step_s / whole.step_s,
             memory_bytes=self.memory_bytes,
             memory_available_bytes=self.priced.usable_bytes,
-            cost_per_1000_steps=None if price is None else per_1000_steps(price * share, step_s),
+            cost_per_1000_steps=None if price is None else price_of_1000_steps(price * share, step_s),
         )
 
 
@@ -205,7 +205,7 @@ def _fastest_run(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = n
     return _BestRun(workload, priced, row) if np.isfinite(step_s[row]) else None
 
 
-def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Share]:
+def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[GpuShare]:
     """Yield the options with MIG: the fastest run on one slice of each profile."""
     for profile in hardware.mig_profiles(pool.gpu):
         run = _fastest_run(workload, pool, profile.slice_gpu(pool.gpu)) if profile.share < 1 else None
@@ -213,7 +213,7 @@ def _mig_shares(workload: Workload, pool: Pool, whole: _BestRun) -> Iterator[Sha
             yield run.to_share("mig", pool, whole, profile.instances, profile.share, profile.name)
 
 
-def _shares_by_jobs(workload: Workload, pool: Pool, whole: _BestRun, kind: SharingMethod) -> Iterator[Share]:
+def _shares_by_jobs(workload: Workload, pool: Pool, whole: _BestRun, kind: SharingMethod) -> Iterator[GpuShare]:
     """Yield the options of k jobs on the whole GPU, with MPS or with time-slicing, for k = 2, 3, … while they fit."""
     usable = memory.usable_bytes(pool.gpu)
     for jobs in range(2, MAX_JOBS + 1):
@@ -240,7 +240,7 @@ def _mps_part(gpu: Gpu, jobs: int) -> Gpu:
     )
 
 
-def _choose_share(shares: Iterator[Share], objective: Objective) -> list[Share]:
+def _choose_share(shares: Iterator[GpuShare], objective: Objective) -> list[GpuShare]:
     """Return the worthwhile option that costs least, or else the one with the fewest jobs."""
     every = list(shares)
     worth = [option for option in every if _is_worthwhile(option, objective)]

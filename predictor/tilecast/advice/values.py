@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tilecast.advice.sharing import Sharing
+from tilecast.advice.sharing import SharingAdvice
 from tilecast.hardware import Pool
 from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
 from tilecast.spec import Plan, Precision, SpecError, Stated, Workload
@@ -224,7 +224,7 @@ class Advice:
     """Reason for the width of the range, in one sentence."""
     provenance: AdviceOrigin
     inputs_hash: str
-    sharing: Sharing | None = None
+    sharing: SharingAdvice | None = None
     """Ways to share a GPU, if the best plan uses a single one and sharing is worthwhile or allowed."""
 
     @property

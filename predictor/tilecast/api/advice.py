@@ -20,9 +20,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from tilecast import zoo
 from tilecast.advice import Advice, AdviceOrigin, Change, Offer, Rejection, WhyNot
-from tilecast.advice.sharing import Share, Sharing
+from tilecast.advice.sharing import GpuShare, SharingAdvice
 from tilecast.api import status
-from tilecast.api.base import ApiModel, StatusModel, UnboundedModel, figures, list_field, optional_field, round_if_known
+from tilecast.api.base import (
+    ApiModel,
+    StatusModel,
+    UnboundedModel,
+    list_field,
+    optional_field,
+    round_if_known,
+    round_to_six_digits,
+)
 from tilecast.api.status import MemoryBytes, ModelVersion, PassedOver, Recommendation, RejectedPool, StepSeconds
 from tilecast.objectives import Objective
 from tilecast.spec import GradientSync, ServerUpdates, Workload
@@ -30,7 +38,7 @@ from tilecast.spec import GradientSync, ServerUpdates, Workload
 # A whole number keeps its spelling, which a float would not.
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
 # Fields of these types are read from the attributes of a value, which may be of another type.
-Figure = Annotated[float, AfterValidator(figures)]
+Figure = Annotated[float, AfterValidator(round_to_six_digits)]
 Whole = Annotated[int, BeforeValidator(round)]
 Text = Annotated[str, BeforeValidator(str)]
 FROM_TUPLE = BeforeValidator(list)
@@ -54,12 +62,12 @@ class DetailedOffer(UnboundedModel, Recommendation):
     @classmethod
     def from_offer(cls, offer: Offer, **more: Any) -> Self:
         """Return an offer in full, with its short plan, its GPU and its memory bill."""
-        return super().of(
+        return super().from_offer(
             offer,
             plan=str(offer.plan),
             gpu=offer.pool.gpu.name,
             memory={name: round(value) for name, value in offer.memory.items()},
-            own_runs_ratio=figures(offer.carried) if offer.pool.own.runs else None,
+            own_runs_ratio=round_to_six_digits(offer.carried) if offer.pool.own.runs else None,
             **more,
         )
 
@@ -77,7 +85,7 @@ class AppliedChange(StatusModel):
         """Return the document of a change that was tried; None if there is none."""
         if change is None:
             return None
-        value = figures(change.value) if isinstance(change.value, float) else change.value
+        value = round_to_six_digits(change.value) if isinstance(change.value, float) else change.value
         return cls(input=change.input, value=value, effect=change.effect, text=change.text)
 
 
@@ -87,9 +95,9 @@ class DetailedRejection(UnboundedModel, RejectedPool):
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
     @classmethod
-    def of(cls, rejection: Rejection, **more: Any) -> Self:
+    def from_rejection(cls, rejection: Rejection, **more: Any) -> Self:
         """Return a rejection with the change that was tried."""
-        return super().of(rejection, change=AppliedChange.from_change(rejection.change), **more)
+        return super().from_rejection(rejection, change=AppliedChange.from_change(rejection.change), **more)
 
 
 class Alternative(UnboundedModel, status.Alternative):
@@ -103,9 +111,9 @@ class DetailedPassedOver(UnboundedModel, PassedOver):
     change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
     @classmethod
-    def of(cls, why_not: WhyNot, **more: Any) -> Self:
+    def from_why_not(cls, why_not: WhyNot, **more: Any) -> Self:
         """Return a plan that was passed over, with the change as a value in place of the remedy."""
-        return super().of(
+        return super().from_why_not(
             why_not,
             remedy=None,
             value=round_if_known(why_not.value),
@@ -124,7 +132,7 @@ class PricedModel(StatusModel):
     @classmethod
     def from_workload(cls, trained: Workload) -> Self:
         """Return the model of a job, with its number of parameters without adapters."""
-        whole = zoo.parameters(replace(trained, lora_rank=0))
+        whole = zoo.count_parameters(replace(trained, lora_rank=0))
         return cls(model=trained.model.name, family=trained.model.family, parameters=round(whole))
 
 
@@ -168,17 +176,17 @@ class PartOfGpu(StatusModel):
     )
 
     @classmethod
-    def from_share(cls, share: Share) -> Self:
+    def from_share(cls, share: GpuShare) -> Self:
         """Return a way to share a GPU."""
         return cls(
             kind=share.kind,
             profile=share.profile or None,
             resource=share.resource,
             jobs_per_gpu=share.jobs,
-            gpu_share=figures(share.share),
+            gpu_share=round_to_six_digits(share.share),
             plan=str(share.plan),
-            step_seconds=StepSeconds.of(share),
-            slowdown=figures(share.slowdown),
+            step_seconds=StepSeconds.from_forecast(share),
+            slowdown=round_to_six_digits(share.slowdown),
             memory_bytes=MemoryBytes(used=round(share.memory_bytes), available=round(share.memory_available_bytes)),
             cost_per1000_steps=round_if_known(share.cost_per_1000_steps),
         )
@@ -193,11 +201,11 @@ class SharedGpu(StatusModel):
     options: list[PartOfGpu] = Field(description="Every part that would do.")
 
     @classmethod
-    def from_sharing(cls, sharing: Sharing) -> Self:
+    def from_sharing(cls, sharing: SharingAdvice) -> Self:
         """Return the ways to share a GPU, and the best of them if sharing is worthwhile."""
         return cls(
             pool=sharing.pool.name,
-            whole_step_seconds=figures(sharing.whole_s),
+            whole_step_seconds=round_to_six_digits(sharing.whole_s),
             best=PartOfGpu.from_share(sharing.best) if sharing.best else None,
             options=[PartOfGpu.from_share(option) for option in sharing.options],
         )
@@ -380,15 +388,15 @@ class AdviceDocument(StatusModel):
             baseline=baseline,
             uncapped=uncapped,
             alternatives=[DetailedOffer.from_offer(offer) for offer in advice.offers[1:]],
-            pareto=[Alternative.of(offer) for offer in advice.pareto],
-            rejected=[DetailedRejection.of(item) for item in advice.rejections],
-            why_not=[DetailedPassedOver.of(item) for item in advice.why_not],
+            pareto=[Alternative.from_offer(offer) for offer in advice.pareto],
+            rejected=[DetailedRejection.from_rejection(item) for item in advice.rejections],
+            why_not=[DetailedPassedOver.from_why_not(item) for item in advice.why_not],
             ties=advice.ties,
-            tie_ratio=figures(advice.tie_ratio),
+            tie_ratio=round_to_six_digits(advice.tie_ratio),
             notes=list(advice.notes),
             confidence=advice.confidence,
             plans_evaluated=advice.plans_evaluated,
-            model=ModelVersion.of(advice.provenance),
+            model=ModelVersion.from_origin(advice.provenance),
             provenance=Provenance.from_origin(advice.provenance),
             inputs_hash=advice.inputs_hash,
             sharing=SharedGpu.from_sharing(advice.sharing) if advice.sharing else None,

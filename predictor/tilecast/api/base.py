@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from tilecast.api.fields import value_at
+from tilecast.api.fields import value_at_path
 from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.spec import SpecError
 
@@ -43,14 +43,14 @@ def to_object_name(text: str) -> str:
     return ".".join(word for word in words if word)[:MAX_NAME].strip("-.") or "model"
 
 
-def figures(value: float) -> float:
+def round_to_six_digits(value: float) -> float:
     """Round to six significant figures: more would be noise, and make equal advice differ between machines."""
     return float(f"{value:.6g}")
 
 
 def round_if_known(value: float | None) -> float | None:
     """Round a number to six significant digits; return None for None."""
-    return None if value is None else figures(value)
+    return None if value is None else round_to_six_digits(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class StatusModel(ApiModel):
     model_config = ConfigDict(populate_by_name=True)
 
     @classmethod
-    def known(cls, value: object) -> list[Self]:
+    def parse_valid_items(cls, value: object) -> list[Self]:
         """Return the valid items of a list as models.
 
         Invalid items are left out, because users with write access may have changed the document. A value that is no
@@ -148,7 +148,7 @@ class StatusModel(ApiModel):
         return items
 
     @classmethod
-    def within(cls, **values: Any) -> Self:
+    def from_cut_values(cls, **values: Any) -> Self:
         """Return the model of these values, cut to the limits of its fields.
 
         Texts and lists are cut to the length that their fields allow. None and empty lists are left out.
@@ -227,24 +227,24 @@ def check_envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping
     for field, expected in (("apiVersion", API_VERSION), ("kind", kind)):
         given = document.get(field)
         if given != expected:
-            problem = "is missing" if given is None else f"{shown(given)} is not {expected}"
+            problem = "is missing" if given is None else f"{format_value(given)} is not {expected}"
             raise SpecError(field, problem, f"write {field}: {expected}")
     outer = ("apiVersion", "kind", "metadata", "spec", "status")
     for key in document:
         if key not in outer:
-            raise SpecError(shown(key, quote=False), "unknown field", _suggest_name(str(key), outer))
+            raise SpecError(format_value(key, quote=False), "unknown field", _suggest_name(str(key), outer))
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise SpecError("metadata.name", "is missing or no name", "write metadata: {name: my-name}")
     spec = document.get("spec")
     if not isinstance(spec, Mapping):
-        problem = "is missing" if spec is None else f"{shown(spec)} is not a mapping"
+        problem = "is missing" if spec is None else f"{format_value(spec)} is not a mapping"
         raise SpecError("spec", problem, f"see the examples of a {kind}")
     return name, spec
 
 
-def mapping_in(value: Mapping[str, Any], key: str, where: str, remedy: str) -> Mapping[str, Any]:
+def read_mapping(value: Mapping[str, Any], key: str, where: str, remedy: str) -> Mapping[str, Any]:
     """Return the mapping under a key; an empty one if the key is absent or None.
 
     Raises:
@@ -254,11 +254,11 @@ def mapping_in(value: Mapping[str, Any], key: str, where: str, remedy: str) -> M
     if inner is None:
         return {}
     if not isinstance(inner, Mapping):
-        raise SpecError(f"{where}: {key}", f"{shown(inner)} is not a mapping", remedy)
+        raise SpecError(f"{where}: {key}", f"{format_value(inner)} is not a mapping", remedy)
     return inner
 
 
-def check(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT:
+def validate_model(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT:
     """Return a value as a checked `schema`.
 
     Raises:
@@ -275,7 +275,7 @@ def check(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT
         raise SpecError(root, "is nested too deeply", "flatten it") from None
 
 
-def shown(value: object, quote: bool = True) -> str:
+def format_value(value: object, quote: bool = True) -> str:
     """Return a value on one line of at most 60 characters, control characters escaped."""
     text = repr(value) if quote else repr(str(value))[1:-1]
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -308,8 +308,10 @@ _BOUNDS: Mapping[str, str] = {
 
 def _to_spec_error(error: ErrorDetails, schema: type[ApiModel], value: Mapping[str, Any], root: str) -> SpecError:
     kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
-    path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part, quote=False)}" for part in loc)
-    got = value_at(value, loc)
+    path = root + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{format_value(part, quote=False)}" for part in loc
+    )
+    got = value_at_path(value, loc)
     if kind == "rule":
         return SpecError(path, str(context["problem"]), str(context["remedy"]))
     if kind == "extra_forbidden":
@@ -317,17 +319,19 @@ def _to_spec_error(error: ErrorDetails, schema: type[ApiModel], value: Mapping[s
     if kind == "missing":
         return SpecError(path, "is missing", f"add it: {_field_remedy(schema, loc)}")
     if kind in _BOUNDS:
-        return SpecError(path, f"{shown(got)} is out of range", _BOUNDS[kind].format(**context))
+        return SpecError(path, f"{format_value(got)} is out of range", _BOUNDS[kind].format(**context))
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
         if isinstance(got, bool) and set(choices) & {"Off", "On"}:
             return SpecError(path, "YAML reads a bare Off as false", 'write it in quotes: "Off"')
-        return SpecError(path, f"{shown(got)} is not allowed", _suggest_name(str(got), choices, "use one of"))
+        return SpecError(path, f"{format_value(got)} is not allowed", _suggest_name(str(got), choices, "use one of"))
     if kind in _TYPES:
         is_model = kind in ("model_type", "model_attributes_type")
         remedy = _mapping_remedy(schema, loc) if is_model else _field_remedy(schema, loc)
-        return SpecError(path, f"{shown(got)} is not {_TYPES[kind]}", remedy)
-    return SpecError(path, f"{shown(got)}: {error['msg'][0].lower()}{error['msg'][1:]}", _field_remedy(schema, loc))
+        return SpecError(path, f"{format_value(got)} is not {_TYPES[kind]}", remedy)
+    return SpecError(
+        path, f"{format_value(got)}: {error['msg'][0].lower()}{error['msg'][1:]}", _field_remedy(schema, loc)
+    )
 
 
 def _suggest_name(word: str, names: Sequence[str], otherwise: str = "known here:") -> str:

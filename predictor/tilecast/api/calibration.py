@@ -10,11 +10,11 @@ from typing import Any, get_args
 from pydantic import Field
 
 from tilecast import untrusted
-from tilecast.api.base import ApiModel, StatusModel, check, list_field, optional_field
+from tilecast.api.base import ApiModel, StatusModel, list_field, optional_field, validate_model
 from tilecast.api.documents import MAX_JSON_BYTES
-from tilecast.api.fields import mapping, value_at
+from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.hardware import Pool
-from tilecast.learning.calibration import SCALES, Calibration, Correction, Key, Run
+from tilecast.learning.calibration import GPU_RANGES, Calibration, Correction, GroupKey, Run
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import Precision, SpecError
 
@@ -22,7 +22,7 @@ MAX_RUNS = 64
 """Most runs of one namespace on a pool that are kept; the newest stay."""
 MAX_CORRECTIONS = 32
 _PRECISIONS = "|".join(get_args(Precision))
-_SCALES = "|".join(name for _, name in SCALES)
+_SCALES = "|".join(name for _, name in GPU_RANGES)
 
 
 class RunRecord(StatusModel):
@@ -100,12 +100,12 @@ def run_from_record(pool: str, gpu: str, record: RunRecord, namespace: str = "")
     )  # fmt: skip
 
 
-def observed_runs(pool: str, gpu: str, status: Mapping[str, Any]) -> list[ObservedRun]:
+def read_pool_runs(pool: str, gpu: str, status: Mapping[str, Any]) -> list[ObservedRun]:
     """Return the runs in the status of a pool, oldest first.
 
     Releases before PoolLearnings kept runs there. Their origin is unknown.
     """
-    records = RunRecord.known(value_at(status, ("calibration", "runs")))
+    records = RunRecord.parse_valid_items(value_at_path(status, ("calibration", "runs")))
     return [ObservedRun(one.uid, one.time, run_from_record(pool, gpu, one)) for one in records]
 
 
@@ -114,20 +114,20 @@ def read_runs(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> l
     gpus = {pool.name: pool.gpu.name for pool in pools}
     runs: list[ObservedRun] = []
     for document in gpupools:
-        name = value_at(document, ("metadata", "name"))
+        name = value_at_path(document, ("metadata", "name"))
         if isinstance(name, str) and name in gpus:
-            runs += observed_runs(name, gpus[name], mapping(document.get("status")))
+            runs += read_pool_runs(name, gpus[name], as_mapping(document.get("status")))
     return sorted(runs, key=lambda item: (item.time, item.uid))
 
 
-def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
+def correction_records(table: Calibration, gpu: str) -> list[CorrectionRecord]:
     """Return the correction records of a GPU, coarsest groups first, without groups of single workloads."""
     chosen: Sequence[Correction] = [
         item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
     ]
     names = ("precision", "family", "scale")
     return [
-        CorrectionRecord.within(
+        CorrectionRecord.from_cut_values(
             **dict(zip(names, item.group[1:], strict=False)),
             ratio=item.ratio,
             range_factor=item.width,
@@ -144,11 +144,11 @@ def read_corrections(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool
     Readers without access to PoolLearnings use these, because the runs behind them are not visible to such readers.
     """
     gpus = {pool.name: pool.gpu.name for pool in pools}
-    shown: dict[Key, Correction] = {}
+    shown: dict[GroupKey, Correction] = {}
     for document in gpupools:
-        gpu = gpus.get(str(value_at(document, ("metadata", "name"))))
-        rows = value_at(document, ("status", "calibration", "corrections"))
-        for one in CorrectionRecord.known(rows) if gpu else []:
+        gpu = gpus.get(str(value_at_path(document, ("metadata", "name"))))
+        rows = value_at_path(document, ("status", "calibration", "corrections"))
+        for one in CorrectionRecord.parse_valid_items(rows) if gpu else []:
             parts = tuple(part for part in (gpu, one.precision, one.family, one.scale) if part)
             shown[parts] = Correction(parts, one.ratio, one.range_factor, one.runs, one.runs, one.observations)
     total = max((item.runs for item in shown.values()), default=0)
@@ -185,12 +185,12 @@ def parse_calibration(text: str, name: str) -> Calibration:
         SpecError: the text is something else.
     """
     try:
-        document = untrusted.loads(text, max_bytes=MAX_JSON_BYTES)
+        document = untrusted.parse_json(text, max_bytes=MAX_JSON_BYTES)
     except ValueError:
         document = None
     if not isinstance(document, Mapping):
         raise SpecError(name, "is no calibration", "give a file that `tilecast calibrate RUNS.csv -o FILE` wrote")
-    file = check(_CalibrationFile, document, name)
+    file = validate_model(_CalibrationFile, document, name)
     return Calibration(_parse_corrections(file.corrections), _parse_corrections(file.software))
 
 

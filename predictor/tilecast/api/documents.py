@@ -27,7 +27,7 @@ _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
 _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
 
 
-def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> list[Document]:
+def load_documents(text: str, name: str = "manifest", limit_bytes: int | None = None) -> list[Document]:
     """Return every document of a YAML or JSON stream; each item of a `List` counts as a document.
 
     Args:
@@ -55,7 +55,7 @@ def _parse_json(text: str, name: str, limit: int) -> list[Any] | None:
         SpecError: it is too deep.
     """
     try:
-        return [untrusted.loads(text, max_bytes=limit)]
+        return [untrusted.parse_json(text, max_bytes=limit)]
     except untrusted.TooDeepError as error:
         raise SpecError(name, str(error), "flatten it") from None
     except ValueError:

@@ -19,7 +19,7 @@ class FieldChange:
     value: Any
 
 
-def value_at(document: Any, path: Path) -> Any:
+def value_at_path(document: Any, path: Path) -> Any:
     """Return the value at a path; None if the document has none."""
     for part in path:
         try:
@@ -29,11 +29,11 @@ def value_at(document: Any, path: Path) -> Any:
     return document
 
 
-def mapping(value: object) -> Document:
+def as_mapping(value: object) -> Document:
     """Return the value if it is a mapping, else an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
-def items(value: object) -> list[Document]:
+def mappings_in(value: object) -> list[Document]:
     """Return the mappings in a list; an empty list if the value is no list."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

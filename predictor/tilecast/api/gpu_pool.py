@@ -25,17 +25,17 @@ from tilecast.api.base import (
     StatusModel,
     Toleration,
     ValidationRule,
-    check,
     check_envelope,
     list_field,
     list_map_keyed_by,
     optional_field,
+    validate_model,
 )
 from tilecast.api.calibration import PoolCalibration, PoolError
-from tilecast.api.fields import mapping, value_at
+from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.api.status import Condition
 from tilecast.hardware import Gpu, GpuFile, Link, find_gpu, find_link, links
-from tilecast.hardware.instances import network
+from tilecast.hardware.instances import find_network
 from tilecast.spec import SpecError
 
 KIND = "GPUPool"
@@ -107,10 +107,10 @@ class GpuSource(ApiModel):
                 return find_gpu(self.name)
             except SpecError as error:
                 raise SpecError("spec.gpu.name", error.problem, f"{error.remedy}; or give its facts") from None
-        named_link(self.facts.intra_link, "spec.gpu.facts.intraLink", per_node=False)
+        find_pool_link(self.facts.intra_link, "spec.gpu.facts.intraLink", per_node=False)
         facts = self.facts.model_dump(exclude_none=True)
         try:
-            return GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}).gpu()
+            return GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}).to_gpu()
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(to_camel(str(part)) for part in first["loc"])
@@ -282,14 +282,14 @@ class GPUPoolStatus(StatusModel):
     summary: PoolSummary | None = optional_field("Flat strings for kubectl get.")
 
 
-def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
+def parse_gpu_pool(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
     """Return the name and the checked spec of a GPUPool document.
 
     Raises:
         SpecError: with the path of the first field that is wrong.
     """
     name, spec = check_envelope(document, KIND)
-    return name, check(GPUPoolSpec, spec, "spec")
+    return name, validate_model(GPUPoolSpec, spec, "spec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,21 +302,23 @@ class Discovery:
     """Source of its GPU facts, such as a label's owner or the instance type."""
 
 
-def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
+def read_discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
     """Return the notes of discovery about a pool; None if the pool belongs to a user.
 
     A pool belongs to a user who wrote it, or who edited its spec or its discovery label.
     """
-    labels, annotations = (mapping(value_at(document, ("metadata", part))) for part in ("labels", "annotations"))
+    labels, annotations = (
+        as_mapping(value_at_path(document, ("metadata", part))) for part in ("labels", "annotations")
+    )
     try:
-        note = untrusted.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
+        note = untrusted.parse_json(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
         value = Discovery(str(note["identity"]), str(note["layer"]))
         return value if note["spec"] == _spec_digest(spec) else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
+def discovered_pool(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
     """Return the GPUPool object that discovery writes."""
     fields = {"identity": note.identity, "layer": note.layer, "spec": _spec_digest(spec)}
     return {
@@ -341,7 +343,7 @@ def _spec_digest(spec: GPUPoolSpec) -> str:
     return hashlib.sha256(json.dumps(_spec_values(spec), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def named_link(name: str, field: str, *, per_node: bool) -> Link:
+def find_pool_link(name: str, field: str, *, per_node: bool) -> Link:
     """Return the link of a name.
 
     Args:
@@ -353,7 +355,7 @@ def named_link(name: str, field: str, *, per_node: bool) -> Link:
         SpecError: there is no such link, or it joins something else.
     """
     try:
-        link = network(name) if per_node else find_link(name)
+        link = find_network(name) if per_node else find_link(name)
     except SpecError as error:
         raise SpecError(field, error.problem, error.remedy) from None
     if link.per_node != per_node:

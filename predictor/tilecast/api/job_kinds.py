@@ -24,7 +24,7 @@ def list_job_kinds() -> str:
     return f"{', '.join(others)} or {last}"
 
 
-def plurals(kinds: Iterable[str] = JOB_APIS) -> str:
+def list_kinds_in_plural(kinds: Iterable[str] = JOB_APIS) -> str:
     """Return kinds in the plural as a list for a sentence: "As, Bs and Cs"."""
     *others, last = (f"{kind}s" for kind in kinds)
     return f"{', '.join(others)} and {last}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilecast.api.base import ApiModel, figures, optional_field
+from tilecast.api.base import ApiModel, optional_field, round_to_six_digits
 from tilecast.learning.job_calibration import MeasuredParts
 
 
@@ -22,7 +22,7 @@ class PartSeconds(ApiModel):
         return MeasuredParts(self.input_seconds, *passes, self.optimizer_seconds, self.communication_seconds)
 
 
-def fields_of(parts: MeasuredParts) -> dict[str, float]:
+def part_fields(parts: MeasuredParts) -> dict[str, float]:
     """Return the known parts of a step, to six digits, by the names of the fields."""
     known = zip(PartSeconds.model_fields, parts.values, strict=True)
-    return {name: figures(value) for name, value in known if value is not None}
+    return {name: round_to_six_digits(value) for name, value in known if value is not None}

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, figures, list_field, optional_field
+from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, list_field, optional_field, round_to_six_digits
 from tilecast.api.calibration import ObservedRun, RunRecord, run_from_record
-from tilecast.api.fields import value_at
-from tilecast.api.parts import PartSeconds, fields_of
+from tilecast.api.fields import value_at_path
+from tilecast.api.parts import PartSeconds, part_fields
 from tilecast.spec import SpecError
 
 KIND = "PoolLearning"
@@ -50,13 +50,13 @@ class LearntRun(RunRecord, PartSeconds):
         run = observed.run
         names = ("precision", "family", "scale", "workload", "observations", "framework", "gpu", "namespace")
         origin = ("uid", "time", "namespace_uid", "job", "source", "gpus", "plan")
-        return cls.within(
+        return cls.from_cut_values(
             **{name: getattr(run, name) for name in names},
             **{name: getattr(observed, name) for name in origin},
-            predicted_seconds=figures(run.predicted_s),
-            observed_seconds=figures(run.observed_s),
+            predicted_seconds=round_to_six_digits(run.predicted_s),
+            observed_seconds=round_to_six_digits(run.observed_s),
             service_account=observed.account,
-            **fields_of(observed.parts),
+            **part_fields(observed.parts),
         )
 
 
@@ -76,14 +76,14 @@ class PoolLearningSpec(StatusModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ForgetRequest:
     """Request to forget runs of a pool: all runs, or the runs of one namespace or one job."""
 
     namespace: str | None = None
     uid: str | None = None
 
     @classmethod
-    def of(cls, text: str) -> Forget:
+    def parse(cls, text: str) -> ForgetRequest:
         """Parse the value of the annotation.
 
         Raises:
@@ -108,25 +108,30 @@ class Forget:
         return self.namespace in (None, observed.run.namespace) and self.uid in (None, observed.uid)
 
 
-def runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun]:
+def read_learnt_runs(pool: str, document: Mapping[str, Any]) -> list[ObservedRun]:
     """Return the runs in a PoolLearning, oldest first, without invalid records."""
     parsed = []
-    for one in LearntRun.known(value_at(document, ("spec", "runs"))):
+    for one in LearntRun.parse_valid_items(value_at_path(document, ("spec", "runs"))):
         run = run_from_record(pool, one.gpu, one, one.namespace)
         origin = (one.job, one.service_account, one.source, one.namespace_uid)
         parsed.append(ObservedRun(one.uid, one.time, run, *origin, one.gpus, one.plan, one.parts))
     return parsed
 
 
-def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
+def read_forget_requests(document: Mapping[str, Any]) -> list[tuple[ForgetRequest, str]]:
     """Return the requests to forget runs of a pool, each with its time."""
-    records = ForgottenRuns.known(value_at(document, ("spec", "forgotten")))
-    return [(Forget(one.namespace, one.uid), one.before) for one in records]
+    records = ForgottenRuns.parse_valid_items(value_at_path(document, ("spec", "forgotten")))
+    return [(ForgetRequest(one.namespace, one.uid), one.before) for one in records]
 
 
-def document(pool: str, observed: Iterable[ObservedRun], requests: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
+def pool_learning_document(
+    pool: str, observed: Iterable[ObservedRun], requests: Iterable[tuple[ForgetRequest, str]]
+) -> dict[str, Any]:
     """Return the PoolLearning object of a pool, with the newest runs and `Forget`s that there is room for."""
     rows = [LearntRun.from_run(item) for item in observed]
-    gone = [ForgottenRuns.within(namespace=what.namespace, uid=what.uid, before=before) for what, before in requests]
+    gone = [
+        ForgottenRuns.from_cut_values(namespace=what.namespace, uid=what.uid, before=before)
+        for what, before in requests
+    ]
     spec = PoolLearningSpec(runs=rows[-MAX_KEPT:], forgotten=gone[-MAX_FORGOTTEN:])
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": pool}, "spec": spec.document()}

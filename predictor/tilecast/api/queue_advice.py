@@ -38,9 +38,9 @@ class QueueNumbers(StatusModel):
     missed: int = Field(ge=0, description="Jobs that end after they are due.")
 
     @classmethod
-    def of(cls, totals: QueueTotals, **more: Any) -> Self:
+    def from_totals(cls, totals: QueueTotals, **more: Any) -> Self:
         """Return the totals of a plan; `more` are values of fields that a subclass adds."""
-        return cls.within(
+        return cls.from_cut_values(
             completion_seconds=_round_to_four_digits(totals.completion_s),
             worst_completion_seconds=_round_to_four_digits(totals.worst_completion_s),
             makespan_seconds=_round_to_four_digits(totals.makespan_s),

@@ -9,17 +9,17 @@ from pydantic import Field
 from tilecast.advice import AdviceOrigin, Offer, Rejection, WhyNot
 from tilecast.advice.incumbent import Incumbent
 from tilecast.advice.measured import RunForecast
-from tilecast.advice.sharing import Share
+from tilecast.advice.sharing import GpuShare
 from tilecast.api.base import (
     TIME,
     StatusModel,
     Toleration,
-    figures,
     list_field,
     list_map_keyed_by,
     optional_field,
     plan_field,
     round_if_known,
+    round_to_six_digits,
     time_field,
 )
 from tilecast.api.parts import PartSeconds
@@ -70,10 +70,10 @@ class StepSeconds(StatusModel):
     upper_bound: float = Field(ge=0, description="Upper end of the 90 % range.")
 
     @classmethod
-    def of(cls, forecast: Offer | Share | RunForecast) -> Self:
+    def from_forecast(cls, forecast: Offer | GpuShare | RunForecast) -> Self:
         """Return the step of a forecast with its range."""
-        ends = figures(forecast.lower_s), figures(forecast.upper_s)
-        return cls(target=figures(forecast.step_s), lower_bound=ends[0], upper_bound=ends[1])
+        ends = round_to_six_digits(forecast.lower_s), round_to_six_digits(forecast.upper_s)
+        return cls(target=round_to_six_digits(forecast.step_s), lower_bound=ends[0], upper_bound=ends[1])
 
 
 class MemoryBytes(StatusModel):
@@ -126,14 +126,14 @@ class Alternative(StatusModel):
     reason: str = Field(max_length=256, description="What decides its place.")
 
     @classmethod
-    def of(cls, offer: Offer, **more: Any) -> Self:
+    def from_offer(cls, offer: Offer, **more: Any) -> Self:
         """Return the summary of an offer; `more` holds the values of fields that a subclass adds."""
         has_runs = bool(offer.pool.own.runs)
-        return cls.within(
+        return cls.from_cut_values(
             **_shared_values(offer),
             plan=str(offer.plan),
-            raw_step_seconds=figures(offer.step_s / offer.carried) if has_runs else None,
-            own_runs_ratio=figures(offer.carried) if has_runs else None,
+            raw_step_seconds=round_to_six_digits(offer.step_s / offer.carried) if has_runs else None,
+            own_runs_ratio=round_to_six_digits(offer.carried) if has_runs else None,
             **more,
         )
 
@@ -147,7 +147,7 @@ def _shared_values(offer: Offer) -> dict[str, Any]:
         "gpus": offer.gpus,
         "global_batch_size": offer.workload.global_batch,
         "precision": offer.workload.precision,
-        "step_seconds": StepSeconds.of(offer),
+        "step_seconds": StepSeconds.from_forecast(offer),
         "cost_per1000_steps": round_if_known(offer.cost_per_1000_steps),
         "finish_seconds": round_if_known(offer.finish_s),
         "fits_now": offer.fits_now,
@@ -191,20 +191,20 @@ class Recommendation(StatusModel):
     reason: str = Field(max_length=256, description="Why it is best.")
 
     @classmethod
-    def of(cls, offer: Offer, **more: Any) -> Self:
+    def from_offer(cls, offer: Offer, **more: Any) -> Self:
         """Return an offer in full; `more` are values of fields that a subclass adds."""
         pool = offer.pool
-        return cls.within(
+        return cls.from_cut_values(
             **_shared_values(offer),
             node_type=pool.node_type or None,
             node_selector=dict(pool.node_selector),
             tolerations=[Toleration.model_validate(item) for item in pool.tolerations],
             device_requests=list(offer.device_requests),
             parallelism=Parallelism.from_plan(offer.plan),
-            breakdown={name: figures(value) for name, value in offer.breakdown.items()},
+            breakdown={name: round_to_six_digits(value) for name, value in offer.breakdown.items()},
             bottleneck=offer.bottleneck,
             memory_bytes=MemoryBytes.from_offer(offer),
-            tokens_per_second=figures(offer.tokens_per_s),
+            tokens_per_second=round_to_six_digits(offer.tokens_per_s),
             currency=None if offer.cost_per_1000_steps is None else pool.currency,
             cost_to_finish=round_if_known(offer.cost_to_finish),
             **more,
@@ -265,9 +265,9 @@ class RejectedPool(StatusModel):
     remedy: str = Field(max_length=512, description="The nearest change that would help.")
 
     @classmethod
-    def of(cls, rejection: Rejection, **more: Any) -> Self:
+    def from_rejection(cls, rejection: Rejection, **more: Any) -> Self:
         """Return a rejection; `more` are values of fields that a subclass adds."""
-        return cls.within(
+        return cls.from_cut_values(
             pool=rejection.pool, code=rejection.code, message=rejection.message, remedy=rejection.remedy, **more
         )
 
@@ -285,9 +285,9 @@ class PassedOver(StatusModel):
     )
 
     @classmethod
-    def of(cls, why_not: WhyNot, **more: Any) -> Self:
+    def from_why_not(cls, why_not: WhyNot, **more: Any) -> Self:
         """Return a plan that was passed over; `more` are values of fields that a subclass adds or replaces."""
-        return cls.within(
+        return cls.from_cut_values(
             subject=why_not.subject,
             pool=why_not.pool,
             plan=str(why_not.plan),
@@ -304,9 +304,9 @@ class ModelVersion(StatusModel):
     sha256: str = Field(max_length=64, description="Digest of its file.")
 
     @classmethod
-    def of(cls, origin: AdviceOrigin) -> Self:
+    def from_origin(cls, origin: AdviceOrigin) -> Self:
         """Return the predictor that an advice rests on."""
-        return cls.within(version=origin.model_version, sha256=origin.model_sha256)
+        return cls.from_cut_values(version=origin.model_version, sha256=origin.model_sha256)
 
 
 class Summary(StatusModel):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast import untrusted, zoo
-from tilecast.api.fields import mapping
+from tilecast.api.fields import as_mapping
 from tilecast.api.model_source import ModelSource
 from tilecast.model import Model
 from tilecast.spec import SpecError
@@ -19,7 +19,7 @@ from tilecast.zoo.traced import onnx_file
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ModelReference:
     """A key of a ConfigMap that contains a job's model."""
 
     field: str
@@ -30,7 +30,7 @@ class Reference:
     """Remedy for a user who has no ConfigMap."""
 
 
-def content(reference: Reference, config_map: Mapping[str, Any] | None) -> bytes:
+def config_map_content(reference: ModelReference, config_map: Mapping[str, Any] | None) -> bytes:
     """Return the content of a ConfigMap under the key of a reference: text (data) or bytes (binaryData).
 
     Args:
@@ -43,7 +43,7 @@ def content(reference: Reference, config_map: Mapping[str, Any] | None) -> bytes
     if config_map is None:
         remedy = f"create it beside the job, or {reference.otherwise}"
         raise SpecError(f"{reference.field}.name", f"there is no ConfigMap {reference.name}", remedy)
-    text, binary = (mapping(config_map.get(part)) for part in ("data", "binaryData"))
+    text, binary = (as_mapping(config_map.get(part)) for part in ("data", "binaryData"))
     if reference.key in text:
         return str(text[reference.key]).encode()
     if reference.key not in binary:
@@ -59,7 +59,7 @@ def content(reference: Reference, config_map: Mapping[str, Any] | None) -> bytes
 
 
 def read_model(
-    name: str, source: ModelSource, reference: Reference | None, stored: bytes | None, sequence: int | None
+    name: str, source: ModelSource, reference: ModelReference | None, stored: bytes | None, sequence: int | None
 ) -> Model:
     """Return the model that a job names.
 
@@ -91,13 +91,13 @@ def read_model(
         raise error.at(field) from None
 
 
-def _parse_json(reference: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
+def _parse_json(reference: ModelReference, stored: bytes, remedy: str) -> dict[str, Any]:
     """Parse the text of a ConfigMap as a JSON mapping."""
     subject = f"{reference.key} of ConfigMap {reference.name}"
-    return untrusted.json_mapping(stored, f"{reference.field}.key", subject, remedy)
+    return untrusted.parse_json_mapping(stored, f"{reference.field}.key", subject, remedy)
 
 
-def _parse_graph(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
+def _parse_graph(reference: ModelReference, stored: bytes, sequence: int | None) -> Trace:
     """Return the graph in a ConfigMap: a document of `tilecast trace` (JSON) or an ONNX file."""
     field = f"{reference.field}.key"
     if stored.lstrip()[:1] == b"{":

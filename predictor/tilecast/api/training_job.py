@@ -21,22 +21,22 @@ from tilecast.api.base import (
     OBJECT_NAME,
     ApiModel,
     ValidationRule,
-    check,
     check_envelope,
     list_field,
     open_plan_field,
     optional_field,
     plan_field,
+    validate_model,
 )
 from tilecast.api.job_kinds import JOB_APIS
 from tilecast.api.model_source import ConfigMapKeyRef, ModelSource
-from tilecast.api.stored_model import Reference as Reference
-from tilecast.api.stored_model import content as content
+from tilecast.api.stored_model import ModelReference as ModelReference
+from tilecast.api.stored_model import config_map_content as config_map_content
 from tilecast.api.stored_model import read_model, sequence_length
 from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.model import Model
-from tilecast.objectives import OBJECTIVES, Objective, bounded_by
+from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
 from tilecast.spec import Checkpointing, SpecError, Stated, Workload
 
 KIND = "TrainingJob"
@@ -164,7 +164,7 @@ _OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items
 
 def _bound_rule(field: str) -> ValidationRule:
     """Return the rule that a limit (deadline or budget) is given if and only if the objective needs it."""
-    names = bounded_by(field)
+    names = objectives_bounded_by(field)
     among = f"== '{names[0]}'" if len(names) == 1 else f"in {names}"
     return ValidationRule(
         f"(self.objective {among}) == has(self.{field})",
@@ -242,13 +242,13 @@ def training_job_document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
 
-def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
+def parse_training_job(document: Mapping[str, Any]) -> TrainingJobSpec:
     """Return the spec of a TrainingJob document, checked field by field.
 
     Raises:
         SpecError: with the path of the first field that is wrong.
     """
-    return check(TrainingJobSpec, check_envelope(document, KIND)[1], "spec")
+    return validate_model(TrainingJobSpec, check_envelope(document, KIND)[1], "spec")
 
 
 def read_request(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
@@ -262,26 +262,26 @@ def read_request(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[
         SpecError: a field is wrong, or the model is unknown or cannot be read.
     """
     name, _ = check_envelope(document, KIND)
-    spec = parse(document)
+    spec = parse_training_job(document)
     stored = None
-    if (place := reference(spec)) is not None:
-        stored = content(place, (config_maps or {}).get(place.name))
-    return request(name, spec, stored)
+    if (place := model_reference(spec)) is not None:
+        stored = config_map_content(place, (config_maps or {}).get(place.name))
+    return to_request(name, spec, stored)
 
 
-def reference(spec: TrainingJobSpec) -> Reference | None:
+def model_reference(spec: TrainingJobSpec) -> ModelReference | None:
     """Return the ConfigMap key that contains a job's model; None if no ConfigMap does."""
     model = spec.model
     if model.graph_ref is not None:
         key: ConfigMapKeyRef = model.graph_ref.config_map_key_ref
-        return Reference("spec.model.graphRef.configMapKeyRef", key.name, key.key, "choose a preset")
+        return ModelReference("spec.model.graphRef.configMapKeyRef", key.name, key.key, "choose a preset")
     if model.hugging_face is None or model.hugging_face.config_map_key_ref is None:
         return None
     key, field = model.hugging_face.config_map_key_ref, "spec.model.huggingFace"
-    return Reference(f"{field}.configMapKeyRef", key.name, key.key, f"write the config under {field}.config")
+    return ModelReference(f"{field}.configMapKeyRef", key.name, key.key, f"write the config under {field}.config")
 
 
-def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Request:
+def to_request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Request:
     """Return a checked spec as a `Request`.
 
     Args:
@@ -294,11 +294,11 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
             framework cannot reduce gradients as the spec says.
     """
     training = spec.training
-    model = read_model(name, spec.model, reference(spec), stored, training.sequence_length)
+    model = read_model(name, spec.model, model_reference(spec), stored, training.sequence_length)
     workload = _to_workload(spec, model, sequence_length(model, training.sequence_length))
     _check_gradient_sync(training)
     if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
-        zoo.operators(workload)  # refuses models that are too large, while the job is read
+        zoo.count_operators(workload)  # refuses models that are too large, while the job is read
     batches = training.global_batch_size_range
     return Request(
         name=name,

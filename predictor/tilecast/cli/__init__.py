@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser(given[:1]).parse_args(given)
     run: Callable[[argparse.Namespace], int] = options.run
-    environment.apply(os.environ)
+    environment.apply_environment(os.environ)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)

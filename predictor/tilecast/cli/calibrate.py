@@ -40,7 +40,7 @@ def _calibrate_runs(options: argparse.Namespace) -> int:
     sample = measured([row for path in options.runs for row in read_table(path)])
     print(curves.calibration_report(sample))
     if options.output is not None:
-        _write_file(options.output, calibration_file.calibration_text(calibration.fit(sample.runs)))
+        _write_file(options.output, calibration_file.calibration_text(calibration.fit_calibration(sample.runs)))
         print(f"wrote {options.output}: give it to `tilecast advise --calibration {options.output}`")
     return EXIT_OK
 
@@ -59,9 +59,9 @@ def _calibrate_link(options: argparse.Namespace) -> int:
     if re.fullmatch(NAME, name) is None:
         raise SpecError("--name", f"{name!r} is no name for a link", "use small letters, digits, dots and dashes")
     other = find_link(find_gpu(logs[0].gpu).intra_link if spans else "ethernet-100")
-    done = link_calibration.calibrate(link, measured, other, name)
+    done = link_calibration.calibrate_link(link, measured, other, name)
     source = f"tilecast calibrate, from {link.name}: {len(measured)} rows of nccl-tests on {logs[0].gpu}"
-    text = link_calibration.toml(done.link, source)
+    text = link_calibration.format_toml(done.link, source)
     table = [f"{'collective':<28}{'rows':>6}{'before':>9}{'after':>9}{'unseen':>9}"]
     table += [f"{what:<28}{rows:>6}{was:>9.1%}{now:>9.1%}{out:>9.1%}" for what, rows, was, now, out in done.errors]
     if options.output is None:

@@ -12,7 +12,7 @@ from tilecast import untrusted
 from tilecast.api import pool_learning
 from tilecast.api.calibration import ObservedRun
 from tilecast.api.documents import MAX_JSON_BYTES
-from tilecast.api.pool_learning import FORGET, Forget
+from tilecast.api.pool_learning import FORGET, ForgetRequest
 from tilecast.cli import EXIT_OK
 from tilecast.inputs.pools import run_kubectl
 from tilecast.inputs.reading import read_text
@@ -75,9 +75,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _parse_runs(text: str, name: str) -> list[ObservedRun]:
     try:
-        document = untrusted.loads(text, max_bytes=MAX_JSON_BYTES)
+        document = untrusted.parse_json(text, max_bytes=MAX_JSON_BYTES)
         items: list[Any] = document["items"] if document["kind"].endswith("List") else [document]
-        runs = [run for item in items for run in pool_learning.runs(str(item["metadata"]["name"]), item)]
+        runs = [run for item in items for run in pool_learning.read_learnt_runs(str(item["metadata"]["name"]), item)]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise SpecError(name, "holds no PoolLearnings", f"give what `kubectl get {RESOURCE} -o json` prints") from None
     return sorted(runs, key=lambda one: (one.time, one.uid))
@@ -132,7 +132,7 @@ def _matches_options(run: ObservedRun, options: argparse.Namespace) -> bool:
 
 def _request_forgetting(options: argparse.Namespace) -> int:
     namespace = "" if options.namespace == UNKNOWN else options.namespace
-    asked = Forget.of(str(Forget(namespace, options.job)))
+    asked = ForgetRequest.parse(str(ForgetRequest(namespace, options.job)))
     where = [options.pool] if options.pool else ["--all"]
     _kubectl(options.context, "annotate", RESOURCE, *where, f"{FORGET}={asked}", "--overwrite")
     print(f"asked the operator to forget {asked} of {options.pool or 'every pool'}")

@@ -25,12 +25,12 @@ from functools import lru_cache
 import numpy as np
 
 from tilecast import constants
-from tilecast.hardware import MESSAGE, PROTOCOLS, Link, Protocol
+from tilecast.hardware import MESSAGE, PROTOCOLS, Link, LinkProtocol
 from tilecast.spec import Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """Communication groups as columns, whose shapes broadcast.
 
     `ranks` is the number of ranks in the group, and `local` the number of them in each node. `node_ranks` is the number
@@ -64,7 +64,7 @@ class _LinkLoad:
     """Whether every node sends to every other, so that all of them meet in the network's uplinks."""
 
 
-def ring_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def ring_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of a reduce-scatter and then an all-gather around one ring.
 
     It takes 2 (n-1) hops, and every rank sends 2 (n-1)/n S (Patarasuk and Yuan, JPDC 2009).
@@ -72,7 +72,7 @@ def ring_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
     return _fastest_protocol_s(_ring_load(size_bytes, group, intra, passes=2.0), group, intra, inter)
 
 
-def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def tree_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of an all-reduce by a chain inside each node and a double binary tree between nodes.
 
     It takes 2 log2 N network hops (Sanders, Speck and Träff, 2009). A node sends twice the buffer: half of it up each
@@ -81,19 +81,19 @@ def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
     load = _LinkLoad(
         near_hops=2 * (group.local - 1),
         far_hops=2 * np.log2(np.maximum(group.nodes, 1.0)),
-        near_bytes=2 * size_bytes / constants.shipped().nccl.tree_share,
-        far_bytes=np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / constants.shipped().nccl.tree_share,
+        near_bytes=2 * size_bytes / constants.shipped_constants().nccl.tree_share,
+        far_bytes=np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / constants.shipped_constants().nccl.tree_share,
     )
     return _fastest_protocol_s(load, group, intra, inter)
 
 
-def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def hierarchical_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of an all-reduce in three phases that do not overlap (Horovod's hierarchical all-reduce).
 
     The phases are a reduce-scatter inside the node, a ring all-reduce of each 1/g of the buffer between nodes, and an
     all-gather inside the node.
     """
-    inside = Group(group.local, group.local, group.node_ranks, group.joined)
+    inside = RankGroup(group.local, group.local, group.node_ranks, group.joined)
     near = _ring_load(size_bytes, inside, intra, passes=2.0)
     nodes = np.maximum(group.nodes, 1.0)
     far_bytes = 2 * size_bytes * (nodes - 1) / nodes
@@ -101,7 +101,7 @@ def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter
     return _fastest_protocol_s(load, group, intra, inter, overlapped=False)
 
 
-def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def nvls_all_reduce(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of reduction and multicast in the NVLink switch, and a tree between nodes (NVLS and NVLSTree).
 
     A rank sends the buffer once and 1/g of the result. The time is infinite if no switch can reduce.
@@ -117,24 +117,24 @@ def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
     return np.where(group.ranks > 1, np.where(group.local > 1, seconds, np.inf), 0.0)
 
 
-def ring_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def ring_gather(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of an all-gather or reduce-scatter around one ring: n-1 hops, (n-1)/n S from every rank."""
     return _fastest_protocol_s(_ring_load(size_bytes, group, intra, passes=1.0), group, intra, inter)
 
 
-def pat_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def pat_gather(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of an all-gather or reduce-scatter by parallel aggregated trees: log2 n hops.
 
     NCCL runs it with one rank per node and in the Simple protocol, at `pat_share` of the rate.
     """
     nil = np.zeros_like(group.ranks)
-    wire = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0) / constants.shipped().nccl.pat_share
+    wire = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0) / constants.shipped_constants().nccl.pat_share
     load = _LinkLoad(nil, np.log2(np.maximum(group.ranks, 1.0)), nil, wire)
     seconds = _fastest_protocol_s(load, group, intra, inter, protocols=("simple",))
     return np.where((group.local > 1) & (group.ranks > 1), np.inf, seconds)
 
 
-def flat_all_to_all(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def flat_all_to_all(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of a pairwise exchange: every rank sends 1/n of its buffer to each other one.
 
     Each rank sends the part for other nodes through the network itself.
@@ -149,7 +149,7 @@ def flat_all_to_all(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
 
 
 def two_level_all_to_all(
-    size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float | Floats = 1.0
+    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, fanout: float | Floats = 1.0
 ) -> Floats:
     """Return the time of an exchange inside the node and then one message to each other node.
 
@@ -167,7 +167,7 @@ def two_level_all_to_all(
     return np.where(group.ranks > 1, np.where(nodes > 1, seconds, np.inf), 0.0)
 
 
-def direct_send(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def direct_send(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of one message from a rank to the next, at the pace of the slowest hop of the chain.
 
     That hop crosses the network if the group spans nodes. Then every rank of a node sends a message at once.
@@ -185,7 +185,7 @@ def direct_send(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> F
 
 
 def synchronous_parameter_server(
-    size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats = 1.0
+    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
     """Return the time in which all workers push their gradients and, after the last, pull the sum.
 
@@ -196,7 +196,7 @@ def synchronous_parameter_server(
 
 
 def asynchronous_parameter_server(
-    size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats = 1.0
+    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, servers: float | Floats = 1.0
 ) -> Floats:
     """Return the time between two updates of a worker if no worker waits for the others.
 
@@ -210,9 +210,9 @@ def asynchronous_parameter_server(
     return _fastest_protocol_s(_LinkLoad(nil, one, nil, far_bytes), group, intra, inter)
 
 
-Algorithm = Callable[[Floats, Group, Link, Link], Floats]
+Algorithm = Callable[[Floats, RankGroup, Link, Link], Floats]
 
-LeastBytes = Callable[[Group, Link], tuple[Floats | float, Floats | float]]
+LeastBytes = Callable[[RankGroup, Link], tuple[Floats | float, Floats | float]]
 """Function from a group and its intra-node link to the shares of the buffer that a rank and that a node must send."""
 
 
@@ -231,20 +231,20 @@ class Collective:
     """Other names that tables use for it, with or without underscores."""
 
 
-def _gather_bound(group: Group, intra: Link) -> tuple[Floats, Floats]:
+def _gather_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
     return (group.local - 1) / group.ranks, (group.nodes - 1) / group.nodes
 
 
-def _reduce_bound(group: Group, intra: Link) -> tuple[Floats | float, Floats]:
+def _reduce_bound(group: RankGroup, intra: Link) -> tuple[Floats | float, Floats]:
     near = 1.0 if intra.reduction_bytes_per_s else 2 * (group.local - 1) / group.local
     return near, 2 * (group.nodes - 1) / group.nodes
 
 
-def _all_to_all_bound(group: Group, intra: Link) -> tuple[Floats, Floats]:
+def _all_to_all_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
     return (group.local - 1) / group.ranks, group.local * (group.ranks - group.local) / group.ranks
 
 
-def _send_bound(group: Group, intra: Link) -> tuple[Floats, Floats]:
+def _send_bound(group: RankGroup, intra: Link) -> tuple[Floats, Floats]:
     far = group.nodes > 1
     return np.where(far, 0.0, 1.0), np.where(far, group.local, 0.0)
 
@@ -286,7 +286,7 @@ SPELLINGS: Mapping[str, str] = {
 """Collectives by every name that tables use."""
 
 
-def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def fastest_collective_s(collective: str, size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the time of the fastest algorithm of a collective, which is a key of `COLLECTIVES`."""
     return _price_by_domain(
         lambda link: np.minimum.reduce(
@@ -297,7 +297,7 @@ def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inte
     )
 
 
-def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float) -> Floats:
+def dispatch_s(size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, fanout: float) -> Floats:
     """Return the time of an all-to-all of data that go to `fanout` ranks each; `size_bytes` counts every copy.
 
     The faster of two exchanges counts: of all copies, or of one copy per node.
@@ -312,8 +312,8 @@ def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout:
     )
 
 
-def serve(
-    size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats, *, waits: bool
+def parameter_server_s(
+    size_bytes: Floats, group: RankGroup, intra: Link, inter: Link, servers: float | Floats, *, waits: bool
 ) -> Floats:
     """Return the time of a parameter server on `servers` separate nodes.
 
@@ -323,7 +323,7 @@ def serve(
     return _price_by_domain(lambda link: law(size_bytes, group, link, inter, servers), group, intra)
 
 
-def bandwidth_bound_s(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def bandwidth_bound_s(collective: str, size_bytes: Floats, group: RankGroup, intra: Link, inter: Link) -> Floats:
     """Return the seconds that any algorithm of a collective needs at line rate.
 
     They are the larger of two times: of the bytes that a rank must send inside its node, and of the bytes that a node
@@ -336,7 +336,7 @@ def bandwidth_bound_s(collective: str, size_bytes: Floats, group: Group, intra: 
     return np.where(group.ranks > 1, bound, 0.0)
 
 
-def _ring_load(size_bytes: Floats, group: Group, intra: Link, *, passes: float) -> _LinkLoad:
+def _ring_load(size_bytes: Floats, group: RankGroup, intra: Link, *, passes: float) -> _LinkLoad:
     """Return the load of a ring through all ranks that enters every node once, with `passes` times the buffer.
 
     A rank also copies or adds its own part of the buffer.
@@ -348,12 +348,12 @@ def _ring_load(size_bytes: Floats, group: Group, intra: Link, *, passes: float) 
     return _LinkLoad(passes * (ranks - 1 - far_hops), passes * far_hops, near, np.where(group.nodes > 1, wire, 0.0))
 
 
-_ABSENT = Protocol(np.inf, 0.0, 1.0)
+_ABSENT = LinkProtocol(np.inf, 0.0, 1.0)
 
 
 def _fastest_protocol_s(
     load: _LinkLoad,
-    group: Group,
+    group: RankGroup,
     intra: Link,
     inter: Link,
     *,
@@ -380,12 +380,12 @@ def _fastest_protocol_s(
 
 
 @lru_cache
-def _protocol_columns(protocols: tuple[Protocol, ...]) -> Floats:
+def _protocol_columns(protocols: tuple[LinkProtocol, ...]) -> Floats:
     """Return start, hop and share of p protocols, (3, p)."""
     return np.array([(one.start_s, one.hop_s, one.share) for one in protocols]).T.copy()
 
 
-def _bandwidth_share(group: Group, intra: Link) -> Floats | float:
+def _bandwidth_share(group: RankGroup, intra: Link) -> Floats | float:
     """Return the share of a link's bandwidth that each of the group's GPUs in a node has.
 
     A shared bus (PCIe without a switch per pair) carries n - 1 exchanges at once if n ranks use it. That slows each of
@@ -399,7 +399,7 @@ def _bandwidth_share(group: Group, intra: Link) -> Floats | float:
     return np.asarray(np.maximum(group.local / max(intra.domain, 1) - 1, 1.0) ** -0.5, dtype=float)
 
 
-def _network_bandwidth(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
+def _network_bandwidth(group: RankGroup, inter: Link, *, scattered: bool = False) -> Floats:
     """Return the network bandwidth of the group in its node, per direction.
 
     It is the share of the group's ranks in the node's interfaces; a GPU drives only its own interfaces. In the uplinks
@@ -416,7 +416,7 @@ def _network_bandwidth(group: Group, inter: Link, *, scattered: bool = False) ->
     return np.asarray(rate, dtype=float)
 
 
-def _price_by_domain(price: Callable[[Link], Floats], group: Group, intra: Link) -> Floats:
+def _price_by_domain(price: Callable[[Link], Floats], group: RankGroup, intra: Link) -> Floats:
     """Return the price on the link inside the node, or on the link beyond its domain if the group is larger."""
     if intra.beyond is None:
         return price(intra)

@@ -5,7 +5,7 @@ pull towards the constants that the link has. One constant at a time moves over 
 round to round. Afterwards each constant that explains the rows no better than chance (Akaike's criterion) returns to
 its old value. So constants that the log did not measure stay. The same rows always give the same constants.
 
-Read `read_log` first, then `calibrate`, which calls `fit_link`.
+Read `read_log` first, then `calibrate_link`, which calls `fit_link`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import collectives
-from tilecast.collectives import Group
+from tilecast.collectives import RankGroup
 from tilecast.hardware import MESSAGE, PROTOCOLS, Link
 from tilecast.spec import Columns, Floats, SpecError
 
@@ -52,9 +52,9 @@ class Measurements(Columns):
         """Return all rows of the parts, in order."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
-    def group(self) -> Group:
+    def group(self) -> RankGroup:
         """Return the communication groups of the rows."""
-        return Group(self.ranks, self.local, self.node_ranks)
+        return RankGroup(self.ranks, self.local, self.node_ranks)
 
 
 def predict_collectives(measured: Measurements, intra: Link, inter: Link) -> Floats:
@@ -63,7 +63,7 @@ def predict_collectives(measured: Measurements, intra: Link, inter: Link) -> Flo
     for name in np.unique(measured.collective):
         rows = measured.collective == name
         part = measured.take(rows)
-        seconds[rows] = collectives.seconds(str(name), part.size_bytes, part.group(), intra, inter)
+        seconds[rows] = collectives.fastest_collective_s(str(name), part.size_bytes, part.group(), intra, inter)
     return seconds
 
 
@@ -311,7 +311,7 @@ def _parse_row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.
     return Measurements(np.array([collectives.PROGRAMS[name]]), *(np.array([value]) for value in numbers))
 
 
-def toml(link: Link, source: str) -> str:
+def format_toml(link: Link, source: str) -> str:
     """Return a link and its constants as the text of a file of the `LinkFile` schema.
 
     If another link takes over beyond the link's domain, the file has the name of that link.
@@ -371,7 +371,7 @@ class LinkCalibration:
     """Collective and size class, number of rows, and errors before the fit, after it, and of rows left out."""
 
 
-def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> LinkCalibration:
+def calibrate_link(link: Link, measured: Measurements, other: Link, name: str) -> LinkCalibration:
     """Fit a link to the rows of a log under a new name.
 
     The 90 % range of the fitted link comes from the errors of rows that the fit did not use.

@@ -15,14 +15,55 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from tilecast import shipped
-from tilecast.hardware.products import MESSAGE, MIG_INFIX, PROTOCOLS, Gpu, Link, MigProfile, NetworkTier, Pool, Protocol
-from tilecast.hardware.schema import NAME, GpuFile, LinkFile, MigFile, chain_error, find_named, normalise, read_facts
+from tilecast.hardware.products import (
+    MESSAGE,
+    MIG_INFIX,
+    PROTOCOLS,
+    Gpu,
+    Link,
+    LinkProtocol,
+    MigProfile,
+    NetworkTier,
+    Pool,
+)
+from tilecast.hardware.schema import (
+    NAME,
+    GpuFile,
+    LinkFile,
+    MigFile,
+    chain_error,
+    find_named,
+    normalise_product,
+    read_facts,
+)
 from tilecast.spec import SpecError
 
 __all__ = [
-    "LINKS", "MESSAGE", "NAME", "PROTOCOLS", "Gpu", "GpuFile", "Link", "LinkFile", "MigProfile", "NetworkTier", "Pool",
-    "Protocol", "digest", "find_gpu", "find_link", "find_slice", "gpu_facts", "gpus", "link_facts", "links", "load_gpu",
-    "load_link", "mig_profiles", "normalise", "use_links",
+    "LINKS",
+    "MESSAGE",
+    "NAME",
+    "PROTOCOLS",
+    "Gpu",
+    "GpuFile",
+    "Link",
+    "LinkFile",
+    "LinkProtocol",
+    "MigProfile",
+    "NetworkTier",
+    "Pool",
+    "digest_fact_files",
+    "find_gpu",
+    "find_link",
+    "find_link_file",
+    "find_slice",
+    "gpus",
+    "links",
+    "load_gpu",
+    "load_link",
+    "mig_profiles",
+    "normalise_product",
+    "read_gpu_file",
+    "use_links",
 ]  # fmt: skip
 
 
@@ -32,7 +73,7 @@ def load_gpu(path: Path | Traversable) -> Gpu:
     Raises:
         SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
     """
-    return read_facts(path, GpuFile).gpu()
+    return read_facts(path, GpuFile).to_gpu()
 
 
 @cache
@@ -81,15 +122,15 @@ def _read_link_files(folder: str) -> Mapping[str, LinkFile]:
 @cache
 def _read_links(folder: str) -> Mapping[str, Link]:
     facts = _read_link_files(folder)
-    plain = {name: item.link({}) for name, item in facts.items() if not item.beyond}
+    plain = {name: item.to_link({}) for name, item in facts.items() if not item.beyond}
     joined = [item for item in facts.values() if item.beyond]
     for item in joined:
         if item.beyond in facts and item.beyond not in plain:
             raise chain_error(item)
-    return dict(sorted((plain | {item.name: item.link(plain) for item in joined}).items()))
+    return dict(sorted((plain | {item.name: item.to_link(plain) for item in joined}).items()))
 
 
-def gpu_facts(name: str) -> GpuFile:
+def read_gpu_file(name: str) -> GpuFile:
     """Return the shipped file of a GPU, with its sources; for a MIG slice, the file of the whole GPU.
 
     Raises:
@@ -100,7 +141,7 @@ def gpu_facts(name: str) -> GpuFile:
     )
 
 
-def link_facts(name: str) -> LinkFile:
+def find_link_file(name: str) -> LinkFile:
     """Return the file of a link, with its sources; it is shipped or in the folder of `use_links`.
 
     Raises:
@@ -115,11 +156,11 @@ def load_link(path: Path | Traversable) -> Link:
     Raises:
         SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
     """
-    return read_facts(path, LinkFile).link(links())
+    return read_facts(path, LinkFile).to_link(links())
 
 
 @cache
-def digest() -> str:
+def digest_fact_files() -> str:
     """Return the SHA-256 of all files of facts in this folder: GPUs, links, protocols, MIG and instance types."""
     root = files("tilecast.hardware")
     paths = [
@@ -164,11 +205,11 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
     Raises:
         SpecError: the GPU has no such profile.
     """
-    profiles = {normalise(item.name): item for item in mig_profiles(gpu)}
-    if normalise(profile) not in profiles:
+    profiles = {normalise_product(item.name): item for item in mig_profiles(gpu)}
+    if normalise_product(profile) not in profiles:
         known = ", ".join(item.name for item in profiles.values())
         raise SpecError("mig", f"{gpu.name} has no profile {profile!r}", f"use one of {known}" if known else "drop it")
-    return profiles[normalise(profile)].slice_gpu(gpu)
+    return profiles[normalise_product(profile)].slice_gpu(gpu)
 
 
 def find_gpu(name: str) -> Gpu:
@@ -180,7 +221,7 @@ def find_gpu(name: str) -> Gpu:
     whole, cut, profile = name.lower().partition(MIG_INFIX)
     if cut:
         return find_slice(find_gpu(whole), profile)
-    key = normalise(name)
+    key = normalise_product(name)
     table = gpus()
     for gpu in table.values():
         if key in gpu.aliases:

@@ -85,7 +85,7 @@ def machine_with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
     return None
 
 
-def usual_type(gpu: Gpu) -> NodeType | None:
+def usual_node_type(gpu: Gpu) -> NodeType | None:
     """Return the instance type that is assumed for a GPU of which only the name is known; None if no cloud offers it.
 
     The type has as many GPUs as the maker's own system, or the largest number below. Of several such types, one with a
@@ -102,7 +102,7 @@ def ethernet_link(gbit_per_s: float) -> Link:
     return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
 
 
-def network(name: str) -> Link:
+def find_network(name: str) -> Link:
     """Return the link between nodes with a name; `ethernet-N` is Ethernet of N Gb/s unless a file describes it.
 
     Raises:

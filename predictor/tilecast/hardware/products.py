@@ -40,7 +40,7 @@ class Gpu:
     bridge: str = ""
     """Name of the link of NVLink bridges between some of the GPUs; empty if the product takes no bridges."""
     aliases: tuple[str, ...] = ()
-    """Product strings in drivers, labels and tables, normalised by `normalise`."""
+    """Product strings in drivers, labels and tables, normalised by `normalise_product`."""
     mig: str = ""
     """MIG profile of a slice; empty for a whole GPU. A job runs on one slice, since slices cannot reach each other."""
     share: float = 1.0
@@ -131,7 +131,7 @@ MESSAGE = "message"
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class LinkProtocol:
     """Costs of a protocol on a link, and its share of the link's rate.
 
     `start_s` is paid once and `hop_s` for each hop, in seconds. Bulk data reach `share` of the rate that they reach on
@@ -164,7 +164,7 @@ class Link:
     bandwidth_bytes_per_s: float
     efficiency: float
     """Share of the bandwidth that bulk data reach."""
-    protocols: Mapping[str, Protocol]
+    protocols: Mapping[str, LinkProtocol]
     """Protocols that NCCL uses on the link, by the names in `PROTOCOLS` and `MESSAGE`."""
     peer_s: float
     """Cost of each further peer that a rank exchanges messages with."""
@@ -223,7 +223,7 @@ class Pool:
         return hash(self.name)
 
     @property
-    def is_part(self) -> bool:
+    def is_partial_node(self) -> bool:
         """Whether the pool is a part of one node."""
         return self.max_nodes == 1 and self.usual_gpus_per_node > self.gpus_per_node
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from tilecast import shipped
-from tilecast.hardware.products import MESSAGE, PROTOCOLS, Gpu, Link, NetworkTier, Protocol
+from tilecast.hardware.products import MESSAGE, PROTOCOLS, Gpu, Link, LinkProtocol, NetworkTier
 from tilecast.spec import PRECISIONS, Precision, SpecError
 
 
@@ -49,7 +49,7 @@ class GpuFile(_FactModel):
     sustained_ratio: dict[Precision | Literal["attention"], float] = {}
     sources: dict[str, Source] = Field(min_length=1)
 
-    def gpu(self) -> Gpu:
+    def to_gpu(self) -> Gpu:
         """Return the facts as a GPU in SI units."""
         return Gpu(
             name=self.name,
@@ -68,7 +68,7 @@ class GpuFile(_FactModel):
             intra_link=self.intra_link,
             fp16_accumulate_flops=(self.fp16_accumulate_tflops or 0.0) * 1e12,
             bridge=self.bridge,
-            aliases=tuple(normalise(alias) for alias in (self.name, self.product, *self.aliases)),
+            aliases=tuple(normalise_product(alias) for alias in (self.name, self.product, *self.aliases)),
         )
 
 
@@ -155,7 +155,7 @@ class LinkFile(_FactModel):
             raise ValueError("a number of GPUs appears twice")
         return wired
 
-    def link(self, known: Mapping[str, Link]) -> Link:
+    def to_link(self, known: Mapping[str, Link]) -> Link:
         """Return the facts as a link in SI units.
 
         `known` holds the links that `beyond` may name.
@@ -181,7 +181,7 @@ class LinkFile(_FactModel):
             bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
             efficiency=self.efficiency,
             protocols={
-                name: Protocol(one.start_us * 1e-6, one.hop_us * 1e-6, one.share) for name, one in stated.items()
+                name: LinkProtocol(one.start_us * 1e-6, one.hop_us * 1e-6, one.share) for name, one in stated.items()
             },
             peer_s=constants.peer_us * 1e-6,
             own_share=constants.own_share,
@@ -199,7 +199,7 @@ class LinkFile(_FactModel):
         )
 
 
-def normalise(product: str) -> str:
+def normalise_product(product: str) -> str:
     """Return a product string without the spelling differences of drivers, labels and tables.
 
     >>> normalise("NVIDIA A100-SXM4-80GB") == normalise("nvidia-a100_sxm4_80gb")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast import zoo
-from tilecast.api.base import shown
+from tilecast.api.base import format_value
 from tilecast.spec import SpecError
 
 FILE = "adapter_config.json"
@@ -55,13 +55,15 @@ def read_adapter(config: Mapping[str, Any], file: str) -> Adapter:
     plain = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"
     if kind != "LORA":
         problem = "adapters are not priced" if isinstance(kind, str) else "is no type of adapter"
-        raise SpecError(f"{file}.peft_type", f"{shown(kind)} {problem}", plain)
+        raise SpecError(f"{file}.peft_type", f"{format_value(kind)} {problem}", plain)
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
-        problem = "is missing" if rank is None else f"{shown(rank)} is no rank"
+        problem = "is missing" if rank is None else f"{format_value(rank)} is no rank"
         raise SpecError(f"{file}.r", problem, f"write a whole number from 1 to {MAX_RANK}")
     if whole:
         remedy = f"give its base's preset or config.json with --lora-rank {rank} for the adapters alone"
-        raise SpecError(f"{file}.modules_to_save", f"{shown(whole)} is trained whole, which is not priced", remedy)
+        raise SpecError(
+            f"{file}.modules_to_save", f"{format_value(whole)} is trained whole, which is not priced", remedy
+        )
     base = _read_base(config.get("base_model_name_or_path"), f"{file}.base_model_name_or_path", rank)
     return Adapter(base, rank, tuple(key for key in _UNPRICED if config.get(key)))
 
@@ -74,12 +76,12 @@ def _read_base(name: object, field: str, rank: int) -> str:
     """
     remedy = f"give the base's config.json, or a preset, with --lora-rank {rank}"
     if not isinstance(name, str) or not name:
-        problem = "is missing" if not name else f"{shown(name)} is no name of a model"
+        problem = "is missing" if not name else f"{format_value(name)} is no name of a model"
         raise SpecError(field, problem, remedy)
     try:
         preset = zoo.preset(name)
     except SpecError as error:
-        raise SpecError(field, f"{shown(name)} is no preset", f"{remedy}; {error.remedy}") from None
+        raise SpecError(field, f"{format_value(name)} is no preset", f"{remedy}; {error.remedy}") from None
     if preset.family not in zoo.ADAPTED:
         problem = f"{preset.name} is of family {preset.family}, which has no adapters"
         raise SpecError(field, problem, f"name a model of family {', '.join(zoo.ADAPTED)}")

@@ -64,7 +64,7 @@ class JobInput:
             if self.source and error.field not in self.flags:
                 from tilecast import jobs
 
-                raise jobs.in_annotations(error) from None
+                raise jobs.locate_in_annotations(error) from None
             raise self.named_by_flag(error) from None
 
     def named_by_flag(self, error: SpecError) -> SpecError:
@@ -163,9 +163,9 @@ def _find_preset(name: str) -> str:
     try:
         return zoo.preset(name).name
     except SpecError as error:
-        kind, kinds = _with_hyphens(name.rpartition("/")[2]), set(map(_with_hyphens, huggingface.supported()))
+        kind, kinds = _with_hyphens(name.rpartition("/")[2]), set(map(_with_hyphens, huggingface.supported_types()))
         is_of_one = any(re.match(rf"{re.escape(known)}[-\d]", kind) for known in kinds)
-        is_known = kind in kinds and not zoo.family(name)
+        is_known = kind in kinds and not zoo.presets_of_family(name)
         if is_known or ("did you mean" not in error.remedy and is_of_one):
             remedy = "give its config.json, which can be read; `tilecast show models` lists the presets"
             raise error.at(error.field, remedy) from None
@@ -245,7 +245,7 @@ def _read_job_file(options: JobOptions, name: str) -> JobInput:
     from tilecast.api import documents
 
     text = read_text(name)
-    return _job_from_documents(options, documents.load(text, name), text, name)
+    return _job_from_documents(options, documents.load_documents(text, name), text, name)
 
 
 def _job_from_documents(options: JobOptions, items: Sequence[Document], text: str, name: str) -> JobInput:
@@ -274,7 +274,7 @@ def _job_from_documents(options: JobOptions, items: Sequence[Document], text: st
     own = [document for document in items if document.get("kind") == training_job.KIND]
     source = None if own else ManifestJob.from_documents(text, items)
     if source is not None:
-        own = [training_job.training_job_document(source.job.name, jobs.described(source.job))]
+        own = [training_job.training_job_document(source.job.name, jobs.read_annotations(source.job))]
     own = own or [*items]
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
         remedy = f"give a TrainingJob, {list_job_kinds()}"

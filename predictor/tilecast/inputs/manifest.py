@@ -40,13 +40,13 @@ class ManifestJob:
             raise SpecError("kind", f"the file holds {len(places)} jobs", "give a file with one of them")
         document = objects[places[0]]
         by_name = {(str(item.get("kind")), metadata_name(item)): item for item in objects}
-        job = jobs.read(document, by_name.get(jobs.runtime_of(document) or ("", "")))
-        return cls(text, places[0], document, jobs.resolved(job, by_name))
+        job = jobs.read_job(document, by_name.get(jobs.runtime_of(document) or ("", "")))
+        return cls(text, places[0], document, jobs.resolve_claims(job, by_name))
 
     @property
     def program(self) -> tuple[str, ...]:
         """Python program in the job's own command, with its arguments; empty if the command names none."""
-        return commands.program(self.document, self.job)
+        return commands.find_program(self.document, self.job)
 
     def narrow_request(
         self,
@@ -54,7 +54,7 @@ class ManifestJob:
         pools: Sequence[Pool],
         labels: Iterable[Mapping[str, str]],
         devices: Mapping[str, Sequence[PublishedDevice]] | None,
-    ) -> tuple[Request, candidates.Candidates]:
+    ) -> tuple[Request, candidates.JobCandidates]:
         """Return the request with the job's own GPUs as the baseline, and the pools that the job may use.
 
         Raises:
@@ -62,10 +62,10 @@ class ManifestJob:
         """
         # The advice may change the number of pods, except in jobs where this takes more than changing a number.
         is_placed = not self.job.is_countable
-        choice = candidates.candidates(self.job, pools, labels, None, devices, is_placed=is_placed)
-        return candidates.request(request, self.job, choice, is_placed=is_placed), choice
+        choice = candidates.find_candidates(self.job, pools, labels, None, devices, is_placed=is_placed)
+        return candidates.request_with_baseline(request, self.job, choice, is_placed=is_placed), choice
 
-    def edited_manifest(self, advice: Advice, choice: candidates.Candidates, command: str = "") -> str:
+    def edited_manifest(self, advice: Advice, choice: candidates.JobCandidates, command: str = "") -> str:
         """Return the text of the file with the advised fields of the job changed and all other bytes kept.
 
         YAML aliases in the file are written out first, so that a change in one place does not affect another. Without a
@@ -84,7 +84,7 @@ class ManifestJob:
             return self.text
         if jobs.runtime_of(self.document) is None:
             jobs.require_gpus(self.job)
-        put = candidates.exported(advice.best, self.job, choice)
-        changes = jobs.changes(self.document, self.job, put)
-        changes += commands.running(self.document, self.job, command) if command else []
+        put = candidates.place_manifest(advice.best, self.job, choice)
+        changes = jobs.compute_changes(self.document, self.job, put)
+        changes += commands.replace_commands(self.document, self.job, command) if command else []
         return edit_yaml(documents.expand_aliases(self.text), changes, self.index)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tilecast import untrusted
 from tilecast.advice.measured import Measurement
-from tilecast.api.base import ApiModel, check, optional_field
+from tilecast.api.base import ApiModel, optional_field, validate_model
 from tilecast.api.parts import PartSeconds
 from tilecast.hardware import Pool, find_gpu
 from tilecast.inputs import pools as pool_inputs
@@ -107,12 +107,12 @@ def _read_runs_file(name: str) -> list[StatedRun]:
     if not name:
         raise SpecError("--measured", "@ names no file", "write @FILE.json")
     try:
-        document: Any = untrusted.loads(reading.read_text(name))
+        document: Any = untrusted.parse_json(reading.read_text(name))
     except ValueError:
         raise SpecError(
             name, "is no JSON", 'give {"runs": [{"pool": "a100-80", "gpus": 8, "stepSeconds": 1.9}]}'
         ) from None
-    runs = check(_RunsFile, document if isinstance(document, Mapping) else {"runs": document}, name).runs
+    runs = validate_model(_RunsFile, document if isinstance(document, Mapping) else {"runs": document}, name).runs
     return [
         StatedRun(
             one.pool,

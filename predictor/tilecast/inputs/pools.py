@@ -78,12 +78,12 @@ def read_pools(options: PoolOptions) -> Sequence[Pool]:
         return pools if table is None else [replace(pool, calibration=table) for pool in pools]
     report = read_nodes_report(options)
     if table is not None:
-        report = report.calibrated(table)
+        report = report.with_calibration(table)
     for item in report.left_out:
         amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
         text = f"left out {amount}: {item.message}; {item.remedy}"
         warnings.warn(text, InputWarning, stacklevel=2)
-    return report.require()
+    return report.require_pools()
 
 
 def _read_corrections(file: str) -> calibration.Calibration:
@@ -106,12 +106,12 @@ def _cached_nodes_report(context: str | None, file: str | None) -> NodesReport:
     from tilecast import nodes
     from tilecast.api import calibration as calibration_file
 
-    lists = nodes.parse(*_cached_cluster_text(context, file))
-    report = nodes.pools(*lists, now=True)
+    lists = nodes.parse_objects(*_cached_cluster_text(context, file))
+    report = nodes.discover_pools(*lists, now=True)
     seen = calibration_file.read_runs(lists[1], report.pools)
     if seen:
-        return report.calibrated(calibration.fit([item.run for item in seen]))
-    return report.calibrated(calibration_file.read_corrections(lists[1], report.pools))
+        return report.with_calibration(calibration.fit_calibration([item.run for item in seen]))
+    return report.with_calibration(calibration_file.read_corrections(lists[1], report.pools))
 
 
 def clear_cached_nodes() -> None:
@@ -163,7 +163,7 @@ def read_node_labels(options: PoolOptions) -> list[Mapping[str, str]]:
     from tilecast import nodes
 
     in_pools = pools_by_node(options)
-    everyone = map(nodes.node, nodes.parse(*_cached_cluster_text(options.context, options.nodes))[0])
+    everyone = map(nodes.read_node, nodes.parse_objects(*_cached_cluster_text(options.context, options.nodes))[0])
     return [node.labels for node in everyone if node.gpus or node.other_devices or node.name in in_pools]
 
 
@@ -206,7 +206,7 @@ def assumed_pool(gpu: Gpu, count: int) -> Pool:
     Raises:
         SpecError: the GPUs do not fill whole nodes.
     """
-    usual = instances.usual_type(gpu)
+    usual = instances.usual_node_type(gpu)
     whole = usual.gpus if usual else instances.default_gpus_per_node(gpu)
     per_node = min(count, whole)
     if count % per_node:

@@ -12,16 +12,16 @@ from tilecast import jobs
 from tilecast.advice import Request, advise
 from tilecast.api import documents, training_job
 from tilecast.api.documents import Document
-from tilecast.api.fields import mapping, value_at
+from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.hardware import Pool
 from tilecast.inputs.reading import metadata_name, read_text
 from tilecast.jobs import Priorities, PriorityClass, kueue
-from tilecast.jobs.candidates import candidates
-from tilecast.jobs.candidates import request as narrowed
+from tilecast.jobs.candidates import find_candidates
+from tilecast.jobs.candidates import request_with_baseline as narrowed
 from tilecast.jobs.quantities import pod_gpus
 from tilecast.nodes import PublishedDevice
 from tilecast.planner.options import job_options
-from tilecast.planner.problem import JobOption, QueuedJob, Unplanned, running
+from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob, start_running
 from tilecast.spec import SpecError
 
 _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
@@ -35,7 +35,7 @@ def read_documents(name: str) -> list[Document]:
     """
     path = Path(name)
     files = sorted(item for item in path.iterdir() if item.suffix in _ENDINGS) if path.is_dir() else [path]
-    results = [item for file in files for item in documents.load(read_text(str(file)), str(file))]
+    results = [item for file in files for item in documents.load_documents(read_text(str(file)), str(file))]
     if not results:
         raise SpecError(name, "holds no job", "give a file, a folder of YAML or JSON files, or - for standard input")
     return results
@@ -53,7 +53,7 @@ class QueueDocuments:
     """All documents by kind and name, for runtimes of TrainJobs and for objects that ResourceClaims refer to."""
     config_maps: Mapping[str, Document]
     priorities: Priorities
-    kueue: kueue.Objects
+    kueue: kueue.KueueObjects
     pods: tuple[Document, ...] = ()
 
     @classmethod
@@ -86,11 +86,11 @@ class QueueDocuments:
             {metadata_name(item): item for item in by_kind.get("ConfigMap", {}).values()},
             Priorities(
                 *(
-                    {metadata_name(item): PriorityClass.of(item) for item in by_kind.get(kind, {}).values()}
+                    {metadata_name(item): PriorityClass.from_object(item) for item in by_kind.get(kind, {}).values()}
                     for kind in ("WorkloadPriorityClass", "PriorityClass")
                 )
             ),
-            kueue.Objects(local, cluster, flavors),
+            kueue.KueueObjects(local, cluster, flavors),
             tuple(by_kind.get("Pod", {}).values()),
         )
 
@@ -102,19 +102,19 @@ class QueueDocuments:
         """
         held = Counter[str]()
         for pod in self.pods:
-            spec, status = (mapping(pod.get(part)) for part in ("spec", "status"))
+            spec, status = (as_mapping(pod.get(part)) for part in ("spec", "status"))
             if status.get("phase") not in ("Succeeded", "Failed") and (pool := pool_of.get(str(spec.get("nodeName")))):
                 held[pool] += pod_gpus(pod)
         return held
 
 
 def _target_key(document: Document) -> tuple[str, str]:
-    target = mapping(value_at(document, ("spec", "targetRef")))
+    target = as_mapping(value_at_path(document, ("spec", "targetRef")))
     return (str(target.get("kind")), str(target.get("name"))) if target else ("", "")
 
 
 def _namespace(document: Document) -> str:
-    return str(value_at(document, ("metadata", "namespace")) or "")
+    return str(value_at_path(document, ("metadata", "namespace")) or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ReadQueue:
     """Jobs of a queue that could be read, reasons for the unreadable ones, and quotas."""
 
     jobs: tuple[QueuedJob, ...]
-    unplanned: tuple[Unplanned, ...]
+    unplanned: tuple[UnplannedJob, ...]
     quotas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """GPUs by pool and ClusterQueue."""
 
@@ -142,12 +142,12 @@ class QueueReader:
 
     def read(self) -> ReadQueue:
         """Return all jobs of the queue that have not ended."""
-        results, refused, quotas = list[QueuedJob](), list[Unplanned](), dict[str, dict[str, int]]()
+        results, refused, quotas = list[QueuedJob](), list[UnplannedJob](), dict[str, dict[str, int]]()
         for document, name in zip(self.given.jobs, _unique_names(self.given.jobs), strict=True):
             try:
                 job = self._job(document, name, quotas)
             except SpecError as error:
-                refused.append(Unplanned(name, f"{error.field}: {error.problem}", error.remedy))
+                refused.append(UnplannedJob(name, f"{error.field}: {error.problem}", error.remedy))
             else:
                 results += [] if job is None else [job]
         return ReadQueue(tuple(results), tuple(refused), quotas)
@@ -158,18 +158,18 @@ class QueueReader:
             present = (request.baseline.pool, request.baseline.gpus) if request.baseline else None
             return self._queued(document, name, request, self.pools, present)
         runtime = self.given.others.get(jobs.runtime_of(document) or ("", ""))
-        job = jobs.resolved(jobs.read(document, runtime), self.given.others)
+        job = jobs.resolve_claims(jobs.read_job(document, runtime), self.given.others)
         if job.is_finished or job.is_owned:
             return None
         try:
             request = training_job.read_request(
-                training_job.training_job_document(job.name, jobs.described(job)), self.given.config_maps
+                training_job.training_job_document(job.name, jobs.read_annotations(job)), self.given.config_maps
             )
         except SpecError as error:
-            raise jobs.in_annotations(error) from None
+            raise jobs.locate_in_annotations(error) from None
         has_quota = job.queue and self._has_queues and not job.has_claims
-        queue = kueue.queue(self.given.kueue, job.namespace, job.queue) if has_quota else None
-        possible = candidates(job, self.pools, self.labels, queue, self.devices, is_placed=not job.is_countable)
+        queue = kueue.find_queue(self.given.kueue, job.namespace, job.queue) if has_quota else None
+        possible = find_candidates(job, self.pools, self.labels, queue, self.devices, is_placed=not job.is_countable)
         request = narrowed(request, job, possible, is_placed=not job.is_countable)
         owner = queue.cluster_queue if queue else ""
         for item in possible.usable:
@@ -188,15 +188,15 @@ class QueueReader:
         self, document: Document, name: str, request: Request, pools: Sequence[Pool], present: tuple[str, int] | None,
         queue: str = "", pod_class: str = "",
     ) -> QueuedJob:  # fmt: skip
-        metadata = mapping(document.get("metadata"))
-        labels = mapping(metadata.get("labels"))
+        metadata = as_mapping(document.get("metadata"))
+        labels = as_mapping(metadata.get("labels"))
         arrival = self._since(metadata.get("creationTimestamp"))
         return QueuedJob(
             name=name,
             options=self._options(request, pools),
             arrival_s=arrival,
-            weight=jobs.weight(mapping(metadata.get("annotations"))),
-            priority=self.given.priorities.value(str(labels.get(jobs.PRIORITY_CLASS, "")), pod_class),
+            weight=jobs.read_weight(as_mapping(metadata.get("annotations"))),
+            priority=self.given.priorities.find_priority(str(labels.get(jobs.PRIORITY_CLASS, "")), pod_class),
             deadline_s=None if request.deadline_s is None else request.deadline_s + arrival,
             queue=queue,
             present=present,
@@ -222,7 +222,7 @@ class QueueReader:
 
     def _running(self, document: Document, job: QueuedJob) -> QueuedJob:
         """Return a running job with its remaining work, by the forecast on its present pool."""
-        return running(job, -self._since(value_at(document, ("status", "startTime"))))
+        return start_running(job, -self._since(value_at_path(document, ("status", "startTime"))))
 
 
 def _unique_names(documents: Sequence[Document]) -> list[str]:

@@ -6,10 +6,18 @@ admission. `changes` and `commands` compute the fields to write. All functions a
 `interface` first.
 """
 
-from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of, weight
-from tilecast.jobs.changes import changes
-from tilecast.jobs.claims import objects_of, resolved
-from tilecast.jobs.interface import Job, Placement, Pods, chosen_labels, selector, tolerated, unplaced
+from tilecast.jobs.annotations import locate_in_annotations, name_annotation, read_annotations, read_mode, read_weight
+from tilecast.jobs.changes import compute_changes
+from tilecast.jobs.claims import find_claim_objects, resolve_claims
+from tilecast.jobs.interface import (
+    Job,
+    Placement,
+    Pods,
+    add_tolerations,
+    choose_selector,
+    chosen_labels,
+    remove_node_choice,
+)
 from tilecast.jobs.keys import (
     ADMISSION_GATES,
     ADVISOR,
@@ -28,7 +36,7 @@ from tilecast.jobs.keys import (
 )
 from tilecast.jobs.kinds import JOB_KINDS, is_job, runtime_of
 from tilecast.jobs.priorities import Priorities, PriorityClass
-from tilecast.jobs.reading import bare, read, require_gpus
+from tilecast.jobs.reading import read_job, read_without_pods, require_gpus
 
 __all__ = [
     "ADMISSION_GATES",
@@ -51,21 +59,21 @@ __all__ = [
     "Pods",
     "Priorities",
     "PriorityClass",
-    "bare",
-    "changes",
+    "add_tolerations",
+    "choose_selector",
     "chosen_labels",
-    "described",
-    "in_annotations",
-    "in_words",
+    "compute_changes",
+    "find_claim_objects",
     "is_job",
-    "mode_of",
-    "objects_of",
-    "read",
+    "locate_in_annotations",
+    "name_annotation",
+    "read_annotations",
+    "read_job",
+    "read_mode",
+    "read_weight",
+    "read_without_pods",
+    "remove_node_choice",
     "require_gpus",
-    "resolved",
+    "resolve_claims",
     "runtime_of",
-    "selector",
-    "tolerated",
-    "unplaced",
-    "weight",
 ]  # fmt: skip

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast import untrusted
-from tilecast.api.base import shown
+from tilecast.api.base import format_value
 from tilecast.api.training_job import MODES, Mode
 from tilecast.jobs.interface import Job
 from tilecast.jobs.keys import CONFIG_MAP, CONSTRAINTS, MODE, MODEL, OBJECTIVE, TRAINING, WEIGHT
 from tilecast.spec import SpecError
 
 
-def described(job: Job) -> dict[str, Any]:
+def read_annotations(job: Job) -> dict[str, Any]:
     """Return the spec of a TrainingJob that a job's annotations describe, unchecked.
 
     Raises:
@@ -34,7 +34,7 @@ def described(job: Job) -> dict[str, Any]:
     return spec
 
 
-def in_annotations(error: SpecError) -> SpecError:
+def locate_in_annotations(error: SpecError) -> SpecError:
     """Return an error about a field of the spec with the annotation's name in place of the field."""
     for field_, mark in _FIELDS.items():
         if error.field == field_ or error.field.startswith(f"{field_}."):
@@ -42,7 +42,7 @@ def in_annotations(error: SpecError) -> SpecError:
     return error
 
 
-def in_words(text: str) -> str:
+def name_annotation(text: str) -> str:
     """Return an error message about a TrainingJob with the annotation's name in place of the field."""
     name = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
     return text if name is None else _FIELDS[name] + text.removeprefix(name)
@@ -56,7 +56,7 @@ _FIELDS = {
 }
 
 
-def mode_of(job: Job) -> Mode:
+def read_mode(job: Job) -> Mode:
     """Return the mode that a job's annotation requests; Advise if there is no annotation.
 
     Raises:
@@ -66,10 +66,10 @@ def mode_of(job: Job) -> Mode:
     for mode in MODES:
         if given == mode:
             return mode
-    raise SpecError(MODE, f"{shown(given)} is no mode", f"use one of {', '.join(MODES)}")
+    raise SpecError(MODE, f"{format_value(given)} is no mode", f"use one of {', '.join(MODES)}")
 
 
-def weight(annotations: Mapping[str, object]) -> float:
+def read_weight(annotations: Mapping[str, object]) -> float:
     """Return the weight of a job in the plan of a queue, from its annotations; 1 if they state none.
 
     Raises:
@@ -90,7 +90,7 @@ def _parse_model(name: str) -> dict[str, Any]:
         return {"preset": name.rpartition("/")[2] if name.count("/") == 1 else name}
     config_map, _, key = name.removeprefix(CONFIG_MAP).partition("/")
     if not config_map or not key:
-        raise SpecError(MODEL, f"{shown(name)} names no key", f"write {CONFIG_MAP}NAME/KEY")
+        raise SpecError(MODEL, f"{format_value(name)} names no key", f"write {CONFIG_MAP}NAME/KEY")
     reference = {"configMapKeyRef": {"name": config_map, "key": key}}
     is_graph = key == "graph.json" or key.endswith(".onnx")
     return {"graphRef" if is_graph else "huggingFace": reference}
@@ -98,4 +98,4 @@ def _parse_model(name: str) -> dict[str, Any]:
 
 def _parse_mapping(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
     text = annotations[key]
-    return untrusted.json_mapping(text, key, shown(text), 'write for instance {"globalBatchSize": 256}')
+    return untrusted.parse_json_mapping(text, key, format_value(text), 'write for instance {"globalBatchSize": 256}')

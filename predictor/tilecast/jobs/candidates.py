@@ -11,7 +11,7 @@ from tilecast.advice import Advice, Baseline, Offer, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.jobs.claims import match_devices
 from tilecast.jobs.interface import Job, Placement, Pods, is_choice_label
-from tilecast.jobs.kueue import Flavor, Queue
+from tilecast.jobs.kueue import Flavor, LocalQueue
 from tilecast.nodes import PublishedDevice, gpu_resource
 from tilecast.spec import SpecError
 
@@ -39,7 +39,7 @@ class CandidatePool:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class JobCandidates:
     """Pools that a job may use, rejections of the other pools, and the pool that the job uses without advice."""
 
     usable: tuple[CandidatePool, ...]
@@ -52,20 +52,20 @@ class Candidates:
     def pools(self) -> list[Pool]:
         return [item.pool for item in self.usable]
 
-    def of(self, pool: str) -> CandidatePool:
+    def candidate_of(self, pool: str) -> CandidatePool:
         """Return the candidate whose pool has a name."""
         return next(item for item in self.usable if item.pool.name == pool)
 
 
-def candidates(
+def find_candidates(
     job: Job,
     pools: Sequence[Pool],
     nodes: Iterable[Labels],
-    queue: Queue | None,
+    queue: LocalQueue | None,
     devices: Mapping[str, Sequence[PublishedDevice]] | None = None,
     *,
     is_placed: bool,
-) -> Candidates:
+) -> JobCandidates:
     """Return the pools that a job may use, and the rejections of the other pools.
 
     Args:
@@ -92,12 +92,12 @@ def candidates(
             rejections.append(candidate)
         else:
             usable.append(candidate if isinstance(met, str) else replace(candidate, device_requests=met))
-    return Candidates(
+    return JobCandidates(
         tuple(usable), tuple(rejections), _find_baseline(job, [item.pool for item in usable], kinds, queue)
     )
 
 
-def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) -> Request:
+def request_with_baseline(asked: Request, job: Job, possible: JobCandidates, *, is_placed: bool) -> Request:
     """Return the request of a job, with its own GPUs as the baseline.
 
     If the advice will be written into the job, its number of GPUs stays unchanged. It may change only if the kind can
@@ -118,11 +118,11 @@ def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) 
     return replace(asked, name=job.name, constraints=limits, baseline=asked.baseline or possible.baseline)
 
 
-def settled(advice: Advice, possible: Candidates) -> Advice:
+def order_by_quota(advice: Advice, possible: JobCandidates) -> Advice:
     """Return advice with offers that have free quota first, and with rejections of the pools the job may not use."""
     now, later = list[Offer](), list[Offer]()
     for offer in advice.offers:
-        candidate = possible.of(offer.pool.name)
+        candidate = possible.candidate_of(offer.pool.name)
         named = _name_met_requests(offer, candidate.device_requests)
         if candidate.flavor is None or candidate.has_room(offer.gpus):
             now.append(named)
@@ -139,12 +139,12 @@ def _name_met_requests(offer: Offer, requests: tuple[str, ...]) -> Offer:
     return replace(offer, device_requests=requests, reason=reason)
 
 
-def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
+def place_created_job(offer: Offer, job: Job, possible: JobCandidates) -> Placement | None:
     """Return the placement of an offer in an existing job; None if the job cannot have the GPUs in whole pods.
 
     The number of pods changes only if the offer has another number of GPUs and the job can be resized.
     """
-    candidate = possible.of(offer.pool.name)
+    candidate = possible.candidate_of(offer.pool.name)
     pods = None
     if offer.gpus != job.gpus:
         if not job.is_resizable or offer.gpus % job.gpus_per_pod:
@@ -153,20 +153,20 @@ def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
     return Placement(candidate.node_selector, candidate.tolerations, pods)
 
 
-def exported(offer: Offer, job: Job, possible: Candidates) -> Placement:
+def place_manifest(offer: Offer, job: Job, possible: JobCandidates) -> Placement:
     """Return the placement of an offer in a manifest that is not created yet.
 
     If the manifest states the number of pods as a plain number, it becomes the number of nodes. Each pod then gets the
     GPUs of one node.
     """
-    candidate = possible.of(offer.pool.name)
+    candidate = possible.candidate_of(offer.pool.name)
     if not job.is_countable or (offer.gpus == job.gpus and offer.gpus_per_node == job.gpus_per_pod):
         return Placement(candidate.node_selector, candidate.tolerations)
     return Placement(candidate.node_selector, candidate.tolerations, offer.nodes, offer.gpus_per_node)
 
 
 def _count_by_labels(
-    job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queue | None
+    job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: LocalQueue | None
 ) -> list[tuple[Labels, int]]:
     """Return the distinct sets of relevant node labels, with the number of nodes of each set.
 
@@ -189,7 +189,7 @@ def _reject_unmet(pool: Pool, request: str) -> Rejection:
 
 
 def _judge_pool(
-    job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: Queue | None, is_placed: bool
+    job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: LocalQueue | None, is_placed: bool
 ) -> CandidatePool | Rejection:
     """Return the part of a pool that a job may use, or the rejection of the pool.
 
@@ -249,7 +249,7 @@ def _flavor_selects(flavor: Flavor, labels: Labels) -> bool:
 
 
 def _find_baseline(
-    job: Job, pools: Sequence[Pool], kinds: Sequence[tuple[Labels, int]], queue: Queue | None
+    job: Job, pools: Sequence[Pool], kinds: Sequence[tuple[Labels, int]], queue: LocalQueue | None
 ) -> Baseline | None:
     """Return the only pool that the job's selectors leave, or the pool of the flavor that Kueue tries first.
 

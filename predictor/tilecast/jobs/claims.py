@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilecast.api.base import shown
+from tilecast.api.base import format_value
 from tilecast.api.fields import Document
 from tilecast.jobs.device_requests import (
     CLAIM,
@@ -22,7 +22,7 @@ from tilecast.nodes import PublishedDevice, gpu_device_classes
 from tilecast.spec import SpecError
 
 
-def objects_of(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
+def find_claim_objects(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
     """Return kind and name of the objects that determine which GPUs a job's claims request.
 
     These are claims and templates, and the device classes that those of them in `known` name.
@@ -38,7 +38,7 @@ def objects_of(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple
     return named | classes
 
 
-def resolved(job: Job, objects: Mapping[tuple[str, str], Document]) -> Job:
+def resolve_claims(job: Job, objects: Mapping[tuple[str, str], Document]) -> Job:
     """Return the job with the GPUs that its pods request by ResourceClaims.
 
     Args:
@@ -57,7 +57,7 @@ def _resolve_pod_claims(pods: Pods, objects: Mapping[tuple[str, str], Document])
     claimed = list[tuple[DeviceRequest, ...]]()
     for reference in pods.claims:
         document = objects.get((reference.kind, reference.object))
-        where = f"{reference.kind} {shown(reference.object, quote=False)}"
+        where = f"{reference.kind} {format_value(reference.object, quote=False)}"
         if document is None:
             raise SpecError(where, "cannot be read, and the job asks for devices by it", "create it, or name another")
         requests = [read_request(where, reference.name, item, objects) for item in list_requests(document)]

@@ -6,7 +6,7 @@ from tilecast.api.fields import Document, FieldChange
 from tilecast.jobs.interface import Job
 
 
-def program(document: Document, job: Job) -> tuple[str, ...]:
+def find_program(document: Document, job: Job) -> tuple[str, ...]:
     """Return the Python program that a job's GPU containers run, and its arguments, as the job states them.
 
     It is empty if no word of the command names a Python program.
@@ -19,7 +19,7 @@ def program(document: Document, job: Job) -> tuple[str, ...]:
     return ()
 
 
-def running(document: Document, job: Job, script: str) -> list[FieldChange]:
+def replace_commands(document: Document, job: Job, script: str) -> list[FieldChange]:
     """Return the changes that make every GPU container run a bash script.
 
     If the script uses MASTER_ADDR and the job's kind knows the address of the first pod, the script first exports the

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from tilecast.api.base import shown
-from tilecast.api.fields import Document, items, mapping, value_at
+from tilecast.api.base import format_value
+from tilecast.api.fields import Document, as_mapping, mappings_in, value_at_path
 from tilecast.jobs.quantities import MAX_COUNT
 from tilecast.nodes import PublishedDevice, gpu_device_classes, gpu_driver
 from tilecast.nodes.devices import VERSION
@@ -54,7 +54,7 @@ def read_references(spec: Document) -> tuple[ClaimReference, ...]:
     """Return the entries of a pod spec's `resourceClaims` that name an object."""
     named = (
         ClaimReference(str(entry.get("name", "")), kind, str(entry[field]))
-        for entry in items(spec.get("resourceClaims"))
+        for entry in mappings_in(spec.get("resourceClaims"))
         for field, kind in (("resourceClaimTemplateName", TEMPLATE), ("resourceClaimName", CLAIM))
         if entry.get(field)
     )
@@ -64,12 +64,12 @@ def read_references(spec: Document) -> tuple[ClaimReference, ...]:
 def list_requests(document: Document) -> list[Document]:
     """Return the requests of a ResourceClaim, or of the claims that a template makes."""
     path = ("spec", "spec") if document.get("kind") == TEMPLATE else ("spec",)
-    return items(value_at(document, (*path, "devices", "requests")))
+    return mappings_in(value_at_path(document, (*path, "devices", "requests")))
 
 
 def list_alternatives(request: Document) -> list[Document]:
     """Return the alternatives of a request in the order in which the scheduler tries them."""
-    return items(request.get("firstAvailable")) or [mapping(request.get("exactly")) or request]
+    return mappings_in(request.get("firstAvailable")) or [as_mapping(request.get("exactly")) or request]
 
 
 def read_request(
@@ -91,7 +91,7 @@ def read_request(
     for option in list_alternatives(request):
         device_class = str(option.get("deviceClassName", ""))
         own = objects.get((CLASS, device_class), {})
-        of_class = _list_expressions(mapping(own.get("spec")))
+        of_class = _list_expressions(as_mapping(own.get("spec")))
         if device_class == cut:
             raise SpecError(where, f"{name} asks for slices ({cut})", f"ask for whole GPUs, class {whole}")
         if device_class != whole and not any(gpu_driver() in text for text in of_class):
@@ -102,14 +102,16 @@ def read_request(
             raise SpecError(where, f"{name} asks for all GPUs of a node", "write allocationMode ExactCount and a count")
         gpus = parse_count(option.get("count", 1))
         if not gpus or gpus > MAX_COUNT:
-            raise SpecError(where, f"{name}: count {shown(option.get('count'))} is no number of GPUs", "write one")
+            raise SpecError(
+                where, f"{name}: count {format_value(option.get('count'))} is no number of GPUs", "write one"
+            )
         label = name if option is request or "firstAvailable" not in request else f"{name}/{option.get('name', '')}"
         alternatives.append(DeviceRequest(label, gpus, (*of_class, *_list_expressions(option))))
     return tuple(alternatives)
 
 
 def _list_expressions(holder: Document) -> tuple[str, ...]:
-    return tuple(str(value_at(item, ("cel", "expression")) or "") for item in items(holder.get("selectors")))
+    return tuple(str(value_at_path(item, ("cel", "expression")) or "") for item in mappings_in(holder.get("selectors")))
 
 
 def meets_request(request: DeviceRequest, device: PublishedDevice) -> bool:
@@ -130,7 +132,7 @@ def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
     """
     import cel
 
-    shortened = shown(selector)
+    shortened = format_value(selector)
     if len(selector) > MAX_SELECTOR or len(_MACRO.findall(selector)) > 1:
         raise SpecError("selectors", f"{shortened} is too complex", "write it shorter, with one macro at most")
     context = cel.Context()
@@ -142,7 +144,7 @@ def _evaluate_selector(selector: str, device: PublishedDevice) -> bool:
     except (KeyError, ArithmeticError):
         return False
     except (ValueError, RuntimeError, TypeError) as error:
-        problem = f"{shortened} cannot be evaluated: {shown(str(error), quote=False)}"
+        problem = f"{shortened} cannot be evaluated: {format_value(str(error), quote=False)}"
         remedy = "compare attributes and capacity of device with constants"
         raise SpecError("selectors", problem, remedy) from None
 

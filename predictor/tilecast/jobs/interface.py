@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs import keys
 from tilecast.jobs.device_requests import ClaimReference, DeviceRequest, read_references
 from tilecast.jobs.quantities import count_or_default, format_like, requested_gpus
@@ -43,7 +43,7 @@ class Pods:
     claims: tuple[ClaimReference, ...] = ()
     """Claims by which they request devices."""
     requests: tuple[tuple[DeviceRequest, ...], ...] = ()
-    """Requests for GPUs of these claims, each with its alternatives; `resolved` of `claims` adds them."""
+    """Requests for GPUs of these claims, each with its alternatives; `resolve_claims` of `claims` adds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +144,10 @@ class Job:
         It is gated in Tilecast's name, or is parked in another queue than the one it names for Tilecast. Or its author
         suspended it in mode Initial, without Kueue and before its first run.
         """
-        return self.is_gated or self.is_parked or self.is_suspended_for_us
+        return self.is_gated or self.is_parked or self.is_suspended_for_advice
 
     @property
-    def is_suspended_for_us(self) -> bool:
+    def is_suspended_for_advice(self) -> bool:
         """Whether its author suspended it in mode Initial, without Kueue, and it has never run or been released."""
         by_mode = self.is_suspended and self.annotations.get(keys.MODE) == "Initial" and not self.queue
         return by_mode and keys.APPLIED not in self.annotations and not self.has_started
@@ -244,23 +244,23 @@ class JobKind(ABC):
 
         Args:
             document: the job's document.
-            job: the job that `read` returned for the document.
+            job: the job that `read_job` returned for the document.
             placement: nodes, pods and GPUs per pod to write.
             runtime_patches: whether the API of a TrainJob has `runtimePatches`; other kinds ignore it.
         """
         changes = []
         for pods in job.workers:
-            if (chosen := selector(pods, placement.node_selector)) != dict(pods.node_selector):
+            if (chosen := choose_selector(pods, placement.node_selector)) != dict(pods.node_selector):
                 changes.append(FieldChange((*pods.path, "nodeSelector"), chosen))
-            if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
+            if (tolerations := add_tolerations(pods, placement.tolerations)) != list(pods.tolerations):
                 changes.append(FieldChange((*pods.path, "tolerations"), tolerations))
         return changes
 
-    def unplace(self, document: Document, job: Job) -> list[FieldChange]:
+    def remove_placement(self, document: Document, job: Job) -> list[FieldChange]:
         """Return the changes that remove the node choice of advice from the pods with GPUs; tolerations stay."""
         return [
             FieldChange((*pods.path, "nodeSelector"), dict(pods.node_selector))
-            for pods, before in zip(unplaced(job).workers, job.workers, strict=True)
+            for pods, before in zip(remove_node_choice(job).workers, job.workers, strict=True)
             if pods != before
         ]
 
@@ -273,9 +273,9 @@ class JobKind(ABC):
         return [
             FieldChange((*pods.path, "containers", index, "resources", part, resource), format_like(old, gpus))
             for pods in job.workers
-            for index, item in enumerate(value_at(document, (*pods.path, "containers")))
+            for index, item in enumerate(value_at_path(document, (*pods.path, "containers")))
             for part in ("requests", "limits")
-            if count_or_default(old := value_at(item, ("resources", part, resource)), 0)
+            if count_or_default(old := value_at_path(item, ("resources", part, resource)), 0)
         ]
 
     def containers(self, document: Document, job: Job) -> dict[Path, Document]:
@@ -283,7 +283,7 @@ class JobKind(ABC):
         return {
             (*pods.path, "containers", index): container
             for pods in job.workers
-            for index, container in enumerate(value_at(document, pods.path)["containers"])
+            for index, container in enumerate(value_at_path(document, pods.path)["containers"])
             if requested_gpus(container.get("resources"))
         }
 
@@ -292,7 +292,7 @@ class JobKind(ABC):
         return ""
 
 
-def selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
+def choose_selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
     """Return the node selector of pods after a node choice; labels that do not describe the kind of node stay."""
     others = {key: value for key, value in pods.node_selector.items() if not is_choice_label(key) or key in pods.pinned}
     return others | dict(chosen)
@@ -304,7 +304,7 @@ def chosen_labels(job: Job, chosen: Mapping[str, str]) -> list[str]:
     return sorted(key for key in chosen if key not in given and not is_choice_label(key))
 
 
-def unplaced(job: Job) -> Job:
+def remove_node_choice(job: Job) -> Job:
     """Return a placed job without its node choice."""
     ours = set(job.annotations.get(keys.CHOSEN_LABELS, "").split(","))
 
@@ -316,7 +316,7 @@ def unplaced(job: Job) -> Job:
     return replace(job, pods=tuple(changed))
 
 
-def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
+def add_tolerations(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
     """Return the tolerations of pods, together with tolerations that they lack."""
     return [*pods.tolerations, *(item for item in more if item not in pods.tolerations)]
 
@@ -333,7 +333,7 @@ def read_pod_template(name: str, path: Path, count: int, spec: Document) -> Pods
         SpecError: a part of the spec that is read does not have the shape of a pod spec.
     """
     require_shape(spec, POD, path or ("runtime",))
-    required = value_at(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}
+    required = value_at_path(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}
     return Pods(
         name=name,
         path=path,

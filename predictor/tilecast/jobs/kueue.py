@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilecast.api.fields import Document, items, mapping
+from tilecast.api.fields import Document, as_mapping, mappings_in
 from tilecast.nodes import gpu_resource
 from tilecast.nodes.quantities import UNLIMITED, parse_gpu_count
 from tilecast.spec import SpecError
@@ -31,7 +31,7 @@ class Flavor:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class LocalQueue:
     """A LocalQueue with the flavors of its ClusterQueue that have GPUs, in the order in which Kueue tries them."""
 
     name: str
@@ -46,7 +46,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
+class KueueObjects:
     """Kueue objects by name; LocalQueues by namespace and name."""
 
     local_queues: Mapping[tuple[str, str], Document] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Objects:
     flavors: Mapping[str, Document] = field(default_factory=dict)
 
 
-def queue(objects: Objects, namespace: str, name: str) -> Queue:
+def find_queue(objects: KueueObjects, namespace: str, name: str) -> LocalQueue:
     """Return a LocalQueue with its flavors, by namespace and name.
 
     Raises:
@@ -78,7 +78,7 @@ def queue(objects: Objects, namespace: str, name: str) -> Queue:
     flavors = tuple(_read_flavor(objects, owner, siblings, item) for item in given)
     if not flavors:
         raise SpecError(label, f"ClusterQueue {owner} has no quota of {gpu_resource()}", "add it to a resource group")
-    return Queue(name, owner, flavors)
+    return LocalQueue(name, owner, flavors)
 
 
 def _list_gpu_flavors(cluster_queue: Document) -> list[Document]:
@@ -88,7 +88,7 @@ def _list_gpu_flavors(cluster_queue: Document) -> list[Document]:
     return [item for group in with_gpus for item in group.get("flavors") or ()]
 
 
-def _read_flavor(objects: Objects, owner: str, siblings: Iterable[str], given: Document) -> Flavor:
+def _read_flavor(objects: KueueObjects, owner: str, siblings: Iterable[str], given: Document) -> Flavor:
     """Return a flavor of a ClusterQueue with its quota and the free part of it.
 
     Args:
@@ -101,10 +101,10 @@ def _read_flavor(objects: Objects, owner: str, siblings: Iterable[str], given: D
     flavor = objects.flavors.get(name, {})
     own = next((item for _, item in _gpu_resources([given])), {})
     nominal = parse_gpu_count(own.get("nominalQuota"))
-    reserved = quotas(objects.cluster_queues[owner]).reserved.get(name, 0)
+    reserved = read_quotas(objects.cluster_queues[owner]).reserved.get(name, 0)
     lent = taken = 0
     for sibling in siblings:
-        other = quotas(objects.cluster_queues[sibling])
+        other = read_quotas(objects.cluster_queues[sibling])
         lent += other.lendable.get(name, 0)
         taken += other.reserved.get(name, 0)
     borrowable = min(lent, parse_gpu_count(own.get("borrowingLimit"), UNLIMITED))
@@ -112,14 +112,14 @@ def _read_flavor(objects: Objects, owner: str, siblings: Iterable[str], given: D
     free = min(quota - reserved, nominal + lent - reserved - taken) if borrowable else nominal - reserved
     return Flavor(
         name=name,
-        node_labels=node_labels(flavor),
-        tolerations=tuple(items(mapping(flavor.get("spec")).get("tolerations"))),
+        node_labels=read_node_labels(flavor),
+        tolerations=tuple(mappings_in(as_mapping(flavor.get("spec")).get("tolerations"))),
         quota=quota,
         free=max(free, 0),
     )
 
 
-def _find_cohort_members(objects: Objects, owner: str) -> list[str]:
+def _find_cohort_members(objects: KueueObjects, owner: str) -> list[str]:
     """Return the other ClusterQueues of the cohort, which lend the quota that they do not use."""
     cohort = _cohort_name(objects.cluster_queues[owner])
     return [
@@ -144,33 +144,33 @@ class Quotas:
     reserved: Mapping[str, int]
 
 
-def quotas(cluster_queue: Document) -> Quotas:
+def read_quotas(cluster_queue: Document) -> Quotas:
     """Return the GPU quotas of a ClusterQueue; parts that do not have the expected shape count as 0."""
     nominal, lendable, reserved = Counter[str](), Counter[str](), Counter[str]()
-    for group in items(mapping(cluster_queue.get("spec")).get("resourceGroups")):
+    for group in mappings_in(as_mapping(cluster_queue.get("spec")).get("resourceGroups")):
         for name, quota in _gpu_resources(group.get("flavors")):
             own = parse_gpu_count(quota.get("nominalQuota"))
             nominal[name] += own
             lendable[name] += min(own, parse_gpu_count(quota.get("lendingLimit"), UNLIMITED))
-    for name, usage in _gpu_resources(mapping(cluster_queue.get("status")).get("flavorsReservation")):
+    for name, usage in _gpu_resources(as_mapping(cluster_queue.get("status")).get("flavorsReservation")):
         reserved[name] += parse_gpu_count(usage.get("total"))
     return Quotas(dict(+nominal), dict(+lendable), dict(+reserved))
 
 
-def node_labels(resource_flavor: Document) -> dict[str, str]:
+def read_node_labels(resource_flavor: Document) -> dict[str, str]:
     """Return the node labels of a ResourceFlavor."""
-    labels = mapping(mapping(resource_flavor.get("spec")).get("nodeLabels"))
+    labels = as_mapping(as_mapping(resource_flavor.get("spec")).get("nodeLabels"))
     return {str(key): str(value) for key, value in labels.items()}
 
 
 def _gpu_resources(flavors: object) -> Iterator[tuple[str, Document]]:
     """Yield the name and the GPU resource of each flavor that has one."""
-    for flavor in items(flavors):
-        for resource in items(flavor.get("resources")):
+    for flavor in mappings_in(flavors):
+        for resource in mappings_in(flavor.get("resources")):
             if resource.get("name") == gpu_resource():
                 yield str(flavor.get("name")), resource
 
 
 def is_stopped(queue: Document) -> bool:
     """Return whether the `stopPolicy` of a LocalQueue or a ClusterQueue stops admission."""
-    return mapping(queue.get("spec")).get("stopPolicy") not in (None, "None")
+    return as_mapping(queue.get("spec")).get("stopPolicy") not in (None, "None")

@@ -17,7 +17,7 @@ class PriorityClass:
     """Whether pods that name no class have this one."""
 
     @classmethod
-    def of(cls, body: Document) -> PriorityClass:
+    def from_object(cls, body: Document) -> PriorityClass:
         """Return the priority class that an object defines; its value is 0 if the object has none."""
         value = body.get("value")
         return cls(value if isinstance(value, int) else 0, body.get("globalDefault") is True)
@@ -30,7 +30,7 @@ class Priorities:
     of_workloads: Mapping[str, PriorityClass] = field(default_factory=dict)
     of_pods: Mapping[str, PriorityClass] = field(default_factory=dict)
 
-    def value(self, workload_class: str, pod_class: str) -> int:
+    def find_priority(self, workload_class: str, pod_class: str) -> int:
         """Return the priority of a job (Kueue, `ExtractPriority` of pkg/controller/jobframework).
 
         It comes from the WorkloadPriorityClass, else from the pods' PriorityClass, else from the cluster's default

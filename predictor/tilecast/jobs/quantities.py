@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilecast.api.fields import Document, items, mapping
+from tilecast.api.fields import Document, as_mapping, mappings_in
 from tilecast.nodes import gpu_resource
 from tilecast.nodes.quantities import parse_count, parse_gpu_count
 
@@ -25,13 +25,13 @@ def requested_gpus(resources: Document | None) -> int:
 
 def pod_gpus(pod: Document) -> int:
     """Return the GPUs that a pod holds: those of its containers, or of an init container that requests more."""
-    spec = mapping(pod.get("spec"))
+    spec = as_mapping(pod.get("spec"))
     every = [
         [
-            parse_gpu_count(mapping(mapping(item.get("resources")).get("limits")).get(gpu_resource()))
+            parse_gpu_count(as_mapping(as_mapping(item.get("resources")).get("limits")).get(gpu_resource()))
             for item in containers
         ]
-        for containers in (items(spec.get("containers")), items(spec.get("initContainers")))
+        for containers in (mappings_in(spec.get("containers")), mappings_in(spec.get("initContainers")))
     ]
     return max(sum(every[0]), max(every[1], default=0))
 

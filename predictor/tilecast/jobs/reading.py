@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilecast.api.base import mapping_in
-from tilecast.api.fields import Document, value_at
+from tilecast.api.base import read_mapping
+from tilecast.api.fields import Document, value_at_path
 from tilecast.jobs.interface import Job, JobKind, Pods
 from tilecast.jobs.keys import AS_SERVED
 from tilecast.jobs.kinds import JOB_KINDS, find_kind
 from tilecast.nodes import gpu_resource
 from tilecast.spec import SpecError
 
-_mapping = partial(mapping_in, remedy=AS_SERVED)
+_mapping = partial(read_mapping, remedy=AS_SERVED)
 
 
-def read(document: Document, runtime: Document | None = None) -> Job:
+def read_job(document: Document, runtime: Document | None = None) -> Job:
     """Return the job that a document of one of `JOB_KINDS` describes.
 
     Args:
@@ -35,7 +35,7 @@ def read(document: Document, runtime: Document | None = None) -> Job:
         raise SpecError("spec", f"is not that of a {kind.kind}", remedy) from None
 
 
-def bare(document: Document) -> Job:
+def read_without_pods(document: Document) -> Job:
     """Return the job that a document describes, without its pods.
 
     Of the spec, only the field that suspends the job is read, so that invalid pod templates raise no error.
@@ -53,7 +53,7 @@ def bare(document: Document) -> Job:
 def _build_job(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_countable: bool) -> Job:
     metadata = _mapping(document, "metadata", "job")
     status = _mapping(document, "status", "job")
-    is_suspended = value_at(document, kind.suspend) is True
+    is_suspended = value_at_path(document, kind.suspend) is True
     owners = metadata.get("ownerReferences") or ()
     return Job(
         kind=kind,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from tilecast.api.base import shown
-from tilecast.api.fields import Path, value_at
+from tilecast.api.base import format_value
+from tilecast.api.fields import Path, value_at_path
 from tilecast.jobs.quantities import MAX_COUNT
 from tilecast.nodes.quantities import parse_count
 from tilecast.spec import SpecError
@@ -69,13 +69,13 @@ def count_at(document: object, path: Path, absent: int = 1) -> int:
     Raises:
         SpecError: the value is not such a number.
     """
-    value = value_at(document, path)
+    value = value_at_path(document, path)
     if value is None:
         return absent
     number = None if isinstance(value, bool) else parse_count(value)
     if number is None or number > MAX_COUNT:
         raise SpecError(
-            format_path(path), f"{shown(value)} is no number of pods", f"write a whole number up to {MAX_COUNT}"
+            format_path(path), f"{format_value(value)} is no number of pods", f"write a whole number up to {MAX_COUNT}"
         )
     return number
 
@@ -92,4 +92,4 @@ def _name_shape(shape: Shape) -> str:
 
 def _wrong_shape_error(value: object, path: Path, kind: str) -> SpecError:
     remedy = "write it in quotes" if kind == "text" else f"write {kind}, or leave it out"
-    return SpecError(format_path(path), f"{shown(value)} is not {kind}", remedy)
+    return SpecError(format_path(path), f"{format_value(value)} is not {kind}", remedy)

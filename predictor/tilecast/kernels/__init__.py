@@ -28,7 +28,7 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 Names: TypeAlias = npt.NDArray[np.str_]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-__all__ = ["KernelTimes", "model_info", "seconds"]
+__all__ = ["KernelTimes", "model_info", "predict_kernel_times"]
 
 FLAGS = ("accumulated", "causal", "backward", "direction", "drawn", "read_bytes", "written_bytes")
 """Dimensions that may be zero."""
@@ -69,7 +69,9 @@ class KernelTimes:
         return tiles.Tiling(*columns)
 
 
-def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded: bool = True) -> KernelTimes:
+def predict_kernel_times(
+    table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded: bool = True
+) -> KernelTimes:
     """Predict the durations of all kernels of a table on a GPU, in one batched call of the runtime.
 
     Args:
@@ -97,7 +99,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
         name = name_cases(kind, precision, dims, gpu)
         priced, family = plain, features.network_family(kind.name, precision, gpu)
         if family == "conv_simt":
-            share[rows] = np.where(dims["k_d"] > 1, constants.shipped().kernels.volume_share, 1.0)
+            share[rows] = np.where(dims["k_d"] > 1, constants.shipped_constants().kernels.volume_share, 1.0)
         if kind.name == "conv" and family == "gemm_tensor":
             measured = learned.was_trained_on(family, name[0], gpu) & (dims["groups"] == 1)
             if measured.any():
@@ -145,7 +147,9 @@ class _NetworkBatch:
         self.inputs.setdefault(family, []).append(asked)
         self.contexts.setdefault(family, []).append(np.full(len(own), context.index, np.int64))
         self.rows.setdefault(family, []).append(rows)
-        return np.asarray(context.spread * np.where(outside, constants.shipped().kernels.extrapolation_spread, 1.0))
+        return np.asarray(
+            context.spread * np.where(outside, constants.shipped_constants().kernels.extrapolation_spread, 1.0)
+        )
 
     def predict_seconds(self, total: Floats) -> None:
         """Write the predicted seconds of every added kernel into its row of `total`, (N,)."""
@@ -197,7 +201,7 @@ def _bound_convolutions(times: KernelTimes, rows: Rows, model: Path | None) -> K
 
     def price_parts(rows: Rows, dims: Floats) -> Floats:
         table = replace(times.table.take(rows), dims=dims)
-        return seconds(table, times.gpu, model=model, bounded=False).seconds
+        return predict_kernel_times(table, times.gpu, model=model, bounded=False).seconds
 
     total, dims = times.seconds.copy(), times.table.dims[rows].copy()
     deep = (dims[:, _DEPTH_COLUMNS] > 1).any(axis=1)
@@ -231,7 +235,7 @@ def name_cases(kind: Kind, precision: str, dims: Dims, gpu: Gpu) -> Names:
     """
     count = len(next(iter(dims.values())))
     if kind.name == "gemm":
-        is_measured = gpu.compute_capability < constants.shipped().kernels.unmeasured_fp8_capability
+        is_measured = gpu.compute_capability < constants.shipped_constants().kernels.unmeasured_fp8_capability
         units = "fp8" if precision == "fp8" and is_measured else tiles.compute_units(precision, gpu)
         names = [units, f"{units} irregular"]
         code = features.has_irregular_sides(dims).astype(int) if units == "simt" else np.zeros(count, int)

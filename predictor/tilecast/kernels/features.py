@@ -67,7 +67,7 @@ def tensor_rate_doublings(gpu: Gpu, precision: str) -> float:
     arithmetic hides less of them.
     """
     rate = gpu.peak(precision) / (gpu.sm_count * gpu.boost_clock_hz) * ELEMENT_BYTES[precision]
-    return max(float(np.log2(rate / constants.shipped().kernels.usual_tensor_rate)), 0.0)
+    return max(float(np.log2(rate / constants.shipped_constants().kernels.usual_tensor_rate)), 0.0)
 
 
 def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
@@ -78,7 +78,7 @@ def pack_groups_into_gemm(work: KernelWork) -> KernelWork:
     """
     dims = work.dims
     c_in, c_out = dims["c_in"] / dims["groups"], dims["c_out"] / dims["groups"]
-    packed = constants.shipped().kernels.packed_channels
+    packed = constants.shipped_constants().kernels.packed_channels
     together = np.minimum(np.maximum(np.ceil(packed / np.minimum(c_in, c_out)), 1.0), dims["groups"])
     packs = dims["groups"] / together
 
@@ -270,7 +270,9 @@ def compute_work(kind: Kind, precision: str, dims: Dims) -> KernelWork:
         # Queries beyond the keys of a causal mask see nothing, but more queries never make the work less.
         flops = np.maximum(flops, kind.flops({**dims, "seq_q": np.minimum(dims["seq_q"], dims["seq_kv"])}))
     if kind.name == "conv":
-        flops = flops / np.where(uses_winograd(dims, precision), constants.shipped().kernels.winograd_reduction, 1.0)
+        flops = flops / np.where(
+            uses_winograd(dims, precision), constants.shipped_constants().kernels.winograd_reduction, 1.0
+        )
     return KernelWork(kind.name, dims, flops, moved)
 
 
@@ -365,7 +367,7 @@ def has_irregular_sides(dims: Dims) -> npt.NDArray[np.bool_]:
     Such a side is no small multiple of a power of two.
     """
     middle = np.sort(np.stack([odd_part(dims[name]) for name in ("m", "n", "k")]), axis=0)[1]
-    return np.asarray(middle > constants.shipped().regular_odd_part)
+    return np.asarray(middle > constants.shipped_constants().regular_odd_part)
 
 
 REFINED: Mapping[str, tuple[str, ...]] = dict.fromkeys(("gemm_tensor", "gemm_simt"), ("batch", "m", "n", "k"))

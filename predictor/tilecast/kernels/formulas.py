@@ -37,14 +37,14 @@ def memory_floor_s(moved: Floats, gpu: Gpu) -> Floats:
     return np.maximum(moved / gpu.l2_bandwidth_bytes_per_s, beyond)
 
 
-THREADS = constants.shipped().kernels.block_threads
+THREADS = constants.shipped_constants().kernels.block_threads
 """Threads of the longest block; longer rows have an SM to themselves."""
 
 
 def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: BandwidthCeiling) -> Floats:
     """Return the seconds of grouped convolutions on the CUDA cores, (N,)."""
     streamed = bandwidth_bound_s(moved, np.zeros(len(moved)), gpu, ceiling)
-    return np.maximum(streamed, flops / (constants.shipped().kernels.direct_share * gpu.peak("fp32")))
+    return np.maximum(streamed, flops / (constants.shipped_constants().kernels.direct_share * gpu.peak("fp32")))
 
 
 def bandwidth_bound_s(
@@ -59,7 +59,7 @@ def bandwidth_bound_s(
         ceiling: fitted ceiling of the kernels.
         cols: elements of a row.
     """
-    block = np.clip(cols / THREADS, 1 / constants.shipped().kernels.resident_blocks, 1.0)
+    block = np.clip(cols / THREADS, 1 / constants.shipped_constants().kernels.resident_blocks, 1.0)
     row_bytes = np.where(rows > 0, moved / np.maximum(rows, 1.0), 0.0)
     missed = np.clip(gpu.sm_count * row_bytes / (ceiling.reuse_share * gpu.l2_bytes), 0.0, 1.0)
     passes = np.where(row_bytes > ceiling.resident_row_bytes, ceiling.extra_passes * missed, 0.0)
@@ -77,7 +77,7 @@ def bandwidth_bound_s(
 
 def random_numbers_s(numbers: Floats, gpu: Gpu) -> Floats:
     """Return the seconds that generating random numbers adds to a kernel, (N,)."""
-    return numbers * constants.shipped().kernels.random_number_cycles / (gpu.sm_count * gpu.boost_clock_hz)
+    return numbers * constants.shipped_constants().kernels.random_number_cycles / (gpu.sm_count * gpu.boost_clock_hz)
 
 
 def count_rows(dims: Dims, moved: Floats) -> Floats:

@@ -37,14 +37,14 @@ class TileCandidate:
 
 CANDIDATES: Mapping[str, tuple[TileCandidate, ...]] = {
     units: tuple(TileCandidate(*tile) for tile in tiles.candidates)
-    for units, tiles in constants.shipped().tiles.items()
+    for units, tiles in constants.shipped_constants().tiles.items()
 }
 """Tiles that libraries choose from, by the units that run them."""
 
 
 def compute_units(precision: str, gpu: Gpu) -> str:
     """Return the units that run a matrix product, `tensor` or `simt`; FP16 on Pascal has no tensor cores."""
-    has_tensor_cores = gpu.compute_capability >= constants.shipped().kernels.tensor_core_capability
+    has_tensor_cores = gpu.compute_capability >= constants.shipped_constants().kernels.tensor_core_capability
     return "tensor" if precision in TENSOR_PRECISIONS and has_tensor_cores else "simt"
 
 
@@ -72,7 +72,7 @@ def choose_tiling(m: Floats, n: Floats, k: Floats, batch: Floats, gpu: Gpu, kind
     efficiency · (1 + cost · (split - 1))`, where the factor `cost` is the cost of a split. Ties go to the first
     candidate of the table, the largest tile.
     """
-    known = constants.shipped()
+    known = constants.shipped_constants()
     prologue_k, splits, cost_of_split = known.tiles[kind].prologue_k, known.split_k.splits, known.split_k.cost
     best = np.full(len(m), np.inf)
     columns = np.ones((6, len(m)))

@@ -69,7 +69,7 @@ def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
     return (predicted - observed) / observed
 
 
-def digest(workload: Workload) -> str:
+def digest_workload(workload: Workload) -> str:
     """Return a short hash of all properties of a workload that its step depends on."""
     text = json.dumps(replace(workload, steps=None), sort_keys=True, default=_to_json_value)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -82,15 +82,15 @@ def _to_json_value(value: object) -> object:
     return {item.name: getattr(value, item.name) for item in fields(value)} if is_dataclass(value) else repr(value)
 
 
-def scale(gpus: int) -> str:
+def name_gpu_range(gpus: int) -> str:
     """Return the name of the range that a GPU count falls into: 1, 2-8, 9-64 or >64."""
-    return next(name for limit, name in SCALES if gpus <= limit)
+    return next(name for limit, name in GPU_RANGES if gpus <= limit)
 
 
-SCALES: tuple[tuple[float, str], ...] = ((1, "1"), (8, "2-8"), (64, "9-64"), (math.inf, ">64"))
+GPU_RANGES: tuple[tuple[float, str], ...] = ((1, "1"), (8, "2-8"), (64, "9-64"), (math.inf, ">64"))
 
 
-Key: TypeAlias = tuple[str, ...]
+GroupKey: TypeAlias = tuple[str, ...]
 """GPU, precision, family, range of GPU counts and workload, from coarse to fine; a shorter key is a coarser group."""
 
 
@@ -129,12 +129,12 @@ SOFTWARE = "software"
 """Level of the deviation that runs of one framework and model family share over all GPUs."""
 
 
-def framework_of(workload: Workload) -> str:
+def name_framework(workload: Workload) -> str:
     """Return the name of a workload's framework, "none" where it has none."""
     return workload.framework or "none"
 
 
-def group(run: Run) -> Key:
+def group_of_run(run: Run) -> GroupKey:
     """Return the finest group of a run."""
     return (run.gpu, run.precision, run.family, run.scale, run.workload)
 
@@ -143,7 +143,7 @@ def group(run: Run) -> Key:
 class Correction:
     """Correction of one group. The calibrated forecast is the raw forecast times `ratio`."""
 
-    group: Key = ()
+    group: GroupKey = ()
     ratio: float = 1.0
     width: float = 1.0
     """Factor on the half-width, as a logarithm, of the range that is given without any run."""
@@ -172,36 +172,38 @@ class Calibration:
         """Number of runs that the corrections are learned from."""
         return max((item.runs for item in self.corrections), default=0)
 
-    def at(self, key: Key) -> Correction:
+    def correction_of_group(self, key: GroupKey) -> Correction:
         """Return the correction that applies to a group."""
         return _find_correction(self._corrections_by_group(), key)
 
-    def _corrections_by_group(self) -> dict[Key, Correction]:
+    def _corrections_by_group(self) -> dict[GroupKey, Correction]:
         return {item.group: item for item in self.corrections}
 
-    def of(self, gpu: str, workload: Workload, gpus: int) -> Correction:
+    def correction_of_workload(self, gpu: str, workload: Workload, gpus: int) -> Correction:
         """Return the correction of a workload on `gpus` GPUs of a kind."""
         if not self.corrections:
             return Correction()
-        correction = self.at((gpu, workload.precision, workload.model.family, scale(gpus), digest(workload)))
+        correction = self.correction_of_group(
+            (gpu, workload.precision, workload.model.family, name_gpu_range(gpus), digest_workload(workload))
+        )
         return replace(
-            correction, ratio=correction.ratio * self.software_ratio(framework_of(workload), workload.model.family)
+            correction, ratio=correction.ratio * self.software_ratio(name_framework(workload), workload.model.family)
         )
 
     def software_ratio(self, framework: str, family: str) -> float:
         """Return the ratio of a framework and family, which multiplies the ratio of the group."""
         return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
-    def factors(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
+    def factors_by_gpus(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
         """Return ratio and width of a workload for each GPU count, (n,) each."""
         ratio, width = np.ones(len(gpus)), np.ones(len(gpus))
         if self.corrections:
-            named = digest(workload)
-            software = self.software_ratio(framework_of(workload), workload.model.family)
+            named = digest_workload(workload)
+            software = self.software_ratio(name_framework(workload), workload.model.family)
             least = 0.0
-            for most, name in SCALES:
+            for most, name in GPU_RANGES:
                 rows = (gpus > least) & (gpus <= most)
-                one = self.at((gpu, workload.precision, workload.model.family, name, named))
+                one = self.correction_of_group((gpu, workload.precision, workload.model.family, name, named))
                 ratio[rows], width[rows], least = one.ratio * software, one.width, most
         return ratio, width
 
@@ -223,7 +225,7 @@ class Calibration:
         )
 
 
-def _find_correction(by_group: Mapping[Key, Correction], key: Key) -> Correction:
+def _find_correction(by_group: Mapping[GroupKey, Correction], key: GroupKey) -> Correction:
     """Return the correction of a group, or of the next coarser group that has one."""
     return next((by_group[key[:depth]] for _, depth in reversed(LEVELS) if key[:depth] in by_group), Correction())
 
@@ -245,7 +247,7 @@ def shipped_deviations() -> Mapping[str, float]:
     return file.read_numbers("deviation", (*(name for name, _ in LEVELS), SOFTWARE, "run", "report"))
 
 
-def fit(runs: Sequence[Run], sigmas: Mapping[str, float] | None = None) -> Calibration:
+def fit_calibration(runs: Sequence[Run], sigmas: Mapping[str, float] | None = None) -> Calibration:
     """Return the corrections of all groups that have runs, and of the coarser groups that contain them.
 
     All runs count fully.
@@ -313,7 +315,7 @@ def _robust_spread(residuals: Floats) -> float:
     return MAD_TO_DEVIATION * float(np.median(np.abs(residuals)))
 
 
-_Effect: TypeAlias = tuple[str, Key]
+_Effect: TypeAlias = tuple[str, GroupKey]
 """A level, and the group that has the deviation."""
 
 
@@ -447,7 +449,7 @@ class RunFit:
         local = np.zeros((len(self.runs), len(effects)))
         rows_of: dict[_Effect, list[int]] = {}
         for row, run in enumerate(self.runs):
-            for effect in _containing_groups(group(run)):
+            for effect in _containing_groups(group_of_run(run)):
                 rows_of.setdefault(effect, []).append(row)
         for column, (level, key) in enumerate(effects):
             for effect in ((level, key),) if level == SOFTWARE else _containing_groups(key):
@@ -492,7 +494,7 @@ _SHARED = ("cluster", "gpu", "kind", SOFTWARE)
 _ALL = (*(name for name, _ in LEVELS), SOFTWARE)
 
 
-def _containing_groups(key: Key) -> list[_Effect]:
+def _containing_groups(key: GroupKey) -> list[_Effect]:
     """Return the group of a key and all coarser groups that contain it."""
     return [(name, key[:depth]) for name, depth in LEVELS if depth <= len(key)]
 
@@ -500,7 +502,7 @@ def _containing_groups(key: Key) -> list[_Effect]:
 def _effects_of_run(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
     """Return the deviations that a run has in common with others."""
     software: list[_Effect] = [(SOFTWARE, (run.framework, run.family))] if run.framework else []
-    return [effect for effect in (*_containing_groups(group(run)), *software) if effect[0] in levels]
+    return [effect for effect in (*_containing_groups(group_of_run(run)), *software) if effect[0] in levels]
 
 
 def _unshared_covariance(runs: Sequence[Run], sigmas: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
@@ -514,7 +516,7 @@ def _unshared_covariance(runs: Sequence[Run], sigmas: Mapping[str, float], count
     covariance: Floats = np.diag(own)
     for name, depth in LEVELS:
         if name not in _SHARED and len(runs):
-            keys = [group(run)[:depth] for run in runs]
+            keys = [group_of_run(run)[:depth] for run in runs]
             _, member = np.unique(["|".join(key) for key in keys], return_inverse=True)
             holds = np.array([counts[name, key] >= MIN_OBSERVATIONS for key in keys], dtype=bool)
             covariance += sigmas[name] ** 2 * ((member[:, None] == member[None]) & holds[:, None])

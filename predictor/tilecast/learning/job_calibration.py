@@ -19,7 +19,7 @@ A run may report the time of its collectives or its update. Then each of them ha
 the step has another. The wait for links is carried over to the exchanges of other plans, and the time of the update to
 their updates.
 
-`JobRuns.factors` is the entry point. `part_deviations` and `corrected_parts` deal with the parts of steps.
+`JobRuns.factors_of_plans` is the entry point. `part_deviations` and `correct_parts` deal with the parts of steps.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RunSetting:
     """Family of the model, which determines the share of jobs that are forecast well (`small_deviation_share`)."""
 
     @classmethod
-    def of(cls, gpu: str, architecture: str, workload: Workload) -> RunSetting:
+    def from_workload(cls, gpu: str, architecture: str, workload: Workload) -> RunSetting:
         """Return the setting of a workload on a GPU."""
         shape = (workload.precision, workload.sequence_length, workload.global_batch)
         return cls(gpu, architecture, *shape, workload.model.family)
@@ -100,11 +100,11 @@ class MeasuredParts:
         """Sum of the reported parts."""
         return sum(one or 0.0 for one in self.values)
 
-    def scaled(self, factor: float) -> MeasuredParts:
+    def scale_by(self, factor: float) -> MeasuredParts:
         """Return the parts of a step that is `factor` times as long."""
         return MeasuredParts(*(None if one is None else one * factor for one in self.values))
 
-    def blended(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
+    def blend_with(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
         """Return these parts moved towards newer ones by a weight.
 
         A part that only one of the two reports keeps the reported value.
@@ -115,7 +115,7 @@ class MeasuredParts:
         )
 
     @property
-    def separate_s(self) -> dict[str, float]:
+    def measured_parts_s(self) -> dict[str, float]:
         """Reported parts that `SEPARATE_PARTS` lists."""
         known = zip(SEPARATE_PARTS, (self.communication_s, self.optimizer_s), strict=True)
         return {name: value for name, value in known if value is not None}
@@ -160,11 +160,11 @@ class JobRun:
 
 
 def part_deviations(
-    expected_s: Mapping[str, float], exchanged_s: float, spent_s: float, separate_s: Mapping[str, float]
+    expected_s: Mapping[str, float], exchanged_s: float, spent_s: float, measured_parts_s: Mapping[str, float]
 ) -> tuple[tuple[str, float], ...]:
     """Return the deviations of the parts of a step that were measured separately, and the deviation of the rest.
 
-    `corrected_parts` with their inverse exponentials turns the forecast into the measured step. For exposed
+    `correct_parts` with their inverse exponentials turns the forecast into the measured step. For exposed
     communication, the time of all collectives, hidden ones included, is added to both sides of the ratio. So a run that
     waits although all collectives were to be hidden shows which share is not hidden, and gives no infinite ratio.
 
@@ -172,19 +172,19 @@ def part_deviations(
         expected_s: the parts of the forecast.
         exchanged_s: seconds of all collectives by the same forecast, hidden ones included.
         spent_s: seconds of the measured step.
-        separate_s: seconds of it that some of `SEPARATE_PARTS` took, less than all, each with a forecast above 0.
+        measured_parts_s: seconds of it that some of `SEPARATE_PARTS` took, less than all, each with a forecast above 0.
     """
-    rest_s = sum(expected_s.values()) - sum(expected_s[name] for name in separate_s)
-    rest = rest_s / (spent_s - sum(separate_s.values()))
+    rest_s = sum(expected_s.values()) - sum(expected_s[name] for name in measured_parts_s)
+    rest = rest_s / (spent_s - sum(measured_parts_s.values()))
     known = {REST: math.log(rest)}
-    for name, seconds in separate_s.items():
+    for name, seconds in measured_parts_s.items():
         beside = exchanged_s if name == "communication" else 0.0
         known[name] = math.log((expected_s[name] + beside) / (seconds + beside / rest))
     return tuple(known.items())
 
 
-def corrected_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> dict[str, Floats]:
-    """Return the parts of steps, (n,) each, times the ratios of `JobRuns.factors`, (3, n).
+def correct_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> dict[str, Floats]:
+    """Return the parts of steps, (n,) each, times the ratios of `JobRuns.factors_of_plans`, (3, n).
 
     No step becomes longer or shorter by more than `MAX_RATIO`. `hidden_s` are the seconds of collectives that
     computation hides, (n,).
@@ -201,7 +201,7 @@ def corrected_parts(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Flo
 
 def shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
     """Return which deviations a run shares with each of the plans at a setting: a row for each of `LEVELS`, (5, n)."""
-    of_run, run_plan = run.place, Plans.of(run.plan)
+    of_run, run_plan = run.place, Plans.from_plans(run.plan)
     shape = (of_run.precision, of_run.sequence_length) == (setting.precision, setting.sequence_length)
     every = np.ones(len(plans), dtype=bool)
     same = {
@@ -222,7 +222,7 @@ def shared_levels(run: JobRun, setting: RunSetting, plans: Plans) -> Mask:
 
 
 @cache
-def deviations() -> Mapping[str, float]:
+def shipped_deviations() -> Mapping[str, float]:
     """Return the standard deviations of `calibration.toml` for runs of one job, by name.
 
     The mapping also has the factors on the variances of the two kinds of jobs, and `narrowing`.
@@ -248,7 +248,7 @@ class JobRuns:
 
     runs: tuple[JobRun, ...] = ()
 
-    def factors(
+    def factors_of_plans(
         self, setting: RunSetting, plans: Plans, gpus_per_node: int, sigmas: Mapping[str, float] | None = None
     ) -> tuple[Floats, Floats]:
         """Return the factors on parts of the steps of plans, (3, n), and on the half-width of their ranges, (n,).
@@ -259,11 +259,11 @@ class JobRuns:
             setting: the GPU and the properties of the workload.
             plans: the plans, (n,).
             gpus_per_node: GPUs of a node there.
-            sigmas: standard deviations to use instead of `deviations()`.
+            sigmas: standard deviations to use instead of `shipped_deviations()`.
         """
         if not self.runs:
             return np.ones((1 + len(SEPARATE_PARTS), len(plans))), np.ones(len(plans))
-        run_plans = Plans.of(*(one.plan for one in self.runs))
+        run_plans = Plans.from_plans(*(one.plan for one in self.runs))
         mutual = np.stack(
             [self._shared_levels(one.place, run_plans.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1
         )
@@ -278,7 +278,9 @@ class JobRuns:
             links = [[one.deviations_of_parts(is_across) for one in self.runs] for is_across in LINK_KINDS]
             deviation = np.array(links).swapaxes(-1, -2).reshape(-1, len(self.runs))
             most = np.tile([[MAX_RATIO], [MAX_EXPOSED_RATIO], [MAX_RATIO]], (len(LINK_KINDS), 1))
-        ratio, width = correction_factors(sigmas or deviations(), share, mutual[:, :, 0], shared, deviation, reports)
+        ratio, width = correction_factors(
+            sigmas or shipped_deviations(), share, mutual[:, :, 0], shared, deviation, reports
+        )
         most = np.minimum(most, 1 + MAX_CHANGE_BY_OTHERS) if relative.all() else most
         shape = (len(LINK_KINDS), 1 + len(SEPARATE_PARTS), len(plans))
         ratios = np.broadcast_to(np.clip(ratio, 1 / most, most), (shape[0] * shape[1], shape[2])).reshape(shape)
@@ -290,15 +292,15 @@ class JobRuns:
 
         They are proportional to the samples that a node loads, at the mean rate of the runs.
         """
-        each = [one.waited_s / node_samples(Plans.of(one.plan), one.gpus_per_node)[0] for one in self.runs]
-        return float(np.mean(each)) * node_samples(plans, gpus_per_node)
+        each = [one.waited_s / samples_per_node(Plans.from_plans(one.plan), one.gpus_per_node)[0] for one in self.runs]
+        return float(np.mean(each)) * samples_per_node(plans, gpus_per_node)
 
     def _shared_levels(self, setting: RunSetting, plans: Plans) -> Mask:
         """Return the deviations that each run shares with each of the plans at a setting, (5, k, n)."""
         return np.stack([shared_levels(one, setting, plans) for one in self.runs], axis=1)
 
 
-def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
+def samples_per_node(plans: Plans, gpus_per_node: int) -> Floats:
     """Return the samples of a step that each node loads, (n,)."""
     samples = plans.data * plans.micro_batch * plans.gradient_accumulation
     return np.asarray(samples / np.ceil(plans.gpus / gpus_per_node))
@@ -319,7 +321,7 @@ def correction_factors(
     each kind. Ranges use the mean variance, so that they do not depend on measurements. Ratios are not bounded here.
 
     Args:
-        sigmas: standard deviations as in `deviations`.
+        sigmas: standard deviations as in `shipped_deviations`.
         small_share: the share of jobs like these that deviate little, (…,).
         mutual: which of `LEVELS` the runs share with each other, (5, …, k, k).
         shared: which of them the runs share with the settings to correct, (5, …, k, n).

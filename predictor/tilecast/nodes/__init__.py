@@ -10,7 +10,7 @@ Facts come from sources in a fixed order, and the first source that answers is u
 If no source answers, the node is left out and the report says why. Only the network may be assumed, and then its source
 is `default`.
 
-A pool describes the nodes that the cluster has. Call `pools(..., now=True)` for the part of each pool that a
+A pool describes the nodes that the cluster has. Call `discover_pools(..., now=True)` for the part of each pool that a
 job can use now. The remarks of a pool describe conditions of only some of its nodes. Read `discovery` first.
 """
 
@@ -20,25 +20,40 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from tilecast.api import documents, gpu_pool
-from tilecast.api.base import shown
+from tilecast.api.base import format_value
 from tilecast.nodes.devices import PublishedDevice
-from tilecast.nodes.discovery import discovered, pools
+from tilecast.nodes.discovery import discover_pools, gpupool_document
 from tilecast.nodes.identification import RESOURCE_SLICE
 from tilecast.nodes.labels import choice_labels, gpu_device_classes, gpu_driver, gpu_resource
-from tilecast.nodes.objects import Node, Slice, node, resource_slice
+from tilecast.nodes.objects import Node, ResourceSlice, read_node, read_resource_slice
 from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes, TopologyLevel
 from tilecast.spec import SpecError
 
 __all__ = [
-    "RESOURCE_SLICE", "Documents", "FoundPool", "Node", "NodesReport", "OmittedNodes", "PublishedDevice", "Slice",
-    "TopologyLevel", "choice_labels", "discovered", "gpu_device_classes", "gpu_driver", "gpu_resource", "node", "parse",
-    "pools", "resource_slice",
+    "RESOURCE_SLICE",
+    "Documents",
+    "FoundPool",
+    "Node",
+    "NodesReport",
+    "OmittedNodes",
+    "PublishedDevice",
+    "ResourceSlice",
+    "TopologyLevel",
+    "choice_labels",
+    "discover_pools",
+    "gpu_device_classes",
+    "gpu_driver",
+    "gpu_resource",
+    "gpupool_document",
+    "parse_objects",
+    "read_node",
+    "read_resource_slice",
 ]  # fmt: skip
 
 Documents: TypeAlias = list[documents.Document]
 
 
-def parse(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documents]:
+def parse_objects(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documents]:
     """Return the Node, GPUPool and ResourceSlice documents of a YAML or JSON text.
 
     The text is as `kubectl get nodes,gpupools -o json` prints it. If a node is listed more than once, as in
@@ -48,11 +63,11 @@ def parse(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documen
         SpecError: the text is not YAML, or holds another kind.
     """
     by_kind: dict[str, Documents] = {"Node": [], gpu_pool.KIND: [], "ResourceSlice": []}
-    for index, document in enumerate(documents.load(text, name)):
+    for index, document in enumerate(documents.load_documents(text, name)):
         kind = document.get("kind")
         if not isinstance(kind, str) or kind not in by_kind:
             remedy = "give Node, GPUPool and ResourceSlice objects, as `kubectl get nodes,gpupools -o json` prints them"
-            raise SpecError(f"{name}: document {index + 1}", f"kind {shown(kind)} is not a node", remedy)
+            raise SpecError(f"{name}: document {index + 1}", f"kind {format_value(kind)} is not a node", remedy)
         by_kind[kind].append(document)
     last: dict[object, documents.Document] = {}
     for document in by_kind["Node"]:

@@ -30,13 +30,13 @@ def claim_nodes(
     claims, invalid = NodeClaims(), {}
     for position, document in enumerate(gpupools):
         try:
-            name, spec = gpu_pool.parse(document)
+            name, spec = gpu_pool.parse_gpu_pool(document)
         except SpecError as error:
             metadata = document.get("metadata")
             given = metadata.get("name") if isinstance(metadata, Mapping) else None
             invalid[str(given or position + 1)[:253]] = error
         else:
-            note = gpu_pool.discovery(document, spec)
+            note = gpu_pool.read_discovery(document, spec)
             if note is None:
                 claims.specs[name] = spec
             else:

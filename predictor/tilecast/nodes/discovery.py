@@ -18,7 +18,7 @@ from tilecast.nodes.claims import NodeClaims, claim_nodes, selected_labels
 from tilecast.nodes.devices import PublishedDevice
 from tilecast.nodes.grouping import group_nodes
 from tilecast.nodes.identification import NodeFacts, NodeProblem, identify_node
-from tilecast.nodes.objects import Node, Slice, node, resource_slice
+from tilecast.nodes.objects import Node, ResourceSlice, read_node, read_resource_slice
 from tilecast.nodes.override import override_pool
 from tilecast.nodes.report import FoundPool, NodesReport, OmittedNodes
 from tilecast.spec import SpecError
@@ -27,10 +27,10 @@ UNSELECTED = "its nodes share no label that others lack, so that no node selecto
 """Remark on a pool whose nodes no selector selects."""
 
 
-def pools(
+def discover_pools(
     nodes: Iterable[Mapping[str, Any] | Node],
     gpupools: Iterable[Mapping[str, Any]] = (),
-    slices: Iterable[Mapping[str, Any] | Slice] = (),
+    slices: Iterable[Mapping[str, Any] | ResourceSlice] = (),
     forget: Collection[str] = (),
     *,
     now: bool = False,
@@ -41,9 +41,9 @@ def pools(
     by the shape if two pools share a GPU. Once discovery has written a GPUPool, the pool keeps its name.
 
     Args:
-        nodes: Node objects, or results of `node`.
+        nodes: Node objects, or results of `read_node`.
         gpupools: GPUPool objects, written by users and by discovery.
-        slices: ResourceSlice objects, or results of `resource_slice`.
+        slices: ResourceSlice objects, or results of `read_resource_slice`.
         forget: names of pools of discovery whose missing nodes are gone for good.
         now: whether to count only the nodes and GPUs that a job can use now, for advice that is followed at once.
             Otherwise a pool has all nodes of the cluster, so that a node that restarts causes no new advice.
@@ -51,7 +51,7 @@ def pools(
     Raises:
         SpecError: an object does not have the shape of a Node. An invalid GPUPool does not raise; it is in `invalid`.
     """
-    all_nodes = [item if isinstance(item, Node) else node(item) for item in nodes]
+    all_nodes = [item if isinstance(item, Node) else read_node(item) for item in nodes]
     offered = _devices_by_node(slices)
     node_facts: dict[int, NodeFacts] = {}
     problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -81,9 +81,9 @@ def _add_devices(entry: FoundPool, offered: Mapping[str, Sequence[PublishedDevic
     return replace(entry, devices=tuple(devices))
 
 
-def _devices_by_node(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[PublishedDevice]]:
+def _devices_by_node(slices: Iterable[Mapping[str, Any] | ResourceSlice]) -> dict[str, list[PublishedDevice]]:
     """Return the devices of each node, from the newest generation of each pool of ResourceSlices."""
-    known = [item if isinstance(item, Slice) else resource_slice(item) for item in slices]
+    known = [item if isinstance(item, ResourceSlice) else read_resource_slice(item) for item in slices]
     newest: dict[tuple[str, str], int] = defaultdict(int)
     for item in filter(None, known):
         newest[item.node, item.pool] = max(item.generation, newest[item.node, item.pool])
@@ -201,7 +201,7 @@ def _pool_without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUP
     return FoundPool(pool, 0, 0, 0, facts, note=note, spot=bool(spec.spot))
 
 
-def discovered(source: FoundPool) -> dict[str, Any] | None:
+def gpupool_document(source: FoundPool) -> dict[str, Any] | None:
     """Return the GPUPool document that discovery writes for a pool; None for a pool that a user wrote."""
     if source.note is None:
         return None
@@ -217,8 +217,8 @@ def discovered(source: FoundPool) -> dict[str, Any] | None:
         "spot": source.spot or None,
     }
     present = {key: value for key, value in spec.items() if value is not None}
-    checked = gpu_pool.parse({**_ENVELOPE, "metadata": {"name": pool.name}, "spec": present})[1]
-    return gpu_pool.discovered(pool.name, checked, source.note)
+    checked = gpu_pool.parse_gpu_pool({**_ENVELOPE, "metadata": {"name": pool.name}, "spec": present})[1]
+    return gpu_pool.discovered_pool(pool.name, checked, source.note)
 
 
 _ENVELOPE = {"apiVersion": API_VERSION, "kind": gpu_pool.KIND}

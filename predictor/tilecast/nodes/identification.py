@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilecast.api import gpu_pool
-from tilecast.api.base import shown
+from tilecast.api.base import format_value
 from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
 from tilecast.hardware.instances import NodeType, default_network, ethernet_link, find_node_type, machine_with_gpus
 from tilecast.nodes.devices import PublishedDevice
@@ -126,7 +126,9 @@ def _find_sharing_problem(
     for rule in table.partitioned:
         text = node.labels.get(rule.label)
         if rule.matches(text) and not (profile and rule.code == "MigPartitioned"):
-            return NodeProblem(rule.code, f"{rule.message} ({rule.label}={shown(text, quote=False)})", rule.remedy)
+            return NodeProblem(
+                rule.code, f"{rule.message} ({rule.label}={format_value(text, quote=False)})", rule.remedy
+            )
     if node.shared:
         return NodeProblem("SharedGpu", f"the GPUs are shared between pods ({', '.join(node.shared)})", _UNSHARE)
     if node.slices and not profile and not node.gpus:
@@ -162,7 +164,7 @@ def _unknown_gpu_problem(node: Node, whole: Sequence[str]) -> NodeProblem | None
     """Return the reason why the node's GPU is unknown; None if the node has no GPU."""
     code, table, named = "UnknownAccelerator", label_table(), _find_label_source(node)
     if whole:
-        products = ", ".join(shown(product) for product in sorted(set(whole))[:3])
+        products = ", ".join(format_value(product) for product in sorted(set(whole))[:3])
         return NodeProblem(code, f"no facts for {products} of the ResourceSlices", _WRITE_POOL)
     others = [resource for resource in node.other_devices if table.is_other_gpu(resource)]
     if others and not node.gpus:
@@ -170,11 +172,15 @@ def _unknown_gpu_problem(node: Node, whole: Sequence[str]) -> NodeProblem | None
         return NodeProblem(code, f"the accelerator is {others[0]}", remedy)
     if named is not None:
         typical = find_node_type(node.node_type)
-        other = "" if typical is None else f", which is not the {typical.gpu} of instance type {shown(node.node_type)}"
-        product = f"{shown(node.labels[named.product])} of label {named.product}{other}"
+        other = (
+            ""
+            if typical is None
+            else f", which is not the {typical.gpu} of instance type {format_value(node.node_type)}"
+        )
+        product = f"{format_value(node.labels[named.product])} of label {named.product}{other}"
         return NodeProblem(code, f"no facts for {product}", _WRITE_POOL)
     if node.gpus or node.slices:
-        kind = f", and {shown(node.node_type)} is no known instance type" if node.node_type else ""
+        kind = f", and {format_value(node.node_type)} is no known instance type" if node.node_type else ""
         return NodeProblem(code, f"no label says which GPU they have{kind}", _INSTALL)
     mark = next((mark for mark in table.present if node.labels.get(mark.label) == mark.value), None)
     if mark is not None:

@@ -8,7 +8,7 @@ from functools import cache
 from pydantic import BaseModel, ConfigDict
 
 from tilecast import shipped
-from tilecast.hardware import normalise
+from tilecast.hardware import normalise_product
 from tilecast.nodes.quantities import parse_count
 
 MEMORY_TOLERANCE = 0.1
@@ -42,7 +42,7 @@ class LabelSource(_TableModel):
 
     def gpu_name(self, product: str, memory_mib: int | None) -> str | None:
         """Return the name or product of the GPU that a product label means; None if it is ambiguous."""
-        rows = [row for row in self.values if normalise(row.value) == normalise(product)]
+        rows = [row for row in self.values if normalise_product(row.value) == normalise_product(product)]
         if not rows:
             return product
         for row in rows:

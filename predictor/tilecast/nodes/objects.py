@@ -10,14 +10,14 @@ from functools import lru_cache, partial
 from sys import intern
 from typing import Any
 
-from tilecast.api.base import mapping_in, shown
+from tilecast.api.base import format_value, read_mapping
 from tilecast.nodes.devices import VERSION, PublishedDevice
 from tilecast.nodes.labels import label_table
 from tilecast.nodes.quantities import parse_count, parse_size
 from tilecast.spec import SpecError
 
 _AS_PRINTED = "give the node as the API server prints it"
-_mapping = partial(mapping_in, remedy=_AS_PRINTED)
+_mapping = partial(read_mapping, remedy=_AS_PRINTED)
 _PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII | re.IGNORECASE)
 
 
@@ -57,7 +57,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ResourceSlice:
     """The fields of a ResourceSlice that list the GPUs of a DRA driver on a node."""
 
     name: str
@@ -68,7 +68,7 @@ class Slice:
     devices: tuple[PublishedDevice, ...]
 
 
-def node(document: Mapping[str, Any]) -> Node:
+def read_node(document: Mapping[str, Any]) -> Node:
     """Return the fields of a Node object that determine its pool.
 
     Raises:
@@ -76,7 +76,7 @@ def node(document: Mapping[str, Any]) -> Node:
     """
     metadata = _mapping(document, "metadata", "node")
     name = str(metadata.get("name", ""))[:253]
-    where = f"node {shown(name, quote=False)}"
+    where = f"node {format_value(name, quote=False)}"
     status, spec = _mapping(document, "status", where), _mapping(document, "spec", where)
     capacity = _mapping(status, "capacity", f"{where}: status")
     # Resources missing from `allocatable` are taken from the capacity; the API server leaves none out.
@@ -114,7 +114,7 @@ def node(document: Mapping[str, Any]) -> Node:
     )
 
 
-def resource_slice(document: Mapping[str, Any]) -> Slice | None:
+def read_resource_slice(document: Mapping[str, Any]) -> ResourceSlice | None:
     """Return the GPUs that a ResourceSlice lists for a node; None if it has another driver, or no node.
 
     All versions of the API are read: attributes are in the device, or under its `basic`.
@@ -126,14 +126,14 @@ def resource_slice(document: Mapping[str, Any]) -> Slice | None:
     name, table = str(metadata.get("name", ""))[:253], label_table()
     if spec.get("driver") != table.dra_driver or not spec.get("nodeName"):
         return None
-    where = f"resourceslice {shown(name, quote=False)}"
+    where = f"resourceslice {format_value(name, quote=False)}"
     owner = _mapping(spec, "pool", f"{where}: spec")
     devices = spec.get("devices") or []
     if not isinstance(devices, list) or not all(isinstance(item, Mapping) for item in devices):
         remedy = "give the slice as the API server prints it"
         raise SpecError(f"{where}: spec.devices", "is not a list of mappings", remedy)
     read_devices = [_read_device(_mapping(device, "basic", where) or device, where) for device in devices]
-    return Slice(
+    return ResourceSlice(
         name,
         intern(str(spec["nodeName"])[:253]),
         str(owner.get("name", ""))[:253],
@@ -233,7 +233,7 @@ def _why_unavailable(spec: Mapping[str, Any], conditions: Sequence[Any], taints:
         for item in taints
         if label_table().transient_taints.matches(str(item.get("key", ""))) and item.get("effect") != "PreferNoSchedule"
     )
-    return next((f"tainted {shown(key, quote=False)}" for key in sorted(passing)), "")
+    return next((f"tainted {format_value(key, quote=False)}" for key in sorted(passing)), "")
 
 
 def _require_mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:

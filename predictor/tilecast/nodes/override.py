@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilecast.api.base import shown
-from tilecast.api.gpu_pool import NODE_TYPE_LABEL, GPUPoolSpec, PoolLinks, named_link
+from tilecast.api.base import format_value
+from tilecast.api.gpu_pool import NODE_TYPE_LABEL, GPUPoolSpec, PoolLinks, find_pool_link
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, find_slice
 from tilecast.hardware.instances import NodeType, default_network, find_node_type, machine_with_gpus
 from tilecast.nodes.report import Facts
@@ -93,7 +93,7 @@ class _PoolMerge:
             return gpu
         remedy = "write spec.gpu.name"
         if spec.node_type:
-            raise SpecError("spec.nodeType", f"{shown(spec.node_type)} is not a known instance type", remedy)
+            raise SpecError("spec.nodeType", f"{format_value(spec.node_type)} is not a known instance type", remedy)
         raise SpecError("spec.gpu", "is missing and no node shows it", remedy)
 
     def choose_gpus_per_node(self, gpu: Gpu, kind: NodeType | None) -> int:
@@ -118,7 +118,7 @@ class _PoolMerge:
     def choose_intra_link(self, gpu: Gpu, gpus_per_node: int) -> Link:
         stated = self.spec.links or PoolLinks()
         if stated.intra_node:
-            intra, source = named_link(stated.intra_node, "spec.links.intraNode", per_node=False), self.source
+            intra, source = find_pool_link(stated.intra_node, "spec.links.intraNode", per_node=False), self.source
         elif self.observed and self.observed.intra.name == gpu.intra_link:
             intra, source = self.observed.intra, ""
         else:
@@ -138,7 +138,7 @@ class _PoolMerge:
         if stated.inter_node and typed and typed.name == stated.inter_node:
             inter, source = typed, self.source
         elif stated.inter_node:
-            inter, source = named_link(stated.inter_node, "spec.links.interNode", per_node=True), self.source
+            inter, source = find_pool_link(stated.inter_node, "spec.links.interNode", per_node=True), self.source
         elif self.observed:
             inter, source = self.observed.inter, self.facts["interNode"][1]
         elif typed:

@@ -85,7 +85,7 @@ class NodesReport:
         """Devices of ResourceSlices by pool; a pool without devices is absent."""
         return {item.pool.name: item.devices for item in self.entries if item.devices}
 
-    def calibrated(self, table: Calibration) -> NodesReport:
+    def with_calibration(self, table: Calibration) -> NodesReport:
         """Return the report with a cluster's calibration in every pool."""
         calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.entries)
         return replace(self, entries=tuple(calibrated))
@@ -99,7 +99,7 @@ class NodesReport:
         for name, error in self.invalid.items():
             raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
 
-    def require(self) -> tuple[Pool, ...]:
+    def require_pools(self) -> tuple[Pool, ...]:
         """Return the pools, for a caller that cannot continue without a pool.
 
         Raises:

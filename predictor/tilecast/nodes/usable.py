@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tilecast.api.base import shown
+from tilecast.api.base import format_value
 from tilecast.nodes.identification import NodeFacts
 from tilecast.nodes.labels import label_table
 from tilecast.nodes.objects import Node
@@ -64,7 +64,7 @@ def _best_gpus_per_node(offers: Iterable[int], whole: int) -> int:
 
 def _name_nodes(names: Sequence[str], members: Sequence[Node]) -> str:
     """Return the number of nodes as text, with the names of a few."""
-    examples = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
+    examples = ", ".join(format_value(name, quote=False) for name in sorted(names)[:MAX_NAMES])
     more = ", …" if len(names) > MAX_NAMES else ""
     return f"{_say_share(len(names), len(members))} ({examples}{more}) {_is_or_are(len(names))}"
 
@@ -115,7 +115,7 @@ def _remark_on_taints(members: Sequence[Node]) -> list[str]:
     taints = Counter(taint for item in members for taint in item.taints if taint[2] != "PreferNoSchedule")
     remarks = []
     for (key, value, effect), amount in sorted(taints.items()):
-        text = shown(f"{key}={value}:{effect}" if value else f"{key}:{effect}", quote=False)
+        text = format_value(f"{key}={value}:{effect}" if value else f"{key}:{effect}", quote=False)
         which = (
             "all nodes are" if amount == len(members) else f"{_say_share(amount, len(members))} {_is_or_are(amount)}"
         )

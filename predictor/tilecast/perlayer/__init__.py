@@ -153,7 +153,7 @@ def best(
     cost_s, held_bytes = chain.price(family.chain, used)
     links = np.arange(len(used) - 1)
     groups = _make_layer_groups(graph, order, family.plans, used)
-    fixed_s = weights.host_seconds_per_step(workload, graph, constants.shipped())
+    fixed_s = weights.host_seconds_per_step(workload, graph, constants.shipped_constants())
     available = memory.usable_bytes(pool.gpu)
     return PerLayer(
         pool=pool,
@@ -208,7 +208,7 @@ class Families:
         plans = plans.take(plans.pipeline == 1) if len(plans) else plans
         if not len(plans):
             return None
-        fitted = constants.shipped()
+        fitted = constants.shipped_constants()
         sharded = zoo.shard(workload, plans)
         graph = sharded.graph
         order = np.array([index_of_block(graph.blocks, block) for block in graph.sequence()])

@@ -57,7 +57,7 @@ def block_costs(
 
     They are the prices that `step` and `memory` give for a graph with one repetition of the block alone.
     """
-    graph, spread = sharded.graph, 1 + constants.shipped().device_memory.fragmentation
+    graph, spread = sharded.graph, 1 + constants.shipped_constants().device_memory.fragmentation
     repeats = plans.gradient_accumulation
     straggle = replicas.straggler_factor(workload, plans, fitted)
     weight_copy_bytes_per_s, reshards = (
@@ -76,7 +76,7 @@ def block_costs(
         once_s = once_s + weights.gradient_wait_seconds(workload, alone.graph, plans, fitted)
         copied_s = weights.copy_seconds(workload, whole, plans, weight_copy_bytes_per_s)
         sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
-        active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
+        active = (plans.replicas > 1) & (alone.sum_fullest_stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
         bill = memory.footprint(workload, alone, plans, pool.gpu)
         inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
@@ -152,8 +152,8 @@ def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
     differ = degree | (whole[before] != whole[after])
 
     def seconds_of(collective: str, ranks: Floats, size: Floats) -> Floats:
-        group = placement.group_of(ranks, np.ones(count * count), plans.gpus[after], pool)
-        return collectives.seconds(collective, size, group, pool.intra, pool.inter)
+        group = placement.communication_group(ranks, np.ones(count * count), plans.gpus[after], pool)
+        return collectives.fastest_collective_s(collective, size, group, pool.intra, pool.inter)
 
     holders = plans.tensor * plans.context
     ranks = np.lcm(holders[before], holders[after]).astype(float)

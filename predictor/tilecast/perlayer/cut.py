@@ -39,8 +39,8 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     """
     if plan.pipeline == 1 or plan.virtual_stages > 1 or not workload.training:
         return None
-    plans = Plans.of(plan)
-    sharded, fitted = zoo.shard(workload, plans), constants.shipped()
+    plans = Plans.from_plans(plan)
+    sharded, fitted = zoo.shard(workload, plans), constants.shipped_constants()
     graph = sharded.graph
     order = [index_of_block(graph.blocks, block) for block in graph.sequence()]
     seconds, static, activations, working = _block_costs(workload, sharded, plan, pool, fitted)
@@ -61,7 +61,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
 
     count = plan.pipeline
     alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
-    spread = 1 + constants.shipped().device_memory.fragmentation
+    spread = 1 + constants.shipped_constants().device_memory.fragmentation
     room = memory.usable_bytes(pool.gpu) - memory.context_bytes(workload, plans, pool.gpu)[0] - working.max() * spread
     cost = folded(seconds)
     first = chain.cut(cost, between(static) + alive * between(activations) * spread <= room, count)
@@ -88,7 +88,7 @@ def _block_costs(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, f
     The rows are: seconds of a micro-batch; bytes of weights, gradients and optimizer states; bytes of a micro-batch's
     activations; bytes of working memory.
     """
-    plans, whole = Plans.of(plan), Plans.of(replace(plan, pipeline=1))
+    plans, whole = Plans.from_plans(plan), Plans.from_plans(replace(plan, pipeline=1))
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
     columns, exchanges = np.zeros((4, len(priced.blocks))), passes.Exchanges(sharded, plans, pool)
     for number, times in enumerate(priced.blocks):
@@ -103,6 +103,6 @@ def _block_costs(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, f
             (gpu_s + stall_s + exchange_s + copied_s)[0],
             (bill.parameters + bill.gradients + bill.optimizer)[0],
             bill.activations[0],
-            (bill.working + bill.buffers / (1 + constants.shipped().device_memory.fragmentation))[0],
+            (bill.working + bill.buffers / (1 + constants.shipped_constants().device_memory.fragmentation))[0],
         )
     return columns

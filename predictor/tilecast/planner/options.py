@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilecast.advice import Constraints, Offer, Request
-from tilecast.advice.choose import choose, sensible
+from tilecast.advice.choose import choose_plan, keep_sensible_plans
 from tilecast.advice.pricing import Candidates, find_candidates
 from tilecast.hardware import Pool
 from tilecast.planner.problem import JobOption, PoolCapacity
@@ -16,7 +16,7 @@ from tilecast.search import Mask
 from tilecast.spec import Ints, SpecError
 
 
-def capacity(pool: Pool, held_gpus: int = 0) -> PoolCapacity:
+def pool_capacity(pool: Pool, held_gpus: int = 0) -> PoolCapacity:
     """Return the capacity of a pool, of which others hold `held_gpus` GPUs."""
     return PoolCapacity(
         pool.name, pool.max_nodes, pool.gpus_per_node, held_gpus, {}, pool.price_per_gpu_hour, pool.currency
@@ -71,7 +71,7 @@ def _offers_by_gpus(request: Request, pool: Pool) -> list[Offer]:
     offers = []
     for gpus in _faster_gpu_counts(plans, allowed):
         exact = replace(request, constraints=Constraints(gpus=gpus, max_tensor=request.constraints.max_tensor))
-        choice = choose(exact, plans, sensible(exact, plans, allowed & (plans.gpus == gpus)))
+        choice = choose_plan(exact, plans, keep_sensible_plans(exact, plans, allowed & (plans.gpus == gpus)))
         if choice is not None:
             offers.append(choice.offer())
     return offers

@@ -64,7 +64,7 @@ LEAST_LEFT = 0.02
 """Least share of a running job that is assumed to remain, however long it has run, because forecasts err."""
 
 
-def running(job: QueuedJob, ran_s: float) -> QueuedJob:
+def start_running(job: QueuedJob, ran_s: float) -> QueuedJob:
     """Return a waiting job as a running one, with options for its remaining run.
 
     Args:
@@ -127,7 +127,7 @@ class PoolCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Unplanned:
+class UnplannedJob:
     """A job that cannot be planned as requested, with the problem and a remedy."""
 
     job: str
@@ -151,7 +151,7 @@ class QueueProblem:
         return next(pool for pool in self.pools if pool.name == name)
 
 
-def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned, ...]]:
+def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[UnplannedJob, ...]]:
     """Return the problem without impossible options and jobs, in Kueue's start order, and the refused parts.
 
     Raises:
@@ -162,7 +162,7 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned,
     for pool in problem.pools:
         _check_pool(pool)
     by_name = {pool.name: pool for pool in problem.pools}
-    remaining, refused = list[QueuedJob](), list[Unplanned]()
+    remaining, refused = list[QueuedJob](), list[UnplannedJob]()
     # Equal jobs often share their options, which are checked once.
     undominated_options = dict[tuple[object, ...], tuple[JobOption, ...]]()
     for job in problem.jobs:
@@ -177,7 +177,7 @@ def check_problem(problem: QueueProblem) -> tuple[QueueProblem, tuple[Unplanned,
             continue
         if job.deadline_s is not None and job.deadline_s <= 0:
             remedy = "give it a later one; it is planned as if it had none"
-            refused.append(Unplanned(job.name, "its deadline is past", remedy, is_left_out=False))
+            refused.append(UnplannedJob(job.name, "its deadline is past", remedy, is_left_out=False))
             feasible = replace(feasible, deadline_s=None)
         remaining.append(feasible)
     remaining.sort(key=lambda job: (not job.is_running, -job.priority, job.arrival_s))
@@ -218,12 +218,12 @@ def _why_impossible(job: QueuedJob, option: JobOption, pools: Mapping[str, PoolC
     return ""
 
 
-def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> Unplanned:
+def _refuse_job(job: QueuedJob, pools: Mapping[str, PoolCapacity]) -> UnplannedJob:
     """Return the refusal of a job that has no possible option, with the reasons of its options."""
     reasons = list(dict.fromkeys(_why_impossible(job, option, pools) for option in job.options))
     if not reasons:
-        return Unplanned(job.name, "no pool can run it", "see `tilecast advise` for what would help")
-    return Unplanned(job.name, "; ".join(reasons[:3]), "give it fewer GPUs, another pool, or more quota")
+        return UnplannedJob(job.name, "no pool can run it", "see `tilecast advise` for what would help")
+    return UnplannedJob(job.name, "; ".join(reasons[:3]), "give it fewer GPUs, another pool, or more quota")
 
 
 def drop_dominated(job: QueuedJob, options: Sequence[JobOption]) -> tuple[JobOption, ...]:

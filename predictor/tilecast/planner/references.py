@@ -25,7 +25,7 @@ class QueueOutcome:
     """End of each job in seconds from now, (n,)."""
 
 
-def own_best(columns: QueueColumns) -> list[int]:
+def choose_fastest(columns: QueueColumns) -> list[int]:
     """Return the fastest option of each job, with the fewest GPUs if several are equally fast."""
     return _choose_least(columns, (columns.seconds, columns.gpus))
 
@@ -195,7 +195,10 @@ def _kueue_options(columns: QueueColumns, job: int) -> list[tuple[int, int, int]
 
 
 REFERENCES: Mapping[str, tuple[str, Callable[[QueueColumns], QueueOutcome]]] = {
-    "ownBest": ("each on its own best pool, first come first served", lambda held: queue_outcome(held, own_best(held))),
+    "ownBest": (
+        "each on its own best pool, first come first served",
+        lambda held: queue_outcome(held, choose_fastest(held)),
+    ),
     "earliest": ("each where it would finish first", lambda held: queue_outcome(held, choose_earliest(held))),
     "flavors": ("Kueue's order of flavors", simulate_kueue),
     "cheapest": ("each on its cheapest pool", lambda held: queue_outcome(held, choose_cheapest(held))),

@@ -17,7 +17,7 @@ from tilecast.planner import owners, references, relaxation
 from tilecast.planner.assignment import Assignment, QueueScore, is_better_score
 from tilecast.planner.columns import QueueColumns, build_columns
 from tilecast.planner.policies import POLICIES, QueuePolicy
-from tilecast.planner.problem import QueueProblem, Unplanned, check_problem
+from tilecast.planner.problem import QueueProblem, UnplannedJob, check_problem
 from tilecast.planner.relaxation import JobClasses, RelaxedSolution
 from tilecast.spec import Floats, SpecError
 
@@ -59,7 +59,7 @@ class QueueSolution:
     """Score of the plan before changes that the forecasts cannot tell apart were undone."""
     bound: float | None
     """Lower bound of the deciding part of the score over all plans; None if it was not requested or not solved."""
-    refused: tuple[Unplanned, ...] = ()
+    refused: tuple[UnplannedJob, ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -116,7 +116,7 @@ def _starting_plan(columns: QueueColumns, policy: QueuePolicy) -> Assignment:
     considered.
     """
     is_new = columns.present < 0
-    own = references.own_best(columns)
+    own = references.choose_fastest(columns)
     there = [own[job] if item < 0 else item for job, item in enumerate(columns.present.tolist())]
     if _continues_plan(columns):
         current = Assignment(columns, policy, there)

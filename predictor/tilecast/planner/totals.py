@@ -77,7 +77,7 @@ class QueueReport:
 MOST_PAYERS = 3
 
 
-def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
+def build_report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
     """Return the report on a plan with at least one job.
 
     Args:

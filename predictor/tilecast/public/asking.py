@@ -25,7 +25,7 @@ from tilecast.search import engine
 from tilecast.spec import Plans, SpecError, Stated
 
 if TYPE_CHECKING:
-    from tilecast.jobs.candidates import Candidates
+    from tilecast.jobs.candidates import JobCandidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Answer:
     advice: Advice
     pools: Sequence[Pool]
     """Pools that the job may use."""
-    candidates: Candidates | None = None
+    candidates: JobCandidates | None = None
     """How a job of another kind may use them; None for a TrainingJob."""
     seconds: float | None = None
     """A measured step that names no pool."""
@@ -78,22 +78,22 @@ def _answer(question: Question, job: JobInput) -> Answer:
         where, step = measurements.split_baseline(question.baseline)
         request = replace(request, baseline=_parse_baseline(where))
         runs = [*runs, *step]
-    own = measured.own_runs(request, measurements.find_measured_pools(runs, pools))
-    pools = measured.corrected(request, pools, own)
+    own = measured.forecast_own_runs(request, measurements.find_measured_pools(runs, pools))
+    pools = measured.correct_pools(request, pools, own)
     if question.plan is not None:
         request = _request_for_plan(request, question.plan)
     notes = pool_inputs.pool_notes(question.pools, pools)
     requests = launcher_requests(request, question.launch) if question.launch else (request,)
     if job.source is None:
-        advice = measured.with_notes(_add_notes(_choose_advice(requests, pools), notes), own)
+        advice = measured.add_run_notes(_add_notes(_choose_advice(requests, pools), notes), own)
         return Answer(job, advice, pools, seconds=seconds)
-    from tilecast.jobs.candidates import settled
+    from tilecast.jobs.candidates import order_by_quota
 
     labels, devices = pool_inputs.read_node_labels(question.pools), pool_inputs.read_devices(question.pools)
     narrowed = [job.source.narrow_request(one, pools, labels, devices) for one in requests]
     candidates = narrowed[0][1]
     best = _choose_advice([one for one, _ in narrowed], candidates.pools)
-    advice = measured.with_notes(_add_notes(settled(best, candidates), notes), own)
+    advice = measured.add_run_notes(_add_notes(order_by_quota(best, candidates), notes), own)
     return Answer(job, advice, candidates.pools, candidates, seconds)
 
 
@@ -145,7 +145,7 @@ def _is_executable(advice: Advice) -> bool:
     best, framework = advice.best, advice.request.workload.framework
     if best is None or framework is None:
         return best is not None
-    return bool(search.abilities(framework).executes(Plans.of(best.plan))[0])
+    return bool(search.abilities(framework).executes(Plans.from_plans(best.plan))[0])
 
 
 def _objective_value(advice: Advice, offer: Offer) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecast import zoo
-from tilecast.hardware import Pool, find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
+from tilecast.hardware import Pool, find_gpu, find_link_file, gpus, links, mig_profiles, read_gpu_file
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
 from tilecast.model import Model
@@ -37,7 +37,7 @@ def describe_gpu(name: str) -> Row:
     Raises:
         SpecError: there is none of that name.
     """
-    facts = gpu_facts(name).model_dump(exclude_defaults=True)
+    facts = read_gpu_file(name).model_dump(exclude_defaults=True)
     slices = {
         profile.name: {
             "SMs": profile.sms,
@@ -60,7 +60,7 @@ def list_models() -> list[Row]:
 
 
 def _parameter_count(model: Model) -> float:
-    return zoo.parameters(Workload(model, 128, 1))
+    return zoo.count_parameters(Workload(model, 128, 1))
 
 
 def describe_model(name: str) -> Row:
@@ -97,7 +97,7 @@ def describe_link(name: str) -> Row:
     Raises:
         SpecError: there is none of that name.
     """
-    return link_facts(name).model_dump(exclude_defaults=True)
+    return find_link_file(name).model_dump(exclude_defaults=True)
 
 
 def _valid_nodes_report(options: PoolOptions) -> NodesReport:

@@ -13,10 +13,10 @@ from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
 from tilecast.inputs.queue import QueueDocuments, QueueReader, ReadQueue
 from tilecast.inputs.reading import parse_seconds
-from tilecast.planner.options import capacity
-from tilecast.planner.problem import QueueProblem, Unplanned
+from tilecast.planner.options import pool_capacity
+from tilecast.planner.problem import QueueProblem, UnplannedJob
 from tilecast.planner.solver import solve
-from tilecast.planner.totals import QueueReport, report
+from tilecast.planner.totals import QueueReport, build_report
 from tilecast.render.queue import NodeChange, QueueScreen
 from tilecast.spec import SpecError
 
@@ -37,7 +37,7 @@ class QueueQuestion:
     """Time that counts as now, in ISO 8601; the present if absent."""
 
 
-def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[Unplanned, ...]:
+def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[UnplannedJob, ...]:
     """Return the plan of a queue, or the refused jobs with reasons if no job can be planned.
 
     Raises:
@@ -58,7 +58,7 @@ def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[Unplanned, ...]:
     if not solution.option:
         return unplanned
     what_if = _plan_with_changes(problem, pools, changed, question.policy, solution.columns.problem.jobs)
-    return QueueScreen(report(solution), unplanned, what_if)
+    return QueueScreen(build_report(solution), unplanned, what_if)
 
 
 def _parse_time(text: str | None) -> datetime:
@@ -81,7 +81,7 @@ def _queue_problem(
             ours[job.present[0]] += job.present[1]
     others = {name: max(count - ours[name], 0) for name, count in held_gpus.items()}
     capacities = (
-        replace(capacity(pool, others.get(pool.name, 0)), quotas=read.quotas.get(pool.name, {})) for pool in pools
+        replace(pool_capacity(pool, others.get(pool.name, 0)), quotas=read.quotas.get(pool.name, {})) for pool in pools
     )
     return QueueProblem(read.jobs, tuple(capacities), horizon)
 
@@ -115,6 +115,6 @@ def _plan_with_changes(
     )
     solution = solve(other, policy)
     difference = {pool.name: changed[pool.name] - pool.max_nodes for pool in pools if pool.name in changed}
-    outcome: QueueReport | None = report(solution) if solution.option else None
-    lost: tuple[Unplanned, ...] = tuple(item for item in solution.refused if item.is_left_out)
+    outcome: QueueReport | None = build_report(solution) if solution.option else None
+    lost: tuple[UnplannedJob, ...] = tuple(item for item in solution.refused if item.is_left_out)
     return NodeChange(difference, outcome, len(solution.option) - len(planned), lost)

@@ -15,7 +15,7 @@ from tilecast import diagnose as diagnosing
 from tilecast import explain as explaining
 from tilecast.api.advice import AdviceDocument
 from tilecast.api.status import Recommendation
-from tilecast.planner.problem import Unplanned
+from tilecast.planner.problem import UnplannedJob
 from tilecast.render import launch as launched
 from tilecast.render import queue as queue_screen
 from tilecast.render import sweep as sweep_screen
@@ -24,7 +24,7 @@ from tilecast.render.queue import QueueScreen
 from tilecast.render.rows import facts_lines, rows_html, rows_table
 from tilecast.render.table import advice_headline
 from tilecast.render.table import advice_text as advice_table
-from tilecast.render.units import gibibytes
+from tilecast.render.units import format_gibibytes
 from tilecast.spec import SpecError
 from tilecast.sweeps import FIELDS, SweepRow
 
@@ -54,7 +54,7 @@ class Forecast(core.Offer):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast as `status.recommendation` has it."""
-        return Recommendation.of(self).document()
+        return Recommendation.from_offer(self).document()
 
     def explain(self) -> explaining.Explanation:
         """Return the operators, the roofline, the exchanges and the memory behind the forecast."""
@@ -175,8 +175,8 @@ class Fits:
                 one.pool,
                 "tight" if one.is_tight else "fits" if one.fits else "no",
                 one.plan,
-                "" if one.memory_bytes is None else gibibytes(one.memory_bytes),
-                "" if one.available_bytes is None else gibibytes(one.available_bytes),
+                "" if one.memory_bytes is None else format_gibibytes(one.memory_bytes),
+                "" if one.available_bytes is None else format_gibibytes(one.available_bytes),
                 one.remedy,
             )
             for one in self.pools
@@ -236,11 +236,11 @@ class Queue:
 
     plan: QueueScreen | None
     """None where no job can be planned."""
-    unplanned: tuple[Unplanned, ...]
+    unplanned: tuple[UnplannedJob, ...]
     """Jobs without a place, and why."""
 
     @classmethod
-    def from_plan(cls, planned: QueueScreen | tuple[Unplanned, ...]) -> Queue:
+    def from_plan(cls, planned: QueueScreen | tuple[UnplannedJob, ...]) -> Queue:
         """Return a plan, or the reasons why there is none."""
         return cls(planned, planned.unplanned) if isinstance(planned, QueueScreen) else cls(None, planned)
 

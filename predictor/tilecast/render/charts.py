@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 
-from tilecast.render.units import duration
+from tilecast.render.units import format_duration
 
 WIDTH, HEIGHT = 560.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84.0, 24.0, 14.0, 50.0
@@ -71,7 +71,7 @@ def group_points(named: Iterable[tuple[str, Point]], joined: bool = True) -> tup
 
 def format_tick_seconds(value: float) -> str:
     """Format seconds at a tick; from one second on, always in seconds."""
-    return f"{value:,g}s" if value >= 1 else duration(value)
+    return f"{value:,g}s" if value >= 1 else format_duration(value)
 
 
 STYLE = """\

@@ -8,7 +8,7 @@ from typing import Any
 from tilecast.api.advice import Measured, SuspectLine
 from tilecast.diagnose import Diagnosis, Suspect
 from tilecast.render.columns import align_columns
-from tilecast.render.units import duration, interval
+from tilecast.render.units import format_duration, format_interval
 
 _NAMES = {"communication": "exposed communication", "unstated": "what the job leaves out"}
 
@@ -16,11 +16,10 @@ _NAMES = {"communication": "exposed communication", "unstated": "what the job le
 def diagnosis_text(diagnosis: Diagnosis) -> str:
     """Return a text that names the part of the forecast that is most probably wrong, ending in a newline."""
     inside = "inside" if diagnosis.is_inside else "outside"
-    span = interval(diagnosis.lower_s, diagnosis.upper_s)
+    span = format_interval(diagnosis.lower_s, diagnosis.upper_s)
     change = f"{abs(diagnosis.ratio - 1):.1%} {'longer' if diagnosis.ratio > 1 else 'shorter'}"
-    head = (
-        f"Measured {duration(diagnosis.measured_s)}, {change} than the forecast of {duration(diagnosis.forecast_s)}; "
-    )
+    measured, forecast = format_duration(diagnosis.measured_s), format_duration(diagnosis.forecast_s)
+    head = f"Measured {measured}, {change} than the forecast of {forecast}; "
     rows = [_suspect_row(one) for one in (*diagnosis.suspects, diagnosis.unstated)]
     titles = ("IF ONLY THIS WERE OFF", "FORECAST", "WOULD BE", "STANDARD ERRORS")
     return "\n".join([f"{head}{inside} its 90 % range of {span}.", _verdict_sentence(diagnosis), "",
@@ -28,9 +27,9 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
 
 
 def _suspect_row(suspect: Suspect) -> tuple[str, ...]:
-    needed = duration(suspect.needed_s) if suspect.needed_s > 0 else "less than none"
+    needed = format_duration(suspect.needed_s) if suspect.needed_s > 0 else "less than none"
     apart = f"{suspect.standard_errors:.1f}" if math.isfinite(suspect.standard_errors) else ""
-    return (_NAMES.get(suspect.line, suspect.line), duration(suspect.forecast_s), needed, apart)
+    return (_NAMES.get(suspect.line, suspect.line), format_duration(suspect.forecast_s), needed, apart)
 
 
 def _verdict_sentence(diagnosis: Diagnosis) -> str:

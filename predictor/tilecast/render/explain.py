@@ -9,7 +9,7 @@ from tilecast.advice import Offer
 from tilecast.api.advice import Explained
 from tilecast.explain import Explanation, PricedOperator, StepSums, SyncForecast
 from tilecast.render.columns import align_columns
-from tilecast.render.units import count, duration, format_bytes
+from tilecast.render.units import format_bytes, format_count, format_duration
 
 SHOWN = 12
 """Operators on the screen; the rest are summed up in one line."""
@@ -28,14 +28,14 @@ def explanation_text(offer: Offer, explanation: Explanation) -> str:
     plan, gpu = offer.plan, explanation.gpu
     peak, bandwidth = gpu.peak(explanation.precision), gpu.memory_bandwidth_bytes_per_s
     lines = [
-        f"{offer.pool.name}  {offer.nodes}x{offer.gpus_per_node}  {plan}  {duration(offer.step_s)}",
+        f"{offer.pool.name}  {offer.nodes}x{offer.gpus_per_node}  {plan}  {format_duration(offer.step_s)}",
         "",
-        f"{count(explanation.model_flops)}FLOP a step on {plan.gpus} GPUs of {count(peak)}FLOP/s in "
+        f"{format_count(explanation.model_flops)}FLOP a step on {plan.gpus} GPUs of {format_count(peak)}FLOP/s in "
         f"{explanation.precision}: MFU {explanation.mfu:.1%}",
-        f"Roofline of {gpu.name}: {count(bandwidth)}B/s of memory; "
+        f"Roofline of {gpu.name}: {format_count(bandwidth)}B/s of memory; "
         f"from {explanation.balance:.0f} FLOP/B on the peak bounds",
         "",
-        f"Operators of one micro-batch through every stage, {duration(explanation.seconds)} of GPU time, "
+        f"Operators of one micro-batch through every stage, {format_duration(explanation.seconds)} of GPU time, "
         f"{plan.gradient_accumulation:,} a step:",
         *align_columns(_OPERATORS, _operator_rows(explanation), _RIGHT),
         f"TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): {_list_factors(explanation)}.",
@@ -63,7 +63,7 @@ def format_kernel_shape(operator: PricedOperator) -> str:
         text = f"{'x'.join(sides)}, {d['c_in']:.0f} to {d['c_out']:.0f} channels of {d['out_h']:.0f}x{d['out_w']:.0f}"
         text += f", batch {d['batch']:.0f}"
     elif operator.kind == "elementwise":
-        text = f"{count(d['elements'])} of {d['read_bytes'] + d['written_bytes']:g} B"
+        text = f"{format_count(d['elements'])} of {d['read_bytes'] + d['written_bytes']:g} B"
     else:
         text = "x".join(f"{value:.0f}" for name, value in d.items() if name not in ("backward", "causal"))
     return f"{operator.kind} {text}"
@@ -87,7 +87,7 @@ def _operator_rows(explanation: Explanation) -> list[tuple[str, ...]]:
 
 def _time_and_share(seconds: float, explanation: Explanation) -> tuple[str, str]:
     """Return a time, and its share of all operators."""
-    return duration(seconds), f"{seconds / explanation.seconds:.1%}"
+    return format_duration(seconds), f"{seconds / explanation.seconds:.1%}"
 
 
 def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def operator_cells(operator: PricedOperator, explanation: Explanation) -> tuple[
         *_time_and_share(operator.seconds, explanation),
         format_kernel_shape(operator),
         f"{operator.runs:,.0f}",
-        duration(operator.kernel_s),
+        format_duration(operator.kernel_s),
     )
     return (*what, f"{operator.intensity:.0f}", operator.bound, f"{operator.utilization:.0%}", tiles)
 
@@ -124,11 +124,12 @@ def _compute_line(offer: Offer, explanation: Explanation) -> str:
     """Return a line that derives the compute time of a step from the compute time of a micro-batch."""
     sums, plan = explanation.sums, offer.plan
     stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""
-    slowed = f" + {duration(sums.contended_s)} slowed by gradients" if _is_visible(sums.contended_s, offer) else ""
-    text = (
-        f"{duration(sums.stage_s)}{stage} x {plan.gradient_accumulation:,}{_straggler_factor(sums, plan.gpus)}{slowed}"
+    slowed = (
+        f" + {format_duration(sums.contended_s)} slowed by gradients" if _is_visible(sums.contended_s, offer) else ""
     )
-    return f"Compute of a step: {_with_correction(text, sums)} = {duration(offer.breakdown['compute'])}."
+    passes = f"{plan.gradient_accumulation:,}{_straggler_factor(sums, plan.gpus)}"
+    text = f"{format_duration(sums.stage_s)}{stage} x {passes}{slowed}"
+    return f"Compute of a step: {_with_correction(text, sums)} = {format_duration(offer.breakdown['compute'])}."
 
 
 def _is_visible(seconds: float, offer: Offer) -> bool:
@@ -145,13 +146,13 @@ def _with_correction(text: str, sums: StepSums) -> str:
 
 def _communication_lines(offer: Offer, explanation: Explanation) -> list[str]:
     exposed = offer.breakdown["communication"]
-    head = f"Communication, {duration(exposed)} a step that nothing hides" if exposed else "Nothing is exchanged"
+    head = f"Communication, {format_duration(exposed)} a step that nothing hides" if exposed else "Nothing is exchanged"
     sums, parts = explanation.sums, []
     if sums.exchanged_s:
-        each = f"{duration(sums.exchanged_s)} exposed" + (" on a stage" if offer.plan.pipeline > 1 else "")
+        each = f"{format_duration(sums.exchanged_s)} exposed" + (" on a stage" if offer.plan.pipeline > 1 else "")
         parts.append(f"{each} x {offer.plan.gradient_accumulation:,}{_straggler_factor(sums, offer.plan.gpus)}")
     if _is_visible(sums.gradients_s, offer):
-        parts.append(f"{duration(sums.gradients_s)} of gradients and weights")
+        parts.append(f"{format_duration(sums.gradients_s)} of gradients and weights")
     if parts:
         head += f" = {_with_correction(' + '.join(parts), sums)}"
     rows = [(seconds, what, *rest) for what, seconds, *rest in exchange_rows(explanation)]
@@ -169,12 +170,12 @@ def exchange_rows(explanation: Explanation) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (
             f"{one.name} ({one.group})",
-            duration(one.seconds),
+            format_duration(one.seconds),
             one.collective,
             f"{one.ranks}",
             format_bytes(one.size_bytes),
             f"{one.runs:,.0f}",
-            duration(one.seconds / one.runs),
+            format_duration(one.seconds / one.runs),
             f"{one.exposed:.0%}",
         )
         for one in explanation.exchanges
@@ -208,7 +209,7 @@ def _sync_lines(explanation: Explanation) -> list[str]:
     """Return the plan's step with each way to sum gradients, the job's own first."""
     if not explanation.syncs:
         return []
-    rows = [(duration(one.seconds), duration(one.step_s), _name_sync(one)) for one in explanation.syncs]
+    rows = [(format_duration(one.seconds), format_duration(one.step_s), _name_sync(one)) for one in explanation.syncs]
     return ["Gradients of a step, alone on the wire, and the step with them:", *align_columns(_SYNCS, rows, _RIGHT), ""]
 
 

@@ -15,21 +15,24 @@ from tilecast.render.charts import Axis, Chart, Point, Series, group_points
 from tilecast.render.explain import SHOWN, exchange_rows, format_kernel_shape, operator_cells
 from tilecast.render.page import facts_list, html_figure, html_page, html_table, share_meter
 from tilecast.render.units import (
-    count,
-    duration,
     format_bytes,
+    format_count,
+    format_duration,
+    format_gibibyte_range,
+    format_gibibytes,
+    format_interval,
     format_money,
     format_parameters,
-    gibibyte_range,
-    gibibytes,
-    interval,
 )
-from tilecast.scaling import Curve
+from tilecast.scaling import ScalingCurve
 from tilecast.step import PARTS
 
 
 def advice_page(
-    advice: Advice, explanation: Explanation | None, curves: Sequence[Curve], sections: Sequence[tuple[str, str]] = ()
+    advice: Advice,
+    explanation: Explanation | None,
+    curves: Sequence[ScalingCurve],
+    sections: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the whole page.
 
@@ -41,8 +44,8 @@ def advice_page(
     """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
-    held = format_parameters(zoo.parameters(replace(workload, lora_rank=0)))
-    batch = f"{count(workload.tokens_per_step)} {unit} a step"
+    held = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
+    batch = f"{format_count(workload.tokens_per_step)} {unit} a step"
     subtitle = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
         f"<h1>{escape(request.name)}</h1>",
@@ -71,9 +74,9 @@ def _recommendation_card(advice: Advice, explanation: Explanation | None) -> str
         return '<div class="card"><strong>No pool can run this job.</strong><p>See why below.</p></div>'
     currency = best.pool.currency
     named = [
-        ("step", duration(best.step_s)),
-        ("90 % range", interval(best.lower_s, best.upper_s)),
-        ("whole run", duration(best.finish_s)),
+        ("step", format_duration(best.step_s)),
+        ("90 % range", format_interval(best.lower_s, best.upper_s)),
+        ("whole run", format_duration(best.finish_s)),
         ("its cost", format_money(best.cost_to_finish, currency)),
         ("1,000 steps", format_money(best.cost_per_1000_steps, currency)),
         ("MFU", f"{explanation.mfu:.1%}" if explanation else ""),
@@ -116,19 +119,19 @@ def _offer_cells(offer: Offer) -> list[str]:
         escape(offer.pool.name),
         f"{offer.nodes} x {offer.gpus_per_node}",
         f"<code>{escape(str(offer.plan))}</code>",
-        duration(offer.step_s),
-        interval(offer.lower_s, offer.upper_s),
-        duration(offer.finish_s),
+        format_duration(offer.step_s),
+        format_interval(offer.lower_s, offer.upper_s),
+        format_duration(offer.finish_s),
         format_money(offer.cost_per_1000_steps, offer.pool.currency),
-        f"{gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)} GiB",
+        f"{format_gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)} GiB",
         escape(offer.reason),
     ]
 
 
 def _format_memory_fit(offer: Offer) -> str:
     """Format the range of an offer's memory: `51-58 of 79 GiB`."""
-    taken = gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
-    return f"{taken} of {gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
+    taken = format_gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
+    return f"{taken} of {format_gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
 
 
 def _why_not_section(advice: Advice) -> str:
@@ -143,7 +146,7 @@ def _why_not_section(advice: Advice) -> str:
     return "<h2>Why not …</h2>" + html_table("What binds the others, and the smallest change that helps", titles, rows)
 
 
-def _charts_section(advice: Advice, curves: Sequence[Curve]) -> str:
+def _charts_section(advice: Advice, curves: Sequence[ScalingCurve]) -> str:
     plots = [("Pareto", _pareto_chart(advice)), *_scaling_charts(curves)]
     figures = [html_figure(chart.title, charts.draw_svg(chart, name)) for name, chart in plots if chart is not None]
     return f'<h2>Time, cost and GPUs</h2><div class="pair">{"".join(figures)}</div>' if figures else ""
@@ -166,13 +169,17 @@ def _pareto_chart(advice: Advice) -> Chart | None:
             Point(
                 offer.cost_per_1000_steps or 0.0 if priced else float(offer.gpus),
                 offer.step_s,
-                f"{offer.plan} on {offer.gpus} GPUs, {duration(offer.step_s)}",
+                f"{offer.plan} on {offer.gpus} GPUs, {format_duration(offer.step_s)}",
                 f"{offer.gpus} GPUs",
             ),
         )
         for offer in sorted(shown, key=lambda offer: offer.pool.name)
     ]
-    x = Axis("cost of 1,000 steps", lambda value: format_money(value, currency)) if priced else Axis("GPUs", count)
+    x = (
+        Axis("cost of 1,000 steps", lambda value: format_money(value, currency))
+        if priced
+        else Axis("GPUs", format_count)
+    )
     title = "Plans that no other beats in time, cost and GPUs at once, and the best of every pool"
     y = Axis("step time", charts.format_tick_seconds, _axis_base([offer.step_s for offer in shown]))
     return Chart(title, x, y, group_points(points, joined=False))
@@ -183,12 +190,12 @@ def _axis_base(values: Sequence[float]) -> int:
     return 10 if min(values, default=0.0) > 0 and max(values) > 8 * min(values) else 0
 
 
-def _scaling_charts(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
+def _scaling_charts(curves: Sequence[ScalingCurve]) -> list[tuple[str, Chart | None]]:
     if not curves:
         return []
-    gpus = Axis("GPUs", count, base=2)
+    gpus = Axis("GPUs", format_count, base=2)
     steps = group_points(
-        (curve.pool, Point(p.gpus, p.step_s, f"{p.gpus} GPUs, {duration(p.step_s)}, {p.plan}"))
+        (curve.pool, Point(p.gpus, p.step_s, f"{p.gpus} GPUs, {format_duration(p.step_s)}, {p.plan}"))
         for curve in curves
         for p in curve.points
     )
@@ -215,7 +222,7 @@ def _parts_section(advice: Advice) -> str:
         for part in PARTS
         if any(offer.breakdown[part] >= 0.0005 * offer.step_s for offer in shown)
     ]
-    rows.append(("", ["step", *(duration(offer.step_s) for offer in shown)]))
+    rows.append(("", ["step", *(format_duration(offer.step_s) for offer in shown)]))
     titles = ("part", *(offer.pool.name if offer is not advice.baseline else "baseline" for offer in shown))
     caption = "What remains visible of each part; the parts sum to the step"
     return "<h2>Where the time goes</h2>" + html_table(caption, titles, rows)
@@ -223,7 +230,7 @@ def _parts_section(advice: Advice) -> str:
 
 def _part_cell(offer: Offer, part: str) -> str:
     seconds = offer.breakdown[part]
-    return f"{duration(seconds)}<br>{share_meter(seconds / offer.step_s)}" if seconds else ""
+    return f"{format_duration(seconds)}<br>{share_meter(seconds / offer.step_s)}" if seconds else ""
 
 
 def _memory_section(best: Offer) -> str:
@@ -244,7 +251,7 @@ def _kernels_section(best: Offer, explanation: Explanation) -> str:
     titles = ("operator", "time", "share", "kernel", "runs", "each", "FLOP/B", "bound by", "reaches", "tiles")
     caption = (
         f"The costliest of {len(explanation.operators)} operators of one micro-batch through every stage, "
-        f"{duration(explanation.seconds)} of GPU time, {best.plan.gradient_accumulation:,} a step"
+        f"{format_duration(explanation.seconds)} of GPU time, {best.plan.gradient_accumulation:,} a step"
     )
     chart = _roofline_chart(explanation)
     picture = html_figure(chart.title, charts.draw_svg(chart, "roofline"), "wide")
@@ -279,8 +286,8 @@ def _roofline_chart(explanation: Explanation) -> Chart:
         for one in shown
     )
     marks = group_points(points, joined=False)[: charts.COLORS]
-    title = f"Roofline: {count(peak)}FLOP/s in {explanation.precision}, {count(bandwidth)}B/s of memory"
-    x, y = Axis("FLOP per byte", lambda value: f"{value:g}", 10), Axis("FLOP/s", count, 10)
+    title = f"Roofline: {format_count(peak)}FLOP/s in {explanation.precision}, {format_count(bandwidth)}B/s of memory"
+    x, y = Axis("FLOP per byte", lambda value: f"{value:g}", 10), Axis("FLOP/s", format_count, 10)
     return Chart(title, x, y, (roof, *marks))
 
 
@@ -289,7 +296,7 @@ def _exchanges_section(best: Offer, explanation: Explanation) -> str:
         return ""
     titles = ("what", "time", "collective", "ranks", "buffer", "runs")
     rows = [("", [escape(cell) for cell in row[: len(titles)]]) for row in exchange_rows(explanation)]
-    exposed = duration(best.breakdown["communication"])
+    exposed = format_duration(best.breakdown["communication"])
     caption = f"Per micro-batch, before anything hides; {exposed} a step is left that nothing hides"
     return "<h2>Communication</h2>" + html_table(caption, titles, rows, "time|ranks|buffer|runs")
 

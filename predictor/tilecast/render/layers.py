@@ -7,7 +7,7 @@ from typing import Any
 
 from tilecast.advice import Offer
 from tilecast.perlayer import REORDERING_TOLERANCE, LayerGroup, PerLayer, PipelineCut
-from tilecast.render.units import duration, gibibytes
+from tilecast.render.units import format_duration, format_gibibytes
 
 _WORTH = 0.005
 """Share of the step below which a saving is treated as none."""
@@ -47,24 +47,28 @@ def layers_document(per_layer: PerLayer | None, cut: PipelineCut | None) -> dict
 def _strategy_lines(location: str, per_layer: PerLayer | None) -> list[str]:
     if per_layer is None:
         return [f"Per layer on {location}: no choice without a pipeline fits, or the model is priced as one block."]
-    memory = f"{gibibytes(per_layer.memory_bytes)}/{gibibytes(per_layer.memory_available_bytes)} GiB"
+    memory = f"{format_gibibytes(per_layer.memory_bytes)}/{format_gibibytes(per_layer.memory_available_bytes)} GiB"
     if not per_layer.varies or (per_layer.saving is not None and per_layer.saving < _WORTH):
         same = (
-            f"{per_layer.uniform}, {duration(per_layer.uniform_s)}" if per_layer.uniform_s is not None else "none fits"
+            f"{per_layer.uniform}, {format_duration(per_layer.uniform_s)}"
+            if per_layer.uniform_s is not None
+            else "none fits"
         )
         return [f"Per layer on {location}: the same everywhere is best without a pipeline ({same})."]
     if per_layer.uniform_s is None:
         text = "no plan without a pipeline fits that is the same everywhere"
     else:
         text = f"{per_layer.saving:.1%} less than the best that is the same everywhere ({per_layer.uniform})"
-    lines = [f"Per layer on {location}: {duration(per_layer.step_s)}, {text}"]
+    lines = [f"Per layer on {location}: {format_duration(per_layer.step_s)}, {text}"]
     depth = max((layer for group in per_layer.groups for layer in group.layers), default=0)
     names = [_name_group(group, depth) for group in per_layer.groups]
     width = max(len(name) for name in names)
     lines += [f"  {name.ljust(width)}  {group.plan}" for name, group in zip(names, per_layer.groups, strict=True)]
     gap = per_layer.step_s / per_layer.bound_s - 1
     proof = "no choice is better" if gap < 2 * REORDERING_TOLERANCE else f"at most {gap:.1%} above the best choice"
-    lines.append(f"  {memory}; {duration(per_layer.resharding_s)} of it moves activations between layouts; {proof}")
+    lines.append(
+        f"  {memory}; {format_duration(per_layer.resharding_s)} of it moves activations between layouts; {proof}"
+    )
     able = (
         ", ".join(per_layer.frameworks)
         if per_layer.frameworks

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tilecast.planner.problem import JobOption, QueuedJob, Unplanned
+from tilecast.planner.problem import JobOption, QueuedJob, UnplannedJob
 from tilecast.planner.references import REFERENCES
 from tilecast.planner.totals import QueuedPlace, QueueReport, QueueTotals
 from tilecast.render import queue_page
 from tilecast.render.columns import align_columns, format_csv
 from tilecast.render.table import wrap_text
-from tilecast.render.units import duration, format_money, interval
+from tilecast.render.units import format_duration, format_interval, format_money
 
 SCHEMA_VERSION = 1
 MOST_LINES = 40
@@ -32,7 +32,7 @@ class NodeChange:
     """None if nothing can be planned then."""
     jobs: int
     """Change in the number of queued jobs that are planned."""
-    lost: tuple[Unplanned, ...]
+    lost: tuple[UnplannedJob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class QueueScreen:
     """Everything that is shown."""
 
     report: QueueReport
-    unplanned: tuple[Unplanned, ...]
+    unplanned: tuple[UnplannedJob, ...]
     what_if: NodeChange | None = None
 
 
@@ -101,7 +101,7 @@ def _sort_by_start(queue_report: QueueReport) -> list[PlacedJob]:
     )
 
 
-def _refusal_lines(unplanned: Sequence[Unplanned]) -> list[str]:
+def _refusal_lines(unplanned: Sequence[UnplannedJob]) -> list[str]:
     """Return lines with the jobs that cannot be planned and the reasons."""
     return [line for item in unplanned for line in wrap_text(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
 
@@ -121,9 +121,9 @@ def _job_cells(queue_report: QueueReport, placed: PlacedJob) -> tuple[str, ...]:
         option.pool,
         str(option.gpus),
         option.plan,
-        "now" if place.start_s <= 0 else duration(place.start_s),
-        duration(place.finish_s),
-        interval(place.lower_s, place.upper_s),
+        "now" if place.start_s <= 0 else format_duration(place.start_s),
+        format_duration(place.finish_s),
+        format_interval(place.lower_s, place.upper_s),
         _format_price(queue_report, option.cost),
         format_gain(place.gain_s),
     )
@@ -133,7 +133,7 @@ def format_gain(seconds: float) -> str:
     """Format the seconds that a job gains or loses against the reference in which each job takes its best pool."""
     if abs(seconds) < 1:
         return "0"
-    return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"
+    return f"{'+' if seconds > 0 else '-'}{format_duration(abs(seconds))}"
 
 
 def _format_price(queue_report: QueueReport, amount: float | None) -> str:
@@ -150,9 +150,9 @@ def totals_rows(queue_report: QueueReport) -> list[tuple[str, ...]]:
     return [
         (
             name,
-            duration(held.completion_s),
-            duration(held.worst_completion_s),
-            duration(held.makespan_s),
+            format_duration(held.completion_s),
+            format_duration(held.worst_completion_s),
+            format_duration(held.makespan_s),
             _format_price(queue_report, held.cost),
             f"{held.fairness:.2f}",
             str(held.missed),
@@ -168,12 +168,14 @@ def payment_lines(queue_report: QueueReport) -> list[str]:
     lines = []
     for place in losing[:_PAID]:
         taken = f"; its place goes to {', '.join(place.payers)}" if place.payers else ""
-        lines.append(f"{jobs[place.job].name} pays {duration(-place.gain_s)}{taken}.")
+        lines.append(f"{jobs[place.job].name} pays {format_duration(-place.gain_s)}{taken}.")
     if len(losing) > _PAID:
         lines.append(f"{len(losing) - _PAID} more pay less than that.")
     won = sum(place.gain_s for place in queue_report.places if place.gain_s > 0)
     lost = -sum(place.gain_s for place in losing)
-    lines.append(f"Against each on its own best pool jobs gain {duration(won)} in all, and pay {duration(lost)}.")
+    lines.append(
+        f"Against each on its own best pool jobs gain {format_duration(won)} in all, and pay {format_duration(lost)}."
+    )
     return lines
 
 
@@ -205,8 +207,8 @@ def node_change_lines(screen: QueueScreen) -> list[str]:
         return [f"With {nodes} nothing can be planned."]
     old, new = screen.report.plan, what_if.report.plan
     parts = [
-        f"mean completion {duration(old.completion_s)} -> {duration(new.completion_s)}",
-        f"last end {duration(old.makespan_s)} -> {duration(new.makespan_s)}",
+        f"mean completion {format_duration(old.completion_s)} -> {format_duration(new.completion_s)}",
+        f"last end {format_duration(old.makespan_s)} -> {format_duration(new.makespan_s)}",
     ]
     if old.cost is not None and new.cost is not None:
         parts.append(f"cost {_format_price(screen.report, old.cost)} -> {_format_price(screen.report, new.cost)}")
@@ -243,7 +245,7 @@ def queue_document(screen: QueueScreen) -> dict[str, object]:
     }
 
 
-def _unplanned_document(unplanned: Unplanned) -> dict[str, object]:
+def _unplanned_document(unplanned: UnplannedJob) -> dict[str, object]:
     return {
         "job": unplanned.job,
         "problem": unplanned.problem,
@@ -334,14 +336,14 @@ def queue_html(screen: QueueScreen) -> str:
     )
 
 
-def empty_queue_text(unplanned: Sequence[Unplanned], output: str) -> str:
+def empty_queue_text(unplanned: Sequence[UnplannedJob], output: str) -> str:
     """Return the output for a queue where no job can be planned."""
     if output == "json":
         return json.dumps(empty_queue_document(unplanned), indent=2) + "\n"
     return "\n".join([*(_refusal_lines(unplanned) or ["No job waits or runs."]), ""])
 
 
-def empty_queue_document(unplanned: Sequence[Unplanned]) -> dict[str, object]:
+def empty_queue_document(unplanned: Sequence[UnplannedJob]) -> dict[str, object]:
     """Return the document of a queue in which no job can be planned."""
     return {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned_document(item) for item in unplanned]}
 

@@ -10,7 +10,7 @@ import numpy as np
 from tilecast.planner.totals import QueuedPlace, QueueReport
 from tilecast.render import charts
 from tilecast.render.page import facts_list, html_figure, html_page, html_table
-from tilecast.render.units import duration
+from tilecast.render.units import format_duration
 
 _WIDTH, _LEFT, _ROW, _GAP, _AXIS = 1080.0, 120.0, 16.0, 3.0, 26.0
 MOST_BARS = 60
@@ -37,9 +37,9 @@ def queue_page(
     """
     plan = queue_report.plan
     named = [
-        ("mean completion", duration(plan.completion_s)),
-        ("99th percentile", duration(plan.worst_completion_s)),
-        ("last end", duration(plan.makespan_s)),
+        ("mean completion", format_duration(plan.completion_s)),
+        ("99th percentile", format_duration(plan.worst_completion_s)),
+        ("last end", format_duration(plan.makespan_s)),
         ("largest fairness ratio", f"{plan.fairness:.2f}"),
         ("late", str(plan.missed)),
     ]
@@ -100,7 +100,7 @@ def _time_axis(end: float, bottom: float) -> list[str]:
     for moment in np.linspace(0, end, 7):
         x = _time_to_pixels(float(moment), end)
         parts.append(f'<path class="grid" d="M{x:.1f} 0V{bottom:.1f}"/>')
-        text = duration(float(moment)) if moment else "now"
+        text = format_duration(float(moment)) if moment else "now"
         parts.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{text}</text>')
     return parts
 
@@ -114,8 +114,8 @@ def _job_bar(queue_report: QueueReport, place: QueuedPlace, row: int, end: float
     left, right = _time_to_pixels(place.start_s, end), _time_to_pixels(place.finish_s, end)
     early, late = _time_to_pixels(place.lower_s, end), min(_time_to_pixels(place.upper_s, end), _WIDTH - 4)
     text = (
-        f"{job.name}: {option.gpus} GPUs, {option.plan}, starts {duration(place.start_s)}, "
-        f"ends {duration(place.finish_s)} ({duration(place.lower_s)} to {duration(place.upper_s)})"
+        f"{job.name}: {option.gpus} GPUs, {option.plan}, starts {format_duration(place.start_s)}, "
+        f"ends {format_duration(place.finish_s)} ({format_duration(place.lower_s)} to {format_duration(place.upper_s)})"
     )
     shade = place.job % charts.COLORS
     middle = top + _ROW / 2

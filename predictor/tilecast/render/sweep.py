@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from tilecast.advice import Offer
 from tilecast.api.advice import Alternative, DetailedRejection
-from tilecast.api.base import figures
+from tilecast.api.base import round_to_six_digits
 from tilecast.render.charts import Axis, Chart, Point, Series, format_tick_seconds
 from tilecast.render.columns import align_columns, format_csv
-from tilecast.render.units import count, duration, format_money, interval
+from tilecast.render.units import format_count, format_duration, format_interval, format_money
 from tilecast.sweeps import SweepRow, relative_throughput, throughput_per_gpu
 
 Measure = Literal["step", "cost", "throughput"]
@@ -39,10 +39,10 @@ def sweep_text(field: str, unit: str, rows: Sequence[SweepRow], *, wide: bool = 
                 offer.pool.name,
                 f"{offer.nodes}x{offer.gpus_per_node}",
                 str(offer.plan),
-                duration(offer.step_s),
-                interval(offer.lower_s, offer.upper_s),
+                format_duration(offer.step_s),
+                format_interval(offer.lower_s, offer.upper_s),
                 format_money(offer.cost_per_1000_steps, offer.pool.currency),
-                count(throughput_per_gpu(offer)),
+                format_count(throughput_per_gpu(offer)),
                 f"{relative_throughput(rows, offer):.0%}",
                 text_bar(offer.step_s / longest),
             )
@@ -88,9 +88,9 @@ def sweep_document(field: str, unit: str, rows: Sequence[SweepRow]) -> dict[str,
         **({"unit": unit} if unit else {}),
         "rows": [
             {
-                "value": figures(row.value),
+                "value": round_to_six_digits(row.value),
                 "offers": [_offer_document(rows, offer) for offer in row.advice.offers],
-                "rejected": [DetailedRejection.of(item).document() for item in row.advice.rejections],
+                "rejected": [DetailedRejection.from_rejection(item).document() for item in row.advice.rejections],
             }
             for row in rows
         ],
@@ -122,7 +122,7 @@ def sweep_chart(field: str, unit: str, rows: Sequence[SweepRow], measure: Measur
     y = {
         "step": Axis("step time", format_tick_seconds, base),
         "cost": Axis("cost of 1,000 steps", lambda value: format_money(value, currency), base),
-        "throughput": Axis("tokens/s" if request.workload.samples_are_tokens else "samples/s", count, base),
+        "throughput": Axis("tokens/s" if request.workload.samples_are_tokens else "samples/s", format_count, base),
     }[measure]
     x = Axis(f"{field}{f' ({unit})' if unit else ''}", lambda value: f"{value:g}", base=2 if is_wide else 0)
     return Chart(f"{request.name}: {y.title} over {field}", x, y, tuple(series))
@@ -143,8 +143,8 @@ def _measure_offer(measure: Measure, offer: Offer) -> float | None:
 
 def _format_measure(measure: Measure, offer: Offer, number: float) -> str:
     if measure == "step":
-        return duration(number)
-    return format_money(number, offer.pool.currency) if measure == "cost" else f"{count(number)}/s"
+        return format_duration(number)
+    return format_money(number, offer.pool.currency) if measure == "cost" else f"{format_count(number)}/s"
 
 
 def _first_currency(rows: Sequence[SweepRow]) -> str:
@@ -152,5 +152,8 @@ def _first_currency(rows: Sequence[SweepRow]) -> str:
 
 
 def _offer_document(rows: Sequence[SweepRow], offer: Offer) -> dict[str, Any]:
-    more = {"tokensPerSecond": figures(offer.tokens_per_s), "efficiency": figures(relative_throughput(rows, offer))}
-    return Alternative.of(offer).document() | more
+    more = {
+        "tokensPerSecond": round_to_six_digits(offer.tokens_per_s),
+        "efficiency": round_to_six_digits(relative_throughput(rows, offer)),
+    }
+    return Alternative.from_offer(offer).document() | more

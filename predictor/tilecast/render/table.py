@@ -10,7 +10,15 @@ from tilecast.advice import Advice, Offer, WhyNot
 from tilecast.advice.choose import MAX_TIED
 from tilecast.objectives import OBJECTIVES
 from tilecast.render.columns import align_columns
-from tilecast.render.units import count, duration, format_money, format_parameters, gibibyte_range, gibibytes, interval
+from tilecast.render.units import (
+    format_count,
+    format_duration,
+    format_gibibyte_range,
+    format_gibibytes,
+    format_interval,
+    format_money,
+    format_parameters,
+)
 from tilecast.step import PARTS
 
 _TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
@@ -62,9 +70,9 @@ def advice_headline(advice: Advice) -> str:
     """Return the job in one line."""
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
-    batch = f"{count(workload.tokens_per_step)} {unit}/step"
+    batch = f"{format_count(workload.tokens_per_step)} {unit}/step"
     precision = advice.best.workload.precision if advice.best else workload.precision
-    size = format_parameters(zoo.parameters(replace(workload, lora_rank=0)))
+    size = format_parameters(zoo.count_parameters(replace(workload, lora_rank=0)))
     head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 
@@ -72,18 +80,18 @@ def advice_headline(advice: Advice) -> str:
 def _offer_cells(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
     currency = offer.pool.currency
     each = offer.cost_per_1000_steps if offer.cost_to_finish is None else None
-    taken = gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
+    taken = format_gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
     return (
         mark,
         offer.pool.name.ljust(width),
         f"{offer.nodes}x{offer.gpus_per_node}",
         str(offer.plan),
-        duration(offer.step_s),
-        interval(offer.lower_s, offer.upper_s),
-        duration(offer.finish_s),
+        format_duration(offer.step_s),
+        format_interval(offer.lower_s, offer.upper_s),
+        format_duration(offer.finish_s),
         format_money(offer.cost_to_finish, currency),
         format_money(each, currency),
-        f"{taken}/{gibibytes(offer.memory_available_bytes)}",
+        f"{taken}/{format_gibibytes(offer.memory_available_bytes)}",
         f"{offer.reason}; not free now" if offer.fits_now is False else offer.reason,
     )
 
@@ -118,7 +126,7 @@ def _pareto_lines(advice: Advice) -> list[str]:
         size = offer.workload.global_batch
         batch = "" if size == advice.offers[0].workload.global_batch else f" batch {size}"
         where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node} {offer.plan}{batch}"
-        parts.append(f"{where} {duration(offer.step_s)}{each}".replace(" ", _FIRM))
+        parts.append(f"{where} {format_duration(offer.step_s)}{each}".replace(" ", _FIRM))
     return [line.replace(_FIRM, " ") for line in wrap_text("Trade-offs  ", " | ".join(parts))]
 
 
@@ -142,7 +150,7 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
     if free is not None and (free.pool.name, free.plan) != (best.pool.name, best.plan):
         lines.append(
             f"Without the job's own limits: {free.pool.name} {free.nodes}x{free.gpus_per_node} {free.plan}, "
-            f"{duration(free.step_s)}."
+            f"{format_duration(free.step_s)}."
         )
     if advice.ties:
         others = f"{advice.ties} other plans tie" if advice.ties > 1 else "One other plan ties"
@@ -152,11 +160,11 @@ def _footer_lines(advice: Advice, best: Offer) -> list[str]:
         lines.append(f"{others} within the forecast's error; the first to try{roomy} is shown{behind}.")
     lines += _note_lines(advice)
     parts = [
-        f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
+        f"{_PART_NAMES.get(part, part)} {format_duration(best.breakdown[part])}"
         for part in PARTS
         if best.breakdown[part] >= 0.001 * best.step_s
     ]
-    lines.append(f"{duration(best.step_s)} = {' + '.join(parts)}")
+    lines.append(f"{format_duration(best.step_s)} = {' + '.join(parts)}")
     lines += [*_why_not_lines(advice), *_pareto_lines(advice)]
     priced = [offer.pool for offer in advice.offers if offer.pool.price_per_gpu_hour is not None]
     if priced:

@@ -18,7 +18,7 @@ _SCALES = (
 """Upper limit in seconds, unit in seconds, and name of each unit."""
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Format seconds: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`; empty if they are not known."""
     if seconds is None:
         return ""
@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
     return f"{_three_digits(seconds / unit)}{name}" if seconds else "0s"
 
 
-def interval(lower: float, upper: float) -> str:
+def format_interval(lower: float, upper: float) -> str:
     """Format a range of seconds in the unit of its lower end: `7.62-9.03s`."""
     _, unit, name = _time_unit(lower)
     return f"{_three_digits(lower / unit)}-{_three_digits(upper / unit)}{name}"
@@ -49,7 +49,7 @@ def format_money(value: float | None, currency: str) -> str:
     return f"{_SYMBOL[currency]}{text}" if currency in _SYMBOL else f"{text} {currency}"
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """Format a large count: `1.05M`, `4.19M`, `512`."""
     for limit, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
@@ -59,17 +59,17 @@ def count(value: float) -> str:
 
 def format_parameters(value: float) -> str:
     """Format a number of parameters as models are named: `124M`, `8.03B`, `1.03T`."""
-    return count(value).replace("G", "B")
+    return format_count(value).replace("G", "B")
 
 
-def gibibytes(value: float) -> str:
+def format_gibibytes(value: float) -> str:
     """Format bytes in whole GiB: `61`."""
     return f"{value / GIB:.0f}"
 
 
-def gibibyte_range(lower: float, upper: float) -> str:
+def format_gibibyte_range(lower: float, upper: float) -> str:
     """Format a range of bytes in whole GiB: `51-58`, or one number where the ends are equal."""
-    ends = dict.fromkeys((gibibytes(lower), gibibytes(upper)))
+    ends = dict.fromkeys((format_gibibytes(lower), format_gibibytes(upper)))
     return "-".join(ends)
 
 

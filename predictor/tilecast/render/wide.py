@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilecast.advice import Advice, Offer
 from tilecast.render.columns import align_columns
 from tilecast.render.table import advice_text
-from tilecast.render.units import count, duration, format_bytes, format_money, gibibyte_range
+from tilecast.render.units import format_bytes, format_count, format_duration, format_gibibyte_range, format_money
 from tilecast.step import PARTS
 
 LEGEND = """\
@@ -29,7 +29,7 @@ def wide_text(advice: Advice) -> str:
         )
     if advice.best is not None:
         memory = [(name, format_bytes(value)) for name, value in advice.best.memory.items() if value]
-        ends = gibibyte_range(advice.best.memory_lower_bytes, advice.best.memory_upper_bytes)
+        ends = format_gibibyte_range(advice.best.memory_lower_bytes, advice.best.memory_upper_bytes)
         text = f"{ends} GiB, of which it cannot do without "
         sections.append("Memory of the recommendation: " + text + ", ".join(f"{name} {one}" for name, one in memory))
     if advice.why_not:
@@ -48,14 +48,14 @@ def wide_text(advice: Advice) -> str:
 
 
 def _part_cells(offer: Offer) -> tuple[str, ...]:
-    times = [duration(offer.breakdown[part]) if offer.breakdown[part] else "" for part in PARTS]
+    times = [format_duration(offer.breakdown[part]) if offer.breakdown[part] else "" for part in PARTS]
     free = {True: "yes", False: "no", None: ""}[offer.fits_now]
     selector = ",".join(f"{key}={value}" for key, value in offer.pool.node_selector.items())
     job = offer.workload
-    head = (offer.pool.name, str(offer.plan), f"{job.global_batch}", job.precision, count(offer.tokens_per_s))
+    head = (offer.pool.name, str(offer.plan), f"{job.global_batch}", job.precision, format_count(offer.tokens_per_s))
     return (*head, *times, offer.pool.node_type, free, selector)
 
 
 def _pareto_cells(offer: Offer) -> tuple[str, ...]:
     priced = format_money(offer.cost_per_1000_steps, offer.pool.currency)
-    return (offer.pool.name, f"{offer.gpus}", str(offer.plan), duration(offer.step_s), priced)
+    return (offer.pool.name, f"{offer.gpus}", str(offer.plan), format_duration(offer.step_s), priced)

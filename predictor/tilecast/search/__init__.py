@@ -192,7 +192,7 @@ def _price_steps(workload: Workload, space: _Space, pool: Pool) -> tuple[step.St
     if len(plans):
         sharded = space.sharded()
         kernels = blocks.kernel_seconds(workload, sharded, pool.gpu)
-        steps = step.Steps.of(workload, plans, space.inputs(), pool, kernels)
+        steps = step.Steps.from_plans(workload, plans, space.inputs(), pool, kernels)
         for rows in _split_rows(plans):
             times = steps.rows(rows)
             step_s[rows], launch_s[rows] = times.total, times.launch
@@ -225,7 +225,11 @@ class _Space:
             return bills, least, reserved
 
         return cls(
-            plans, is_bounded, sharded, cache(lambda: StepInputs.of(sharded(), plans, pool)), cache(memory_bills)
+            plans,
+            is_bounded,
+            sharded,
+            cache(lambda: StepInputs.from_plans(sharded(), plans, pool)),
+            cache(memory_bills),
         )
 
     def gpu_bytes(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:

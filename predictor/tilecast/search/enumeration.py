@@ -121,7 +121,7 @@ def _enumerate_splits(workload: Workload, pool: Pool, limits: Limits, digits: in
     gpus = tensor * context * pipeline * data
     nodes = gpus // pool.gpus_per_node
     whole = gpus % pool.gpus_per_node == 0
-    inside = gpus if limits.tensor_across_nodes else placement.joined(gpus, pool)
+    inside = gpus if limits.tensor_across_nodes else placement.joined_gpus(gpus, pool)
     # If there are several nodes, each node, or each NVLink domain of nodes, holds whole tensor-parallel groups.
     keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (whole & (inside % tensor == 0)))
     if limits.gpus is None:
@@ -232,7 +232,7 @@ def expert_degrees(model: Model, ranks: Ints) -> Ints:
         return ranks[:, None]
     if zoo.spreads_rows(model):
         return np.stack([np.ones_like(ranks), np.where(ranks > 1, ranks, 0)], axis=1)
-    degrees = np.array(divisors(zoo.experts(model) or 1), ranks.dtype)
+    degrees = np.array(divisors(zoo.count_experts(model) or 1), ranks.dtype)
     return np.where(ranks[:, None] % degrees == 0, degrees, 0)
 
 
@@ -271,7 +271,7 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     )
     allowed = np.any([framework.executes(table) for framework in _find_frameworks(workload)], axis=0)
     if workload.bucket_mib is not None and not is_whole:
-        allowed &= frameworks.of(workload).sizes_buckets(table)
+        allowed &= frameworks.find_framework(workload).sizes_buckets(table)
     allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
     allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
     if workload.offload == "parameters":
@@ -290,7 +290,7 @@ def _allow_combinations(workload: Workload, outer: _Table, ways: _Table, allowed
     `allowed` is the mask of `_enumerate_ways`.
     """
     # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
-    degrees = _DEGREES if zoo.experts(workload.model) else _DEGREES[:-1]
+    degrees = _DEGREES if zoo.count_experts(workload.model) else _DEGREES[:-1]
     kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
     virtual = np.arange(1, MAX_VIRTUAL + 1)
     pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]

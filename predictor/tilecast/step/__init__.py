@@ -9,7 +9,7 @@ the last micro-batch's backward pass, bucket by bucket (`overlap`); the part tha
 frameworks launch kernels one by one from the host: a pass takes no less than its launches.
 
 The formula of each part is in `parts`. `Steps.rows`, the place to start reading, calls these formulas.
-`Steps.of` evaluates their arguments by the formulas of `passes`, `replicas` and `weights`. It also says which
+`Steps.from_plans` evaluates their arguments by the formulas of `passes`, `replicas` and `weights`. It also says which
 columns of plans each argument depends on (`distinct`).
 """
 
@@ -24,7 +24,7 @@ from tilecast import constants
 from tilecast.constants import Constants
 from tilecast.graph import Graph
 from tilecast.hardware import Pool
-from tilecast.learning.job_calibration import RunSetting, corrected_parts, node_samples
+from tilecast.learning.job_calibration import RunSetting, correct_parts, samples_per_node
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
@@ -89,10 +89,10 @@ class StepTimes:
         """Return the times with the corrections that are learned from the job's own runs.
 
         Args:
-            ratios: factors on the parts from `JobRuns.factors`, (3, n), which lower no step below `least`.
+            ratios: factors on the parts from `JobRuns.factors_of_plans`, (3, n), which lower no step below `least`.
             width: factor on the half-width of the step's range, (n,).
         """
-        parts, before = corrected_parts({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
+        parts, before = correct_parts({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
         ratio = np.sum(list(parts.values()), axis=0) / before
         lift = np.maximum(np.minimum(self.least / before, 1.0) / ratio, 1.0)
         parts, ratio = {name: value * lift for name, value in parts.items()}, ratio * lift
@@ -121,7 +121,9 @@ def step(
         priced: the seconds of the graph's kernels on the pool's GPU.
         fitted: constants to use instead of those that ship.
     """
-    return Steps.of(workload, plans, StepInputs.of(sharded, plans, pool), pool, priced, fitted).rows(slice(None))
+    return Steps.from_plans(workload, plans, StepInputs.from_plans(sharded, plans, pool), pool, priced, fitted).rows(
+        slice(None)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class Steps:
     """Seconds of the optimizer's update."""
 
     @classmethod
-    def of(
+    def from_plans(
         cls,
         workload: Workload,
         plans: Plans,
@@ -179,8 +181,8 @@ class Steps:
             priced: the seconds of the graph's kernels on the pool's GPU.
             fitted: constants to use instead of those that ship.
         """
-        constant, per_distinct, speed_at = fitted or constants.shipped(), inputs.per_distinct, inputs.speed_at
-        graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.factors
+        constant, per_distinct, speed_at = fitted or constants.shipped_constants(), inputs.per_distinct, inputs.speed_at
+        graph, gpu, columns = inputs.sharded.graph, pool.gpu, pool.calibration.factors_by_gpus
         copies_per_s, host_s = weight_copy_bytes_per_s(gpu, constant), host_seconds_per_step(workload, graph, constant)
 
         def by_degrees(formula: Callable[[Sharded, Plans, Rows], Value]) -> PerDistinct[Value]:
@@ -274,13 +276,13 @@ class Steps:
             calibrated = self.calibrated.take(rows).take(place)
             times = times.with_calibration(calibrated.ratio, calibrated.width)
         if own.runs:
-            here = RunSetting.of(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)
-            times = times.with_own_runs(*own.factors(here, plans, per_node))
+            here = RunSetting.from_workload(self.pool.gpu.name, self.pool.gpu.architecture, self.workload)
+            times = times.with_own_runs(*own.factors_of_plans(here, plans, per_node))
             times = replace(times, input=times.input + own.waited_s(plans, per_node))
         if samples_per_s is None:
             return times
         # Loaders work ahead, so their rate only bounds the step from below.
-        missing_s = np.maximum(node_samples(plans, per_node) / samples_per_s - times.total, 0.0)
+        missing_s = np.maximum(samples_per_node(plans, per_node) / samples_per_s - times.total, 0.0)
         return replace(times, input=times.input + missing_s)
 
 
@@ -293,8 +295,8 @@ def step_with_bucket_sizes(
     """
     rows, sizes = np.zeros(len(sizes_mib), np.intp), np.array(sizes_mib, float)
     sharded, plans = sharded.take(rows), plans.take(rows)
-    inputs = StepInputs.of(sharded, plans, pool, bucket_mib=sizes)
-    return Steps.of(workload, plans, inputs, pool, priced).rows(slice(None)).total
+    inputs = StepInputs.from_plans(sharded, plans, pool, bucket_mib=sizes)
+    return Steps.from_plans(workload, plans, inputs, pool, priced).rows(slice(None)).total
 
 
 def step_on_faster_links(
@@ -306,5 +308,5 @@ def step_on_faster_links(
     """
     rows, place = (axis.ravel() for axis in np.indices((len(plans), len(speeds))))
     sharded, plans = sharded.take(rows), plans.take(rows)
-    inputs = StepInputs.of(sharded, plans, pool, speed=speeds[place])
-    return Steps.of(workload, plans, inputs, pool, priced).rows(slice(None)).total.reshape(-1, len(speeds))
+    inputs = StepInputs.from_plans(sharded, plans, pool, speed=speeds[place])
+    return Steps.from_plans(workload, plans, inputs, pool, priced).rows(slice(None)).total.reshape(-1, len(speeds))

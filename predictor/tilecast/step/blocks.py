@@ -85,13 +85,13 @@ def kernel_seconds(
     """
     gpu.peak(workload.precision)
     if fitted is not None or timed is not None:
-        return _kernel_seconds(workload, sharded.graph, gpu, fitted or constants.shipped(), timed)
+        return _kernel_seconds(workload, sharded.graph, gpu, fitted or constants.shipped_constants(), timed)
 
     def price_kernels() -> tuple[Graph, KernelSeconds]:
-        return sharded.graph, _kernel_seconds(alike, sharded.graph, gpu, constants.shipped())
+        return sharded.graph, _kernel_seconds(alike, sharded.graph, gpu, constants.shipped_constants())
 
     # The graph is kept with its times, so that its id is not reused for another graph.
-    alike = zoo.of_any_batch(workload)
+    alike = zoo.without_batch(workload)
     return _PRICED.get((id(sharded.graph), alike, gpu), price_kernels)[1]
 
 
@@ -106,7 +106,7 @@ def _kernel_seconds(
 ) -> KernelSeconds:
     # The graph is kept with its kernels, so that its id is not reused for another graph.
     table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
-    times = timed or kernels.seconds(table, gpu)
+    times = timed or kernels.predict_kernel_times(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[launch_host(workload)]
     recomputed = recomputed_share(workload)
     zero = _Pass(np.zeros(1), np.zeros(1))
@@ -135,7 +135,7 @@ def launch_host(workload: Workload) -> str:
 
     It is a key of `launch_us`, `collective_us`, `step_ms` and `gradient_us` in the constants.
     """
-    is_graph = workload.execution == "eager" and frameworks.of(workload).host == "graph"
+    is_graph = workload.execution == "eager" and frameworks.find_framework(workload).host == "graph"
     return "graph" if is_graph else workload.execution
 
 
@@ -150,7 +150,7 @@ def _memory_kernels(workload: Workload) -> str:
 
 def recomputed_share(workload: Workload) -> Callable[[Op], float]:
     """Return a function from a forward operator to the share of it that selective recomputation repeats."""
-    if frameworks.of(workload).selective == "attention":
+    if frameworks.find_framework(workload).selective == "attention":
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
     return lambda op: rates.get(int(op.table.kind[0]), 1.0)
@@ -191,7 +191,7 @@ def corrections(
 
     `operator_seconds` describes the arguments.
     """
-    fitted = fitted or constants.shipped()
+    fitted = fitted or constants.shipped_constants()
     factors: dict[str, Floats] = {}
     if times.irregular[rows].any():
         factors["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
@@ -203,7 +203,7 @@ def corrections(
     else:
         factors[f"memory.{runner}"] = np.full(1, fitted.memory_factor(runner, times.gpu))
     if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
-        factors[f"attention.{fused.name}"] = np.full(1, fused.factor(times.gpu, op.phase))
+        factors[f"attention.{fused.name}"] = np.full(1, fused.time_factor(times.gpu, op.phase))
     return factors
 
 
@@ -212,8 +212,8 @@ def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAtt
 
     The result is None if no implementation runs.
     """
-    own = frameworks.of(workload).attention
+    own = frameworks.find_framework(workload).attention
     if named := next((kernel for kernel in fitted.attention if kernel.name == own), None):
         return named
     native = workload.fused_kernels or workload.execution == "xla"
-    return next((kernel for kernel in fitted.attention if kernel.runs(gpu, native=native)), None)
+    return next((kernel for kernel in fitted.attention if kernel.runs_on(gpu, native=native)), None)

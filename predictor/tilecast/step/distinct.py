@@ -13,8 +13,8 @@ from typing import Generic, Literal, TypeVar, cast
 import numpy as np
 
 from tilecast.hardware import Pool
-from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, distinct
-from tilecast.step.placement import joined
+from tilecast.spec import Columns, DistinctRows, Floats, Ints, Plans, Rows, distinct_rows
+from tilecast.step.placement import joined_gpus
 from tilecast.zoo import Sharded
 
 Value = TypeVar("Value", bound="Floats | Columns")
@@ -57,11 +57,11 @@ class StepInputs:
     place: Rows
     """Row, among the n, of each plan of the whole table."""
     _columns: Mapping[Column, Ints]
-    _distinct: dict[tuple[Column, ...], tuple[Distinct, Sharded, Plans]]
+    _distinct: dict[tuple[Column, ...], tuple[DistinctRows, Sharded, Plans]]
     """Cache of distinct rows by the names of columns, shared by all formulas and all pools of one shape."""
 
     @classmethod
-    def of(
+    def from_plans(
         cls,
         sharded: Sharded,
         plans: Plans,
@@ -83,18 +83,18 @@ class StepInputs:
         neighbours = plans.distinct_splits(*trials)
         rows, trials = neighbours.first, [column[neighbours.first] for column in trials]
         sharded, plans = sharded.take(rows), plans.take(rows)
-        links = joined(plans.gpus, pool)
-        degrees = distinct(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *trials)
+        links = joined_gpus(plans.gpus, pool)
+        degrees = distinct_rows(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *trials)
         columns: dict[Column, Ints] = {
             "shard": sharded.index,
             "checkpointing": plans.checkpointing,
-            "links": distinct(links, *trials).index if trials else links,
+            "links": distinct_rows(links, *trials).index if trials else links,
             "pipeline": plans.pipeline,
             "degrees": degrees.index,
             "accumulates": np.minimum(plans.gradient_accumulation, 2),
         }
         speed, bucket_mib = (None if column is None else column[rows] for column in (speed, bucket_mib))
-        known: dict[tuple[Column, ...], tuple[Distinct, Sharded, Plans]] = {
+        known: dict[tuple[Column, ...], tuple[DistinctRows, Sharded, Plans]] = {
             ("degrees",): (degrees, sharded.take(degrees.first), plans.take(degrees.first))
         }
         return cls(sharded, plans, speed, bucket_mib, neighbours.index, columns, known)
@@ -126,10 +126,10 @@ class StepInputs:
         plans = replace(self.plans.take(four), zero_stage=np.repeat(np.arange(4), len(rows)))
         return PerDistinct(formula(self.sharded.take(four), plans, four).reshape(4, -1), rows.index)
 
-    def _distinct_rows(self, names: tuple[Column, ...]) -> tuple[Distinct, Sharded, Plans]:
+    def _distinct_rows(self, names: tuple[Column, ...]) -> tuple[DistinctRows, Sharded, Plans]:
         """Return the rows that are distinct in the named columns, with their shards and plans."""
         if names not in self._distinct:
-            rows = distinct(*(self._columns[name] for name in names))
+            rows = distinct_rows(*(self._columns[name] for name in names))
             self._distinct[names] = rows, self.sharded.take(rows.first), self.plans.take(rows.first)
         return self._distinct[names]
 

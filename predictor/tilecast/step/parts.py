@@ -52,5 +52,5 @@ def launch_seconds(repeats: Floats, micro: MicroBatch, once_s: Floats) -> Floats
 def input_seconds(graph: Graph, plans: Plans, compute_s: Floats) -> Floats:
     """Return the seconds of the copy of a batch to the GPU that computation does not hide; loaders prefetch a batch."""
     samples = plans.micro_batch * plans.gradient_accumulation
-    host = samples * (graph.host_bytes_per_sample / constants.shipped().host.copy_bytes_per_s)
+    host = samples * (graph.host_bytes_per_sample / constants.shipped_constants().host.copy_bytes_per_s)
     return np.maximum(host - compute_s, 0.0)

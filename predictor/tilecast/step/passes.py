@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilecast import collectives, frameworks
-from tilecast.collectives import Algorithm, Group
+from tilecast.collectives import Algorithm, RankGroup
 from tilecast.constants import Constants
 from tilecast.graph import CollectiveCall
 from tilecast.hardware import Pool
-from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct
+from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
-from tilecast.step.placement import group_of, joined
+from tilecast.step.placement import communication_group, joined_gpus
 from tilecast.zoo import Sharded
 
 _FULL = CHECKPOINTING.index("full")
@@ -55,10 +55,10 @@ class Exchanges:
     def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
         """Prepare prices on the pool's links, or on links `speed` times as fast, (n,)."""
         degrees = (plans.tensor, plans.context, plans.expert)
-        senders = distinct(sharded.index, *degrees, joined(plans.gpus, pool))
+        senders = distinct_rows(sharded.index, *degrees, joined_gpus(plans.gpus, pool))
         self._index, self._speed, self._pool = senders.index, speed, pool
         self._sharded, self._plans = sharded.take(senders.first), plans.take(senders.first)
-        self._groups: dict[str, tuple[Rows, Group]] = {}
+        self._groups: dict[str, tuple[Rows, RankGroup]] = {}
         self._priced: dict[tuple[str, tuple[Algorithm, ...], float, bytes], Floats] = {}
 
     def seconds(self, transfer: CollectiveCall) -> Floats:
@@ -79,18 +79,20 @@ class Exchanges:
         if not size.any():
             return seconds
         if transfer.collective == "all_to_all":
-            active = collectives.dispatch(size, group, pool.intra, pool.inter, transfer.fanout)
+            active = collectives.dispatch_s(size, group, pool.intra, pool.inter, transfer.fanout)
         else:
-            active = collectives.seconds(transfer.collective, size, group, pool.intra, pool.inter)
+            active = collectives.fastest_collective_s(transfer.collective, size, group, pool.intra, pool.inter)
         seconds[rows] = np.where(size > 0, active, 0.0)
         return seconds
 
-    def _group(self, name: str) -> tuple[Rows, Group]:
+    def _group(self, name: str) -> tuple[Rows, RankGroup]:
         """Return the rows of the distinct plans with several ranks in the named dimension, and their groups."""
         plans, ranks = self._plans, getattr(self._plans, name)
         rows = np.flatnonzero(ranks > 1)
         inner = plans.tensor if name == "context" else np.ones_like(ranks)
-        return rows, group_of(ranks[rows].astype(float), inner[rows].astype(float), plans.gpus[rows], self._pool)
+        return rows, communication_group(
+            ranks[rows].astype(float), inner[rows].astype(float), plans.gpus[rows], self._pool
+        )
 
 
 def block_passes(
@@ -237,7 +239,7 @@ def exposed_share(workload: Workload, transfer: CollectiveCall, fitted: Constant
     training/arguments.py: tp_comm_overlap needs sequence_parallel; Transformer Engine, module/linear.py: the reduction
     of the input's gradient is asynchronous).
     """
-    hidden, overlap = 0.0, frameworks.of(workload).tensor_overlap
+    hidden, overlap = 0.0, frameworks.find_framework(workload).tensor_overlap
     if transfer.group == "expert":
         hidden = fitted.expert_share
     elif transfer.group == "tensor" and overlap == "both" and transfer.collective != "all_reduce":
@@ -255,7 +257,7 @@ def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: P
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
     inner = (plans.tensor * plans.context * plans.data).astype(float)
-    group = group_of(plans.pipeline.astype(float), inner, plans.gpus, pool)
+    group = communication_group(plans.pipeline.astype(float), inner, plans.gpus, pool)
     size = sharded.gather(sharded.graph.boundary_bytes)
-    sent_s = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
+    sent_s = collectives.fastest_collective_s("send_recv", size, group, pool.intra, pool.inter)
     return np.where(plans.pipeline > 1, sent_s * (2.0 if workload.training else 1.0), 0.0)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilecast.collectives import Group
+from tilecast.collectives import RankGroup
 from tilecast.hardware import Pool
 from tilecast.spec import Floats, Ints
 
 
-def joined(gpus: Ints, pool: Pool) -> Ints:
+def joined_gpus(gpus: Ints, pool: Pool) -> Ints:
     """Return the number of a job's GPUs that the link inside nodes joins, (n,).
 
     It joins the GPUs of a node, or of an NVLink domain of several nodes. A job larger than a domain takes equally many
@@ -28,7 +28,7 @@ def joined(gpus: Ints, pool: Pool) -> Ints:
     return np.where(gpus <= pool.domain, gpus, ranks)
 
 
-def group_of(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> Group:
+def communication_group(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> RankGroup:
     """Return a communication group of each job, whose members are `inner` ranks apart.
 
     A node, or a domain of nodes, holds as many members as fit and divide the group.
@@ -39,10 +39,10 @@ def group_of(ranks: Floats, inner: Floats, gpus: Ints, pool: Pool) -> Group:
         gpus: number of GPUs of each job, (n,).
         pool: the pool that the jobs run on.
     """
-    node = joined(gpus, pool).astype(float)
+    node = joined_gpus(gpus, pool).astype(float)
     fitting = np.clip(np.floor(node / inner), 1.0, ranks)
     # All nodes have equally many members: the largest number that fits and divides the group.
     candidates = np.arange(1, max(2, int(fitting.max(initial=1.0)) + 1))
     divides = (ranks.astype(np.int64)[:, None] % candidates == 0) & (candidates <= fitting[:, None])
     local = np.where(divides, candidates, 1).max(axis=1).astype(float)
-    return Group(ranks, local, node, np.maximum(node / pool.gpus_per_node, 1.0))
+    return RankGroup(ranks, local, node, np.maximum(node / pool.gpus_per_node, 1.0))

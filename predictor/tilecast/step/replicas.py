@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import collectives, constants, frameworks, overlap, zoo
-from tilecast.collectives import Group
+from tilecast.collectives import RankGroup
 from tilecast.constants import Constants
 from tilecast.hardware import Pool, find_link
 from tilecast.spec import Columns, Floats, Ints, Plans, Workload
 from tilecast.step.passes import MicroBatch
-from tilecast.step.placement import group_of
+from tilecast.step.placement import communication_group
 from tilecast.step.weights import HeldWeights, reshards_weights
 from tilecast.zoo import Sharded
 
@@ -71,13 +71,15 @@ def sync_seconds(
         gathered: number of parts in which the weights of sharded models are gathered.
         fitted: the constants.
     """
-    everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
-    groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans.gpus, pool))]
+    everything, experts = (sharded.sum_fullest_stage(column, plans) for column in ("parameters", "expert_parameters"))
+    groups = [(everything - experts, communication_group(plans.replicas, plans.tensor.astype(float), plans.gpus, pool))]
     if experts.any():
-        groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans.gpus, pool)))
+        groups.append(
+            (experts, communication_group(plans.expert_replicas, plans.expert.astype(float), plans.gpus, pool))
+        )
     nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights as the one byte that is held.
-    updated = weight - (sharded.layered_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
+    updated = weight - (sharded.layer_parameter_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
     # Parameters that a rank holds alone are not exchanged.
     exchanged = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
     sums = [parameters * gradient * held.trainable for parameters in exchanged]
@@ -107,7 +109,7 @@ def sync_seconds(
 
 def _exchange_seconds(
     workload: Workload,
-    groups: Sequence[Group],
+    groups: Sequence[RankGroup],
     pool: Pool,
     fitted: Constants,
     collective: str,
@@ -131,13 +133,13 @@ def _count_parts(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats:
     return np.asarray(np.maximum(np.sum(parts, axis=0), 1.0))
 
 
-def _collective_seconds(workload: Workload, collective: str, size: Floats, group: Group, pool: Pool) -> Floats:
+def _collective_seconds(workload: Workload, collective: str, size: Floats, group: RankGroup, pool: Pool) -> Floats:
     """Return the seconds of a collective over replicas, (n,); a parameter server may sum the gradients."""
     if collective != "all_reduce" or workload.gradient_sync == "allReduce":
-        return collectives.seconds(collective, size, group, pool.intra, pool.inter)
+        return collectives.fastest_collective_s(collective, size, group, pool.intra, pool.inter)
     servers = workload.parameter_servers or group.nodes
     waits = workload.server_updates == "synchronous"
-    return collectives.serve(size, group, pool.intra, pool.inter, servers, waits=waits)
+    return collectives.parameter_server_s(size, group, pool.intra, pool.inter, servers, waits=waits)
 
 
 _LEAST_GATHERED = 4
@@ -197,7 +199,10 @@ def link_contention(pool: Pool) -> float:
     """
     # With the pool's own link, a faster one would slow down steps whose exchanges wait for another link.
     link = find_link(pool.gpu.intra_link)
-    return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / constants.shipped().contention, 1.0)
+    return min(
+        link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / constants.shipped_constants().contention,
+        1.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
     """
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
-    cells, gradient = frameworks.of(workload), frameworks.gradient_bytes(workload)
+    cells, gradient = frameworks.find_framework(workload), frameworks.gradient_bytes(workload)
     trained = held.parameters * held.trainable
     cast = 6.0 if workload.is_mixed and cells.weights == "autocast" else 0.0
     fused = cells.fused_accumulation
@@ -69,12 +69,12 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
     summed = 0.0 if fused else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
     sums = np.where(plans.zero_stage >= cells.gradients_stage, held.own * held.trainable, trained) * summed
     # Copies out of a gather (read and written) for each pass, and into the scatter, which widens on the way.
-    gathered = 2 * gathers(workload, plans) * held.gathered_bytes * held.parameters
+    gathered = 2 * gathers_per_micro_batch(workload, plans) * held.gathered_bytes * held.parameters
     scattered = np.where(plans.zero_stage >= 3, workload.weight_bytes + gradient, 0.0)
     return np.asarray((cast + converted + scattered) * trained + sums + gathered)
 
 
-def gathers(workload: Workload, plans: Plans) -> Floats:
+def gathers_per_micro_batch(workload: Workload, plans: Plans) -> Floats:
     """Return the number of times that a micro-batch gathers the weights that ZeRO spreads, (n,)."""
     return np.where(plans.zero_stage >= 3, 2.0, np.where(reshards_weights(workload, plans), 1.0, 0.0))
 
@@ -85,7 +85,7 @@ def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
     Between the two passes the weights stay whole. Pipelines never spread them (PyTorch,
     distributed/pipelining/stage.py).
     """
-    each = frameworks.of(workload).reshards_weights
+    each = frameworks.find_framework(workload).reshards_weights
     return np.asarray((plans.zero_stage == 2) & (plans.pipeline == 1) & each)
 
 
@@ -119,7 +119,7 @@ def optimizer_seconds(workload: Workload, held: HeldWeights, plans: Plans, gpu: 
     own = np.where(plans.zero_stage >= 1, held.own, held.parameters) * held.trainable
     reduced = (plans.replicas > 1) & (plans.zero_stage < 1)  # gradients are summed over replicas as a whole
     states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
-    cells, gradient = frameworks.of(workload), frameworks.gradient_bytes(workload)
+    cells, gradient = frameworks.find_framework(workload), frameworks.gradient_bytes(workload)
     passes = 1.0 + 2.0 * (workload.precision == "fp16") + 3.0 * cells.clips_gradients
     copies = np.where(reduced, 4.0 * (cells.gradient_copies - 1.0), 0.0)
     cast, read = (gradient + 4.0, 4.0) if workload.is_mixed and cells.casts_gradients else (0.0, gradient)
@@ -168,7 +168,7 @@ def gradient_wait_seconds(workload: Workload, graph: Graph, plans: Plans, fitted
 
 def _count_weight_tensors(graph: Graph) -> float:
     """Return the estimated number of tensors of weights: a fitted number for each operator that may have weights."""
-    return constants.shipped().host_step.operator_tensors * sum(
+    return constants.shipped_constants().host_step.operator_tensors * sum(
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks
     )
@@ -181,5 +181,5 @@ def weight_fetch_seconds(held: HeldWeights, micro: MicroBatch) -> Floats:
     next block.
     """
     parameters = np.stack([held.parameters, held.parameters, held.parameters, held.own])
-    crossing = 2.0 * held.gathered_bytes * parameters / constants.shipped().host.copy_bytes_per_s
+    crossing = 2.0 * held.gathered_bytes * parameters / constants.shipped_constants().host.copy_bytes_per_s
     return np.maximum(crossing - micro.gpu_s, 0.0)

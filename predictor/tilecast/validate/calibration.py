@@ -65,11 +65,11 @@ def to_measured_runs(
                 gpu=case.pool.gpu.name,
                 precision=case.workload.precision,
                 family=case.workload.model.family,
-                scale=calibration.scale(case.gpus),
-                workload=calibration.digest(case.workload),
+                scale=calibration.name_gpu_range(case.gpus),
+                workload=calibration.digest_workload(case.workload),
                 predicted_s=float(predicted),
                 observed_s=float(seconds),
-                framework=calibration.framework_of(case.workload),
+                framework=calibration.name_framework(case.workload),
             )
         )
     return MeasuredRuns(scored.rows, tuple(runs), np.array(widths), tuple(cases), tuple(forecasts))
@@ -126,9 +126,9 @@ def _calibrated_errors(
     runs: MeasuredRuns, observed_rows: npt.NDArray[np.int64], forecast_rows: npt.NDArray[np.int64]
 ) -> tuple[float, ...]:
     """Return the error, bias, coverage and width of `forecast_rows`, calibrated on `observed_rows` (row indices)."""
-    table = calibration.fit([runs.runs[index] for index in observed_rows])
+    table = calibration.fit_calibration([runs.runs[index] for index in observed_rows])
     left_out = [runs.runs[index] for index in forecast_rows]
-    one = [table.at(calibration.group(run)) for run in left_out]
+    one = [table.correction_of_group(calibration.group_of_run(run)) for run in left_out]
     software = [table.software_ratio(run.framework, run.family) for run in left_out]
     ratio = np.array([item.ratio for item in one]) * software
     half = runs.half_width[forecast_rows] * np.array([item.width for item in one])
@@ -168,7 +168,7 @@ def calibration_report(runs: MeasuredRuns) -> str:
         if max(sizes.values()) < least:
             break
         lines += [_point_line(point) for point in calibration_curve(runs, counts, least)] + [""]
-    return "\n".join([*lines, *correction_lines(calibration.fit(runs.runs))])
+    return "\n".join([*lines, *correction_lines(calibration.fit_calibration(runs.runs))])
 
 
 _HEADER = f"{'observations of the pool':<26}{'pools':>6}{'rows':>6}{'error':>8}{'bias':>8}{'in range':>10}{'range':>8}"

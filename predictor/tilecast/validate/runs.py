@@ -104,7 +104,7 @@ def group_runs(rows: Sequence[Row], reader: Reader = read_run) -> tuple[list[Run
         )
         try:
             sharded = zoo.shard(case.workload, plans)
-            timed = kernels.seconds(sharded.graph.kernels()[0], case.pool.gpu)
+            timed = kernels.predict_kernel_times(sharded.graph.kernels()[0], case.pool.gpu)
         except SpecError:
             refused |= dict.fromkeys((member.index for member in group_members), "impossible-size")
             continue
@@ -218,9 +218,9 @@ def _usual_expert_parallelism(case: RunCase) -> int:
     """
     if zoo.spreads_rows(case.workload.model):
         return case.stated["data"] or 1
-    experts = zoo.experts(case.workload.model) or 1
+    experts = zoo.count_experts(case.workload.model) or 1
     data = case.stated["data"] or 1
-    near = case.gpus if case.stated["zero_stage"] == 3 else int(placement.joined(np.array(case.gpus), case.pool))
+    near = case.gpus if case.stated["zero_stage"] == 3 else int(placement.joined_gpus(np.array(case.gpus), case.pool))
     most = min(near, experts)
     return max(n for n in range(1, most + 1) if experts % n == 0 and data % n == 0)
 

@@ -62,7 +62,7 @@ def score_forecasts(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Score
         index=index,
         measured_s=measured,
         predicted_s=predicted,
-        cautious_s=uncertainty.cautious(predicted, launch),
+        cautious_s=uncertainty.slow_host_step_s(predicted, launch),
         covered=np.array(covered, dtype=bool),
         fits=np.array([bool(item.fits) for item in items], dtype=bool),
         graded=len(graded),
@@ -93,7 +93,7 @@ def mean_over_groups(errors: Floats, rows: Sequence[Row]) -> float:
 
 def gpu_count_range(row: Row) -> str:
     """Return the range that a row's GPU count falls into."""
-    return calibration.scale(read_integer(row, "n_gpus") or 1)
+    return calibration.name_gpu_range(read_integer(row, "n_gpus") or 1)
 
 
 BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
@@ -223,7 +223,7 @@ def rank_plans(
             taus.append(float(np.mean(sign[apart])))
         decides = predicted
         if cautious_s is not None:
-            tied = predicted <= predicted.min() * np.exp(uncertainty.most_tied())
+            tied = predicted <= predicted.min() * np.exp(uncertainty.largest_tie_width())
             decides = np.where(tied, cautious_s[members], np.inf)
         best = np.isclose(decides, decides.min(), rtol=1e-9)
         regrets.append(float(np.mean(measured[best])) / float(measured.min()) - 1)

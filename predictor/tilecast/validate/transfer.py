@@ -26,8 +26,8 @@ from tilecast.learning.job_calibration import (
     Mask,
     RunSetting,
     correction_factors,
-    deviations,
     shared_levels,
+    shipped_deviations,
     small_deviation_share,
 )
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
@@ -128,7 +128,10 @@ def to_transfer_runs(measured: curves.MeasuredRuns, sources: Sequence[str]) -> T
         tuple(sources),
         tuple(f"{row[_TABLE]}: {row.get('split_group', '')}" for row in measured.rows),
         tuple((name, *(row.get(key, "") for key in _ALIKE)) for name, row in zip(sources, measured.rows, strict=True)),
-        tuple(RunSetting.of(case.pool.gpu.name, case.pool.gpu.architecture, case.workload) for case in measured.cases),
+        tuple(
+            RunSetting.from_workload(case.pool.gpu.name, case.pool.gpu.architecture, case.workload)
+            for case in measured.cases
+        ),
         tuple(item.plan for item in measured.forecasts if item.plan is not None),
     )
 
@@ -174,7 +177,7 @@ def shared_pair_levels(subjects: TransferRuns, seen: Ints, asked: Ints) -> Mask:
             shared_levels(
                 JobRun(subjects.places[one], subjects.plans[one], 0.0),
                 subjects.places[other],
-                Plans.of(subjects.plans[other]),
+                Plans.from_plans(subjects.plans[other]),
             )
             for one, other in zip(seen, asked, strict=True)
         ],
@@ -191,11 +194,13 @@ def pair_corrections(
         shared: the levels of deviations that both rows of a pair share, (5, P).
         deviation: log(predicted / observed) of the run, (P,).
         share: share of the jobs of the model family that deviate little, (P,).
-        known: deviations to use in place of `tilecast.learning.job_calibration.deviations()`.
+        known: deviations to use in place of `tilecast.learning.job_calibration.shipped_deviations()`.
     """
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)
-    both = correction_factors(known or deviations(), share, itself, shared[..., None, None], deviation[:, None], once)
+    both = correction_factors(
+        known or shipped_deviations(), share, itself, shared[..., None, None], deviation[:, None], once
+    )
     return np.clip(both[0][:, 0], 1 / MAX_RATIO, MAX_RATIO), both[1][:, 0]
 
 

@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tilecast import frameworks, fuse, shipped
-from tilecast.graph import Block, Graph, Shards, check_operators
+from tilecast.graph import Block, Graph, Shards, require_few_operators
 from tilecast.memo import Memo
 from tilecast.model import Model
-from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Plan, Plans, Rows, SpecError, Workload, distinct
+from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Plan, Plans, Rows, SpecError, Workload, distinct_rows
 from tilecast.zoo import towers, traced
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
@@ -66,11 +66,11 @@ def build(workload: Workload, shards: Shards) -> Graph:
     graph = builder(workload)(workload, shards)
     if workload.model.towers:
         graph = towers.prepend_towers(graph, workload, shards, _find_builder)
-    check_operators(sum(len(block.ops) for block in graph.blocks))
+    require_few_operators(sum(len(block.ops) for block in graph.blocks))
     return fuse.apply(graph, fuse.passes(workload))
 
 
-def operators(workload: Workload) -> int:
+def count_operators(workload: Workload) -> int:
     """Return the number of distinct operators of the model.
 
     Raises:
@@ -80,7 +80,7 @@ def operators(workload: Workload) -> int:
     one = np.ones(1, np.int64)
     shards = Shards(one, one, one, one, sequence_parallel=0 * one)
     return _OPERATORS.get(
-        of_any_batch(workload), lambda: sum(len(block.ops) for block in build(workload, shards).blocks)
+        without_batch(workload), lambda: sum(len(block.ops) for block in build(workload, shards).blocks)
     )
 
 
@@ -144,7 +144,7 @@ class Sharded:
         depth = max(1, sum(block.repeat for block in self.graph.layers))
         return np.asarray(np.ceil(depth / plans.pipeline) / depth)
 
-    def stage(self, column: str, plans: Plans) -> Floats:
+    def sum_fullest_stage(self, column: str, plans: Plans) -> Floats:
         """Return the sum of a column of parameters over the blocks of the fullest pipeline stage, (n,).
 
         The stage has its share of the layers and the larger of the first and the last blocks; without a pipeline it has
@@ -160,19 +160,19 @@ class Sharded:
         Before, these are the parameters of its whole stage. After, these are its share once ZeRO has spread them over
         their replicas (arXiv 1910.02054).
         """
-        everything = self.stage("parameters", plans)
-        experts = np.minimum(self.stage("expert_parameters", plans), everything)
+        everything = self.sum_fullest_stage("parameters", plans)
+        experts = np.minimum(self.sum_fullest_stage("expert_parameters", plans), everything)
         return everything, (everything - experts) / plans.replicas + experts / plans.expert_replicas
 
     def trainable_share(self, plans: Plans) -> Floats:
         """Return the share of the fullest stage's parameters that have gradients, (n,): 1 except for LoRA."""
-        everything = self.stage("parameters", plans)
-        return np.asarray(1.0 - self.stage("frozen_parameters", plans) / np.maximum(everything, 1.0))
+        everything = self.sum_fullest_stage("parameters", plans)
+        return np.asarray(1.0 - self.sum_fullest_stage("frozen_parameters", plans) / np.maximum(everything, 1.0))
 
-    def layered_share(self, plans: Plans) -> Floats:
+    def layer_parameter_share(self, plans: Plans) -> Floats:
         """Return the share of the fullest stage's parameters that belong to layers, (n,)."""
         layers = self.sum(self.graph.layers, "parameters") * self.layer_share(plans, "parameters")
-        return np.asarray(np.minimum(layers / np.maximum(self.stage("parameters", plans), 1.0), 1.0))
+        return np.asarray(np.minimum(layers / np.maximum(self.sum_fullest_stage("parameters", plans), 1.0), 1.0))
 
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
         """Return the bytes of a weight without gradient, as a mean over the fullest stage, (n,).
@@ -181,8 +181,8 @@ class Sharded:
         """
         if not workload.is_mixed:
             return np.full(len(plans), 4.0)
-        share = self.layered_share(plans)
-        quantized = frameworks.of(workload).quantized_bits / 8.0 if workload.frozen_bits < 16 else 2.0
+        share = self.layer_parameter_share(plans)
+        quantized = frameworks.find_framework(workload).quantized_bits / 8.0 if workload.frozen_bits < 16 else 2.0
         return np.asarray(share * quantized + (1.0 - share) * 2.0)
 
     def gathered_bytes(self, workload: Workload, plans: Plans) -> Floats:
@@ -203,10 +203,10 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
     """
     expert = np.minimum(plans.expert, most_expert_ranks(workload.model))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
-    rows = distinct(*columns)
+    rows = distinct_rows(*columns)
     shares = [column[rows.first] for column in columns]
     keys = list(zip(*(share.tolist() for share in shares), strict=True))
-    alike = of_any_batch(workload)
+    alike = without_batch(workload)
     graphs = _GRAPHS.get(alike, lambda: deque(maxlen=_GRAPHS_PER_WORKLOAD))
     known = next(((graph, places) for graph, places in tuple(graphs) if places.keys() >= set(keys)), None)
     if known is None:
@@ -216,7 +216,7 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
     return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index])
 
 
-def of_any_batch(workload: Workload) -> Workload:
+def without_batch(workload: Workload) -> Workload:
     """Return the workload with its global batch and number of steps replaced by fixed values.
 
     Neither changes the graph or its kernels, so that workloads which differ only in these share stored results.
@@ -230,9 +230,9 @@ _GRAPHS: Memo[deque[tuple[Graph, dict[_Shares, int]]]] = Memo(8)
 _GRAPHS_PER_WORKLOAD = 3
 
 
-def parameters(workload: Workload) -> float:
+def count_parameters(workload: Workload) -> float:
     """Return the number of parameters of the whole, unsplit model."""
-    whole = shard(workload, Plans.of(Plan()))
+    whole = shard(workload, Plans.from_plans(Plan()))
     blocks = whole.graph.blocks
     return float((whole.sum(blocks, "parameters") + whole.sum(blocks, "table_parameters"))[0])
 
@@ -243,10 +243,10 @@ _MOST_RANKS = 2**30
 
 def most_expert_ranks(model: Model) -> int:
     """Return the largest number of ranks over which expert parallelism can spread a part of the model."""
-    return _MOST_RANKS if spreads_rows(model) else max(1, experts(model))
+    return _MOST_RANKS if spreads_rows(model) else max(1, count_experts(model))
 
 
-def experts(model: Model) -> int:
+def count_experts(model: Model) -> int:
     """Return the number of experts of a layer, or 0."""
     return model.dimensions.experts if isinstance(model.dimensions, Transformer) else 0
 
@@ -288,7 +288,7 @@ def has_equal_sequences(model: Model) -> bool:
     return model.trace is None and FAMILIES[model.family].packs
 
 
-def auto(model: Model) -> str | None:
+def auto_model_suffix(model: Model) -> str | None:
     """Return the suffix of the `AutoModel` class of Transformers that returns the model's loss.
 
     It is empty if no such class returns the loss, and None if Transformers builds no such model.
@@ -315,14 +315,14 @@ def preset(name: str) -> Model:
     for key in keys:
         if key in table:
             return _read_preset(table[key])
-    begun = family(name)
+    begun = presets_of_family(name)
     near = None if begun else _find_nearest(keys[-1])
     meant = _format_choice(begun) if begun else table[near] if near else ""
     hint = f"did you mean {meant}?" if meant else "`tilecast show models` lists them"
     raise SpecError("model.preset", f"unknown model {name!r}", hint)
 
 
-def family(name: str) -> list[str]:
+def presets_of_family(name: str) -> list[str]:
     """Return the names of the presets that begin with this name, in the order of `presets`.
 
     If the name ends in a digit, the number must end there too. A single letter matches no preset.

@@ -22,7 +22,7 @@ def dequantize_weights(workload: Workload, parts: Sequence[Sublayer], calls: Flo
     its input (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). A rank writes
     all experts that it holds; their two products take `calls` kernels each.
     """
-    numerics, bits = Numerics.of(workload), frameworks.of(workload).quantized_bits
+    numerics, bits = Numerics.from_workload(workload), frameworks.find_framework(workload).quantized_bits
     weights = [(item.name, item.inputs * item.outputs, np.ones(1)) for part in parts for item in part.linears]
     weights += [("experts", part.expert_parameters, 2 * calls) for part in parts if part.expert_parameters.any()]
     return [
@@ -51,7 +51,7 @@ def build_adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[
     Each dense layer of attention and MLP gets a down- and an up-projection of small rank (arXiv 2106.09685, section
     4.1). Routers and routed experts get none.
     """
-    numerics, rank = Numerics.of(workload), float(workload.lora_rank)
+    numerics, rank = Numerics.from_workload(workload), float(workload.lora_rank)
     ops: list[Op] = []
     parameters = np.zeros(1)
     for item in linears:

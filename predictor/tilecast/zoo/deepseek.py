@@ -53,7 +53,7 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
     Down-projections, their norms and the one rotated key that all heads share are whole on every tensor-parallel rank;
     up-projections and heads are split.
     """
-    model, dims, numerics = workload.model, workload.model.own(Deepseek), Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(Deepseek), Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     tokens, outer = rank.tokens, rank.outer_tokens
     heads = model.heads / t

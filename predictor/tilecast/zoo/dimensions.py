@@ -79,7 +79,7 @@ class Transformer(Dimensions):
             problem = f"{self.first_dense} is more than the {model.layers} layers"
             yield "first_dense", problem, "choose at most the layers"
 
-    def decoding(self, model: Model) -> int:
+    def count_decoder_layers(self, model: Model) -> int:
         """Return the number of decoder layers of an encoder-decoder."""
         return model.layers // 2 if self.decoder_layers is None else self.decoder_layers
 

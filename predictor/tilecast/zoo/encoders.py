@@ -88,7 +88,7 @@ def build_relative(workload: Workload, shards: Shards) -> Graph:
 def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Sublayer:
     """Build the usual attention, and the operators and parameters that relative positions add to it."""
     part = build_attention(name, workload, rank, key_rank=key_rank, causal=causal)
-    model, dims, numerics = workload.model, workload.model.own(RelativeEncoder), Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(RelativeEncoder), Numerics.from_workload(workload)
     h, width = float(model.hidden), model.heads * model.head_dim / rank.tensor
     heads = model.heads / rank.tensor
     positions = float(dims.relative_positions) or 2 * rank.sequence

@@ -214,7 +214,7 @@ def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Dim], gradi
     """
     if numerics.matrix == "fp32" or _is_depthwise(dims):
         return []
-    known = constants.shipped().kernels
+    known = constants.shipped_constants().kernels
     moved: Floats = np.zeros(1)
     for side, prefix in (("c_in", "in"), ("c_out", "out")):
         channels = np.asarray(dims[side])
@@ -235,7 +235,7 @@ def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Dim], gradi
 def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Dim]) -> bool:
     groups = np.asarray(dims["groups"])
     is_grouped = bool(np.all(groups > 1)) and not _is_depthwise(dims)
-    is_untuned = is_grouped and bool(np.all(groups % constants.shipped().kernels.tuned_groups))
+    is_untuned = is_grouped and bool(np.all(groups % constants.shipped_constants().kernels.tuned_groups))
     return numerics.matrix != "fp32" and numerics.channels_last and is_untuned
 
 

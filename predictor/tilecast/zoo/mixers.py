@@ -77,7 +77,7 @@ class Mixer:
     linears: list[Linear] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        model, self.numerics = self.workload.model, Numerics.of(self.workload)
+        model, self.numerics = self.workload.model, Numerics.from_workload(self.workload)
         self.dims = model.own(Hybrid)
         outer = self.rank.outer_tokens
         self.ops = layers.norm(f"{self.name}.norm", self.numerics, outer, model.hidden, rms=model.rms_norm)

@@ -32,7 +32,7 @@ from tilecast.zoo.parts import (
 
 def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
     """Build the dense MLP of a layer, with a gate if the model has gated MLPs."""
-    model, numerics = workload.model, Numerics.of(workload)
+    model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     dense = model.own(Transformer).dense_ffn_hidden
     f = model.ffn_hidden if dense is None else dense
@@ -76,7 +76,7 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
     Experts are whole: their tensor-parallel size is one, as Megatron folds them over tensor and data ranks. With a
     balanced router, a rank therefore computes `top_k` experts for its part of the tokens.
     """
-    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
     e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
     outer = rank.outer_tokens
     tokens = rank.tokens / t
@@ -144,7 +144,7 @@ def _build_activation(name: str, workload: Workload, numerics: Numerics, element
 
 def count_launches(workload: Workload, local: Floats) -> Floats:
     """Return the number of kernels that a product of `local` experts takes, (S,)."""
-    return local if frameworks.of(workload).grouped_products == "each" else np.ones(1)
+    return local if frameworks.find_framework(workload).grouped_products == "each" else np.ones(1)
 
 
 def _expert_linear(

@@ -64,7 +64,7 @@ def _build_block(
 ) -> Block:
     """Return a block over `tokens` tokens of a sample; full recomputation keeps its input."""
     width, batch = workload.model.own(Modulated).width, shards.micro_batch.astype(float)
-    net = NetworkBuilder(Numerics.of(workload), batch, width, (1, 1, 1))
+    net = NetworkBuilder(Numerics.from_workload(workload), batch, width, (1, 1, 1))
     add_operators(net)
     block = uniform_block(name, len(shards), net.ops, net.parameters, net.activation_bytes)
     kept, selective, full = block.activation_bytes

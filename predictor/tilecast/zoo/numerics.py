@@ -76,9 +76,9 @@ class Numerics:
         return replace(self, matrix=self.vector) if self.matrix == "fp8" else self
 
     @classmethod
-    def of(cls, workload: Workload) -> Numerics:
+    def from_workload(cls, workload: Workload) -> Numerics:
         """Return the numerics of a workload under its framework."""
-        passes, framework = fuse.passes(workload), frameworks.of(workload)
+        passes, framework = fuse.passes(workload), frameworks.find_framework(workload)
         vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
         element = 4.0 if vector == "fp32" else 2.0
         # In an FP8 job, hand-written kernels (`fused_kernels`) are those of Transformer Engine.

@@ -167,7 +167,7 @@ def tensor_parallel_collectives(name: str, workload: Workload, rank: Rank) -> li
     reduce-scatter each way, and a second all-gather backward for the gradient of the weight. Inputs of products in FP8
     are gathered in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py: grad_output_preprocess).
     """
-    numerics = Numerics.of(workload)
+    numerics = Numerics.from_workload(workload)
     size = numerics.element * rank.tokens * workload.model.hidden
     plain = np.where(rank.sequence_parallel > 0, 0.0, size)
     spread = size - plain

@@ -124,11 +124,11 @@ def build(workload: Workload, shards: Shards) -> Graph:
     """Build the graph of a recommender, data parallel except for tables that are spread over ranks."""
     dims = workload.model.own(Tables)
     batch = shards.micro_batch.astype(float)
-    net = NetworkBuilder(Numerics.of(workload), batch, dims.dense_features, (1, 1, 1))
+    net = NetworkBuilder(Numerics.from_workload(workload), batch, dims.dense_features, (1, 1, 1))
     ops, collectives = _build_look_ups(workload, batch)
     ARCHITECTURES[workload.model.family].build(net, dims)
     has_rows = dims.spread_tables
-    row_wise = has_rows and frameworks.of(workload).table_sharding == "row-wise"
+    row_wise = has_rows and frameworks.find_framework(workload).table_sharding == "row-wise"
     # With row-wise tables, a rank holds its part of the vectors, and scatters their gradients, for all ranks' samples.
     others = 2.0 * (shards.expert - 1) if row_wise else 0.0
     net.keep_elements(batch * (1.0 + others) * dims.tables * dims.width)
@@ -154,7 +154,7 @@ def _build_look_ups(workload: Workload, batch: Floats) -> tuple[list[Op], list[C
 
     All ranks hold equal shares of the tables, so a rank serves as many keys as it requests.
     """
-    dims, numerics = workload.model.own(Tables), Numerics.of(workload)
+    dims, numerics = workload.model.own(Tables), Numerics.from_workload(workload)
     width, read, made = dims.width, batch * dims.lookups, batch * dims.tables
     differing = read * dims.distinct
     # Each row comes from memory once, however often a batch requests it, and one row is written for each table.
@@ -308,7 +308,7 @@ def build_ncf(workload: Workload, shards: Shards) -> Graph:
 
     The embeddings of the dense branch are half as wide as the inputs of its first layer.
     """
-    dims, numerics = workload.model.own(Ncf), Numerics.of(workload)
+    dims, numerics = workload.model.own(Ncf), Numerics.from_workload(workload)
     pairs = shards.micro_batch.astype(float)
     factors = dims.factors
     widths = [*dims.dense, factors]

@@ -69,7 +69,7 @@ def _build_decoder(workload: Workload, shards: Shards, side: int) -> Block:
     Masks have four times the side of the grid of patches, which is `side`.
     """
     batch = shards.micro_batch.astype(float)
-    net = NetworkBuilder(Numerics.of(workload), batch, workload.model.hidden, (1, side, side))
+    net = NetworkBuilder(Numerics.from_workload(workload), batch, workload.model.hidden, (1, side, side))
     net.has_gradient = True
     for kernel in (1, 3):
         net.conv(_WIDTH, kernel)

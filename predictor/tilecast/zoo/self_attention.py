@@ -31,7 +31,7 @@ def memory_width(model: Model) -> float:
 
 def _build_projections(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
     """Return the operators that make queries, keys and values, and their dense layers, which can have adapters."""
-    model, numerics = workload.model, Numerics.of(workload)
+    model, numerics = workload.model, Numerics.from_workload(workload)
     h, t, tokens = model.hidden, rank.tensor, rank.tokens
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     ops = layers.norm(f"{name}.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
@@ -62,7 +62,7 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
 
     It is self-attention if both are the same object, otherwise cross-attention.
     """
-    model, numerics = workload.model, Numerics.of(workload)
+    model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     read = h if key_rank is rank else memory_width(model)
@@ -118,7 +118,7 @@ def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool
     queries, s = rank.sequence / rank.context, rank.sequence
     dims = workload.model.own(Transformer)
     chunk, window = float(dims.attention_chunk), float(dims.sliding_window)
-    if key_rank is rank and Numerics.of(workload).flash:
+    if key_rank is rank and Numerics.from_workload(workload).flash:
         if 0 < chunk < s:
             return Sequences(rank.micro_batch * queries / chunk, np.full(1, chunk), np.full(1, chunk))
         if 0 < window < s:

@@ -60,7 +60,7 @@ def _build_stem(workload: Workload, shards: Shards) -> Block:
 
     The second convolution halves the number of columns.
     """
-    model, own, numerics = workload.model, workload.model.own(Spectrogram), Numerics.of(workload)
+    model, own, numerics = workload.model, workload.model.own(Spectrogram), Numerics.from_workload(workload)
     width, frames = float(model.hidden), float(own.frames)
     batch = shards.micro_batch.astype(float)
     ops: list[Op] = []

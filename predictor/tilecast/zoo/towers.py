@@ -58,7 +58,7 @@ def prepend_towers(
 
 def _build_projector(workload: Workload, shards: Shards, dims: Projector) -> Block:
     """Build the dense layers between the tokens of a tower and those of the language model."""
-    numerics = Numerics.of(workload)
+    numerics = Numerics.from_workload(workload)
     inputs, inner = dims.inputs, dims.inner
     rows = shards.micro_batch.astype(float) * dims.tokens
     widths = [(inputs, inner)]

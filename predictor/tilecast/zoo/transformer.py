@@ -60,7 +60,7 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
 def build_encoder_decoder_layers(workload: Workload, encoder: Rank, decoder: Rank) -> tuple[Block, ...]:
     """Return the layers of an encoder, and those of the decoder that attends to its tokens."""
     model = workload.model
-    decoding = model.own(Transformer).decoding(model)
+    decoding = model.own(Transformer).count_decoder_layers(model)
     encoding = model.layers - decoding
     blocks = build_stack("encoder-layer", workload, encoder, encoding, causal=False)
     return blocks + build_stack(
@@ -129,7 +129,7 @@ def build_graph(workload: Workload, first: Rank, last: Rank, blocks: tuple[Block
         first=(build_embedding(workload, first),),
         layers=blocks,
         last=(_build_head(workload, last),),
-        boundary_bytes=Numerics.of(workload).element * first.tokens / first.tensor * workload.model.hidden,
+        boundary_bytes=Numerics.from_workload(workload).element * first.tokens / first.tensor * workload.model.hidden,
         shards=len(first.tensor),
         host_bytes_per_sample=16.0 * workload.sequence_length,
     )
@@ -152,7 +152,7 @@ def build_layer(
     It has self-attention, cross-attention to the tokens of `memory`, and an MLP or experts unless `has_mlp` is False.
     `attend` builds the self-attention if that is not the usual one.
     """
-    model, numerics = workload.model, Numerics.of(workload)
+    model, numerics = workload.model, Numerics.from_workload(workload)
     parts = [(attend or build_attention)("attention", workload, rank, key_rank=rank, causal=causal)]
     if memory is not None:
         parts.append(build_attention("cross-attention", workload, rank, key_rank=memory, causal=False))
@@ -202,7 +202,7 @@ def build_embedding(workload: Workload, rank: Rank) -> Block:
 
     Frozen embeddings have no backward pass.
     """
-    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
     numerics = replace(numerics, training=numerics.training and not numerics.frozen)
     e, h = numerics.element, model.hidden
     ops = layers.embedding("embedding.tokens", numerics, rank.tokens, h)
@@ -238,7 +238,7 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
 
     In a model with `classes` the head classifies one pooled token of each sample.
     """
-    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(Transformer), Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     classes = dims.classes
     rows = rank.micro_batch if classes else rank.tokens * dims.head_share
@@ -262,7 +262,7 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:
         parameters = parameters + classes * h + classes
-    elif not model.tied_embeddings or frameworks.of(workload).unties_embeddings:
+    elif not model.tied_embeddings or frameworks.find_framework(workload).unties_embeddings:
         parameters = parameters + model.vocab * h / t
     logit_bytes, logit_working = layers.logit_bytes(numerics)
     activation_bytes = e * rank.outer_tokens * h * 2 + logit_bytes * rows * vocab

@@ -65,7 +65,7 @@ def _build_relative_attention(name: str, workload: Workload, rank: Rank, *, key_
 
     The projections also run over the memory, for which the queries among their outputs are thrown away.
     """
-    model, dims, numerics = workload.model, workload.model.own(TransformerXl), Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(TransformerXl), Numerics.from_workload(workload)
     e, h = numerics.element, model.hidden
     heads = model.heads / rank.tensor
     width = heads * model.head_dim
@@ -124,7 +124,7 @@ def _list_clusters(model: Model) -> list[tuple[float, float, float]]:
 
 def _build_embedding(workload: Workload, rank: Rank) -> Block:
     """Build the token embedding: a table for each cluster and, if tables shrink, projections to the hidden width."""
-    model, numerics = workload.model, Numerics.of(workload)
+    model, numerics = workload.model, Numerics.from_workload(workload)
     h = model.hidden
     ops: list[Op] = []
     parameters = np.zeros_like(rank.tensor)
@@ -148,7 +148,7 @@ def _build_head(workload: Workload, rank: Rank) -> Block:
     One product scores the most frequent words and one column for each further cluster. The tokens of such a cluster
     have a second product with its words. Weights of words are those of the embedding.
     """
-    model, numerics = workload.model, Numerics.of(workload)
+    model, numerics = workload.model, Numerics.from_workload(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     first, *tails = _list_clusters(model)
     shrinks = model.own(TransformerXl).shrink != 1

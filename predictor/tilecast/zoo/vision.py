@@ -102,7 +102,7 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
         if stage:
             blocks.append(_build_merge(f"stage{stage + 1}-merge", staged, windows))
         moved = windows.micro_batch.astype(float) * (staged.sequence_length * width)
-        numerics = Numerics.of(staged)
+        numerics = Numerics.from_workload(staged)
         shuffle = layers.pointwise("windows", numerics, moved, kernels=4, absorbed=False, backward=(1.0, 1.0))
         name = f"stage{stage + 1}-layer"
         blocks += [replace(block, name=name, ops=(*block.ops, *shuffle)) for block in graph.layers]
@@ -120,7 +120,7 @@ def build_patches(workload: Workload, shards: Shards, learned: int) -> Block:
 
     `learned` is the number of its further parameters (positions, class token, norm).
     """
-    model, dims, numerics = workload.model, workload.model.own(Vision), Numerics.of(workload)
+    model, dims, numerics = workload.model, workload.model.own(Vision), Numerics.from_workload(workload)
     image, width, patch = dims.image, dims.width_pixels, dims.patch
     channels = dims.image_channels * dims.patch_depth
     rows, columns = dims.grid
@@ -140,7 +140,7 @@ def build_patches(workload: Workload, shards: Shards, learned: int) -> Block:
 
 def _build_merge(name: str, workload: Workload, shards: Shards) -> Block:
     """Build the merging of four tokens into one between stages: a norm and a dense layer over the four side by side."""
-    numerics, width = Numerics.of(workload), workload.model.hidden
+    numerics, width = Numerics.from_workload(workload), workload.model.hidden
     tokens = shards.micro_batch.astype(float) * workload.sequence_length
     inputs = 2 * width
     ops = layers.pointwise("merge.gather", numerics, tokens * inputs, absorbed=False, backward=(1.0, 1.0))

@@ -15,7 +15,7 @@ from tilecast.advice.pricing import Candidates
 from tilecast.advice.reasons import BOUND_BY
 from tilecast.advice.values import Change, Constraints, Offer, Rejection, Request
 from tilecast.advice.what_if.changes import apply_change
-from tilecast.cost import per_1000_steps
+from tilecast.cost import price_of_1000_steps
 from tilecast.hardware import Pool
 from tilecast.search import Limits
 from tilecast.spec import Plans, Workload
@@ -137,12 +137,14 @@ def _suggest_bucket_size(best: Choice) -> str | None:
     """
     candidates, row = best.candidates, best.row
     workload, plan = candidates.variants[candidates.variant[row]], candidates.plans.row(row)
-    has_buckets = workload.training and workload.framework is not None and frameworks.of(workload).has_buckets
+    has_buckets = (
+        workload.training and workload.framework is not None and frameworks.find_framework(workload).has_buckets
+    )
     if not (has_buckets and overlap.hides_gradients(workload)) or plan.zero_stage > 1 or plan.data * plan.context == 1:
         return None
     sharded = candidates.tables[candidates.table[row]].sharded.take(candidates.origin[row : row + 1])
     priced = blocks.kernel_seconds(workload, sharded, candidates.pool.gpu)
-    seconds = step.step_with_bucket_sizes(workload, sharded, Plans.of(plan), candidates.pool, priced, SIZES_MIB)
+    seconds = step.step_with_bucket_sizes(workload, sharded, Plans.from_plans(plan), candidates.pool, priced, SIZES_MIB)
     fastest = int(np.argmin(seconds))
     gain = 1 - float(seconds[fastest] / candidates.step_s[row])
     if gain <= LEAST_GAIN:
@@ -157,7 +159,7 @@ def _describe_bucket_size(workload: Workload) -> str:
     """Return the present size of the job's buckets as text: a number of MiB, or that it is the framework's own."""
     if workload.bucket_mib is not None:
         return f"{workload.bucket_mib}"
-    size = frameworks.of(workload).bucket_mib[1]
+    size = frameworks.find_framework(workload).bucket_mib[1]
     return f"{size:g}" if size else f"{workload.framework}'s own"
 
 
@@ -194,7 +196,7 @@ def _suggest_fewer_gpus(request: Request, choice: Choice) -> str | None:
         time = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
         if candidates.pool.price_per_gpu_hour is None:
             return time
-        cost = per_1000_steps(float(candidates.hourly[row]), seconds)
+        cost = price_of_1000_steps(float(candidates.hourly[row]), seconds)
         return f"{time} and {cost:,.3g} {candidates.pool.currency} per 1000 steps"
 
     count, faster = int(candidates.gpus[chosen]), float(candidates.step_s[chosen] / candidates.step_s[choice.row])

@@ -75,7 +75,7 @@ def _allow_pool(request: Request, value: Any) -> Request:
     return replace(request, constraints=replace(limits, allowed_pools=(*limits.allowed_pools, str(value))))
 
 
-def grown(pool: Pool, gpus: int) -> Pool:
+def grow_pool(pool: Pool, gpus: int) -> Pool:
     """Return the pool grown to `gpus` GPUs; a part of a node becomes a whole node before there are more nodes."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
     return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
@@ -102,9 +102,12 @@ def list_pool_sizes(pool: Pool) -> list[int]:
 
     They are divisors of a node, or whole nodes up to `FURTHER[-1]` times the pool's nodes.
     """
-    whole, most = (pool.usual_gpus_per_node if pool.is_part else pool.gpus_per_node), FURTHER[-1] * pool.max_nodes
+    whole, most = (
+        (pool.usual_gpus_per_node if pool.is_partial_node else pool.gpus_per_node),
+        FURTHER[-1] * pool.max_nodes,
+    )
     parts = [part for part in divisors(whole) if pool.max_gpus < part < whole]
-    own = [pool.max_gpus, *parts] if pool.is_part else []
+    own = [pool.max_gpus, *parts] if pool.is_partial_node else []
     return [*own, *range(whole * pool.max_nodes, whole * most + 1, whole)]
 
 
@@ -113,8 +116,8 @@ def describe_growth(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> C
 
     Nodes keep their number of GPUs. A pool that is part of a node gets the usual number.
     """
-    wide = grown(pool, gpus)
-    if not pool.is_part:
+    wide = grow_pool(pool, gpus)
+    if not pool.is_partial_node:
         text = f"{wide.max_nodes} nodes instead of {pool.max_nodes}"
         return Change("pool.maxNodes", wide.max_nodes, effect, text)
     nodes, own = ("1 node", "") if wide.max_nodes == 1 else (f"{wide.max_nodes} nodes", "1 node of ")
@@ -161,7 +164,7 @@ CHANGES: Mapping[str, Apply] = {
     "constraints.allowSharing": _change_part("constraints", "allow_sharing", lambda value: value == "true"),
     "deadlineSeconds": _adapt_job_change(lambda request, value: replace(request, deadline_s=float(value))),
     "budget.amount": _change_part("budget", "amount", float),
-    "pool.gpus": _adapt_pool_change(lambda pool, value: grown(pool, int(value))),
+    "pool.gpus": _adapt_pool_change(lambda pool, value: grow_pool(pool, int(value))),
     "pool.maxNodes": _adapt_pool_change(lambda pool, value: replace(pool, max_nodes=int(value))),
     "pool.price.perGpuHour": _adapt_pool_change(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),
     "pool.gpu.memoryGib": _adapt_pool_change(

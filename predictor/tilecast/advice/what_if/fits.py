@@ -17,7 +17,7 @@ from tilecast.advice.what_if.changes import (
     bisect_integers,
     describe_growth,
     describe_larger_memory,
-    grown,
+    grow_pool,
     list_pool_sizes,
 )
 from tilecast.advice.what_if.wins import find_winning_price
@@ -202,8 +202,8 @@ def _other_counts(request: Request, candidates: Candidates, rejection: Rejection
         possible = _gpu_counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
         for count in sorted(possible, key=lambda count: (abs(count - asked), count))[:8]:
             yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
-        wide = grown(candidates.pool, asked)
-        if asked == wide.max_gpus and candidates.pool.is_part:
+        wide = grow_pool(candidates.pool, asked)
+        if asked == wide.max_gpus and candidates.pool.is_partial_node:
             yield describe_growth(candidates.pool, asked, "fits")
         elif asked == wide.max_gpus > candidates.pool.max_gpus:
             yield Change("pool.maxNodes", wide.max_nodes, "fits", f"raise its maxNodes to {wide.max_nodes}")
@@ -227,7 +227,7 @@ def _save_memory(request: Request, candidates: Candidates, rejection: Rejection)
     yield from _leaner_settings(request)
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
-    if request.constraints.gpus is None and pool.is_part:
+    if request.constraints.gpus is None and pool.is_partial_node:
         for gpus in list_pool_sizes(pool)[1:]:
             yield describe_growth(pool, gpus, "fits")
     elif request.constraints.gpus is None:

@@ -32,7 +32,7 @@ from tilecast.advice.what_if.changes import (
     bisect_integers,
     describe_growth,
     describe_larger_memory,
-    grown,
+    grow_pool,
     list_pool_sizes,
     select_first_sizes,
     speed_up_links,
@@ -124,11 +124,11 @@ def _find_winning_size(request: Request, best: Choice, choice: Choice, others: t
     possible = list_pool_sizes(pool)
 
     def choose_at_size(gpus: int) -> Choice | None:
-        wide = grown(pool, gpus)
+        wide = grow_pool(pool, gpus)
         is_wide = wide.max_nodes > (limits.max_nodes or wide.max_nodes)
         is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or is_wide
         # No plan gets faster by a larger factor than its number of GPUs grows.
-        if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.most_tied()):
+        if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.largest_tie_width()):
             return None
         if gpus not in known:
             outcome = choose_on_pool(request, wide, Limits(gpus=gpus))
@@ -144,14 +144,14 @@ def _find_winning_size(request: Request, best: Choice, choice: Choice, others: t
             if works(index):
                 # For a large pool, a quarter of its nodes is fine enough.
                 parts = 8 if possible[index] <= MOST_CONFIRMED else 4
-                tolerance = max(grown(pool, possible[index]).max_nodes // parts, 1)
+                tolerance = max(grow_pool(pool, possible[index]).max_nodes // parts, 1)
                 return possible[bisect_integers(works, fails, index, tolerance)]
             fails = index
         return None
 
     gpus = smallest_size(_is_recommended)
     if gpus is not None and not _is_clearly_recommended(request, known[gpus] or choice, others):
-        is_confirmed = gpus <= MOST_CONFIRMED and _is_pool_recommended(request, grown(pool, gpus), others)
+        is_confirmed = gpus <= MOST_CONFIRMED and _is_pool_recommended(request, grow_pool(pool, gpus), others)
         gpus = gpus if is_confirmed else smallest_size(_is_clearly_recommended)
     return None if gpus is None else describe_growth(pool, gpus, "wins")
 
@@ -160,7 +160,7 @@ def _find_winning_links(request: Request, best: Choice, choice: Choice, others: 
     """Return the lowest factor on the speed of all links with which a choice's pool would be recommended."""
     offer, pool = choice.offer(), choice.candidates.pool
     hidden = 1 - offer.breakdown["communication"] / offer.step_s
-    if choice.value * hidden > best.value * math.exp(uncertainty.most_tied()):
+    if choice.value * hidden > best.value * math.exp(uncertainty.largest_tie_width()):
         return None
     workload = choice.candidates.variants[choice.candidates.variant[choice.row]]
     plan = choice.candidates.plans.take(np.array([choice.row]))
@@ -240,7 +240,7 @@ def _explain_neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     near = _find_neighbours(candidates, workload, plan, int(candidates.variant[best.row]))
     if not near:
         return
-    table = Plans.of(plan, *(neighbour for _, neighbour, _ in near))
+    table = Plans.from_plans(plan, *(neighbour for _, neighbour, _ in near))
     rows = np.array([best.row, *(row for _, _, row in near)])
     if np.all(rows >= 0):  # they are in the table that was searched
         step_s, needed = candidates.step_s[rows], candidates.memory_bytes[rows]
@@ -321,7 +321,7 @@ def _with_accumulation(subject: str, plan: Plan, workload: Workload) -> Iterator
 
 def _find_row(candidates: Candidates, plan: Plan, variant: int) -> int:
     rows = np.flatnonzero((candidates.gpus == plan.gpus) & (candidates.variant == variant))
-    one = Plans.of(plan)
+    one = Plans.from_plans(plan)
     for name in Plans.__dataclass_fields__:
         rows = rows[getattr(candidates.plans, name)[rows] == getattr(one, name)[0]]
     return int(rows[0]) if len(rows) else -1
@@ -456,7 +456,7 @@ class _Neighbour:
 
         If no such plan fits, return the change to GPUs with enough memory.
         """
-        candidates, one = self.best.candidates, Plans.of(self.plan)
+        candidates, one = self.best.candidates, Plans.from_plans(self.plan)
         mask = candidates.fits & (candidates.variant == candidates.variant[self.best.row])
         for name in ("data", "tensor", "pipeline", "context", "expert", "virtual_stages"):
             mask &= getattr(candidates.plans, name) == getattr(one, name)[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 
-from tilecast.api.base import shown
+from tilecast.api.base import format_value
 from tilecast.api.fields import Document
 from tilecast.jobs.interface import JobKind
 from tilecast.spec import SpecError
@@ -39,9 +39,9 @@ def find_kind(document: Document) -> JobKind:
     """
     kind = JOB_KINDS.get(str(document.get("kind")))
     if kind is None:
-        raise SpecError("kind", f"{shown(document.get('kind'))} is no job", f"use one of {', '.join(JOB_KINDS)}")
+        raise SpecError("kind", f"{format_value(document.get('kind'))} is no job", f"use one of {', '.join(JOB_KINDS)}")
     if document.get("apiVersion") != kind.api_version:
-        problem = f"{shown(document.get('apiVersion'))} is not {kind.api_version}"
+        problem = f"{format_value(document.get('apiVersion'))} is not {kind.api_version}"
         raise SpecError("apiVersion", problem, f"write apiVersion: {kind.api_version}")
     return kind
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs.interface import Job, JobKind, Pods, read_pod_template
 from tilecast.jobs.quantities import count_or_default, has_any_count
 from tilecast.jobs.shapes import count_at, require_shape
@@ -23,7 +23,7 @@ class JobSet(JobKind):
     placed_by = "pod templates of replicated jobs with GPUs"
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
-        require_shape(value_at(document, _SUBDOMAIN[:-1]), {"subdomain": str}, _SUBDOMAIN[:-1])
+        require_shape(value_at_path(document, _SUBDOMAIN[:-1]), {"subdomain": str}, _SUBDOMAIN[:-1])
         for index, item in enumerate(document["spec"]["replicatedJobs"]):
             above: Path = ("spec", "replicatedJobs", index)
             below: Path = (*above, "template", "spec")
@@ -41,11 +41,11 @@ class JobSet(JobKind):
             return []
         path: Path = ("spec", "replicatedJobs", groups[0])
         below: Path = (*path, "template", "spec")
-        if count_or_default(value_at(document, (*below, "parallelism"))) == 1:
+        if count_or_default(value_at_path(document, (*below, "parallelism"))) == 1:
             return [FieldChange((*path, "replicas"), pods)]
-        if count_or_default(value_at(document, (*path, "replicas"))) > 1:
+        if count_or_default(value_at_path(document, (*path, "replicas"))) > 1:
             return []
-        has_completions = value_at(document, (*below, "completions")) is not None
+        has_completions = value_at_path(document, (*below, "completions")) is not None
         more = [FieldChange((*below, "completions"), pods)] if has_completions else []
         return [FieldChange((*below, "parallelism"), pods), *more]
 
@@ -54,7 +54,7 @@ class JobSet(JobKind):
 
         A JobSet does not set MASTER_ADDR.
         """
-        subdomain = value_at(document, _SUBDOMAIN) or job.name
+        subdomain = value_at_path(document, _SUBDOMAIN) or job.name
         return f"${{MASTER_ADDR:-{job.name}-{job.workers[0].name}-0-0.{subdomain}}}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.api.fields import Document, FieldChange, Path, value_at_path
 from tilecast.jobs.interface import JobKind, Pods, read_pod_template
 from tilecast.jobs.quantities import has_any_count
 from tilecast.jobs.shapes import count_at, require_shape
@@ -29,7 +29,7 @@ class PyTorchJob(JobKind):
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         replicas = document["spec"]["pytorchReplicaSpecs"]
-        require_shape(policy := value_at(document, _POLICY) or {}, {"priorityClass": str}, _POLICY)
+        require_shape(policy := value_at_path(document, _POLICY) or {}, {"priorityClass": str}, _POLICY)
         for role in (name for name in _ROLES if name in replicas):
             path = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
             count = count_at(document, ("spec", "pytorchReplicaSpecs", role, "replicas"))

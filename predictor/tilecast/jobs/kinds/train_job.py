@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.jobs.interface import Job, JobKind, Placement, Pods, read_pod_template, selector, tolerated, unplaced
+from tilecast.api.fields import Document, FieldChange, Path, value_at_path
+from tilecast.jobs.interface import (
+    Job,
+    JobKind,
+    Placement,
+    Pods,
+    add_tolerations,
+    choose_selector,
+    read_pod_template,
+    remove_node_choice,
+)
 from tilecast.jobs.keys import ADVISOR
 from tilecast.jobs.quantities import has_any_count, requested_gpus
 from tilecast.jobs.shapes import POD, RESOURCES, Shape, count_at, require_shape
@@ -41,7 +50,7 @@ class TrainJob(JobKind):
         base_spec = ((runtime or {}).get("spec")) or {}
         require_shape(base_spec, {"template": _JOBS}, ("runtime",))
         replicated = _find_trainer_job(base_spec)
-        pod = value_at(replicated, ("template", "spec", "template", "spec")) or {}
+        pod = value_at_path(replicated, ("template", "spec", "template", "spec")) or {}
         container: Document = next((item for item in pod.get("containers") or () if item.get("name") == "node"), {})
         resources = trainer.get("resourcesPerNode") or container.get("resources")
         usual = count_at({"runtime": base_spec}, ("runtime", "mlPolicy", "numNodes"))
@@ -49,9 +58,9 @@ class TrainJob(JobKind):
         name = str(replicated.get("name", "node"))
         over = [item.get("spec") or {} for item in spec.get("podTemplateOverrides") or ()]
         over += [
-            value_at(job, ("template", "spec", "template", "spec")) or {}
+            value_at_path(job, ("template", "spec", "template", "spec")) or {}
             for patch in spec.get("runtimePatches") or ()
-            for job in value_at(patch, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")) or ()
+            for job in value_at_path(patch, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")) or ()
             if job.get("name") == name
         ]
         base = read_pod_template(name, (), count, pod)
@@ -81,14 +90,14 @@ class TrainJob(JobKind):
         return [FieldChange(("spec", "trainer", "numNodes"), pods)]
 
     def runtime_of(self, document: Document) -> tuple[str, str] | None:
-        kind, name = (value_at(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
+        kind, name = (value_at_path(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
         return str(kind or "ClusterTrainingRuntime"), str(name or "")
 
     def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
         """Return the change that writes Tilecast's entry in `runtimePatches` or `podTemplateOverrides`."""
         pods = job.pods[0]
-        chosen: dict[str, Any] = {"nodeSelector": selector(pods, placement.node_selector)}
-        if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
+        chosen: dict[str, Any] = {"nodeSelector": choose_selector(pods, placement.node_selector)}
+        if (tolerations := add_tolerations(pods, placement.tolerations)) != list(pods.tolerations):
             chosen["tolerations"] = tolerations
         if chosen == {"nodeSelector": dict(pods.node_selector)}:
             return []
@@ -102,9 +111,9 @@ class TrainJob(JobKind):
         override = {"targetJobs": [{"name": pods.name}], "spec": chosen}
         return [FieldChange(("spec", "podTemplateOverrides"), [*(spec.get("podTemplateOverrides") or ()), override])]
 
-    def unplace(self, document: Document, job: Job) -> list[FieldChange]:
+    def remove_placement(self, document: Document, job: Job) -> list[FieldChange]:
         """Return the changes that remove the node choice from Tilecast's entry, whose tolerations stay."""
-        pods = unplaced(job).pods[0]
+        pods = remove_node_choice(job).pods[0]
         if pods == job.pods[0]:
             return []
         paths = _find_choices(document, pods.name)
@@ -112,7 +121,7 @@ class TrainJob(JobKind):
 
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
         path: Path = ("spec", "trainer", "resourcesPerNode")
-        given = value_at(document, path) or {}
+        given = value_at_path(document, path) or {}
         parts = [part for part in ("requests", "limits") if given.get(part)] or ["limits"]
         resources = {**given, **{part: {**(given.get(part) or {}), gpu_resource(): gpus} for part in parts}}
         return [FieldChange(path, resources)]
@@ -131,28 +140,28 @@ def _find_choices(document: Document, name: str) -> list[Path]:
     paths: list[Path] = [
         ("spec", "runtimePatches", index, *below, number, "template", "spec", "template", "spec")
         for index, patch in enumerate(spec.get("runtimePatches") or ())
-        for number, _ in enumerate((value_at(patch, below) or ()) if patch.get("manager") == ADVISOR else ())
+        for number, _ in enumerate((value_at_path(patch, below) or ()) if patch.get("manager") == ADVISOR else ())
     ]
     overrides = spec.get("podTemplateOverrides") or ()
     if overrides and overrides[-1].get("targetJobs") == [{"name": name}]:
         paths.append(("spec", "podTemplateOverrides", len(overrides) - 1, "spec"))
-    return [path for path in paths if value_at(document, (*path, "nodeSelector")) is not None]
+    return [path for path in paths if value_at_path(document, (*path, "nodeSelector")) is not None]
 
 
 def _find_trainer_job(runtime_spec: Document) -> Document:
     """Return the replicated job of a runtime that trains: it is labelled so, or named "node"."""
-    jobs = value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
-    for item in (*(item for item in jobs if value_at(item, _STEP) == "trainer"), *jobs):
+    jobs = value_at_path(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
+    for item in (*(item for item in jobs if value_at_path(item, _STEP) == "trainer"), *jobs):
         job: Document = item
-        if value_at(item, _STEP) == "trainer" or item.get("name") == "node":
+        if value_at_path(item, _STEP) == "trainer" or item.get("name") == "node":
             return job
     return {}
 
 
 def _find_priority_class(runtime_spec: Document) -> str:
     """Return the priority class of the first replicated job that names one, as Kueue does."""
-    for item in value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ():
-        if name := value_at(item, ("template", "spec", "template", "spec", "priorityClassName")):
+    for item in value_at_path(runtime_spec, ("template", "spec", "replicatedJobs")) or ():
+        if name := value_at_path(item, ("template", "spec", "template", "spec", "priorityClassName")):
             return str(name)
     return ""
 

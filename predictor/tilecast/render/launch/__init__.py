@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tilecast import frameworks, zoo
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import LaunchScript, LaunchSetting
-from tilecast.render.units import duration, gibibyte_range, gibibytes
+from tilecast.render.units import format_duration, format_gibibyte_range, format_gibibytes
 from tilecast.search import FRAMEWORKS, abilities, engine
 from tilecast.spec import (
     PRECISIONS,
@@ -128,10 +128,10 @@ def launch_text(launcher: str, setting: LaunchSetting) -> str:
     """
     line, chosen = write_launch(launcher, setting), _with_framework(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
-    head = f"{where}: {setting.plan}, {duration(setting.step_s)} a step"
+    head = f"{where}: {setting.plan}, {format_duration(setting.step_s)} a step"
     if setting.memory_bytes is not None:
         lower, upper, available = setting.memory_bytes
-        head += f", {gibibyte_range(lower, upper)} of {gibibytes(available)} GiB a GPU"
+        head += f", {format_gibibyte_range(lower, upper)} of {format_gibibytes(available)} GiB a GPU"
     return line.text([head, f"priced as {chosen.workload.framework}: {_describe_states(chosen)}"])
 
 
@@ -160,10 +160,10 @@ def check_launchable(launcher: str, workload: Workload) -> None:
     model = workload.model
     any_model = (name for name, other in LAUNCHERS.items() if not other.families and not other.reads_loss)
     remedy = f"use one of {', '.join(any_model)}"
-    if entry.reads_loss and model.trace is None and zoo.auto(model) is None:
+    if entry.reads_loss and model.trace is None and zoo.auto_model_suffix(model) is None:
         text = f"{launcher} trains no {model.name}: Transformers builds no model of family {model.family}"
         raise SpecError("--launch", text, remedy)
-    if entry.reads_loss and model.trace is None and not zoo.auto(model):
+    if entry.reads_loss and model.trace is None and not zoo.auto_model_suffix(model):
         text = f"{launcher} trains no {model.name}: no AutoModel that is known here returns the loss that is priced"
         raise SpecError("--launch", text, remedy)
     if entry.families and model.family not in entry.families:
@@ -196,9 +196,11 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
         return f"it has no {workload.precision}"
     if workload.offload not in supported.offload:
         return f"it does not offload {workload.offload}"
-    if workload.bucket_mib is not None and not bool(frameworks.FRAMEWORKS[framework].sizes_buckets(Plans.of(plan))[0]):
+    if workload.bucket_mib is not None and not bool(
+        frameworks.FRAMEWORKS[framework].sizes_buckets(Plans.from_plans(plan))[0]
+    ):
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
-    if bool(supported.executes(Plans.of(plan))[0]):
+    if bool(supported.executes(Plans.from_plans(plan))[0]):
         return ""
     degrees = {"data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline, "context": plan.context,
                "expert": plan.expert, "virtual": plan.virtual_stages}  # fmt: skip
@@ -217,7 +219,7 @@ def _with_framework(launcher: str, setting: LaunchSetting) -> LaunchSetting:
     if setting.workload.framework is not None:
         return setting
     frameworks = LAUNCHERS[launcher].frameworks
-    runs = (name for name in frameworks if bool(abilities(name).executes(Plans.of(setting.plan))[0]))
+    runs = (name for name in frameworks if bool(abilities(name).executes(Plans.from_plans(setting.plan))[0]))
     return replace(setting, workload=replace(setting.workload, framework=next(runs, frameworks[-1])))
 
 

@@ -33,7 +33,7 @@ def _is_encdec(setting: LaunchSetting) -> bool:
 
 def _decoder_layers(setting: LaunchSetting) -> int:
     """Return the number of decoder layers of an encoder-decoder model."""
-    return setting.own.decoding(setting.model)
+    return setting.own.count_decoder_layers(setting.model)
 
 
 def _latent_attention(setting: LaunchSetting) -> Deepseek | None:
@@ -64,7 +64,7 @@ def _position_embedding(setting: LaunchSetting) -> object:
 
 
 def _fuses_loss(setting: LaunchSetting) -> bool:
-    return Numerics.of(setting.workload).loss == "fused"
+    return Numerics.from_workload(setting.workload).loss == "fused"
 
 
 def _replica_count(setting: LaunchSetting) -> int:

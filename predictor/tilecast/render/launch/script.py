@@ -43,7 +43,7 @@ def matmul_precision_lines(workload: Workload) -> list[str]:
 
 def auto_class_suffix(setting: LaunchSetting) -> str | None:
     """Return the suffix of Transformers' `AutoModel` class; None if Transformers builds no such model."""
-    return zoo.auto(setting.model)
+    return zoo.auto_model_suffix(setting.model)
 
 
 def layers_expression(setting: LaunchSetting) -> str:

@@ -56,7 +56,7 @@ class LaunchSetting:
     @property
     def cells(self) -> Framework:
         """Record of the job's framework in `frameworks.toml`."""
-        return frameworks.of(self.workload)
+        return frameworks.find_framework(self.workload)
 
     @property
     def own(self) -> Transformer:

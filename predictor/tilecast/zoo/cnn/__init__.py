@@ -85,7 +85,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     """Return the graph of a convolutional network: one block, and a classifier if the model has identities."""
     dims = workload.model.own(Images)
     depth, width = dims.image_depth, dims.width_pixels
-    numerics, batch = Numerics.of(workload), shards.micro_batch.astype(float)
+    numerics, batch = Numerics.from_workload(workload), shards.micro_batch.astype(float)
     net = NetworkBuilder(numerics, batch, dims.image_channels, (depth, dims.image, width), flat=depth == 1)
     ARCHITECTURES[workload.model.family].build(net, dims)
     block = uniform_block(

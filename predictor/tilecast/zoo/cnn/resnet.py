@@ -142,7 +142,7 @@ def build_identity_classifier(workload: Workload, shards: Shards) -> Block:
     Expert parallelism shards the identities. Every rank then receives the embeddings of all ranks' samples and holds
     the logits of its own identities, and the softmax exchanges a maximum and a sum per sample.
     """
-    dims, numerics = workload.model.own(FaceResNet), Numerics.of(workload)
+    dims, numerics = workload.model.own(FaceResNet), Numerics.from_workload(workload)
     ranks = shards.expert.astype(float)
     rows = shards.micro_batch * ranks
     held = dims.identities / ranks

@@ -208,6 +208,6 @@ def _add_roi_align(net: NetworkBuilder, channels: int, side: int) -> None:
     net.shape = (channels, (1, side, side))
     numerics = net.numerics
     added = _NEIGHBOURS * max(_REGION / side, 1.0) ** 2
-    sector_bytes = constants.shipped().kernels.sector_bytes
+    sector_bytes = constants.shipped_constants().kernels.sector_bytes
     written = added if numerics.channels_last else added * sector_bytes / numerics.element
     net.pointwise("align", reads=float(_NEIGHBOURS), absorbed=False, backward=(1.0, written))

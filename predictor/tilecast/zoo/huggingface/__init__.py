@@ -19,7 +19,7 @@ from tilecast.zoo.huggingface.expressions import first_key
 from tilecast.zoo.reading import dimension_type, required_dimensions
 
 
-def supported() -> tuple[str, ...]:
+def supported_types() -> tuple[str, ...]:
     """Return every `model_type` of transformers and `_class_name` of diffusers that can be read, sorted."""
     return tuple(sorted(name for name in _type_tables() if not name.startswith("*")))
 
@@ -132,7 +132,7 @@ def _match_class(name: str) -> str:
 @cache
 def _types_by_letters() -> Mapping[str, str]:
     """Return every type by the letters and digits of its name."""
-    return {_keep_letters(kind): kind for kind in supported()}
+    return {_keep_letters(kind): kind for kind in supported_types()}
 
 
 def _keep_letters(name: str) -> str:

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilecast import fuse
-from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Stages, check_operators
+from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Stages, require_few_operators
 from tilecast.model import Model
 from tilecast.spec import Floats, Workload
 from tilecast.trace import Trace
@@ -58,8 +58,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
     """
     trace = workload.model.trace
     assert trace is not None  # noqa: S101 (a model of this family has one)
-    known, numerics = trace_flow(trace), Numerics.of(workload)
-    check_operators(sum(len(unit.calls) for unit in known.units))
+    known, numerics = trace_flow(trace), Numerics.from_workload(workload)
+    require_few_operators(sum(len(unit.calls) for unit in known.units))
     ratio = shards.micro_batch.astype(float) / trace.batch
     count = pieces(trace)
     ops = tuple(
@@ -134,7 +134,7 @@ def _stages(trace: Trace) -> Stages:
     """Return the shares of 1, 2, … stages, cut such that the costliest stage is as cheap as possible."""
     known = trace_flow(trace)
     workload = Workload(model("", trace), trace.sequence, trace.batch)
-    numerics, names = Numerics.of(workload), fuse.passes(workload)
+    numerics, names = Numerics.from_workload(workload), fuse.passes(workload)
     costs: dict[Unit, float] = {}
     for unit in known.units:
         ops = [op for op in _emit_unit(unit, Emission(numerics, np.ones(1))) if fuse.remains(op, names)]
