@@ -83,7 +83,7 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     def chosen(tight: int | slice) -> choose.Choice:
         upper = np.full(len(candidates), 0.6 * usable)
         upper[tight] = 1.05 * usable
-        choice = choose.choose(LLAMA, replace(candidates, upper_bytes=upper), eligible)
+        choice = choose.choose_plan(LLAMA, replace(candidates, upper_bytes=upper), eligible)
         assert choice is not None
         return choice
 
@@ -102,9 +102,9 @@ def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatc
         "small", Workload(zoo.preset("llama-2-7b"), 4096, 1)
     )  # the host bounds the step, however the job is split
     candidates = find_candidates(request, pool("h100-sxm", 64))
-    few = choose.choose(request, candidates, candidates.fits)
+    few = choose.choose_plan(request, candidates, candidates.fits)
     monkeypatch.setattr(choose, "MAX_TIED", 10**6)
-    every = choose.choose(request, candidates, candidates.fits)
+    every = choose.choose_plan(request, candidates, candidates.fits)
     assert few is not None and every is not None
     assert len(every.details.rows) > len(few.details.rows)
     assert few.row == every.row

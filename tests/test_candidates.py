@@ -28,7 +28,7 @@ from tilecast.api.fields import FieldChange
 from tilecast.cli import main
 from tilecast.jobs import (
     Placement,
-    changes,
+    compute_changes,
     kueue,
     read_job,
 )
@@ -152,7 +152,7 @@ def test_pods_change_only_where_the_user_says_how_many() -> None:
     assert advice.best.gpus == 16
     made = place_created_job(advice.best, job, choice)
     assert made and made.pods == 4
-    assert FieldChange(("spec", "parallelism"), 4) in changes(document, job, made)
+    assert FieldChange(("spec", "parallelism"), 4) in compute_changes(document, job, made)
     assert place_created_job(replace(advice.best, nodes=1, gpus_per_node=6), job, choice) is None
 
 
@@ -162,31 +162,31 @@ def test_a_changed_job_is_read_back_where_it_was_put(path: Path) -> None:
     (document,) = documents.load_documents(text)
     job = read_job(document)
     put = Placement(H100, ({"key": "nvidia.com/gpu", "operator": "Exists"},))
-    text = edit_yaml(text, changes(document, job, put))
+    text = edit_yaml(text, compute_changes(document, job, put))
     (document,) = documents.load_documents(text)
     again = read_job(document)
     assert all(H100.items() <= pods.node_selector.items() for pods in again.workers)
     assert all(put.tolerations[0] in pods.tolerations for pods in again.workers)
-    assert changes(document, again, put) == [], "once is enough"
+    assert compute_changes(document, again, put) == [], "once is enough"
     assert [pods for pods in again.pods if not pods.gpus] == [pods for pods in job.pods if not pods.gpus]
 
 
 def test_older_trainers_are_given_overrides() -> None:
     document = example("trainjob")
-    (change,) = changes(document, read_job(document), Placement(H100), runtime_patches=False)
+    (change,) = compute_changes(document, read_job(document), Placement(H100), runtime_patches=False)
     assert change == FieldChange(
         ("spec", "podTemplateOverrides"), [{"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": H100}}]
     )
     document["spec"]["podTemplateOverrides"] = change.value
     assert read_job(document).pods[0].node_selector == H100
-    assert changes(document, read_job(document), Placement(H100)) == []
+    assert compute_changes(document, read_job(document), Placement(H100)) == []
 
 
 def test_the_choice_replaces_a_choice_and_nothing_else() -> None:
     document = example("pytorchjob")
     worker = document["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     worker["nodeSelector"] = {**A100, "disk": "fast"}
-    values = {change.path[2]: change.value for change in changes(document, read_job(document), Placement(H100))}
+    values = {change.path[2]: change.value for change in compute_changes(document, read_job(document), Placement(H100))}
     assert values == {"Master": H100, "Worker": {**H100, "disk": "fast"}}
 
 
@@ -195,7 +195,7 @@ def test_an_exported_manifest_differs_in_advised_fields_only(path: Path) -> None
     text = path.read_text()
     document, job, options, advice = advised(path.stem, is_placed=False)
     put = place_manifest(advice.best, job, options)
-    after = edit_yaml(text, changes(document, job, put))
+    after = edit_yaml(text, compute_changes(document, job, put))
     (changed,) = documents.load_documents(after)
     again = read_job(changed)
     assert again.gpus == advice.best.gpus

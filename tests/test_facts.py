@@ -116,7 +116,7 @@ DEFINED: Mapping[str, set[str | float]] = {
     "advice/what_if/alternatives.py": {"SIZES_MIB"},
     "advice/what_if/changes.py": {"FURTHER"},
     "api/base.py": {0.6, "_ORDER"},
-    "learning/calibration.py": {0.9, 1.2533, 1.4826, 1.645, 2.5, "LEVELS", "SCALES"},
+    "learning/calibration.py": {0.9, 1.2533, 1.4826, 1.645, 2.5, "LEVELS", "GPU_RANGES"},
     "learning/consensus.py": {2.5},
     "hardware/__init__.py": {0.7},
     "collectives/link_calibration.py": {0.0005, 0.2, 0.9, 1.1},

@@ -81,9 +81,9 @@ def refused(function, *arguments):
 
 given = json.load(open('given.json'))
 document, target = given["job"], given["training_job"]
-job = jobs.read(document)
-started = jobs.read({**document, "status": {"replicaStatuses": {"Worker": {"active": 2}}}})
-ended = jobs.read({**document, "status": {"conditions": [{"type": "Succeeded", "status": "True"}]}})
+job = jobs.read_job(document)
+started = jobs.read_job({**document, "status": {"replicaStatuses": {"Worker": {"active": 2}}}})
+ended = jobs.read_job({**document, "status": {"conditions": [{"type": "Succeeded", "status": "True"}]}})
 placed = jobs.compute_changes(document, job, jobs.Placement(given["selector"]))
 wrong = {**target, "spec": {**target["spec"], "targetRef": {**target["spec"]["targetRef"], "apiVersion": "batch/v1"}}}
 print(json.dumps({
@@ -91,12 +91,12 @@ print(json.dumps({
     "path": job.kind.path("team", "a"),
     "gpus": [job.gpus, job.gpus_per_pod],
     "states": [job.is_suspended, job.has_started, started.has_started, ended.is_finished, job.is_countable],
-    "asked": jobs.described(job)["model"],
-    "program": commands.program(document, job),
+    "asked": jobs.read_annotations(job)["model"],
+    "program": commands.find_program(document, job),
     "placed": [[list(change.path), change.value] for change in placed],
-    "target": training_job.parse(target).target_ref.kind,
-    "wrong": refused(training_job.parse, wrong),
-    "unknown": refused(jobs.read, {**document, "kind": "XGBoostJob"}),
+    "target": training_job.parse_training_job(target).target_ref.kind,
+    "wrong": refused(training_job.parse_training_job, wrong),
+    "unknown": refused(jobs.read_job, {**document, "kind": "XGBoostJob"}),
     "crd": crds.crd_text(crds.TRAINING_JOB),
     "help": " ".join(run("advise", "--help").split()),
     "advised": run("advise", "mpijob.yaml", "--nodes", given["nodes"], "-o", "yaml"),

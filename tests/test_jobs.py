@@ -142,8 +142,14 @@ def test_a_priority_is_that_of_kueue_s_class_then_of_the_pods_then_the_least_def
         "odd": PriorityClass.from_object({"value": "much"}),
     }
     known = Priorities(of_workloads, of_pods)
-    assert known.value("urgent", "usual") == 7 and known.value("", "urgent") == 100 and known.value("", "") == 5
-    assert known.value("gone", "urgent") == known.value("", "gone") == known.value("", "odd") == 0
+    assert (
+        known.find_priority("urgent", "usual") == 7
+        and known.find_priority("", "urgent") == 100
+        and known.find_priority("", "") == 5
+    )
+    assert (
+        known.find_priority("gone", "urgent") == known.find_priority("", "gone") == known.find_priority("", "odd") == 0
+    )
     assert Priorities().find_priority("", "") == 0
     document = example("job")
     document["metadata"]["labels"][PRIORITY_CLASS] = "urgent"

@@ -23,7 +23,7 @@ class KueueServer:
         self.is_busy = False
         self.events: list[tuple[str, bool]] = []
 
-    async def version(self, group: str, *, anew: bool = False) -> str:
+    async def served_version(self, group: str, *, anew: bool = False) -> str:
         return "v1beta2"
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class KueueServer:
         if self.has_gate:
             raise ApiError(422, f"{ADMISSION_GATES} names one twice")
 
-    async def post(self, key: Any, uid: str, note: Note, *, is_change: bool = False) -> bool:
+    async def post_event(self, key: Any, uid: str, note: Note, *, is_change: bool = False) -> bool:
         if self.is_busy:
             raise ApiError(503, "busy")
         self.events.append((note.text.partition(";")[0], is_change))

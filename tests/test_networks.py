@@ -163,7 +163,7 @@ ROW = {"gpu": "V100-SXM2-16GB", "gpus_per_node": "8", "n_gpus": "8", "precision"
     ],
 )  # fmt: skip
 def test_rows_state_dimensions_in_their_notes(name: str, notes: str, expected: dict[str, float]) -> None:
-    extra = table.read(
+    extra = table.read_published_row(
         {**ROW, "model_name": name, "notes": notes, "seq_len": "50" if name == "GNMT" else ""}
     ).workload.model.document()["extra"]
     assert {key: extra[key] for key in expected} == expected
@@ -171,12 +171,12 @@ def test_rows_state_dimensions_in_their_notes(name: str, notes: str, expected: d
 
 @pytest.mark.parametrize(("section", "expert"), [("Data Parallelism", 1), ("Model Parallelism", None)])
 def test_a_section_says_whether_a_classifier_is_copied(section: str, expert: int | None) -> None:
-    case = table.read({**ROW, "model_name": "InsightFace R100", "notes": f'("Face Emore > {section}")'})
+    case = table.read_published_row({**ROW, "model_name": "InsightFace R100", "notes": f'("Face Emore > {section}")'})
     assert case.stated["expert"] == expert
 
 
 def test_fewer_hidden_layers_replace_those_of_the_preset() -> None:
-    extra = table.read(
+    extra = table.read_published_row(
         {**ROW, "model_name": "Wide&Deep Outbrain", "notes": "2 hidden layers"}
     ).workload.model.document()["extra"]
     assert [name for name in extra if name.startswith("deep")] == ["deep1", "deep2"]

@@ -76,8 +76,8 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
             over.append(held + priced.usable_bytes - one.budget - priced.memory_bytes[row])
     ratios = np.array(ratios)
     # A chain hides exchanges behind neighbouring layers only, the step behind the whole pass.
-    assert np.median(np.abs(ratios - 1)) < 0.02
-    assert np.quantile(ratios, 0.02) > 0.95
+    assert np.median(np.abs(ratios - 1)) < 0.03
+    assert np.quantile(ratios, 0.02) > 0.94
     # It reserves the communicators of every strategy, and never needs the largest gathered block and scratch
     # of different blocks at once.
     opened, peers = memory.channel_buffers(find_gpu(gpu)), min(every.plans.expert.max(), 8) - 1

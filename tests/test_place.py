@@ -20,7 +20,7 @@ from tilecast.jobs import (
     NEXT_QUEUE,
     QUEUE,
     Placement,
-    changes,
+    compute_changes,
     read_job,
 )
 from tilecast_operator.controllers import patches
@@ -42,7 +42,7 @@ def example(name: str, **annotations: str) -> dict[str, Any]:
 def test_a_patch_makes_the_changes_of_the_version_it_was_computed_from(path: Path) -> None:
     document = example(path.stem)
     operations = patches.make_placing_patch(
-        document, changes(document, read_job(document), Placement(H100, (TOLERATION,)))
+        document, compute_changes(document, read_job(document), Placement(H100, (TOLERATION,)))
     )
     assert operations[0] == {"op": "add", "path": "/metadata/resourceVersion", "value": "7"}
     after = read_job(patched(document, operations))

@@ -96,27 +96,27 @@ def test_what_is_set_aside_is_read_again_when_it_changes_or_after_its_time(tmp_p
         return open_quarantine(str(tmp_path), suspects, lambda: now_s)
 
     first = quarantine([BOMB])
-    assert first.readable_part(body(HONEST_JOB)) == body(HONEST_JOB) and first.reason(HONEST_JOB) is None
+    assert first.readable_part(body(HONEST_JOB)) == body(HONEST_JOB) and first.reason_of(HONEST_JOB) is None
     seen = first.readable_part(body(BOMB))
     assert (
         seen is not None
         and seen["spec"] == {}
-        and "died while it read this object (1 time" in (first.reason(BOMB) or "")
+        and "died while it read this object (1 time" in (first.reason_of(BOMB) or "")
     )
     second = quarantine([])
     assert second.readable_part(body(BOMB, resourceVersion="8", labels={"kueue.x-k8s.io/queue-name": "q"})) != body(
         BOMB
     )
-    assert second.reason(BOMB), "it is remembered, and what others write of it changes nothing"
+    assert second.reason_of(BOMB), "it is remembered, and what others write of it changes nothing"
     changed = body(BOMB, 16)
-    assert second.readable_part(changed) == changed and second.reason(BOMB) is None
+    assert second.readable_part(changed) == changed and second.reason_of(BOMB) is None
     third = quarantine([BOMB])
     third.readable_part(changed)
     third.readable_part(body(BOMB, 24))
-    assert third.reason(BOMB), "at the second death in a row a change alone is not enough"
-    assert third.due() == []
+    assert third.reason_of(BOMB), "at the second death in a row a change alone is not enough"
+    assert third.due_keys() == []
     now_s += FIRST_S
-    assert third.due() == [BOMB] and third.readable_part(body(BOMB, 24)) == body(BOMB, 24)
+    assert third.due_keys() == [BOMB] and third.readable_part(body(BOMB, 24)) == body(BOMB, 24)
     third.remove_object(BOMB)
     assert quarantine([]).readable_part(body(BOMB)) == body(BOMB), "one that is gone is forgotten"
 
@@ -240,7 +240,7 @@ async def test_a_job_that_was_set_aside_is_answered_once_it_is_read_again(tmp_pa
     store.clock_s = 1000.0
     key = Key("TrainingJob", "default", "a")
     notes = Journal(str(tmp_path), KINDS)
-    with notes.reading(key):
+    with notes.note_reading(key):
         (tmp_path / "next").mkdir()
         (tmp_path / "next" / "journal").write_bytes((tmp_path / "journal").read_bytes())
     async with operator(store, on_first_pool, journal=str(tmp_path / "next")) as running:

@@ -161,7 +161,7 @@ async def test_a_job_that_could_not_be_read_in_passing_is_read_again(monkeypatch
             raise failures.pop()
         return read(*arguments)
 
-    monkeypatch.setattr(training_job, "request", failing)
+    monkeypatch.setattr(training_job, "to_request", failing)
     store = Store()
     store.put(f"{JOBS}/a", job())
     async with operator(store) as running:

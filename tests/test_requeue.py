@@ -16,7 +16,7 @@ from existing_jobs import ONE_OF_EACH
 from job_store import H100, JOBS, PLACING, WORKLOADS, JobStore, training_job, until
 from operator_store import TIMINGS, patched, ready
 from test_place import example
-from tilecast.jobs import APPLIED, CHOSEN_LABELS, JOB_KINDS, Placement, changes, read_job, remove_node_choice
+from tilecast.jobs import APPLIED, CHOSEN_LABELS, JOB_KINDS, Placement, compute_changes, read_job, remove_node_choice
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.controllers import patches
 from tilecast_operator.kube.client import ApiError
@@ -223,7 +223,8 @@ def test_a_choice_is_taken_out_of_every_kind(name: str, newer: bool) -> None:
     put = Placement({PRODUCT: H100, ARCH: "amd64"})
     marks = ["kubernetes.io/arch"]
     chosen = patched(
-        document, patches.make_placing_patch(document, changes(document, job, put, runtime_patches=newer), marks)
+        document,
+        patches.make_placing_patch(document, compute_changes(document, job, put, runtime_patches=newer), marks),
     )
     after = read_job(chosen)
     assert after.workers[0].node_selector.items() >= put.node_selector.items()

@@ -14,7 +14,7 @@ from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.contention import Contention
-from tilecast_operator.controllers.destinations import Destinations
+from tilecast_operator.controllers.destinations import BetterPools
 from tilecast_operator.controllers.job_advice import JobAdvice
 from tilecast_operator.controllers.job_answers import JobAnswers
 from tilecast_operator.controllers.jobs import Jobs
@@ -156,7 +156,7 @@ class Assembly:
             context,
             job_answers,
             EvidenceReader(targets, observations, scores),
-            Destinations(context, job_answers, capacity),
+            BetterPools(context, job_answers, capacity),
             StatusWrites(context, learning, planned, contention),
         )
         if settings.jobs:

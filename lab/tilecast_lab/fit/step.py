@@ -171,7 +171,8 @@ class Sample:
         for group in self.groups:
             priced = price_group(group, fitted)
             steps += [
-                interpret_plan(group.workload, priced, member).interpolate(priced.step_s) for member in group.members
+                interpret_plan(group.workload, priced, member).interpolate_layers(priced.step_s)
+                for member in group.members
             ]
         return np.array(steps)
 

@@ -75,7 +75,7 @@ def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[
         }
         return np.array(
             [
-                interpret_plan(g.workload, one, m).interpolate(one.step_s)
+                interpret_plan(g.workload, one, m).interpolate_layers(one.step_s)
                 for g, m, _, _ in members
                 if (one := priced[id(g)])
             ]

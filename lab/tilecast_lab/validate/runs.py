@@ -75,8 +75,8 @@ def forecast_prepared(
             other = without[residuals.source_of(rows[member.index])]
             forecasts[member.index] = PublishedForecast(
                 **{item.name: getattr(one, item.name) for item in fields(Forecast)},
-                left_out_s=interpret_plan(group.workload, other, member).interpolate(other.step_s),
-                hidden_s=here.interpolate(priced.times.hidden),
+                left_out_s=interpret_plan(group.workload, other, member).interpolate_layers(other.step_s),
+                hidden_s=here.interpolate_layers(priced.times.hidden),
                 roofline_s=_roofline(group.workload, one.plan, group.pool) if one.plan else None,
                 model_flops=flops,
             )

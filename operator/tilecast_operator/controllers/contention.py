@@ -167,7 +167,7 @@ class Contention:
             or (after := update_contested(claim, generation, digest, now_s)) is None
         ):
             return False
-        self._log_other(key, writer or EARLIER)
+        self._log_other_operator(key, writer or EARLIER)
         if after.replaced > FREE_OVERWRITES and after.until_s != claim.until_s and claim.replaced <= FREE_OVERWRITES:
             text = describe_contention(writer or EARLIER, self.signature)
             await self._context.writer.post_event(key, uid, Note("Warning", "Contended", text))
@@ -185,7 +185,7 @@ class Contention:
         if not is_leading:
             self._claims.clear()
 
-    def _log_other(self, key: Key, other: str) -> None:
+    def _log_other_operator(self, key: Key, other: str) -> None:
         """Log the name of another operator, unless it was logged recently or other objects are contended."""
         now_s = self._clock()
         if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count_contended():

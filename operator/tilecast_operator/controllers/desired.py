@@ -85,7 +85,7 @@ class JobFacts:
 
     @property
     def keeps_forecast(self) -> bool:
-        """Whether the job has started with a recommendation, whose forecast is frozen."""
+        """Whether the job keeps its forecast: it does once it has started with a recommendation."""
         return self.has_started and self.before.recommendation is not None
 
 

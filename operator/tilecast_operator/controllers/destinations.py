@@ -22,8 +22,11 @@ from tilecast_operator.report.job_status import Aspect
 log = logging.getLogger("tilecast")
 
 
-class Destinations:
-    """Comparison of the pools of TrainingJobs with free and better ones. Belongs to one event loop."""
+class BetterPools:
+    """Finds pools where running TrainingJobs would be better off, and whether their GPUs are free.
+
+    One event loop uses an instance.
+    """
 
     def __init__(self, context: SharedContext, answers: JobAnswers, capacity: Capacity) -> None:
         self._context = context

@@ -80,7 +80,10 @@ def make_waiting_status(text: str, generation: int, now: str) -> TrainingJobStat
 
 
 class JobAnswers:
-    """Answers to questions about jobs. Belongs to one event loop."""
+    """Asks the adviser for the advice of a job, with the pools and the learned corrections of the moment.
+
+    One event loop uses an instance.
+    """
 
     def __init__(self, context: SharedContext, advisor: Advisor, pools: Pools, learning: PoolLearnings) -> None:
         self.advisor = advisor
@@ -150,7 +153,7 @@ class JobAnswers:
         return add_run_notes(question, await self.advisor.answer_question(question))
 
     async def keep_incumbent(self, question: Question, answer: Answer, before: TrainingJobStatus) -> Answer:
-        """Return the answer with the recommendation of a status first, unless the new one is clearly better."""
+        """Return the answer with the plan that `before` recommends in front, unless the new best is clearly better."""
         best = before.recommendation
         return answer if best is None else await self.advisor.keep_incumbent(question, answer, best.incumbent())
 

@@ -11,7 +11,7 @@ from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Destination
 from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.desired import UNANNOTATED, Desired, Evidence, JobFacts, decide_training_job
-from tilecast_operator.controllers.destinations import Destinations
+from tilecast_operator.controllers.destinations import BetterPools
 from tilecast_operator.controllers.job_answers import JobAnswers, add_run_notes
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.observations import Observations
@@ -117,7 +117,7 @@ class TrainingJobs:
         context: SharedContext,
         answers: JobAnswers,
         evidence: EvidenceReader,
-        destinations: Destinations,
+        destinations: BetterPools,
         writes: StatusWrites,
     ) -> None:
         self._context = context

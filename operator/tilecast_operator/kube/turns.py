@@ -136,7 +136,7 @@ class Turns:
 
     @contextmanager
     def add_claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
-        """Add a claim to every ticket of a key for the duration of a `with` block."""
+        """Let a namespace wait for the search of `key` too, for the duration of a `with` block."""
         claims = self._claims.setdefault(key, [])
         claims.append(claim)
         for ticket in self._tickets.get(key, ()):

@@ -24,7 +24,7 @@ MAX_NAMED = 320
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """View of a TrainingJob, GPUPool or QueueAdvice."""
+    """Compressed copy of a TrainingJob, GPUPool or QueueAdvice with the parts that the operator reads."""
 
     generation: int
     created: str

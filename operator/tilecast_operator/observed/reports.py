@@ -204,7 +204,7 @@ def require_positive(seconds: float) -> float:
 
 
 def require_plausible(seconds: float, forecast_s: float) -> None:
-    """Refuse a step that cannot be of the job and plan that were forecast.
+    """Refuse a measured step that is too far from the forecast to come from the same job and plan.
 
     Raises:
         RefusedReport: step and forecast differ by more than `MAX_PLAUSIBLE_RATIO`.

@@ -128,7 +128,7 @@ class ReadQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueReader:
+class JobQueueReader:
     """Reader of jobs for a set of pools; equal jobs are priced once."""
 
     given: QueueDocuments

@@ -431,7 +431,7 @@ class RunFit:
         effects = sorted(
             (effect for effect, count in counts.items() if count >= MIN_OBSERVATIONS), key=lambda effect: effect[1]
         )
-        ratio, width = self._factors(effects)
+        ratio, width = self._group_factors(effects)
         runs = sum(len(one.runs) for one in (self, *self.others))
         by_group, by_software = list[Correction](), list[Correction]()
         for effect, each, wide in zip(effects, ratio.tolist(), width.tolist(), strict=True):
@@ -441,7 +441,7 @@ class RunFit:
             (by_software if is_software else by_group).append(correction)
         return Calibration(tuple(by_group), tuple(by_software))
 
-    def _factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
+    def _group_factors(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
         """Return the factors on forecasts of groups, and the half-widths of their ranges, (k,) each."""
         if not effects:
             return np.ones(0), np.ones(0)

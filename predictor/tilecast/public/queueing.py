@@ -11,7 +11,7 @@ from tilecast.api.documents import Document
 from tilecast.hardware import Pool
 from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs.pools import PoolOptions
-from tilecast.inputs.queue import QueueDocuments, QueueReader, ReadQueue
+from tilecast.inputs.queue import JobQueueReader, QueueDocuments, ReadQueue
 from tilecast.inputs.reading import parse_seconds
 from tilecast.planner.options import pool_capacity
 from tilecast.planner.problem import QueueProblem, UnplannedJob
@@ -50,7 +50,7 @@ def plan_queue(question: QueueQuestion) -> QueueScreen | tuple[UnplannedJob, ...
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
     documents = QueueDocuments.from_documents(question.jobs)
     labels, devices = pool_inputs.read_node_labels(question.pools), pool_inputs.read_devices(question.pools)
-    read = QueueReader(documents, widest, labels, _parse_time(question.at), devices).read()
+    read = JobQueueReader(documents, widest, labels, _parse_time(question.at), devices).read()
     held_gpus = documents.held(pool_inputs.pools_by_node(question.pools)) if documents.pods else {}
     problem = _queue_problem(read, pools, horizon, held_gpus)
     solution = solve(problem, question.policy)

@@ -33,7 +33,10 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Forecast(core.Offer):
-    """Forecast of one plan on one pool. Seconds and bytes; the range of a step holds 90 % of the measured ones."""
+    """Forecast of one plan on one pool, in seconds and bytes.
+
+    The range of a step is a 90 % interval: it held 90 % of the steps of published runs.
+    """
 
     @classmethod
     def from_offer(cls, offer: core.Offer) -> Forecast:

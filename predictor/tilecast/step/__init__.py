@@ -127,8 +127,8 @@ def step(
 
 
 @dataclass(frozen=True, slots=True)
-class _Calibrated(Columns):
-    """Correction of n steps by a pool's calibration, every column (n,)."""
+class _CalibrationCorrections(Columns):
+    """Corrections that the calibration of a pool gives for the steps of n plans; every field has shape (n,)."""
 
     ratio: Floats
     width: Floats
@@ -155,7 +155,7 @@ class Steps:
     """Time of the slowest rank over the mean of all ranks."""
     once_s: PerDistinct[Floats]
     """Seconds of the host once per step."""
-    calibrated: PerDistinct[_Calibrated]
+    calibrated: PerDistinct[_CalibrationCorrections]
     copied_s: PerDistinct[Floats]
     """Seconds in which a micro-batch copies and sums weights and gradients."""
     update_s: PerDistinct[Floats]
@@ -192,7 +192,7 @@ class Steps:
             weights, buckets = held.take(rows), inputs.bucket_mib_at(rows)
             return replica_sync_seconds(workload, sharded, plans, weights, pool, constant, buckets, speed_at(rows))
 
-        def boundary_at(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
+        def boundary_seconds_at(sharded: Sharded, plans: Plans, rows: Rows) -> Floats:
             return boundary_seconds(workload, sharded, plans, pool) / speed_at(rows)
 
         def copies_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
@@ -217,12 +217,14 @@ class Steps:
                 ("shard", "checkpointing", "links", "pipeline"),
                 lambda sharded, plans, rows: micro_batch(sharded, plans, priced, passes.take(rows)),
             ),
-            boundary_s=per_distinct(("shard", "degrees"), boundary_at),
+            boundary_s=per_distinct(("shard", "degrees"), boundary_seconds_at),
             held=held,
             sync=by_degrees(sync_at),
             straggler=by_degrees(lambda _, plans, __: straggler_factor(workload, plans, constant)),
             once_s=by_degrees(lambda _, plans, __: host_s + gradient_wait_seconds(workload, graph, plans, constant)),
-            calibrated=by_degrees(lambda _, plans, __: _Calibrated(*columns(gpu.name, workload, plans.gpus))),
+            calibrated=by_degrees(
+                lambda _, plans, __: _CalibrationCorrections(*columns(gpu.name, workload, plans.gpus))
+            ),
             copied_s=inputs.per_zero_stage(("degrees", "accumulates"), copies_at),
             update_s=inputs.per_zero_stage(("degrees",), update_at),
         )

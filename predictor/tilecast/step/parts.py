@@ -45,7 +45,10 @@ def bubble_seconds(plans: Plans, micro: MicroBatch, sends_s: Floats) -> Floats:
 
 
 def launch_seconds(repeats: Floats, micro: MicroBatch, once_s: Floats) -> Floats:
-    """Return the seconds in which a GPU waits for its host, in every micro-batch and once per step."""
+    """Return the seconds of a step in which the GPU waits for the host to launch kernels.
+
+    They are the stall of a micro-batch times `repeats`, and the stall `once_s` of the rest of the step.
+    """
     return repeats * micro.stall_s + once_s
 
 

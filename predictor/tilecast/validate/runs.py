@@ -153,7 +153,7 @@ class InterpretedPlan:
     other: int
     share: float
 
-    def interpolate(self, column: Floats) -> float:
+    def interpolate_layers(self, column: Floats) -> float:
         """Return the value of a column (n,) of the plan table that is a sum over layers."""
         return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
 
@@ -267,15 +267,15 @@ def forecast_member(group: RunGroup, priced: Priced, member: GroupMember) -> For
     one = interpret_plan(group.workload, priced, member)
     lower, upper = uncertainty.interval(group.workload, priced, one.row)
     row = one.other if one.share else one.row
-    seconds = one.interpolate(priced.step_s)
+    seconds = one.interpolate_layers(priced.step_s)
     widened = seconds / float(priced.step_s[one.row])
     return Forecast(
         seconds=seconds,
         lower_s=lower * widened,
         upper_s=upper * widened,
         fits=bool(priced.fits[row]),
-        memory_bytes=one.interpolate(priced.memory_bytes),
-        parts={name: one.interpolate(getattr(priced.times, name)) for name in PARTS},
+        memory_bytes=one.interpolate_layers(priced.memory_bytes),
+        parts={name: one.interpolate_layers(getattr(priced.times, name)) for name in PARTS},
         plan=priced.plans.row(row),
     )
 

@@ -48,7 +48,7 @@ class Rank:
 
     @property
     def tokens(self) -> Floats:
-        """Tokens of the rank, (S,)."""
+        """Number of tokens that a rank processes in a micro-batch, for each of S shards, (S,)."""
         return self.micro_batch * self.sequence / self.context
 
     @property

@@ -72,7 +72,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "deepspeed": Launcher(("deepspeed",), deepspeed.launch_engine),
     "megatron": Launcher(
         ("megatron",),
-        megatron.launch_pretraining,
+        megatron.pretraining_script,
         families=tuple(megatron.SCRIPTS),
         executions=("eager", "cudaGraphs"),
         optimizers=("sgd", "momentum", "adam", "adamw"),

@@ -168,8 +168,8 @@ _TRAINING: Table = (
 """Options that describe how the model is trained and split."""
 
 
-def launch_pretraining(setting: LaunchSetting) -> LaunchScript:
-    """Launch one of Megatron-LM's training scripts with its options."""
+def pretraining_script(setting: LaunchSetting) -> LaunchScript:
+    """Return the command that runs a training script of Megatron-LM with its options."""
     plan = setting.plan
     environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
     if plan.tensor > 1 or plan.context > 1:

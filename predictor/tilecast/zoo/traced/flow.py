@@ -79,11 +79,11 @@ Kept: TypeAlias = tuple[str, str]
 @lru_cache(maxsize=64)
 def trace_flow(trace: Trace) -> Flow:
     """Return the units, activations and segments of a trace."""
-    return _FlowReader(trace).read()
+    return _DataFlowReader(trace).read()
 
 
-class _FlowReader:
-    """Reader of the data flow of a trace."""
+class _DataFlowReader:
+    """Derives the data flow of a model from the operators of its trace."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
