@@ -10,6 +10,7 @@ COMPILE := --generate-hashes --no-emit-index-url --no-header --universal --pytho
 JOB ?= examples/jobs/llama-7b-pretrain.yaml
 NODES ?= examples/clusters/mixed.yaml
 SETUP := $(VENV)/.installed
+UNIT := not cluster and not image and not kind and not long and not data
 # Of `make bundle`: the reference by digest that was signed.
 IMAGE ?= registry.example/tilecast
 
@@ -30,10 +31,12 @@ test: lint types
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target unit e2e
 	$(BIN)/pytest -m "cluster or image or long or data" -n 3 --dist loadfile
 
-check: lint types unit
+# For use while one writes: what takes a second or more is left to `make unit`.
+check: lint types
+	$(BIN)/pytest -m "$(UNIT) and not slow" -n 2 --dist worksteal
 
 unit: $(SETUP)
-	$(BIN)/pytest -m "not cluster and not image and not kind and not long and not data" -n 2 --dist worksteal
+	$(BIN)/pytest -m "$(UNIT)" -n 2 --dist worksteal
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ import time; start = time.perf_counter()
 from tilecast import kernels
 from tilecast.graph import KernelTable
 from tilecast.hardware import find_gpu
-kernels.seconds(KernelTable.of("gemm", "bf16", batch=1, m=4096, n=4096, k=4096), find_gpu("h100-sxm"))
+kernels.predict_kernel_times(KernelTable.of("gemm", "bf16", batch=1, m=4096, n=4096, k=4096), find_gpu("h100-sxm"))
 print(time.perf_counter() - start)
 """
 

@@ -77,20 +77,23 @@ def main() -> None:
     timed("loop: runs in doubt and standing", calibrator.run_counts)
     newest = runs[-1]
     longer = replace(newest, run=replace(newest.run, observed_s=newest.run.observed_s * 1.1, observations=9))
-    timed("loop: one report more", store.take, longer)
+    timed("loop: one report more", store.store_run, longer)
     question = timed("loop: what is to be learnt", calibrator.fit_arguments)
     fitted = timed("thread: learning what changed", FittedCalibration.fit, *question)
     timed("loop: whether forecasts change", calibrator.adopt_fit, fitted)
     timed("loop: runs in doubt and standing", calibrator.run_counts)
     timed("loop: runs in doubt again, for every pool", lambda: [calibrator.quarantined_runs() for _ in store.pools()])
     documents = {
-        pool: timed("loop: the PoolLearning of a pool", store.document, pool) for pool in sorted(store.pools())[:1]
+        pool: timed("loop: the PoolLearning of a pool", store.learning_document, pool)
+        for pool in sorted(store.pools())[:1]
     }
     documents |= {pool: store.learning_document(pool) for pool in store.pools()}
     again = RunStore()
     for pool, document in documents.items():
-        again.recall(pool, pool_learning.read_learnt_runs(pool, document), pool_learning.read_forget_requests(document))
-    same = {(item.uid, item.run.workload) for item in again.ordered()} == {
+        again.restore_runs(
+            pool, pool_learning.read_learnt_runs(pool, document), pool_learning.read_forget_requests(document)
+        )
+    same = {(item.uid, item.run.workload) for item in again.all_runs()} == {
         (item.uid, item.run.workload) for item in store.all_runs()
     }
     print(f"{len(store.all_runs())} runs kept, a restart has {'the same' if same else 'others'}")

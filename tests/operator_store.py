@@ -13,7 +13,9 @@ from typing import Any
 
 from advice_values import advice, offer
 from tilecast.advice import Advice, Request
+from tilecast.api import training_job
 from tilecast.hardware import Pool
+from tilecast_operator.advisor import ReadRequest
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.kube.client import ApiError
 from tilecast_operator.metrics import Metrics
@@ -205,11 +207,12 @@ async def operator(
     advisor: Callable[[Request, Sequence[Pool]], Advice] = on_first_pool,
     nodes: Sequence[Any] = (node(),),
     timings: Timings = TIMINGS,
+    read: ReadRequest = training_job.to_request,
     **settings: Any,
 ) -> AsyncIterator[Assembly]:
     """Run an operator that has seen everything in the store, as kopf would show it."""
     clock = store.clock or ((lambda: store.clock_s) if store.clock_s else time.time)
-    running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock, timings=timings)
+    running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock, read, timings=timings)
     store.node_count = len(nodes)
     for item in nodes:
         running.cache.put_object(item)

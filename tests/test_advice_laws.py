@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +95,7 @@ CLOSE = 1 + 1e-9
 
 @settings(max_examples=12)
 @given(request=requests(), pools=pools())
+@pytest.mark.slow
 def test_offers_fit_and_keep_every_limit(request: Request, pools: list[Pool]) -> None:
     advice = advise(request, pools)
     limits = request.constraints
@@ -123,6 +125,7 @@ def test_offers_fit_and_keep_every_limit(request: Request, pools: list[Pool]) ->
 
 @settings(max_examples=8)
 @given(request=requests(), pools=pools())
+@pytest.mark.slow
 def test_a_looser_limit_never_worsens_the_best(request: Request, pools: list[Pool]) -> None:
     gpus, tight = best_value(request, pools)
     limits = request.constraints
@@ -148,6 +151,7 @@ def test_another_pool_never_worsens_the_best(request: Request, pools: list[Pool]
 
 @settings(max_examples=8)
 @given(request=requests(), pools=pools())
+@pytest.mark.slow
 def test_no_member_of_the_pareto_set_is_beaten(request: Request, pools: list[Pool]) -> None:
     advice = advise(request, pools)
     assert len(advice.pareto) <= 8
@@ -163,6 +167,7 @@ def test_no_member_of_the_pareto_set_is_beaten(request: Request, pools: list[Poo
 
 @settings(max_examples=12)
 @given(request=requests(), pools=pools())
+@pytest.mark.slow
 def test_no_plan_that_is_tried_before_the_recommended_one_is_faster_and_cheaper(
     request: Request, pools: list[Pool]
 ) -> None:
@@ -182,6 +187,7 @@ def test_no_plan_that_is_tried_before_the_recommended_one_is_faster_and_cheaper(
 
 @settings(max_examples=6)
 @given(request=requests(), pools=pools(least=2), data=st.data())
+@pytest.mark.slow
 def test_the_order_of_pools_and_what_is_free_decide_nothing(
     request: Request, pools: list[Pool], data: st.DataObject
 ) -> None:

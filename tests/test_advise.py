@@ -190,6 +190,7 @@ def mixed(job: Path) -> list[Pool]:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_jobs_give_the_reviewed_advice(job: Path) -> None:
     """`tests/advice/` holds the advice for every job of `examples/jobs` and `tests/jobs` on the mixed cluster.
 
@@ -219,6 +220,7 @@ def test_reviewed_jobs_cover_every_objective() -> None:
     assert any(job.baseline and job.baseline.plan for job in jobs)
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     """The bytes depend neither on the hash seed nor on the number of threads."""
     script = "import sys; from tilecast.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -171,6 +171,7 @@ def test_a_link_survives_its_file(name: str, tmp_path: Path) -> None:
         assert now == pytest.approx(was, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_link_that_other_commands_take(
     nvlink_log: Path,
     tmp_path: Path,
@@ -281,6 +282,7 @@ def test_a_bad_log_is_one_line(name: str, tmp_path: Path, capsys: pytest.Capture
         (["-o", "no-such-folder/x.toml"], "cannot be written"),
     ],
 )
+@pytest.mark.slow
 def test_a_wrong_flag_is_one_line(
     arguments: list[str], expected: str, nvlink_log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -221,6 +221,7 @@ NODES = str(EXAMPLES / "clusters" / "mixed.yaml")
 
 
 @pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_the_command_line_prints_the_manifest_to_commit(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(path), "--nodes", NODES, "-o", "yaml"]) == 0
     text = capsys.readouterr().out

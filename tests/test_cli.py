@@ -236,6 +236,7 @@ def _one_line(capsys: pytest.CaptureFixture[str], expected: str) -> None:
         (["pools", "l4", "--gpus", GPUS], ["g6.48xlarge", "pcie4", "gpusPerNode"]),
     ],
 )
+@pytest.mark.slow
 def test_show_lists_what_is_known(
     arguments: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -388,6 +389,7 @@ def test_a_folder_without_a_config_says_so(tmp_path: Path, capsys: pytest.Captur
     _one_line(capsys, "is a folder without adapter_config.json or config.json")
 
 
+@pytest.mark.slow
 def test_a_quantized_config_is_priced_unquantized_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -421,6 +423,7 @@ def test_a_job_from_standard_input_takes_its_steps_from_the_flag(
     assert best["finishSeconds"] == pytest.approx(10 * best["stepSeconds"]["target"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tilecast", "show", "links"], capture_output=True, text=True, check=True
@@ -443,6 +446,7 @@ def test_the_package_runs_as_a_module() -> None:
         ["pools", "l4", "--gpus", GPUS],
     ],
 )
+@pytest.mark.slow
 def test_numbers_in_json_are_numbers(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", *arguments, "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -510,6 +514,7 @@ PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIO
         "completion fish",
     ],
 )
+@pytest.mark.slow
 def test_a_locale_without_utf_8_ends_without_traceback(words: str, tmp_path: Path) -> None:
     text = JOB_TEXT.replace("llama-7b-pretrain", "llama-é")
     path = tmp_path / "job-ü.yaml"
@@ -523,6 +528,7 @@ def test_a_locale_without_utf_8_ends_without_traceback(words: str, tmp_path: Pat
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "| head -c 1 > /dev/null"])
 @pytest.mark.parametrize("words", ["show gpus -o json", "--help", "completion bash"])
+@pytest.mark.slow
 def test_closed_streams_end_without_traceback(words: str, closed: str) -> None:
     shell = f"{shlex.quote(sys.executable)} -m tilecast {words} {closed}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
@@ -594,6 +600,7 @@ def test_a_manifest_keeps_its_program_and_its_arguments(tmp_path: Path, capsys: 
     assert words.count("torchrun") == 1
 
 
+@pytest.mark.slow
 def test_a_preset_on_gpus_imports_nothing_that_reads_files() -> None:
     advise = "advise bert-large --seq 512 --batch 256 --gpus h100-sxm:8"
     readers = ("yaml", "tilecast.nodes", "tilecast.jobs", "tilecast.explain", "tilecast.perlayer")

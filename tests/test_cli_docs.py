@@ -54,6 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.slow
 def test_a_command_of_the_page_runs(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(command)
     assert words[0] == "tilecast"

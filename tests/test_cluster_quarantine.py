@@ -29,7 +29,7 @@ def read(name, spec, stored):
     time.sleep(1.0 if spec.training.global_batch_size == {SLOW} else 0.2)
     if spec.training.global_batch_size == {DEADLY}:
         signal.raise_signal(signal.SIGSEGV)
-    return training_job.request(name, spec, stored)
+    return training_job.to_request(name, spec, stored)
 
 main.Assembly = functools.partial(main.Assembly, read=read)
 """

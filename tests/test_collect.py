@@ -289,6 +289,7 @@ def test_the_plan_is_shown_without_pytorch_a_gpu_or_this_project() -> None:
     assert all(name in lines[-1] for name in KINDS)
 
 
+@pytest.mark.slow
 def test_the_command_of_the_house_is_the_same_program() -> None:
     command = [sys.executable, "-m", "tilecast_lab", "collect", "--dry-run", "--cases", "50"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

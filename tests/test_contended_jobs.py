@@ -61,6 +61,7 @@ async def quiet(store: WatchedStore) -> None:
     quick.cancel()
 
 
+@pytest.mark.slow
 async def test_two_operators_leave_a_job_of_another_kind_to_each_other(caplog: pytest.LogCaptureFixture) -> None:
     store = WatchedStore()
     store.job("job", mode=None)
@@ -87,6 +88,7 @@ async def test_two_operators_leave_a_job_of_another_kind_to_each_other(caplog: p
 
 
 @pytest.mark.parametrize("change", ["removed", "foreign", "led"])
+@pytest.mark.slow
 async def test_what_people_and_other_replicas_write_is_put_right_at_once(change: str) -> None:
     store = WatchedStore()
     store.job("job", mode=None)

@@ -72,6 +72,7 @@ def statuses(store: Store) -> int:
 
 
 @pytest.mark.parametrize(("writer", "named"), [(OTHER, OTHER), (None, contention.EARLIER)])
+@pytest.mark.slow
 def test_an_operator_leaves_a_job_to_another_and_says_so(
     caplog: pytest.LogCaptureFixture, writer: str | None, named: str
 ) -> None:

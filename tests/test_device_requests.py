@@ -182,6 +182,7 @@ def test_a_claim_that_pods_share_is_said() -> None:
         st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
+@pytest.mark.slow
 def test_a_claim_of_any_shape_is_read_or_one_line(spec: Any) -> None:
     for where in ({"spec": spec}, {"spec": {"spec": {"devices": {"requests": [spec]}}}}):
         try:
@@ -246,6 +247,7 @@ async def test_the_operator_advises_by_claims_and_places_nothing() -> None:
         {"schedulerName": "kai-scheduler"},
     ],
 )
+@pytest.mark.slow
 async def test_a_job_of_another_batch_scheduler_is_let_go_as_it_is(mark: dict[str, Any]) -> None:
     store = JobStore()
     body = store.job()

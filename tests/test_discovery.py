@@ -284,6 +284,7 @@ def test_cordoned_and_broken_nodes_stay_in_their_pool() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from(sorted(SHAPES)), max_size=6), min_size=1, max_size=4))
+@pytest.mark.slow
 def test_writing_pools_down_converges(history: list[list[str]]) -> None:
     memory: list[dict[str, Any]] = []
     for shapes in history:

@@ -89,6 +89,7 @@ def test_the_objects_of_the_pages_are_ours() -> None:
     assert seen == set(readers)
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", f"--site-dir={tmp_path}"]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

@@ -155,7 +155,7 @@ from tilecast import fuse, zoo
 from tilecast.spec import Plan, Plans, Workload
 eager = Workload(zoo.preset("gpt2"), 512, 8, "bf16")
 for workload in (eager, replace(eager, execution="compiled")):
-    graph = fuse.apply(zoo.shard(workload, Plans.of(Plan(data=8))).graph, fuse.passes(workload))
+    graph = fuse.apply(zoo.shard(workload, Plans.from_plans(Plan(data=8))).graph, fuse.passes(workload))
     print(any(op.unless == "zeta" for block in graph.blocks for op in block.ops))
 """
     assert house.python(program).splitlines() == ["True", "False"]
@@ -219,9 +219,9 @@ def test_a_collective_and_an_algorithm_are_one_line(house: House) -> None:
 import numpy as np
 from tilecast import collectives
 from tilecast.hardware import find_link
-group = collectives.Group(*(np.array([8.0]),) * 3)
+group = collectives.RankGroup(*(np.array([8.0]),) * 3)
 links = find_link("nvlink4"), find_link("ethernet-100")
-print(float(collectives.seconds("all_reduce", np.array([1e9]), group, *links)[0]))
+print(float(collectives.fastest_collective_s("all_reduce", np.array([1e9]), group, *links)[0]))
 print(collectives.PROGRAMS["broadcast"])
 """
     assert house.python(program).splitlines() == ["0.0", "broadcast"]

@@ -206,6 +206,7 @@ def literals(source: str, module: str) -> set[str | float]:
     return {*fractions(tree), *tables(tree, of_floats=module.startswith("zoo/"))}
 
 
+@pytest.mark.slow
 def test_no_module_holds_a_fact() -> None:
     found = {}
     for path in PACKAGE.rglob("*.py"):

@@ -98,6 +98,7 @@ class Sweep:
         return sum(self.is_answered("sweep", f"s{number}") for number in range(SWEEP))
 
 
+@pytest.mark.slow
 async def test_a_job_of_another_namespace_and_one_that_is_held_are_searched_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,6 +119,7 @@ async def test_a_job_of_another_namespace_and_one_that_is_held_are_searched_next
     assert before < SWEEP // 2, "in front of most of the sweep"
 
 
+@pytest.mark.slow
 async def test_what_a_held_job_asks_of_a_sweep_is_searched_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question that another namespace's sweep already asked moves forward when a held job asks it."""
     sweep = Sweep(monkeypatch)
@@ -131,6 +133,7 @@ async def test_what_a_held_job_asks_of_a_sweep_is_searched_next(monkeypatch: pyt
     assert shared in sweep.order[AFTER : AFTER + 3]
 
 
+@pytest.mark.slow
 async def test_questions_are_read_in_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading may take long as well: a stored graph has up to a mebibyte of JSON."""
     read, go_on, first = list[str](), threading.Event(), threading.Event()
@@ -189,6 +192,7 @@ async def test_writes_of_one_namespace_hold_up_no_other(monkeypatch: pytest.Monk
     assert "other" in written[: PLACING.writers + 3]
 
 
+@pytest.mark.slow
 async def test_a_job_is_told_once_that_it_waits_behind_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     store, messages = JobStore(), dict[str, str]()
     statuses = Counter[str]()

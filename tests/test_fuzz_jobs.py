@@ -184,6 +184,7 @@ def prove_sane(job: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("examples", [300, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_fuzzed_jobs_are_advised_or_refused_with_a_reason(examples: int) -> None:
     reasons, seen = Counter[str](), set[str]()
     status_schema = jsonschema.Draft202012Validator(SCHEMA["status"])
@@ -253,6 +254,7 @@ OVERGROWN = {
 
 
 @pytest.mark.parametrize("config", OVERGROWN.values(), ids=OVERGROWN.keys())
+@pytest.mark.slow
 async def test_an_overgrown_manifest_is_refused_without_a_search(config: dict[str, Any]) -> None:
     store, asked = Store(), list[str]()
 

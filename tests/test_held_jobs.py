@@ -69,6 +69,7 @@ async def test_a_job_that_begins_to_wait_later_has_waited_since_then() -> None:
         assert wait_s is not None and wait_s < 1e5
 
 
+@pytest.mark.slow
 async def test_every_outcome_is_counted_from_zero_and_once() -> None:
     store = JobStore()
     async with serving(store) as running:

@@ -10,6 +10,8 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -74,6 +76,7 @@ def nodes() -> list[tuple[Path, ast.AST]]:
     return [(path, node) for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
 
 
+@pytest.mark.slow
 def test_private_modules_of_other_packages_are_imported_in_two_places() -> None:
     """Both modules say why: what they import from kopf or PyTorch has no public name."""
     places = {

@@ -152,12 +152,14 @@ def test_a_browser_shows_it_without_a_word_on_its_console(report: Path, tmp_path
 
 
 @pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.slow
 def test_nothing_runs_out_of_the_window_and_words_stay_in_their_pictures(
     report: Path, tmp_path: Path, width: int
 ) -> None:
     stays_inside(report, tmp_path, width)
 
 
+@pytest.mark.slow
 def test_light_and_dark_differ_and_are_legible(report: Path, tmp_path: Path) -> None:
     probed = tmp_path / "probed.html"
     probed.write_text(report.read_text().replace("</body>", f"{PROBE}</body>"))

@@ -43,6 +43,7 @@ def times(rate: float | None) -> StepTimes:
 
 
 @given(st.floats(1.0, 1e6))
+@pytest.mark.slow
 def test_a_step_is_no_shorter_than_its_samples_take_and_no_longer_for_it(rate: float) -> None:
     free, bound = times(None), times(rate)
     delivered = 2048 / (np.array([1, 2]) * rate)  # one GPU of a node; sixteen of two nodes

@@ -137,6 +137,7 @@ def fifth(grown: RepositoryCopy) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_fifth_kind_is_in_the_list_of_kinds(fifth: dict[str, Any]) -> None:
     assert fifth["kinds"] == KINDS
     assert fifth["path"] == "/apis/kubeflow.org/v2beta1/namespaces/team/mpijobs/a"

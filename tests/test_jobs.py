@@ -403,6 +403,7 @@ VALUES = st.recursive(
 @given(
     st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), st.lists(KEYS, min_size=1, max_size=3), VALUES, st.booleans()
 )
+@pytest.mark.slow
 def test_an_edited_text_means_what_the_edited_value_means(
     old: dict[str, Any], path: list[str], new: Any, flow: bool
 ) -> None:

@@ -67,6 +67,7 @@ class LeaseCandidate:
         self.die()
 
 
+@pytest.mark.slow
 async def test_the_next_one_leads_once_a_dead_leaders_lease_has_ended() -> None:
     store = LeaseStore()
     async with LeaseCandidate(store, "first") as first:
@@ -113,6 +114,7 @@ async def test_a_leader_that_is_cut_off_writes_no_more_before_another_may() -> N
             assert leader.changes == [True, False]
 
 
+@pytest.mark.slow
 async def test_an_api_server_that_is_away_leaves_nobody_leading_and_then_one() -> None:
     store = LeaseStore()
     async with LeaseCandidate(store, "a") as one, LeaseCandidate(store, "b") as other:
@@ -266,6 +268,7 @@ async def test_the_one_that_follows_writes_nothing_and_has_every_answer_ready() 
         assert len(searches) == searched, "every answer was ready"
 
 
+@pytest.mark.slow
 async def test_what_the_leader_wrote_is_not_written_again_by_the_next() -> None:
     store = LeaseStore()
     for name in "abc":
@@ -301,6 +304,7 @@ def samples(store: LeaseStore, name: str) -> int:
     return int(observed.get("samples", 0))
 
 
+@pytest.mark.slow
 async def test_reports_count_once_by_whichever_door_they_come_and_whoever_leads() -> None:
     store = LeaseStore()
     training = {"sequenceLength": 512, "globalBatchSize": 16, "precision": "bf16"}
@@ -408,6 +412,7 @@ async def test_a_replica_that_ends_releases_its_lease() -> None:
         assert store.holder == ""
 
 
+@pytest.mark.slow
 async def test_nobody_takes_a_report_while_nobody_leads() -> None:
     store = LeaseStore()
     store.put(f"{JOBS}/a", job())

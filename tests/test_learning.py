@@ -100,6 +100,7 @@ async def test_runs_are_kept_with_who_measured_them_and_not_in_the_pool() -> Non
     assert "honest" not in json.dumps(pool) and "runs" not in pool["calibration"]
 
 
+@pytest.mark.slow
 async def test_a_hostile_namespace_moves_nobody_and_is_shown() -> None:
     store = SharedStore()
     async with operator(store, advise, discovery=True) as running:
@@ -123,6 +124,7 @@ async def test_a_hostile_namespace_moves_nobody_and_is_shown() -> None:
     assert next(item for item in conditions if item["type"] == "Drifted")["status"] == "False"
 
 
+@pytest.mark.slow
 async def test_a_namespace_alone_makes_nobody_else_sure() -> None:
     def confidence(name: str) -> tuple[float, float, str]:
         status = store.status("third", name)
@@ -170,6 +172,7 @@ async def test_jobs_are_answered_while_runs_are_learnt(monkeypatch: pytest.Monke
     assert all(was_let), "the answer came only once the learning gave up waiting for it"
 
 
+@pytest.mark.slow
 async def test_trusted_namespaces_teach_everybody_and_none_does_without_learning() -> None:
     for settings, factor in (({"trusted_namespaces": "bench, x"}, 1.5), ({}, 1.1), ({"learning": False}, 1.0)):
         store = SharedStore()
@@ -182,6 +185,7 @@ async def test_trusted_namespaces_teach_everybody_and_none_does_without_learning
             assert LEARNING in store.objects or factor == 1.0
 
 
+@pytest.mark.slow
 async def test_a_deleted_namespace_is_forgotten_at_once_and_after_a_restart() -> None:
     store = SharedStore()
     there = [namespace(name) for name in ("honest", "gone", "later")]
@@ -206,6 +210,7 @@ async def test_a_deleted_namespace_is_forgotten_at_once_and_after_a_restart() ->
         await until(again, store, lambda: store.runs == [])
 
 
+@pytest.mark.slow
 async def test_an_administrator_has_a_namespace_a_job_or_a_pool_forgotten_for_good() -> None:
     store = SharedStore()
     store.clock_s = 1_800_000_000.0
@@ -287,6 +292,7 @@ async def test_what_the_replica_that_led_wrote_last_is_not_written_over() -> Non
         await until(running, store, lambda: len(store.runs) == 3)
 
 
+@pytest.mark.slow
 async def test_no_pool_is_lost_where_poollearnings_are_not_served() -> None:
     store, lost = SharedStore(), list[str]()
     async with operator(store, advise, discovery=True) as running:

@@ -275,6 +275,7 @@ PATHS = [
 
 @settings(max_examples=300)
 @given(path=st.sampled_from(PATHS), value=PLAIN)
+@pytest.mark.slow
 def test_any_value_anywhere_is_read_or_refused(path: tuple[str, ...], value: Any) -> None:
     document = copy.deepcopy(job())
     inner: Any = document

@@ -83,6 +83,7 @@ def test_the_bill_sums_to_its_total() -> None:
     stage=st.sampled_from([0, 1, 2]),
     mode=st.sampled_from(["none", "selective", "full"]),
 )
+@pytest.mark.slow
 def test_more_sharding_and_more_recomputation_never_need_more(micro: int, data: int, stage: int, mode: str) -> None:
     workload = Workload(zoo.preset("llama-2-7b"), 2048, 64)
     one = Plan(data=data, zero_stage=stage, micro_batch=micro, checkpointing=mode)  # type: ignore[arg-type]

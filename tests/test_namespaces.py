@@ -65,6 +65,7 @@ forged = st.builds(
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([-0.5, 0.1, 0.4]),
 )
+@pytest.mark.slow
 def test_no_coalition_of_one_namespace_moves_a_forecast_of_others_by_more_than_its_share(
     coalition: list[tuple[Run, int]], namespaces: int, deviation: float
 ) -> None:
@@ -165,6 +166,7 @@ def width_and_own(table: Calibration, run: Run) -> tuple[float, int]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(forged, min_size=1, max_size=40))
+@pytest.mark.slow
 def test_a_namespace_that_nobody_confirms_narrows_no_range_of_others(runs: list[Run]) -> None:
     for asker in (None, "somebody-else"):
         for asked in ASKED:

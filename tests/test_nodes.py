@@ -481,6 +481,7 @@ KEYS = [PRODUCT, TYPE, "nvidia.com/gpu.replicas", "nvidia.com/gpu.count", "karpe
         max_size=8,
     )
 )
+@pytest.mark.slow
 def test_every_node_ends_in_exactly_one_place(rows: list[tuple[dict[str, str], int | None]]) -> None:
     documents = [node(f"n{index}", labels, count) for index, (labels, count) in enumerate(rows)]
     report = nodes.discover_pools(documents)

@@ -377,6 +377,7 @@ def test_each_report_tells_the_steps_since_the_last(operator: ReportServer, sett
 
 
 @pytest.mark.parametrize("fault", ["refused", "gone", "slow", "nonsense", "no token"])
+@pytest.mark.slow
 def test_no_failure_reaches_the_training(operator: ReportServer, settings: ReporterSettings, fault: str) -> None:
     if fault == "refused":
         operator.status = 403

@@ -70,6 +70,7 @@ async def test_a_restart_and_a_second_operator_write_nothing() -> None:
     assert len(store.events) == 3
 
 
+@pytest.mark.slow
 async def test_two_operators_at_once_agree() -> None:
     store = Store()
     for number in range(5):
@@ -301,6 +302,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+@pytest.mark.slow
 async def test_faults_are_retried_until_written(fault: Exception) -> None:
     store = Store()
     store.faults = [fault] * 4
@@ -359,6 +361,7 @@ async def test_an_event_waits_for_an_api_server_that_is_busy_and_for_nothing_els
     assert len(store.events) == (not is_lost)
 
 
+@pytest.mark.slow
 async def test_a_spec_that_changes_during_a_write_is_not_lost() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())

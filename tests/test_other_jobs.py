@@ -71,6 +71,7 @@ async def let_go(store: JobStore, running: Assembly, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["job-gated", "job-kueue"])
+@pytest.mark.slow
 async def test_a_queued_job_is_said_to_be_placed_once_kueue_has_admitted_it(name: str) -> None:
     store = JobStore()
     async with serving(store) as running:
@@ -187,6 +188,7 @@ async def test_what_kueue_can_do_is_told_at_the_start_and_when_it_changes() -> N
         await until(lambda: b"tilecast_kueue_info{" not in generate_latest(running.metrics.registry), "it to go")
 
 
+@pytest.mark.slow
 async def test_a_job_is_placed_even_if_what_kueue_can_do_cannot_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     store = JobStore()
 
@@ -248,6 +250,7 @@ async def test_a_refused_choice_holds_no_job() -> None:
         assert any("the webhook says no" in text for _, text in store.events_seen())
 
 
+@pytest.mark.slow
 async def test_an_api_server_that_comes_and_goes_is_asked_again() -> None:
     store = JobStore()
     store.refuse = [ApiError(422, "no"), ApiError(500, "gone"), ApiError(429, "slower"), ApiError(503, "gone")]
@@ -300,6 +303,7 @@ def holds(running: Assembly, body: dict[str, Any]) -> bool:
     return running.admission.is_deciding(Key.from_object(body), body["metadata"]["uid"])
 
 
+@pytest.mark.slow
 async def test_two_operators_let_a_job_go_once() -> None:
     store, bodies = JobStore(), list[dict[str, Any]]()
     async with serving(store) as one, serving(store) as two:
@@ -370,6 +374,7 @@ async def test_advice_is_said_once_and_taken_back() -> None:
         ({"mode": "Auto"}, "tilecast.dev/mode: 'Auto' is no mode; use one of Off, Advise, Initial"),
     ],
 )
+@pytest.mark.slow
 async def test_a_wrong_annotation_is_told_in_an_event(annotations: dict[str, str | None], words: str) -> None:
     store = JobStore()
     async with serving(store) as running:

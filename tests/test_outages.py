@@ -44,6 +44,7 @@ SOON = replace(TIMINGS, release_most_s=0.3, decide_s=60.0)
 
 
 @pytest.mark.parametrize("name", ["job", "job-kueue", "job-gated"])
+@pytest.mark.slow
 async def test_jobs_are_placed_once_kueue_answers_again_with_one_warning(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

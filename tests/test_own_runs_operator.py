@@ -77,6 +77,7 @@ async def test_a_run_that_is_withdrawn_corrects_no_successor_any_longer() -> Non
         assert store.step_s("team", "twin") < 1.05 * raw_s
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
     store = SharedStore()
     store.clock_s = 1_800_000_000.0
@@ -98,6 +99,7 @@ async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
         assert store.status("team", "a")["observed"] and ratio(store, "a") == 1.0
 
 
+@pytest.mark.slow
 async def test_a_run_has_only_those_looked_at_whose_forecast_it_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     looked, question = list[str](), Advisor.read_question
 
@@ -122,6 +124,7 @@ async def test_a_run_has_only_those_looked_at_whose_forecast_it_may_change(monke
     assert set(looked) == {"j3", "waits"}
 
 
+@pytest.mark.slow
 async def test_metrics_tell_whose_runs_correct_how_many_jobs_and_how_far() -> None:
     store = SharedStore()
 
@@ -157,6 +160,7 @@ async def start_late(store: SharedStore, running: Assembly, late: Any) -> None:
     await settled(running)
 
 
+@pytest.mark.slow
 async def test_runs_that_are_seen_late_after_a_restart_correct_as_before() -> None:
     store = SharedStore()
     async with operator(store, advise, NODES, discovery=True) as running:
@@ -188,6 +192,7 @@ async def test_a_step_withdrawn_while_no_operator_ran_stays_withdrawn() -> None:
         assert (await advised(again, store, "team", "b"))["recommendation"]["stepSeconds"]["target"] == raw_s
 
 
+@pytest.mark.slow
 async def test_a_jobs_own_run_counts_however_many_others_ran_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_store, "MAX_RUNS", 2)
     store = SharedStore()
@@ -301,6 +306,7 @@ async def test_what_was_learnt_of_fewer_runs_never_replaces_what_was_learnt_of_m
         assert running.learning.calibrator.default_table.runs == 8
 
 
+@pytest.mark.slow
 async def test_a_job_that_has_ended_is_not_told_to_move() -> None:
     store = targeted()
     async with operating(store) as running:

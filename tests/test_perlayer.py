@@ -60,6 +60,7 @@ def small(**dimensions: float) -> Model:
         ("bert-large", 128, "h100-sxm", 4),
     ],
 )
+@pytest.mark.slow
 def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequence: int, gpu: str, gpus: int) -> None:
     workload = Workload(zoo.preset(name), sequence, 128, "fp16")
     on = pool(gpu)
@@ -95,6 +96,7 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     shrink=st.sampled_from([1.0, 0.05, 0.02]),
     gpus=st.sampled_from([2, 4]),
 )
+@pytest.mark.slow
 def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int, shrink: float, gpus: int) -> None:
     extra = {"experts": experts, "top_k": 2, "moe_every": 2, "family": "moe"} if experts else {}
     workload = Workload(small(layers=layers, vocab=vocab, **extra), 512, 8, "bf16", micro_batch=2)

@@ -60,6 +60,7 @@ def test_that_leaves_a_process_behind():
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_leaves_a_process_behind_fails_and_names_it(tmp_path: Path) -> None:
     tests, mark = Path(__file__).resolve().parent, uuid.uuid4().hex
     (tmp_path / "conftest.py").write_text(

@@ -54,6 +54,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_page_and_the_docstrings_run() -> None:
     page = doctest.testfile(str(ROOT / "docs" / "python.md"), module_relative=False)
     assert page.attempted > 10 and not page.failed
@@ -66,6 +67,7 @@ def test_the_import_is_light() -> None:
     assert loaded.isdisjoint({"numpy", "onnxruntime", "pydantic", "yaml", "tilecast.public"})
 
 
+@pytest.mark.slow
 def test_no_submodule_hides_a_function() -> None:
     out = run(
         "import importlib, pkgutil, tilecast",
@@ -107,6 +109,7 @@ def test_advice_is_what_the_command_line_prints(capsys: pytest.CaptureFixture[st
     assert f"{planned}\n" == shown(capsys, "advise", "gpt2", *flags)
 
 
+@pytest.mark.slow
 def test_sweeps_queues_and_lists_are_what_the_command_line_prints(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -127,6 +130,7 @@ def test_sweeps_queues_and_lists_are_what_the_command_line_prints(
     assert json.loads(json.dumps(tilecast.gpus("l4"))) == json.loads(shown(capsys, "show", "gpus", "l4", "-o", "json"))
 
 
+@pytest.mark.slow
 def test_a_model_comes_in_many_forms(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))

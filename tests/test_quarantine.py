@@ -234,6 +234,38 @@ async def test_a_suspect_that_is_cancelled_while_it_waits_keeps_nobody_waiting()
     await honest
 
 
+async def test_a_suspect_that_is_read_inside_another_object_keeps_nobody_waiting() -> None:
+    journal = Journal("", KINDS)
+    journal.isolate([BOMB])
+
+    async def work() -> None:
+        with journal.note_reading(BOMB):
+            pass
+
+    await journal.await_noted(HONEST_JOB, work())
+    await asyncio.wait_for(journal.await_noted(NODE, asyncio.sleep(0)), 60)
+
+
+async def test_a_suspect_stays_alone_while_any_thread_reads_it() -> None:
+    journal, began, go_on = Journal("", KINDS), threading.Event(), threading.Event()
+    journal.isolate([BOMB])
+
+    def read() -> None:
+        began.set()
+        go_on.wait(60)
+
+    suspect = asyncio.ensure_future(journal.await_noted(BOMB, asyncio.to_thread(journal.call_noted, read)))
+    await asyncio.to_thread(began.wait, 60)
+    with journal.note_reading(BOMB):
+        pass  # an event of the suspect, which is read beside the thread after a while
+    honest = asyncio.ensure_future(journal.await_noted(HONEST_JOB, asyncio.sleep(0)))
+    await asyncio.sleep(0.05)
+    assert not honest.done()
+    go_on.set()
+    await suspect
+    await asyncio.wait_for(honest, 60)
+
+
 async def test_a_job_that_was_set_aside_is_answered_once_it_is_read_again(tmp_path: Path) -> None:
     store = Store()
     store.put(f"{JOBS}/a", job("a"))

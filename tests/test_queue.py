@@ -151,6 +151,7 @@ def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
 
 @pytest.mark.parametrize("queues", [15, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.slow
 def test_the_plan_is_close_to_the_best_there_is(policy: str, queues: int) -> None:
     behind = []
     for seed in range(queues):
@@ -244,6 +245,7 @@ def test_what_runs_moves_only_where_its_owner_lets_it_and_the_gain_is_beyond_the
     assert solve(two_pools(5.0, is_running=True, move_s=1.0)).finish.tolist() == [6.0]
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_planned_stays_as_it_is_when_one_job_arrives() -> None:
     pools = tuple(PoolCapacity(f"p{i}", 4, 2) for i in range(4))
     draw = random.Random(1)  # noqa: S311
@@ -356,6 +358,7 @@ def test_an_option_that_another_beats_in_everything_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", ["completion", "makespan", "fairness"])
+@pytest.mark.slow
 def test_an_owner_orders_its_own_jobs_and_moves_nobody_elses(policy: str, seed: int) -> None:
     draw = np.random.default_rng(seed)
     pools = tuple(PoolCapacity(name, nodes, 8) for name, nodes in (("fast", 1), ("middle", 2), ("slow", 3)))

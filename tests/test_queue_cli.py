@@ -43,6 +43,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_the_first_screen_has_jobs_totals_and_who_pays(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(capsys, JOBS, "--nodes", MIXED, "--what-if", "h100-sxm:+2")
     lines = out.splitlines()
@@ -55,6 +56,7 @@ def test_the_first_screen_has_jobs_totals_and_who_pays(capsys: pytest.CaptureFix
     assert "No plan is more than" in out
 
 
+@pytest.mark.slow
 def test_the_plan_is_better_than_every_reference_by_its_policy(capsys: pytest.CaptureFixture[str]) -> None:
     totals = planned(capsys, JOBS, "--nodes", MIXED)["totals"]
     plan = totals.pop("plan")
@@ -62,6 +64,7 @@ def test_the_plan_is_better_than_every_reference_by_its_policy(capsys: pytest.Ca
     assert all(plan["completionSeconds"] <= 1.03 * other["completionSeconds"] for other in totals.values())
 
 
+@pytest.mark.slow
 def test_csv_has_a_line_a_job_with_times_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     rows = list(csv.DictReader(io.StringIO(shown(capsys, JOBS, "--nodes", MIXED, "-o", "csv"))))
     assert len(rows) == 12
@@ -90,6 +93,7 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_draws_a_bar_for_each_job(capsys: pytest.CaptureFixture[str]) -> None:
     page = _Page()
     page.feed(shown(capsys, JOBS, "--nodes", MIXED, "-o", "html"))

@@ -482,6 +482,7 @@ async def test_pods_priorities_decide_the_order_and_a_class_that_changes_changes
         assert order() == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 async def test_a_job_that_the_plan_is_without_says_so_once_in_an_event() -> None:
     store = JobStore()
     odd = store.job("job", "odd", mode=None, weight="much", training=LONG)
@@ -600,6 +601,7 @@ def space(name: str, weight: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize("weights", [dict.fromkeys(range(6), "1000000"), {5: "1000000", 4: "0.001"}])
+@pytest.mark.slow
 async def test_a_tenants_weights_move_nobody_else_and_those_of_a_namespace_do(weights: dict[int, str]) -> None:
     store, four = Store(), (*NODES, node("slower", "NVIDIA-L4"))
     for number in range(6):

@@ -153,7 +153,7 @@ async def test_what_runs_of_a_namespace_teach_is_searched_for_its_own_jobs_alone
     searcher.stop()
 
 
-async def test_a_job_that_could_not_be_read_in_passing_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_could_not_be_read_in_passing_is_read_again() -> None:
     failures, read = [MemoryError()], training_job.to_request
 
     def failing(*arguments: Any) -> Request:
@@ -161,12 +161,11 @@ async def test_a_job_that_could_not_be_read_in_passing_is_read_again(monkeypatch
             raise failures.pop()
         return read(*arguments)
 
-    monkeypatch.setattr(training_job, "to_request", failing)
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as running:
+    async with operator(store, read=failing) as running:
         await settled(running)
-    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
+    assert not failures and ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
 
 async def test_many_jobs_do_not_each_try_to_load_a_model_that_cannot_be_read() -> None:

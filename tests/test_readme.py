@@ -37,6 +37,7 @@ def test_the_job_in_the_readme_is_a_job(tmp_path: Path, capsys: pytest.CaptureFi
     assert "h100-sxm" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_pool_in_the_readme_takes_a_measured_link(tmp_path: Path) -> None:
     (pool,) = (text for text in blocks("yaml") if "kind: GPUPool" in text)
     nodes = tmp_path / "nodes.yaml"

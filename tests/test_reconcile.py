@@ -596,6 +596,7 @@ async def test_prices_that_move_a_little_move_no_job() -> None:
     assert len(store.events) == 2, "one for the first advice, one for the change"
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_one_line_on_standard_error() -> None:
     environment = {**os.environ, "TILECAST_WRITERS": "none"}
     command = [sys.executable, "-m", "kopf", "run", "--standalone", "-m", "tilecast_operator.main"]

@@ -78,6 +78,7 @@ def test_one_version_names_package_chart_and_crds() -> None:
 
 
 @pytest.mark.parametrize("chart", RELEASES, ids=lambda chart: chart.stem)
+@pytest.mark.slow
 def test_the_schema_only_grows(chart: Path) -> None:
     today = specs(crds_of_today())
     before = specs(crds_of(chart))

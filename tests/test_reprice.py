@@ -50,6 +50,7 @@ def test_a_row_that_is_refused_now_has_moved() -> None:
     assert not reprice.Repriced("x", 1.0, None, None).is_moved
 
 
+@pytest.mark.slow
 def test_no_forecast_of_the_own_measured_steps_moved_unseen() -> None:
     repriced = reprice.reprice(reprice.read_rows(), reprice.read_committed(reprice.COMMITTED))
     assert repriced

@@ -134,6 +134,7 @@ async def test_a_job_that_kueue_has_decided_about_is_left_alone(kind: str) -> No
         assert len(store.patches) == before and pod_set(store)["nodeSelector"] == {PRODUCT: H100}
 
 
+@pytest.mark.slow
 async def test_it_is_switched_off_by_nothing_and_a_single_flavor_is_kept() -> None:
     for settings, quotas in ((replace(SETTINGS, requeue_s=0.0), {T4: 64, H100: 64}), (SETTINGS, {H100: 64})):
         store = JobStore()

@@ -84,6 +84,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize(("name", "sequence", "batch", "job", "experts"), SMALL)
+@pytest.mark.slow
 def test_what_is_found_is_every_plan_and_its_best_is_the_best(
     name: str, sequence: int, batch: int, job: dict[str, Any], experts: int
 ) -> None:
@@ -158,6 +159,7 @@ def test_distinct_rows_are_the_distinct_rows(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "mixtral-8x7b", "t5-v1.1-large", "resnet-50"])
+@pytest.mark.slow
 def test_rows_of_a_table_equal_the_single_plan_bit_for_bit(name: str) -> None:
     model = zoo.preset(name)
     workload = Workload(model, 1024 if model.vocab else 1, 256, "bf16")

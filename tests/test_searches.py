@@ -147,6 +147,7 @@ async def test_a_memo_bounds_the_number_of_what_cannot_be_weighed() -> None:
     assert (len(memo), memo.bytes) == (2, 0)
 
 
+@pytest.mark.slow
 async def test_a_process_says_why_nothing_can_be_advised() -> None:
     searches = Searches(refuse, 1, 1)
     try:
@@ -181,6 +182,7 @@ async def test_a_search_that_kills_every_process_fails_alone() -> None:
     assert all(isinstance(answer, Advice) for answer in answers.values())
 
 
+@pytest.mark.slow
 def test_no_process_outlives_an_operator_that_was_killed() -> None:
     code = (
         "import os\n"

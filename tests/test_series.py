@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import pytest
+
 from advice_values import advice, offer, pool, request
 from tilecast.api.calibration import ObservedRun
 from tilecast.learning.calibration import Run
@@ -68,6 +70,7 @@ def advise_and_report(metrics: Metrics, store: RunStore, jobs: int) -> None:
         )
 
 
+@pytest.mark.slow
 def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
     """165 series once became 77,369 with a job of each group, and never fell."""
     clock = StoppedClock()

@@ -263,6 +263,7 @@ async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> 
     assert store.asked == 5001
 
 
+@pytest.mark.slow
 async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before() -> None:
     """Hundreds of clients send tokens that could be ours, while one client's token is due for another review."""
     store, forged_answers, answers = Reviewer(), Counter[int | None](), list[int | None]()

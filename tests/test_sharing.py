@@ -88,6 +88,7 @@ def test_gpus_without_slices_are_shared() -> None:
     name=st.sampled_from(["resnet-18", "bert-base", "gpt2"]),
     batch=st.sampled_from([4, 16, 64]),
 )
+@pytest.mark.slow
 def test_no_part_beats_the_whole_and_all_widen_the_range(gpu: str, name: str, batch: int) -> None:
     model = zoo.preset(name)
     workload = Workload(model, 256 if model.vocab else 1, batch, "bf16")

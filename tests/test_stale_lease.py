@@ -57,6 +57,7 @@ class LeasedJobs(HeldJobs):
 
 
 @pytest.mark.parametrize("ahead", [timedelta(days=-1), timedelta(), timedelta(days=1)])
+@pytest.mark.slow
 async def test_a_lease_that_nobody_renews_lets_every_job_go_whatever_its_clock_says(ahead: timedelta) -> None:
     cluster = LeasedJobs()
     path = cluster.add("job-kueue", "a")
@@ -118,6 +119,7 @@ async def test_a_leader_that_comes_back_ends_it_before_the_next_job() -> None:
     assert work.freed == {"Job": 1} == {"Job": len(cluster.patches)}
 
 
+@pytest.mark.slow
 async def test_a_look_that_fails_is_no_sign_of_death_and_the_last_must_not() -> None:
     cluster = LeasedJobs()
     cluster.add("job", "a")

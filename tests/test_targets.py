@@ -232,6 +232,7 @@ async def shown(
     pytest.fail(f"waited in vain for {what}")
 
 
+@pytest.mark.slow
 async def test_a_train_job_s_own_metrics_are_scored_once_each() -> None:
     store = targeted()
 
@@ -343,6 +344,7 @@ async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> No
         assert HASH not in store.annotations() and len(running.cache.jobs) == 1
 
 
+@pytest.mark.slow
 async def test_a_job_is_advised_as_soon_as_its_queue_is_there() -> None:
     store = JobStore()
     async with serving(store, replace(PLACING, read_kueue=True, config_map_poll_s=3600.0)) as running:
@@ -390,6 +392,7 @@ async def test_new_queues_are_no_news_to_a_job_whose_queue_is_missing() -> None:
 
 
 @pytest.mark.parametrize(("kind", "changed"), [("job-kueue", {}), ("job-gated", {}), ("job-kueue", {"model": None})])
+@pytest.mark.slow
 async def test_why_a_job_was_let_go_is_said_in_one_event(kind: str, changed: dict[str, str | None]) -> None:
     store, timings = JobStore(), replace(TIMINGS, owner_s=0.05)
     settings = replace(PLACING, read_kueue=True, config_map_poll_s=0.1)

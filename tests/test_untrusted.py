@@ -114,10 +114,12 @@ def run(*arguments: str) -> None:
     assert done.returncode == 0, f"status {done.returncode} at {last}\n{done.stderr[-2000:]}"
 
 
+@pytest.mark.slow
 def test_the_stack_carries_the_recursion_limit() -> None:
     run("-c", RECURSIVE)
 
 
 @pytest.mark.parametrize("size", ["fast", pytest.param("long", marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_no_text_kills_a_process_with_the_operators_settings(size: str) -> None:
     run(str(TESTS / "hostile_doors.py"), size)

@@ -70,6 +70,7 @@ def test_the_page_is_whole_and_needs_nothing_else(report: Path) -> None:
     assert len(set(identifiers)) == len(identifiers)
 
 
+@pytest.mark.slow
 def test_every_input_has_a_picture_with_a_title_and_a_table(report: Path) -> None:
     text, seen = report.read_text(), tags(report)
     pictures = [attributes for tag, attributes in seen if tag == "svg"]

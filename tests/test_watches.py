@@ -219,6 +219,7 @@ assert not registry._spawning.get_all_handlers() and not registry._changing.get_
         ),
     ],
 )
+@pytest.mark.slow
 def test_only_what_the_settings_say_is_watched(settings: dict[str, str], names: str) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TILECAST_")} | settings
     done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, env=environment, check=False)

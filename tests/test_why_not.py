@@ -60,6 +60,7 @@ def given(name: str) -> tuple[Advice, list[tuple[str, Plan | None, Change]]]:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.slow
 def test_changes_do_what_they_say(name: str) -> None:
     advice, changes = given(name)
     for where, plan, change in changes:
@@ -95,6 +96,7 @@ def check_plan(advice: Advice, before: Pool, plan: Plan, change: Change) -> None
         assert values[1] < values[0], change
 
 
+@pytest.mark.slow
 def test_where_one_change_is_not_enough_the_first_is_told_with_what_remains() -> None:
     """A T4 has no BF16 units, and is also too small or too slow; every other rejection here needs one change."""
     for name in REQUESTS:

@@ -41,6 +41,7 @@ from .tables import CollectError
 WARM_STEPS, TIMED_STEPS = 5, 10
 LONGEST_S = 2.0
 """Seconds after which the timed steps of a case end; three run at least."""
+IMPORT_FAILED = "a process ended as it imported its libraries; its error stands above"
 CASE_LIMIT_S = 100.0
 """Seconds after which a case is given up and its process ended."""
 GIB = 2**30
@@ -344,11 +345,14 @@ def collect_steps(cases: Sequence[NumberedCase], writer: _TableWriter, budget_s:
     following = _MeasuringProcess.start(waiting[0], device, tiny) if waiting else None
     while waiting and following:
         group, running = deque(waiting.popleft()), following
-        running.pipe.send("begin")
+        try:
+            running.pipe.send("begin")
+        except OSError:
+            raise CollectError(f"PyTorch: {IMPORT_FAILED}") from None
         following = _MeasuringProcess.start(waiting[0], device, tiny) if waiting else None
         versions = running.receive(deadline - time.monotonic())
         if versions is None and time.monotonic() < deadline:
-            raise CollectError("PyTorch: a process ended as it imported its libraries; its error stands above")
+            raise CollectError(f"PyTorch: {IMPORT_FAILED}")
         while group and (left_s := deadline - time.monotonic()) > 0:
             answer = running.receive(min(CASE_LIMIT_S, left_s))
             if answer is None and time.monotonic() >= deadline:

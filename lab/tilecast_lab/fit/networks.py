@@ -3,8 +3,9 @@
     python -m tilecast_lab networks --data DIR
 
 The tables have times of nccl-tests between nodes (`collectives/nccl_multinode.csv`). Networks of one table of
-protocols, such as `rdma`, are fitted together, and every source has the same weight. Each fit starts at the constants
-that ship. The errors printed beside them are those of rows that were not fitted: every second size, then each link.
+protocols, such as `rdma`, are fitted together; every run of a source on one number of ranks has the same weight. Each
+fit starts near NCCL's own latencies, whatever ships. The errors printed beside the fitted ones are those of rows that
+were not fitted: every second size, then each link.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ FITTED = (
     ("simple", "start_s"), ("simple", "hop_s"),
 )  # fmt: skip
 """Constants that are fitted, by protocol and field."""
-REGULARIZATION = 0.05
+START = {
+    "ll": LinkProtocol(6.6e-6, 10e-6, 0.25),
+    "ll128": LinkProtocol(14e-6, 14e-6, 0.6),
+    "simple": LinkProtocol(8.4e-6, 24e-6, 1.0),
+}
+"""Constants at which every fit starts: those of NCCL's cost model (nccl, src/graph/tuning.cc), else a plain guess."""
+MOST_NODES = 32
+"""Most nodes of a row that is fitted: the law has no contention, which larger groups measure too."""
+REGULARIZATION = 0.02
 """Loss of moving every constant by a factor of e, beside the mean absolute logarithm of forecast over measured."""
 ROUNDS = 30
 FIRST_STEP = 0.4
@@ -71,12 +80,16 @@ def read_networks(data: Path) -> Mapping[str, list[MeasuredNetwork]]:
         header, cells = csvfile.read_csv(path)
         columns = {name: [line[i] for line in cells] for i, name in enumerate(header)}
         measured, joined = read_measurements(path, columns)
+        usable = (measured.collective != "") & (measured.size_bytes >= 1) & (measured.seconds > 0)
+        usable &= (measured.ranks > measured.local) & (measured.ranks <= MOST_NODES * measured.local) & (joined == 1)
         for members, intra, network in find_links(path, columns, measured, joined):
             if intra is None or network is None:
                 continue
             table = find_link_file(network.name).protocols
             runs = defaultdict(list)
             for row in members:
+                if not usable[row]:
+                    continue
                 runs[columns["source"][row], columns["config"][row], measured.ranks[row]].append(row)
             if isinstance(table, str):
                 networks[table] += [
@@ -87,7 +100,7 @@ def read_networks(data: Path) -> Mapping[str, list[MeasuredNetwork]]:
 
 def fit_protocols(networks: Sequence[MeasuredNetwork]) -> Protocols:
     """Return the protocols that fit measured networks of one table of protocols best, by coordinate descent."""
-    start = networks[0].network.protocols
+    start = {name: START[name] for name in networks[0].network.protocols if name in START}
     names = [(name, field) for name, field in FITTED if name in start]
     best = np.zeros(len(names))
     least = _loss(networks, start)

@@ -171,7 +171,7 @@ class QueueJobs:
         try:
             return 1.0 if seen is None else jobs.read_weight(seen.value.annotations)
         except SpecError:
-            return 1.0  # `_odd_weights` reports it
+            return 1.0  # `_list_invalid_weights` reports it
 
     def _list_invalid_weights(self) -> list[UnplannedJob]:
         """Return the namespaces with an invalid weight."""

@@ -20,8 +20,8 @@ class Isolation:
         self.suspects: frozenset[bytes] = frozenset()
         """Objects that are read alone; they are set before anything is read."""
         self._changed = threading.Condition()
-        self._readers = Counter[int]()
-        """Number of objects that each thread reads, one inside the other, by the id of the thread."""
+        self._readers = Counter[tuple[int, bytes]]()
+        """Number of times that a thread reads an object, by the id of the thread and the note."""
         self._alone: bytes | None = None
         """Suspect that is read, or is next to be read; everybody else waits."""
 
@@ -40,17 +40,16 @@ class Isolation:
         if self.suspects:
             with self._changed:
                 if not self._changed.wait_for(lambda: self._try_admit(note), limit_s):
-                    self._readers[threading.get_ident()] += 1
+                    self._readers[threading.get_ident(), note] += 1
 
     def leave(self, note: bytes) -> None:
         """Record that this thread no longer reads an object."""
         if not self.suspects:
             return
         with self._changed:
-            thread = threading.get_ident()
-            self._readers[thread] -= 1
-            self._readers += Counter()  # without threads that read nothing
-            if self._alone == note and thread not in self._readers:
+            self._readers[threading.get_ident(), note] -= 1
+            self._readers += Counter()  # without readers that have left
+            if self._alone == note and not any(read == note for _, read in self._readers):
                 self._alone = None
             self._changed.notify_all()
 
@@ -60,7 +59,7 @@ class Isolation:
         thread = threading.get_ident()
         if note in self.suspects:
             self._alone = note
-            if self._readers.keys() - {thread}:
+            if any(reader != thread for reader, _ in self._readers):
                 return False
-        self._readers[thread] += 1
+        self._readers[thread, note] += 1
         return True

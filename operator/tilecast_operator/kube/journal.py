@@ -37,7 +37,7 @@ NOTHING = bytes(LENGTH_BYTES)
 RUNNING, ENDED = b"running", b"ended  "
 POLL_S = 0.005
 """Seconds between two tries of a task to run its next step."""
-LOOP_S = 2.0
+LOOP_S = 0.2
 """Longest time for which a suspect keeps the event loop waiting until other threads have read what they read."""
 
 _CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
