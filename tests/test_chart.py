@@ -23,7 +23,7 @@ from test_releases import RELEASES, crds_of, crds_of_today
 from tilecast import __version__
 from tilecast.jobs import ADMISSION_GATES, HOLD_QUEUE, JOB_KINDS
 from tilecast.objectives import OBJECTIVES
-from tilecast_operator.settings import Settings, from_environment
+from tilecast_operator.settings import Settings, from_environment, name_variable
 
 pytestmark = pytest.mark.cluster
 
@@ -422,9 +422,9 @@ def test_the_values_offer_every_setting_of_the_operator_but_its_address() -> Non
         for choice in choices:
             assert from_environment({name: choice})
     assert schema == {
-        setting.metadata["name"]: {"type": kinds[str(setting.type)], "description": setting.metadata["text"]}
+        name_variable(setting): {"type": kinds[str(setting.type)], "description": setting.metadata["text"]}
         for setting in fields(Settings)
-        if not setting.metadata["name"].startswith(BY_VALUES)
+        if not name_variable(setting).startswith(BY_VALUES)
     }
 
 
