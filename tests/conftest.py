@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -25,8 +25,8 @@ from tilecast import hardware  # noqa: E402
 if TYPE_CHECKING:
     from story import Scene
 
-# No example has a deadline: a shared machine may take any time over one.
-settings.register_profile("untimed", deadline=None)
+# No example has a deadline, and none is too slow to draw: a shared machine may take any time over one.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 CLUSTER_TIMEOUT_S = 1800
