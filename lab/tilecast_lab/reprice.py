@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast.spec import SpecError
 from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import read_table
+from tilecast.validate.scores import absolute_errors, read_measured_seconds
+from tilecast_lab.validate.csvfile import find_tables
 from tilecast_lab.validate.graphs import Graphs
 from tilecast_lab.validate.residuals import source_of
 from tilecast_lab.validate.runs import forecast
@@ -64,9 +65,7 @@ def read_rows(data: Path | None = None) -> list[Row]:
     Raises:
         SpecError: the folder has no table, or a table cannot be read.
     """
-    found = [] if data is None else sorted(data.glob(TABLES))
-    if data is not None and not found:
-        raise SpecError(str(data), f"has no {TABLES}", "give the folder of the measured tables")
+    found = [] if data is None else find_tables(data, TABLES)
     return [row for path in (*sorted(MEASURED.glob("*.csv")), *found) for row in read_table(path)]
 
 
@@ -110,10 +109,8 @@ def _reprice(
 ) -> dict[str, Repriced]:
     repriced = {}
     for row, item in zip(rows, forecast(rows, track, graphs), strict=True):
-        measured = row.get("step_time_s_derived", "")
         key = digest(row) + ("-graph" if graphs else "")
-        measured_s = float(measured) if measured else None
-        repriced[key] = Repriced(source_of(row), measured_s, committed.get(key), item.seconds)
+        repriced[key] = Repriced(source_of(row), read_measured_seconds(row), committed.get(key), item.seconds)
     return repriced
 
 
@@ -130,7 +127,8 @@ def table(repriced: Mapping[str, Repriced]) -> str:
         change = np.array([item.after_s / item.before_s - 1 for item in moved if item.after_s and item.before_s])
         largest = float(change[np.argmax(np.abs(change))]) if len(change) else float("nan")
         middle = float(np.median(change)) if len(change) else float("nan")
-        before, after = (_error([(getattr(item, name), item.measured_s) for item in items]) for name in _NAMES)
+        before = _median_error([(item.before_s, item.measured_s) for item in items])
+        after = _median_error([(item.after_s, item.measured_s) for item in items])
         lines.append(
             f"{source[:43]:<44}{len(items):>6}{len(moved):>7}{middle:>+9.1%}{largest:>+9.1%}{before:>14.1%}{after:>8.1%}"
         )
@@ -139,13 +137,10 @@ def table(repriced: Mapping[str, Repriced]) -> str:
     return "\n".join(lines)
 
 
-_NAMES = ("before_s", "after_s")
-
-
-def _error(pairs: Sequence[tuple[float | None, float | None]]) -> float:
+def _median_error(pairs: Sequence[tuple[float | None, float | None]]) -> float:
     """Return the median of |forecast - measured| / measured over the pairs that have both."""
-    errors = [abs(seconds / measured - 1) for seconds, measured in pairs if seconds and measured]
-    return float(np.median(errors)) if errors else float("nan")
+    both = np.array([(seconds, measured) for seconds, measured in pairs if seconds and measured]).reshape(-1, 2)
+    return float(np.median(absolute_errors(*both.T))) if len(both) else float("nan")
 
 
 def run(data: Path, *, write: bool, graphs: Graphs | None = None, track: Track = without_progress) -> tuple[str, bool]:

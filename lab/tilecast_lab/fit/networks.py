@@ -19,7 +19,7 @@ import numpy as np
 
 from tilecast.collectives.link_calibration import Measurements, predict_collectives
 from tilecast.hardware import Link, LinkProtocol, find_link_file
-from tilecast.spec import Floats, SpecError
+from tilecast.spec import Floats
 from tilecast_lab.validate import csvfile
 from tilecast_lab.validate.collectives import find_links, read_measurements
 
@@ -73,10 +73,7 @@ def read_networks(data: Path) -> Mapping[str, list[MeasuredNetwork]]:
         SpecError: there is no table, or one cannot be read.
     """
     networks: dict[str, list[MeasuredNetwork]] = defaultdict(list)
-    paths = sorted(data.glob(TABLES))
-    if not paths:
-        raise SpecError(str(data), f"has no {TABLES}", "give the folder of the measured tables")
-    for path in paths:
+    for path in csvfile.find_tables(data, TABLES):
         header, cells = csvfile.read_csv(path)
         columns = {name: [line[i] for line in cells] for i, name in enumerate(header)}
         measured, joined = read_measurements(path, columns)

@@ -16,6 +16,18 @@ from tilecast.spec import Floats, SpecError
 ADDED = ("predicted_us", "lower_us", "upper_us", "reason")
 
 
+def find_tables(data: Path, pattern: str) -> list[Path]:
+    """Return the tables below a folder whose paths match a pattern, sorted by path.
+
+    Raises:
+        SpecError: there is none.
+    """
+    paths = sorted(data.glob(pattern))
+    if not paths:
+        raise SpecError(str(data), f"has no {pattern}", "give the folder of the measured tables")
+    return paths
+
+
 def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows of a table; short rows are filled with empty cells.
 

@@ -25,7 +25,7 @@ ASSUMED = "assumed"
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Where a job may run; one of `nodes`, `gpus` and `context` is needed."""
+    """Options that say where a job may run; one of `nodes`, `gpus` and `context` is needed."""
 
     nodes: str | None = None
     """File of Nodes, GPUPools and ResourceSlices, or "-"; or their text, where it begins with a brace."""
