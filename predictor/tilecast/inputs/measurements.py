@@ -14,8 +14,8 @@ from tilecast.advice.measured import Measurement
 from tilecast.api.base import ApiModel, optional_field, validate_model
 from tilecast.api.parts import PartSeconds
 from tilecast.hardware import Pool, find_gpu
-from tilecast.inputs import pools as pool_inputs
 from tilecast.inputs import reading
+from tilecast.inputs.gpu_list import assumed_pool
 from tilecast.learning.job_calibration import NO_PARTS, MeasuredParts
 from tilecast.spec import SpecError, Stated
 
@@ -145,4 +145,4 @@ def _assumed_pool(run: StatedRun) -> Pool:
         gpu = find_gpu(run.pool)
     except SpecError as error:
         raise SpecError(run.field, f"there is no pool or GPU {run.pool!r}", error.remedy) from None
-    return replace(pool_inputs.assumed_pool(gpu, run.gpus), name=run.pool)
+    return replace(assumed_pool(gpu, run.gpus), name=run.pool)
