@@ -25,6 +25,7 @@ EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
 
 VERBS: Mapping[str, str] = {
     "advise": "the best pool and plan for a job",
+    "fits": "whether a job fits into memory, on how few GPUs of each pool, and else what would help",
     "queue": "which job of a queue on which pool, and when each starts and ends",
     "sweep": "the advice for one value of a number after another: GPUs, batch, bandwidth, price …",
     "show": "what Tilecast knows, and what it sees in a cluster",

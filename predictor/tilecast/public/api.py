@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -155,12 +156,12 @@ def forecast(
 
 
 def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettings]) -> Fits:
-    """Return for each pool whether a job fits into memory, and the nearest change that would make it fit.
+    """Return for each pool whether a job fits into memory, on how few GPUs, and else the nearest change that helps.
 
     Args:
         model: as for `advise`.
-        plan: the only plan to look at; without one, any plan may be chosen.
-        **settings: as for `advise`.
+        plan: the only plan to look at; without one, the best plan on the fewest GPUs is shown.
+        **settings: as for `advise`; an objective counts for nothing.
 
     Raises:
         SpecError: something cannot be read, is missing, or contradicts the rest.
@@ -169,7 +170,10 @@ def fits(model: object, *, plan: str | None = None, **settings: Unpack[JobSettin
     >>> bool(tilecast.fits("llama-3.1-405b", seq=8192, batch=64, gpus="t4:8"))
     False
     """
-    return Fits.from_advice(advise(model, plan=plan, **settings))
+    with _errors_about_arguments():
+        return Fits.from_advice(
+            answer_question(replace(_build_question(model, settings, plan), seeks_fewest=True)).advice
+        )
 
 
 def sweep(model: object, *, over: str, **settings: Unpack[JobSettings]) -> Sweep:

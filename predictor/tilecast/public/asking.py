@@ -42,6 +42,8 @@ class Question:
     """Measured steps, POOL:N[/PLAN]=STEP each, @FILE.json, or the seconds of one step."""
     launch: str | None = None
     """Launcher that has to be able to run the plan."""
+    seeks_fewest: bool = False
+    """Whether the fewest GPUs that hold the job are sought, whatever its objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ def answer_question(question: Question) -> Answer:
 
 def _answer(question: Question, job: JobInput) -> Answer:
     request, pools = job.request(), pool_inputs.read_pools(question.pools)
+    if question.seeks_fewest:
+        request = replace(request, objective="fewestGpus", deadline_s=None, budget=None)
     seconds, runs = measurements.parse_measurements(question.measured)
     if question.baseline:
         where, step = measurements.split_baseline(question.baseline)
