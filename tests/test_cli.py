@@ -430,7 +430,7 @@ def test_the_package_runs_as_a_module() -> None:
     )
     assert "nvlink4" in done.stdout
     done = subprocess.run([sys.executable, "-m", "tilecast"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert (done.returncode, done.stderr, "tilecast advise " in done.stdout) == (2, "", True)
 
 
 @pytest.mark.parametrize(
@@ -609,3 +609,24 @@ def test_a_preset_on_gpus_imports_nothing_that_reads_files() -> None:
     loaded = set(done.stderr.split())
     assert "tilecast.api.training_job" in loaded
     assert loaded.isdisjoint(readers), loaded.intersection(readers)
+
+
+def test_everything_that_is_missing_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, flags in (
+        (["llama-3.1-8b"], "--batch, --seq and --gpus: are missing; add for instance --batch 128 --seq 8192 --gpus"),
+        (["llama-3.1-8b", "--seq", "8192"], "--batch and --gpus: are missing"),
+        (["resnet-50"], "--batch and --gpus: are missing"),
+        (["llama-3.1-8b", "--gpus", "l4:8"], "--batch and --seq: are missing"),
+        (["llama-3.1-8b", "--gpus", "l4:8", "--batch", "8"], "--seq: is missing"),
+    ):
+        assert main(["advise", *words]) == 2
+        assert flags in capsys.readouterr().err, words
+
+
+def test_a_bare_command_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = [line.split("   ")[0].split() for line in capsys.readouterr().out.splitlines() if "tilecast " in line]
+    commands = [words[1:] for words in shown if words[0] == "tilecast"]
+    assert len(commands) == 3
+    for words in commands:
+        assert main(words) == 0, words

@@ -38,6 +38,14 @@ VERBS: Mapping[str, str] = {
 """Verbs, which are modules of this package, and the purpose of each."""
 
 _PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
+_FIRST_STEPS = f"""\
+{_PURPOSE}
+
+  tilecast advise llama-3.1-8b --seq 8192 --batch 128 --gpus h100-sxm:16,a100-80:16   the best pool and plan
+  tilecast fits llama-3.1-70b --seq 8192 --batch 64 --gpus h100-sxm:64                whether it fits, on how few GPUs
+  tilecast show models                                                                what can be named
+
+`tilecast --help` lists all verbs."""
 
 
 class _OneLineErrorParser(argparse.ArgumentParser):
@@ -51,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given:
+        print(_FIRST_STEPS)
+        return EXIT_BAD_INPUT
     options = build_parser(given[:1]).parse_args(given)
     run: Callable[[argparse.Namespace], int] = options.run
     environment.apply_environment(os.environ)

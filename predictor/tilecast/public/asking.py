@@ -66,11 +66,44 @@ def answer_question(question: Question) -> Answer:
     Raises:
         SpecError: the job, the pools or an option cannot be read, or they contradict each other.
     """
-    job = job_inputs.read_job(question.job)
     try:
-        return _answer(question, job)
+        job = job_inputs.read_job(question.job)
+        try:
+            return _answer(question, job)
+        except SpecError as error:
+            raise job.named_by_flag(error) from None
     except SpecError as error:
-        raise job.named_by_flag(error) from None
+        if len(missing := _list_missing(question, error)) < 2:
+            raise
+        example = " ".join(f"{flag} {_EXAMPLES[flag]}" for flag in missing)
+        names = f"{', '.join(missing[:-1])} and {missing[-1]}"
+        raise SpecError(names, "are missing", f"add for instance {example}") from None
+
+
+_EXAMPLES = {"--batch": "128", "--seq": "8192", "--gpus": "h100-sxm:16"}
+
+
+def _list_missing(question: Question, error: SpecError) -> list[str]:
+    """Return the flags that a question lacks, if the error is about one of them.
+
+    Args:
+        question: the question.
+        error: the first error of the question.
+    """
+    pools = question.pools
+    has_pools = pools.nodes is not None or pools.gpus is not None or pools.context is not None
+    if not (error.problem == "is missing" or (error.field == "--nodes" and not has_pools)):
+        return []
+    missing, values = [], dict(question.job.values)
+    # Each value that is missing is filled in, so that the next one is found.
+    for flag, value in (("--batch", 1), ("--seq", 1)):
+        try:
+            job_inputs.read_job(replace(question.job, values=values)).request()
+        except SpecError as found:
+            if found.field == flag and found.problem == "is missing":
+                missing.append(flag)
+                values[flag.removeprefix("--")] = value
+    return missing if has_pools else [*missing, "--gpus"]
 
 
 def _answer(question: Question, job: JobInput) -> Answer:
