@@ -131,7 +131,9 @@ def test_a_board_with_another_memory_is_derived(spelling: str, expected: tuple[s
     )
     assert default_network(gpu, 8) == default_network(whole, 8)
     assert usual_network(gpu) == usual_network(whole)
-    assert read_gpu_file(spelling).name == sibling
+    shown = read_gpu_file(spelling)
+    assert replace(shown.to_gpu(), aliases=gpu.aliases, sibling=sibling) == gpu
+    assert sibling in shown.sources["board"]
     assert mig_profiles(gpu) == ()
 
 

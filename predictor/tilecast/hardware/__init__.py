@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from tilecast import shipped
-from tilecast.hardware.boards import complete_facts, derive_board
+from tilecast.hardware.boards import complete_facts, derive_board, describe_board
 from tilecast.hardware.products import (
     MESSAGE,
     MIG_INFIX,
@@ -146,14 +146,16 @@ def _read_links(folder: str) -> Mapping[str, Link]:
 def read_gpu_file(name: str) -> GpuFile:
     """Return the shipped file of a GPU, with its sources.
 
-    It is the file of the whole GPU for a MIG slice, and that of its sibling for a board that is derived by its name.
+    For a MIG slice it is the file of the whole GPU. For a board that is derived by its name it is the file of its
+    sibling, with the figures of the board.
 
     Raises:
         SpecError: no GPU has the name.
     """
     gpu = find_gpu(name)
     shipped_name = gpu.sibling or gpu.name.partition(MIG_INFIX)[0]
-    return read_facts(files("tilecast.hardware").joinpath("gpus", f"{shipped_name}.toml"), GpuFile)
+    facts = next(item for item in _gpu_files() if item.name == shipped_name)
+    return describe_board(gpu, facts) if gpu.sibling else facts
 
 
 def find_link_file(name: str) -> LinkFile:

@@ -138,6 +138,25 @@ def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
     return replace(gpu, name=name, product=name.upper(), aliases=aliases, sibling=gpu.name, **changes)
 
 
+def describe_board(gpu: Gpu, sibling: GpuFile) -> GpuFile:
+    """Return the figures of a derived board as a GPU file, from the file of its sibling."""
+    figures = {
+        "name": gpu.name,
+        "product": gpu.product,
+        "memory_gib": gpu.memory_bytes / GIB,
+        "memory_bandwidth_gb_per_s": gpu.memory_bandwidth_bytes_per_s / 1e9,
+        "l2_bandwidth_gb_per_s": gpu.l2_bandwidth_bytes_per_s / 1e9,
+        "boost_clock_mhz": gpu.boost_clock_hz / 1e6,
+        "tdp_w": gpu.tdp_w,
+        "fp16_accumulate_tflops": gpu.fp16_accumulate_flops / 1e12 or None,
+        "aliases": (),
+        "peak_tflops": {name: rate / 1e12 for name, rate in gpu.peak_flops.items()},
+        "sustained_ratio": {name: ratio for name, ratio in gpu.sustained_ratio.items() if ratio < 1},
+        "sources": {"board": f"derived from {sibling.name} by the name (boards.toml)", **sibling.sources},
+    }
+    return sibling.model_copy(update=figures)
+
+
 CLOCKED = ("boost_clock_hz", "l2_bandwidth_bytes_per_s", "fp16_accumulate_flops")
 """Rates of a chip that follow its clock, beside its peaks."""
 
