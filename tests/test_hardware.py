@@ -11,7 +11,8 @@ NAMES = [
     "a100-80-pcie", "l4", "l40s", "t4", "v100-sxm", "v100-sxm-32", "v100-pcie", "v100-pcie-32", "p100", "p4", "a10",
     "a10g", "a40", "a30", "b200", "gb200", "a800-80", "b300", "gb300", "h100-96", "h20", "h200-nvl", "h800-sxm", "k80",
     "l40", "a800-80-pcie", "h800-pcie", "h20-3e", "rtx-3090", "rtx-4090", "rtx-6000-ada", "rtx-a5000", "rtx-a6000",
-    "v100-sxm3", "v100-sxm3-450w", "rtx-5090", "rtx-pro-6000-server", "rtx-pro-6000-workstation",
+    "v100-sxm3", "v100-sxm3-450w", "rtx-5090", "rtx-pro-6000-server", "rtx-pro-6000-workstation", "h100-64",
+    "p100-sxm", "rtx-3090-ti",
 ]  # fmt: skip
 
 SPELLINGS = {

@@ -421,7 +421,7 @@ WRONG_POOLS = [
     (
         pool_of(nodeType="p5.48xlarge", maxNodes=1, links={"intraNode": "ethernet-100"}),
         "spec.links.intraNode",
-        "use one of nvlink2",
+        "use one of nvlink1",
     ),
     (
         pool_of(nodeType="p5.48xlarge", maxNodes=1, links={"interNode": "nvlink4"}),

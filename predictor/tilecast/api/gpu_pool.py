@@ -34,7 +34,7 @@ from tilecast.api.base import (
 from tilecast.api.calibration import PoolCalibration, PoolError
 from tilecast.api.fields import as_mapping, value_at_path
 from tilecast.api.status import Condition
-from tilecast.hardware import Gpu, GpuFile, Link, find_gpu, find_link, links
+from tilecast.hardware import Gpu, GpuFile, Link, find_gpu, find_link, links, read_stated_gpu
 from tilecast.hardware.instances import find_network
 from tilecast.spec import SpecError
 
@@ -67,6 +67,17 @@ class Rates(ApiModel):
     )
 
 
+class SustainedRatios(ApiModel):
+    """Shares of the peaks that power and clocks leave under sustained load; absent is 1."""
+
+    fp32: float | None = optional_field("Plain FP32.", gt=0, le=1)
+    tf32: float | None = optional_field("TF32 matrix units.", gt=0, le=1)
+    fp16: float | None = optional_field("FP16 matrix units.", gt=0, le=1)
+    bf16: float | None = optional_field("BF16 matrix units.", gt=0, le=1)
+    fp8: float | None = optional_field("FP8 matrix units.", gt=0, le=1)
+    attention: float | None = optional_field("Fused attention in FP16 and BF16; absent is as these.", gt=0, le=1)
+
+
 class GpuFacts(ApiModel):
     """Data-sheet facts of a GPU that Tilecast does not ship. Rates are dense (without sparsity)."""
 
@@ -86,6 +97,16 @@ class GpuFacts(ApiModel):
         min_length=1, max_length=63, description="Usual link between GPUs of a node, for instance nvlink4."
     )
     peak_tflops: Rates = Field(description="Peak in 10^12 floating-point operations per second, by precision.")
+    fp16_accumulate_tflops: float | None = optional_field(
+        "Peak in FP16 with FP16 accumulation, where it is above peakTflops.fp16, as on GeForce. Absent takes that of "
+        "the shipped GPU with the same product or the same figures, if there is one.",
+        gt=0,
+        le=1e6,
+    )
+    sustained_ratio: SustainedRatios | None = optional_field(
+        "Shares of the peaks under sustained load, where power limits them. Absent takes those of the shipped GPU with "
+        "the same product or the same figures, if there is one."
+    )
 
 
 class GpuSource(ApiModel):
@@ -109,8 +130,11 @@ class GpuSource(ApiModel):
                 raise SpecError("spec.gpu.name", error.problem, f"{error.remedy}; or give its facts") from None
         find_pool_link(self.facts.intra_link, "spec.gpu.facts.intraLink", per_node=False)
         facts = self.facts.model_dump(exclude_none=True)
+        facts["architecture"] = self.facts.architecture.lower()
         try:
-            return GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}).to_gpu()
+            return read_stated_gpu(
+                GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts})
+            )
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(to_camel(str(part)) for part in first["loc"])

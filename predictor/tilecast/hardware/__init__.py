@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -15,6 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from tilecast import shipped
+from tilecast.hardware.boards import complete_facts, derive_board, describe_board
 from tilecast.hardware.products import (
     MESSAGE,
     MIG_INFIX,
@@ -63,6 +65,7 @@ __all__ = [
     "mig_profiles",
     "normalise_product",
     "read_gpu_file",
+    "read_stated_gpu",
     "use_links",
 ]  # fmt: skip
 
@@ -79,8 +82,18 @@ def load_gpu(path: Path | Traversable) -> Gpu:
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """Return every GPU that ships with Tilecast, by name."""
-    gpus = [load_gpu(path) for path in shipped.list_files("tilecast.hardware", "gpus")]
-    return {gpu.name: gpu for gpu in gpus}
+    return {facts.name: facts.to_gpu() for facts in _gpu_files()}
+
+
+@cache
+def _gpu_files() -> tuple[GpuFile, ...]:
+    return tuple(read_facts(path, GpuFile) for path in shipped.list_files("tilecast.hardware", "gpus"))
+
+
+def read_stated_gpu(facts: GpuFile) -> Gpu:
+    """Return the GPU of facts that a user states; a shipped file of the same product fills what they leave open."""
+    whole, sibling = complete_facts(facts, _gpu_files())
+    return replace(whole.to_gpu(), sibling=sibling)
 
 
 LINKS = "TILECAST_LINKS"
@@ -131,14 +144,18 @@ def _read_links(folder: str) -> Mapping[str, Link]:
 
 
 def read_gpu_file(name: str) -> GpuFile:
-    """Return the shipped file of a GPU, with its sources; for a MIG slice, the file of the whole GPU.
+    """Return the shipped file of a GPU, with its sources.
+
+    For a MIG slice it is the file of the whole GPU. For a board that is derived by its name it is the file of its
+    sibling, with the figures of the board.
 
     Raises:
-        SpecError: no shipped GPU has the name.
+        SpecError: no GPU has the name.
     """
-    return read_facts(
-        files("tilecast.hardware").joinpath("gpus", f"{find_gpu(name).name.partition(MIG_INFIX)[0]}.toml"), GpuFile
-    )
+    gpu = find_gpu(name)
+    shipped_name = gpu.sibling or gpu.name.partition(MIG_INFIX)[0]
+    facts = next(item for item in _gpu_files() if item.name == shipped_name)
+    return describe_board(gpu, facts) if gpu.sibling else facts
 
 
 def find_link_file(name: str) -> LinkFile:
@@ -161,11 +178,12 @@ def load_link(path: Path | Traversable) -> Link:
 
 @cache
 def digest_fact_files() -> str:
-    """Return the SHA-256 of all files of facts in this folder: GPUs, links, protocols, MIG and instance types."""
+    """Return the SHA-256 of the fact files in this folder: GPUs, boards, links, protocols, MIG and instance types."""
     root = files("tilecast.hardware")
     paths = [
         root.joinpath("protocols.toml"),
         root.joinpath("mig.toml"),
+        root.joinpath("boards.toml"),
         *(item for name in ("gpus", "links", "nodes") for item in shipped.list_files("tilecast.hardware", name)),
     ]
     return hashlib.sha256(b"".join(item.read_bytes() for item in paths)).hexdigest()
@@ -215,8 +233,11 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
 def find_gpu(name: str) -> Gpu:
     """Return the GPU whose name or product string is `name`; for `GPU-MIG-PROFILE`, the MIG slice.
 
+    A name that differs from a shipped one only in memory, power or clock, such as `A100-PCIe-96GB`, is a board that is
+    derived from it (`boards.derive_board`).
+
     Raises:
-        SpecError: no shipped GPU has the name; the message offers the nearest name.
+        SpecError: no GPU has the name; the message offers the nearest name, or the limit that the board exceeds.
     """
     whole, cut, profile = name.lower().partition(MIG_INFIX)
     if cut:
@@ -226,6 +247,9 @@ def find_gpu(name: str) -> Gpu:
     for gpu in table.values():
         if key in gpu.aliases:
             return gpu
+    derived = derive_board(key, table)
+    if derived is not None:
+        return derived
     near = get_close_matches(key, [alias for gpu in table.values() for alias in gpu.aliases], n=1, cutoff=_CLOSE)
     meant = next((gpu.name for gpu in table.values() if near and near[0] in gpu.aliases), None)
     hint = f"did you mean {meant}?" if meant else f"known are NVIDIA's {', '.join(table)}"

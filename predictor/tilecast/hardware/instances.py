@@ -117,10 +117,11 @@ def find_network(name: str) -> Link:
 def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
     """Return the network that is assumed for nodes of which only the GPU is known."""
     rows = _read_node_files()["defaults.toml"]["network"]
+    name = gpu.sibling or gpu.name
     fitting = (
         row
         for row in rows
-        if gpu.name in row.get("gpus", (gpu.name,)) and row.get("gpus_per_node", gpus_per_node) == gpus_per_node
+        if name in row.get("gpus", (name,)) and row.get("gpus_per_node", gpus_per_node) == gpus_per_node
     )
     return find_link(next(fitting)["inter"])
 
@@ -131,7 +132,8 @@ def default_gpus_per_node(gpu: Gpu) -> int:
     They are as many as in the maker's own system, or else 8.
     """
     rows = _read_node_files()["defaults.toml"]["network"]
-    return next((row["gpus_per_node"] for row in rows if gpu.name in row.get("gpus", ())), 8)
+    name = gpu.sibling or gpu.name
+    return next((row["gpus_per_node"] for row in rows if name in row.get("gpus", ())), 8)
 
 
 @cache

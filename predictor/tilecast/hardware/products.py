@@ -41,6 +41,8 @@ class Gpu:
     """Name of the link of NVLink bridges between some of the GPUs; empty if the product takes no bridges."""
     aliases: tuple[str, ...] = ()
     """Product strings in drivers, labels and tables, normalised by `normalise_product`."""
+    sibling: str = ""
+    """Name of the shipped GPU whose usual nodes and whose file describe this one; empty for a shipped GPU."""
     mig: str = ""
     """MIG profile of a slice; empty for a whole GPU. A job runs on one slice, since slices cannot reach each other."""
     share: float = 1.0

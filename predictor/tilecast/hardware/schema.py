@@ -99,6 +99,23 @@ class MigFile(_FactModel):
     gpu: tuple[MigGpuFile, ...]
 
 
+class StackFile(_FactModel):
+    """One stack of a type of memory."""
+
+    gb: PositiveFloat
+    bandwidth_gb_per_s: PositiveFloat
+    source: Source
+
+
+class BoardsFile(_FactModel):
+    """The schema of `boards.toml`."""
+
+    max_ratio: float = Field(gt=1)
+    same_size: float = Field(gt=0, lt=0.5)
+    same_figure: float = Field(gt=0, lt=0.5)
+    stacks: dict[str, StackFile]
+
+
 class ProtocolFile(_FactModel):
     """One protocol of a table of constants."""
 

@@ -147,6 +147,7 @@ _USUAL_NETWORK = {
     "turing": "ethernet-50", "ada-lovelace": "ethernet-100", "volta": "infiniband-edr-4x100",
     "ampere": "infiniband-hdr-8x200", "hopper": "infiniband-ndr-8x400", "blackwell": "infiniband-ndr-8x400",
     "v100-sxm3": "infiniband-edr-8x100", "v100-sxm3-450w": "infiniband-edr-8x100", "gb200": "infiniband-ndr-4x400",
+    "h100-64": "infiniband-hdr-4x200",
     "b300": "infiniband-xdr-8x800", "gb300": "infiniband-xdr-4x800",
 }  # fmt: skip
 """Usual network of a training cluster by GPU, for GPUs with a platform of their own, else by architecture."""
@@ -154,7 +155,7 @@ _USUAL_NETWORK = {
 
 def usual_network(gpu: Gpu) -> str:
     """Return the name of the usual network between nodes with a GPU."""
-    return _USUAL_NETWORK.get(gpu.name) or _USUAL_NETWORK.get(gpu.architecture, "ethernet-100")
+    return _USUAL_NETWORK.get(gpu.sibling or gpu.name) or _USUAL_NETWORK.get(gpu.architecture, "ethernet-100")
 
 
 def _assumed_pool(row: Row, gpu: Gpu, gpus: int) -> Pool:

@@ -1,0 +1,217 @@
+"""GPUs that no file describes whole: boards with another memory, power or clock, and facts that leave something open.
+
+A board is derived from the shipped GPU of the same chip and form (its sibling). Facts of a GPUPool take what they leave
+open from the shipped GPU that they describe.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from tilecast import shipped
+from tilecast.hardware.products import Gpu
+from tilecast.hardware.schema import BoardsFile, GpuFile, normalise_product
+from tilecast.spec import SpecError
+
+GIB = 2**30
+_MEMORY, _POWER, _CLOCK = (re.compile(rf"(\d{{1,4}}){unit}") for unit in ("gi?b?", "w", "mhz"))
+_TYPE = re.compile(r"hbm\d?[a-z]?|gddr\d[a-z]?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Board:
+    """Words of a normalised product string: those that name the chip and form, and those that a board may vary."""
+
+    stem: str
+    memory_gb: int | None = None
+    memory_type: str = ""
+    power_w: int | None = None
+    clock_mhz: int | None = None
+
+    @classmethod
+    def parse(cls, product: str) -> _Board:
+        """Split a normalised product string, for instance `h100-sxm-64gb-hbm2e`."""
+        stem: list[str] = []
+        found: dict[str, Any] = {}
+        for word in product.split("-"):
+            for field, pattern in (("memory_gb", _MEMORY), ("power_w", _POWER), ("clock_mhz", _CLOCK)):
+                match = pattern.fullmatch(word)
+                if match and field not in found:
+                    found[field] = int(match[1])
+                    break
+            else:
+                if _TYPE.fullmatch(word) and "memory_type" not in found:
+                    found["memory_type"] = word
+                else:
+                    stem.append(word)
+        return cls("-".join(stem), **found)
+
+    def nominal_gb(self, gpu: Gpu) -> float:
+        """Return the GPU's memory as its makers round it: the size here, unless that is the size of a host's memory."""
+        whole = gpu.memory_bytes / GIB
+        return self.memory_gb if self.memory_gb and _is_same_size(self.memory_gb, whole) else whole
+
+    @property
+    def varies(self) -> bool:
+        """Whether the product string states anything that a board may vary."""
+        return any((self.memory_gb, self.memory_type, self.power_w, self.clock_mhz))
+
+
+@cache
+def read_boards() -> BoardsFile:
+    """Return the content of `boards.toml`."""
+    return BoardsFile.model_validate(shipped.read_table("tilecast.hardware", "boards.toml"))
+
+
+def derive_board(product: str, table: Mapping[str, Gpu]) -> Gpu | None:
+    """Return the board that a normalised product string describes as a variant of a shipped GPU.
+
+    The sibling is the shipped GPU of the same chip and form with the nearest size of memory. Memory of a stated type
+    has as many stacks as its size needs. Otherwise, memory of twice or half the size is as fast as the sibling's, since
+    the chips are denser, and memory of another size has more or fewer of the same chips. Rates of tensor cores follow
+    the cube root of power, and all rates of the chip follow its clock.
+
+    Args:
+        product: the product string, normalised by `normalise_product`.
+        table: the shipped GPUs by name.
+
+    Returns:
+        The board; the shipped GPU itself if nothing differs; None if no shipped GPU has the chip and form.
+
+    Raises:
+        SpecError: the memory, power or clock is too far from that of the sibling.
+    """
+    board = _Board.parse(product)
+    related = [(gpu, known) for gpu in table.values() for known in map(_Board.parse, gpu.aliases)
+               if known.stem == board.stem]  # fmt: skip
+    if not related or not board.varies:
+        return None
+
+    def distance(pair: tuple[Gpu, _Board]) -> tuple[float, bool, int]:
+        gpu, known = pair
+        nominal = known.nominal_gb(gpu)
+        other_type = board.memory_type not in ("", known.memory_type)
+        return abs(math.log((board.memory_gb or nominal) / nominal)), other_type, len(gpu.name)
+
+    gpu, known = min(related, key=distance)
+    limits, changes, words = read_boards(), dict[str, Any](), [gpu.name]
+
+    def require(name: str, ratio: float, stated: str) -> None:
+        if not 1 / limits.max_ratio <= ratio <= limits.max_ratio:
+            problem = f"{stated} of {name} is {ratio:.2g} times that of {gpu.name}"
+            raise SpecError("gpu", problem, "correct it, or give the facts of the GPU in a GPUPool")
+
+    nominal = known.nominal_gb(gpu)
+    size = board.memory_gb or nominal
+    is_same_size = _is_same_size(size, nominal) or _is_same_size(size, gpu.memory_bytes / GIB)
+    bandwidth = _bandwidth(gpu, size, nominal, board.memory_type)
+    has_same_rate = _is_same_size(bandwidth, gpu.memory_bandwidth_bytes_per_s)
+    if not is_same_size or not has_same_rate:
+        require("memory", size / nominal, f"{size:g} GB")
+        words += [f"{size:g}gb", *filter(None, [board.memory_type])]
+        changes["memory_bytes"] = gpu.memory_bytes * (1.0 if is_same_size else size / nominal)
+        changes["memory_bandwidth_bytes_per_s"] = bandwidth
+    if board.power_w and not _is_same_size(board.power_w, gpu.tdp_w):
+        require("power", board.power_w / gpu.tdp_w, f"{board.power_w} W")
+        words.append(f"{board.power_w}w")
+        share = (board.power_w / gpu.tdp_w) ** (1 / 3)
+        changes["tdp_w"] = float(board.power_w)
+        changes["sustained_ratio"] = {
+            name: ratio if name == "fp32" else min(1.0, ratio * share) for name, ratio in gpu.sustained_ratio.items()
+        }
+    if board.clock_mhz and board.clock_mhz * 1e6 != gpu.boost_clock_hz:
+        faster = board.clock_mhz * 1e6 / gpu.boost_clock_hz
+        require("clock", faster, f"{board.clock_mhz} MHz")
+        words.append(f"{board.clock_mhz}mhz")
+        changes |= {name: getattr(gpu, name) * faster for name in CLOCKED}
+        changes["peak_flops"] = {name: rate * faster for name, rate in gpu.peak_flops.items()}
+    if not changes:
+        return gpu
+    name = "-".join(words)
+    aliases = (normalise_product(name), product)
+    return replace(gpu, name=name, product=name.upper(), aliases=aliases, sibling=gpu.name, **changes)
+
+
+def describe_board(gpu: Gpu, sibling: GpuFile) -> GpuFile:
+    """Return the figures of a derived board as a GPU file, from the file of its sibling."""
+    figures = {
+        "name": gpu.name,
+        "product": gpu.product,
+        "memory_gib": gpu.memory_bytes / GIB,
+        "memory_bandwidth_gb_per_s": gpu.memory_bandwidth_bytes_per_s / 1e9,
+        "l2_bandwidth_gb_per_s": gpu.l2_bandwidth_bytes_per_s / 1e9,
+        "boost_clock_mhz": gpu.boost_clock_hz / 1e6,
+        "tdp_w": gpu.tdp_w,
+        "fp16_accumulate_tflops": gpu.fp16_accumulate_flops / 1e12 or None,
+        "aliases": (),
+        "peak_tflops": {name: rate / 1e12 for name, rate in gpu.peak_flops.items()},
+        "sustained_ratio": {name: ratio for name, ratio in gpu.sustained_ratio.items() if ratio < 1},
+        "sources": {"board": f"derived from {sibling.name} by the name (boards.toml)", **sibling.sources},
+    }
+    return sibling.model_copy(update=figures)
+
+
+CLOCKED = ("boost_clock_hz", "l2_bandwidth_bytes_per_s", "fp16_accumulate_flops")
+"""Rates of a chip that follow its clock, beside its peaks."""
+
+
+def _is_same_size(one: float, other: float) -> bool:
+    return abs(one / other - 1) <= read_boards().same_size
+
+
+def _bandwidth(gpu: Gpu, size: float, nominal: float, memory_type: str) -> float:
+    """Return the bandwidth of `size` GB in bytes per second, where the sibling `gpu` has `nominal` GB."""
+    stack = read_boards().stacks.get(memory_type)
+    if stack is not None:
+        return size / stack.gb * stack.bandwidth_gb_per_s * 1e9
+    is_alike = any(_is_same_size(size / nominal, factor) for factor in (0.5, 1.0, 2.0))
+    return gpu.memory_bandwidth_bytes_per_s * (1.0 if is_alike else size / nominal)
+
+
+FIGURES = ("compute_capability", "sm_count", "memory_bandwidth_gb_per_s", "boost_clock_mhz", "tdp_w")
+"""Figures that together tell which product a GPU is."""
+
+
+def complete_facts(facts: GpuFile, known: Iterable[GpuFile]) -> tuple[GpuFile, str]:
+    """Return facts with what they leave open taken from the shipped file that describes the same product.
+
+    These are the rate of FP16 accumulation and the sustained ratios. The same product has the same product string, or
+    else the same figures.
+
+    Args:
+        facts: the facts of a GPU, as a user states them.
+        known: the shipped files.
+
+    Returns:
+        The facts, and the name of the shipped GPU; an empty name if it is a product of its own.
+    """
+    key, files = normalise_product(facts.product), list(known)
+    named = (one for one in files if key in map(normalise_product, (one.name, one.product, *one.aliases)))
+    alike = (one for one in files if all(_is_close(facts, one, name) for name in FIGURES) and _same_peaks(facts, one))
+    same = next(chain(named, alike), None)
+    if same is None:
+        return facts, ""
+    open_facts: dict[str, Any] = {}
+    if facts.fp16_accumulate_tflops is None and same.fp16_accumulate_tflops and "fp16" in facts.peak_tflops:
+        scale = facts.peak_tflops["fp16"] / same.peak_tflops["fp16"]
+        open_facts["fp16_accumulate_tflops"] = same.fp16_accumulate_tflops * scale
+    if not facts.sustained_ratio:
+        open_facts["sustained_ratio"] = same.sustained_ratio
+    return facts.model_copy(update=open_facts), same.name
+
+
+def _is_close(one: GpuFile, other: GpuFile, name: str) -> bool:
+    return math.isclose(getattr(one, name), getattr(other, name), rel_tol=read_boards().same_figure)
+
+
+def _same_peaks(one: GpuFile, other: GpuFile) -> bool:
+    return all(
+        math.isclose(rate, other.peak_tflops.get(name, 0.0), rel_tol=read_boards().same_figure)
+        for name, rate in one.peak_tflops.items()
+    )
