@@ -44,6 +44,49 @@ def test_every_cell_says_where_it_comes_from(name: str) -> None:
     assert all(len(source) > 8 for source in FRAMEWORKS[name].sources.values())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_changes_of_a_framework_are_in_the_order_of_versions(name: str) -> None:
+    assert frameworks.name_versions(name)
+    changes = frameworks.TABLES[name].get("since", [])
+    versions = [frameworks.parse_version(change["version"]) for change in changes]
+    assert versions == sorted(set(versions))
+    assert all({"version"} < set(change) <= {"version", "engine", "cells"} for change in changes)
+    assumed = frameworks.TABLES[name]["version"]["assumed"]
+    assert frameworks.read_framework(name, assumed) == FRAMEWORKS[name]
+
+
+def test_a_version_takes_the_changes_until_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(name: str, *changes: dict[str, object]) -> None:
+        monkeypatch.setitem(frameworks.TABLES, name, {**frameworks.TABLES[name], "since": [*changes]})  # type: ignore[arg-type]
+
+    changed("ddp", {"version": "2.4", "cells": {"loss_chunks": [2.0, "a source"]}},
+            {"version": "2.10", "cells": {"loss_chunks": [3.0, "a source"]}})  # fmt: skip
+    changed("megatron", {"version": "0.9", "cells": {"loss_chunks": [4.0, "a source"]}})
+    changed("nemo", {"version": "25.04", "engine": "0.8"}, {"version": "26.02", "engine": "0.9"})
+    read = frameworks.read_framework.__wrapped__
+    found = [read("huggingface", version).loss_chunks for version in ("2.3", "2.4", "2.9.1", "2.10", "3.0")]
+    assert found == [1.0, 2.0, 2.0, 3.0, 3.0]
+    assert [read("nemo", version).loss_chunks for version in ("24.01", "25.04", "26.01", "26.02.01")] == [4, 1, 1, 4]
+    assert read("tensorflow", "2.3").loss_chunks == read("tensorflow").loss_chunks
+
+
+def test_a_version_follows_a_job_only_to_frameworks_that_count_it() -> None:
+    job = Workload(LLAMA, 2048, 64, framework="ddp", framework_version="2.6")
+    assert frameworks.with_framework(job, "lightning").framework_version == "2.6"
+    assert frameworks.with_framework(job, "megatron").framework_version is None
+
+
+@pytest.mark.parametrize("text", ["", "2.x", "v2", "2..6", "-1", "1.2.3.4.5", "99999", "٢"])
+def test_what_is_no_version_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="frameworkVersion"):
+        frameworks.parse_version(text)
+
+
+def test_versions_compare_by_number() -> None:
+    assert frameworks.parse_version("2.10") > frameworks.parse_version("2.9.1") > frameworks.parse_version("2.9.0")
+    assert frameworks.parse_version("25.04") == frameworks.parse_version("25.4.0")
+
+
 def test_a_cell_that_is_not_its_own_is_the_engines() -> None:
     assert FRAMEWORKS["nemo"].wgrad_placeholders is FRAMEWORKS["megatron"].wgrad_placeholders is True
     assert FRAMEWORKS["nemo"].loss != FRAMEWORKS["megatron"].loss

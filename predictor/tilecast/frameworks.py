@@ -1,19 +1,22 @@
 """Properties of training frameworks, from `frameworks.toml`, such as their storage of weights and fused kernels.
 
-`step`, `memory` and the models all read the same record, so that all of them price the same behaviour.
+`step`, `memory` and the models all read the same record, so that all of them price the same behaviour. A framework may
+behave differently from a version on; `find_framework` returns the record of the version that a job states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tilecast import shipped
-from tilecast.spec import PassName, Plans, Workload
+from tilecast.spec import Framework as FrameworkName
+from tilecast.spec import PassName, Plans, SpecError, Workload
 
 Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
@@ -168,22 +171,82 @@ TABLES: Mapping[str, Mapping[str, Any]] = shipped.read_table("tilecast", "framew
 _CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "sources"))
 
 
-def _read_framework(name: str) -> Framework:
-    table = TABLES[name]
-    engine = table.get("engine", name)
-    cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
+def name_versions(framework: str) -> str:
+    """Return what the versions of a framework count, such as "PyTorch"."""
+    return str(TABLES[framework]["version"]["of"])
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version such as "25.04", without zeros at the end.
+
+    Raises:
+        SpecError: the text is no version.
+    """
+    parts = text.split(".")
+    if not (
+        parts and len(parts) <= 4 and all(part.isascii() and part.isdecimal() and len(part) <= 4 for part in parts)
+    ):
+        problem = f"{text[:40]!r} is no version"
+        raise SpecError("spec.training.frameworkVersion", problem, 'write numbers and dots, such as "2.6" or "25.04"')
+    numbers = [int(part) for part in parts]
+    while len(numbers) > 1 and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _changes_until(name: str, version: str | None) -> list[Mapping[str, Any]]:
+    """Return the changes of a framework until a version of what it counts, or until the version that it assumes."""
+    stated = parse_version(TABLES[name]["version"]["assumed"] if version is None else version)
+    return [change for change in TABLES[name].get("since", ()) if parse_version(change["version"]) <= stated]
+
+
+def _cells_at(name: str, version: str | None) -> dict[str, Any]:
+    """Return the cells of a framework at a version of what it counts, or at the version that it assumes."""
+    changes = _changes_until(name, version)
+    return dict(item for part in (TABLES[name], *changes) for item in part.get("cells", {}).items())
+
+
+def _engine_version(name: str, version: str | None) -> str | None:
+    """Return the version of the engine that a version of a framework runs on; None for the one the engine assumes."""
+    if name_versions(name) == name_versions(TABLES[name].get("engine", name)):
+        return version
+    return next((change["engine"] for change in _changes_until(name, version)[::-1] if "engine" in change), None)
+
+
+@cache
+def read_framework(name: str, version: str | None = None) -> Framework:
+    """Return the record of a framework at a version, or at the version that it assumes.
+
+    Raises:
+        SpecError: the text is no version.
+    """
+    engine = TABLES[name].get("engine", name)
+    cells = dict(TABLES[UNSET]["cells"])
+    if name != UNSET:
+        cells |= _cells_at(engine, _engine_version(name, version))
+        if engine != name:
+            cells |= _cells_at(name, version)
     values = {cell: cells[cell][0] for cell in _CELLS}
     values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses")}
     values |= {cell: tuple(values[cell]) for cell in ("bucket_copies", "bucket_mib", "sized_stages")}
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 
 
-FRAMEWORKS: Mapping[str, Framework] = {name: _read_framework(name) for name in TABLES}
-"""Every framework by name, and `UNSET`."""
+FRAMEWORKS: Mapping[str, Framework] = {name: read_framework(name) for name in TABLES}
+"""Every framework by name, and `UNSET`, each at the version that it assumes."""
 ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if item.engine == name and name != UNSET)
 """Frameworks that do not run on top of another one."""
 
 
 def find_framework(workload: Workload) -> Framework:
-    """Return the framework of a workload, or the defaults if it names none."""
-    return FRAMEWORKS[workload.framework or UNSET]
+    """Return the framework of a workload at its version, or the defaults if the workload names none."""
+    if workload.framework_version is None:
+        return FRAMEWORKS[workload.framework or UNSET]
+    return read_framework(workload.framework or UNSET, workload.framework_version)
+
+
+def with_framework(workload: Workload, name: FrameworkName) -> Workload:
+    """Return the workload under a framework; it keeps its version if that counts the same for the framework."""
+    before = workload.framework
+    keeps = before is not None and name_versions(before) == name_versions(name)
+    return replace(workload, framework=name, framework_version=workload.framework_version if keeps else None)

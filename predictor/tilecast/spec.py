@@ -141,6 +141,9 @@ class Workload:
     scales, whose bits depend on the framework (`frameworks.Framework.quantized_bits`)."""
     framework: Framework | None = None
     """Framework that limits the plans to those it executes; None allows the plans of any framework."""
+    framework_version: str | None = None
+    """Version of what `frameworks.toml` counts for the framework, such as "2.6" of PyTorch or "25.04" of NeMo; None is
+    the version that it assumes."""
     overlap: bool = True
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
     bucket_mib: int | None = None

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from tilecast import zoo
+from tilecast.frameworks import name_versions
 from tilecast.hardware import find_gpu
 from tilecast.model import Model
 from tilecast.spec import (
@@ -23,7 +24,14 @@ from tilecast.spec import (
     Workload,
 )
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
-from tilecast.validate.reading import RunCase, implied_batch, read_optimizer, read_sequence_length, read_stated_plan
+from tilecast.validate.reading import (
+    RunCase,
+    implied_batch,
+    read_optimizer,
+    read_sequence_length,
+    read_stated_plan,
+    read_version,
+)
 from tilecast_lab.validate.graphs import Graphs
 from tilecast_lab.validate.models import model_of, noted_number
 from tilecast_lab.validate.networks import pool_of
@@ -77,6 +85,7 @@ def read_published_row(row: Row, graphs: Graphs | None = None) -> RunCase:
         compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
         frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
+        framework_version=framework_version(row),
         offload="parameters" if "cpu offload" in notes else "none",
         overlap=not any(words in notes for words in _SAID_NOT),
     )
@@ -219,6 +228,37 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
 
 None means no framework: such runs are measured in one process.
 """
+
+
+def framework_version(row: Row) -> str | None:
+    """Return the version of a row's framework, in what `frameworks.toml` counts for it; None if the row states none."""
+    named, words = framework(row), row.get("framework", "").lower()
+    if named is None:
+        return None
+    if stated := read_version(row.get("framework_version", "")):
+        return stated
+    counted = name_versions(named)
+    if counted == "NeMo" and (found := _MLPERF.search(words)):
+        return _MLPERF_RELEASES.get(found[1])
+    found = _VERSIONS[counted].search(words) if counted in _VERSIONS else None
+    return found[1] if found else None
+
+
+_VERSIONS = {
+    "PyTorch": re.compile(r"\bpytorch ([12]\.\d+)"),
+    "NeMo": re.compile(r"\bnemo \(?(?:release )?(2\d\.\d\d)"),
+    "TensorFlow": re.compile(r"\btensorflow ([12]\.\d+)"),
+    "PaddlePaddle": re.compile(r"\bpaddlepaddle ([1-3]\.\d+)"),
+    "OneFlow": re.compile(r"\boneflow ([01]\.\d+)"),
+    "MXNet": re.compile(r"\bmxnet ([12]\.\d+)\b(?! *ngc)"),
+}
+"""Versions in the text of a framework, by what `frameworks.toml` counts. Images of NGC, such as "PyTorch 21.04 NGC",
+are dated and match none but NeMo's."""
+_MLPERF = re.compile(r"\bmlperf v(\d\.\d)")
+_MLPERF_RELEASES = {
+    "3.0": "23.03", "3.1": "23.09", "4.0": "24.03", "4.1": "24.09", "5.0": "25.03", "5.1": "25.09",
+}  # fmt: skip
+"""NeMo's release of the month in which the submissions to a round of MLPerf Training were due."""
 
 
 _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")

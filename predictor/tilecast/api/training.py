@@ -60,6 +60,12 @@ class Training(ApiModel):
         "What runs the training: it limits plans to those that it executes and decides what memory holds; "
         "absent allows every plan, with 16-bit weights and gradients and FP32 masters."
     )
+    framework_version: str | None = optional_field(
+        "Version of the framework, for what changed between versions: of PyTorch (2.6) for frameworks on top of it, of "
+        "Megatron-Core (0.12) for megatron, of the release (25.04) for nemo; absent is a recent one.",
+        pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$",
+        max_length=19,
+    )
     optimizer: Optimizer | None = optional_field(
         "Optimizer, which decides the bytes of its state; adamw if absent, none for inference."
     )
@@ -150,6 +156,12 @@ class Training(ApiModel):
             lambda m: m.micro_batch_size is None or m.global_batch_size % m.micro_batch_size == 0,
             "globalBatchSize is not a multiple of microBatchSize",
             "correct one of them, or leave microBatchSize out",
+        ),
+        ValidationRule(
+            "!has(self.frameworkVersion) || has(self.framework)",
+            lambda m: m.framework_version is None or m.framework is not None,
+            "frameworkVersion says nothing without framework",
+            "name the framework, or leave frameworkVersion out",
         ),
         ValidationRule(
             "!(has(self.steps) && has(self.tokens))",

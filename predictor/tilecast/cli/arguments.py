@@ -18,10 +18,9 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         "wrote, or the name of a model preset",
     )
     for name, option in JOB_OPTIONS.items():
-        if option.is_flag:
-            parser.add_argument(
-                to_flag(name), type=option.type, choices=option.choices, metavar=option.metavar, help=option.help
-            )
+        parser.add_argument(
+            to_flag(name), type=option.type, choices=option.choices, metavar=option.metavar, help=option.help
+        )
 
 
 def add_pool_arguments(parser: argparse.ArgumentParser) -> None:

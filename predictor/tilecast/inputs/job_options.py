@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from tilecast.objectives import OBJECTIVES
 from tilecast.spec import (
@@ -15,6 +15,7 @@ from tilecast.spec import (
     PRECISIONS,
     QUANTIZATIONS,
     SERVER_UPDATES,
+    Framework,
 )
 
 
@@ -27,8 +28,6 @@ class JobOption:
     type: Callable[[str], object] = str
     choices: Sequence[str] | None = None
     metavar: str | None = None
-    is_flag: bool = True
-    """False for an option of the Python API alone."""
 
 
 BARE_OPTIONS: Mapping[str, JobOption] = {
@@ -52,7 +51,12 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "server_updates": JobOption(
         "training.serverUpdates", "for a bare model; synchronous if absent", choices=SERVER_UPDATES
     ),
-    "framework": JobOption("training.framework", is_flag=False),
+    "framework": JobOption(
+        "training.framework", "that runs the training, for a bare model", choices=get_args(Framework)
+    ),
+    "framework_version": JobOption(
+        "training.frameworkVersion", "of --framework, such as 2.6 of PyTorch; a recent one if absent", metavar="VERSION"
+    ),
 }
 """Options of a model that is given without a job, by name."""
 

@@ -57,6 +57,8 @@ class JobSettings(TypedDict, total=False):
     """eager or compiled."""
     framework: str
     """Framework that runs the plan, as in `spec.training.framework`."""
+    framework_version: str
+    """Version of the framework, such as "2.6" of PyTorch or "25.04" of NeMo."""
     memory_format: str
     lora_rank: int
     """Train only LoRA adapters of this rank."""

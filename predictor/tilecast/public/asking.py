@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilecast import search
 from tilecast.advice import Advice, Baseline, Offer, Request, advise, measured
-from tilecast.frameworks import FRAMEWORKS
+from tilecast.frameworks import FRAMEWORKS, with_framework
 from tilecast.hardware import Pool
 from tilecast.inputs import job as job_inputs
 from tilecast.inputs import measurements, reading
@@ -244,4 +244,4 @@ def launcher_requests(request: Request, launcher: str) -> tuple[Request, ...]:
         if not named:
             problem = f"{launcher} has no buckets of a stated size"
             raise SpecError("training.bucketMiB", problem, "leave it out, or launch the job by another launcher")
-    return tuple(replace(request, workload=replace(request.workload, framework=name)) for name in named)
+    return tuple(replace(request, workload=with_framework(request.workload, name)) for name in named)

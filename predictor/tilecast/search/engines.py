@@ -52,9 +52,13 @@ class Abilities:
         return fine
 
 
+_OF_CELLS = ("cells", "since", "version")
+"""Keys of a table of `frameworks.toml` that `frameworks.Framework` reads."""
+
+
 def _read_abilities(table: Mapping[str, Any]) -> Abilities:
     """Return the abilities in a table of `frameworks.toml`."""
-    abilities = {name: value for name, value in table.items() if name != "cells"}
+    abilities = {name: value for name, value in table.items() if name not in _OF_CELLS}
     return Abilities(**{**abilities, "per_layer": tuple(abilities.get("per_layer", ()))})
 
 

@@ -73,7 +73,16 @@ def divisors(number: int) -> list[int]:
 
 _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
-_DECIDING = ("training", "precision", "framework", "checkpointing", "offload", "gradient_sync", "bucket_mib")
+_DECIDING = (
+    "training",
+    "precision",
+    "framework",
+    "framework_version",
+    "checkpointing",
+    "offload",
+    "gradient_sync",
+    "bucket_mib",
+)
 """Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 

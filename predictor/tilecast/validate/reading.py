@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from tilecast import zoo
+from tilecast.frameworks import parse_version
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
 from tilecast.model import Model
 from tilecast.spec import CHECKPOINTING, PRECISIONS, Framework, Optimizer, SpecError, Workload
@@ -55,6 +56,7 @@ def read_run(row: Row) -> RunCase:
     batch = read_integer(row, "global_batch") or implied_batch(stated)
     if not batch:
         raise UnreadableRow("no-batch")
+    framework = next((name for name in get_args(Framework) if name == row.get("framework", "").lower()), None)
     workload = Workload(
         model=model,
         sequence_length=read_sequence_length(row, model),
@@ -62,9 +64,19 @@ def read_run(row: Row) -> RunCase:
         precision=precision,
         optimizer=read_optimizer(row, model),
         execution="compiled" if row.get("compiled", "") in ("1", "1.0") else "eager",
-        framework=next((name for name in get_args(Framework) if name == row.get("framework", "").lower()), None),
+        framework=framework,
+        framework_version=read_version(row.get("framework_version", "")) if framework else None,
     )
     return RunCase(workload, _assumed_pool(row, gpu, gpus), gpus, stated)
+
+
+def read_version(text: str) -> str | None:
+    """Return a version as a row states it, or None if the cell holds none."""
+    try:
+        parse_version(text.strip())
+    except SpecError:
+        return None
+    return text.strip()
 
 
 def with_sample_length(model: Model, length: int | None) -> Model:
