@@ -72,6 +72,8 @@ class Framework:
     attention: Literal["auto", "flash", "flash1", "eager"]
     selective: Literal["attention", "operators"]
     """Operators of selective recomputation: the attention core, or all but attention and every second product."""
+    fuses_norms: bool
+    """Whether a norm is part of the dense product after it, so that it is not recomputed on its own."""
     optimizer: Literal["fused", "foreach"]
     """Whether the update is one kernel for many tensors, or one kernel for each operation on lists of tensors, which
     needs a temporary of every weight's square root. A job can choose otherwise (`fuse.passes`)."""

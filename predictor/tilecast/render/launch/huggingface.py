@@ -188,6 +188,11 @@ def _recomputes_in_trainer(setting: LaunchSetting) -> bool:
     return setting.plan.checkpointing == "full" and not is_sharded(setting)
 
 
+def refusal_reason(setting: LaunchSetting) -> str:
+    """Return the reason why the Trainer or Accelerate would run a setting differently; empty if they would not."""
+    return "" if setting.workload.recompute_layers is None else "it recomputes all layers or none"
+
+
 _ARGUMENTS: Table = (
     ("--output_dir", lambda s: f"out/{s.name}"),
     ("--per_device_train_batch_size", lambda s: s.plan.micro_batch),
