@@ -131,6 +131,22 @@ def test_operators_of_named_modules_run_twice() -> None:
     assert all(again[name] == one[name] for name in set(one) - doubled)
 
 
+@pytest.mark.parametrize(("framework", "last"), [("fsdp2", 1.0), ("torchtitan", 1.0), ("deepspeed", 2.0), ("jax", 1.0)])
+def test_frameworks_that_stop_early_do_not_repeat_the_last_product(framework: str, last: float) -> None:
+    job = replace(LLAMA, framework=framework)  # type: ignore[arg-type]
+    once, again = (
+        {item.name: item.runs for item in explained(job, replace(plan_of(job, value), zero_stage=3)).operators}
+        for value in ("none", "full")
+    )
+    assert again["mlp.down"] == last * once["mlp.down"]
+    assert again["mlp.up"] == 2 * once["mlp.up"]
+    dropped = replace(job, model=replace(job.model, dropout=True))  # its mask needs the product
+    repeated = {
+        item.name: item.runs for item in explained(dropped, replace(plan_of(job, "full"), zero_stage=3)).operators
+    }
+    assert repeated["mlp.down"] == 2 * once["mlp.down"]
+
+
 @pytest.mark.parametrize("workload", [LLAMA, replace(GPT, framework="torchtitan")], ids=["megatron", "torchtitan"])
 def test_some_layers_lie_between_none_and_all(workload: Workload) -> None:
     layers = workload.model.layers

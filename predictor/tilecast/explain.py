@@ -21,7 +21,7 @@ from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerU
 from tilecast.step import blocks, passes, placement, weights
 from tilecast.step.distinct import StepInputs
 from tilecast.zoo import Sharded
-from tilecast.zoo.modules import modules_of_exchange
+from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
 
 Bound = Literal["compute", "memory"]
 
@@ -256,6 +256,7 @@ def _runs_per_micro_batch(workload: Workload, plan: Plan, sharded: Sharded, bloc
         return 1 + bool(blocks.modules_of(workload, op).intersection(modules, block.freed_bytes))
     shares = {"full": 1.0, "selective": blocks.recomputed_share(workload)(op), "none": 0.0}
     layers = float(zoo.recomputed_layers(workload, sharded, Plans.from_plans(plan))[0])
+    layers *= repeats_in_full(workload, op.name)
     return 1 + shares[plan.checkpointing] * (layers if plan.checkpointing == "full" else 1.0)
 
 
@@ -314,7 +315,7 @@ def _price_exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: P
     for block in graph.blocks:
         modules, layered = split_modules(plan.checkpointing), any(block is layer for layer in graph.layers)
         for call in block.collectives:
-            again = layers * (plan.checkpointing == "full")
+            again = layers * (plan.checkpointing == "full" and repeats_in_full(workload, call.name))
             if modules and modules_of_exchange(call.name).intersection(modules, block.freed_bytes):
                 again = 1.0
             alone_s = float(priced.seconds(call)[0])

@@ -15,7 +15,7 @@ from tilecast.memo import Memo
 from tilecast.spec import Floats, Rows, Workload
 from tilecast.zoo import Sharded
 from tilecast.zoo.deepseek import Deepseek
-from tilecast.zoo.modules import modules_of_operator
+from tilecast.zoo.modules import modules_of_operator, repeats_in_full
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
 """Parts of a step that have a fitted factor: matrix products, fused attention, convolutions, exchanges inside layers,
@@ -49,12 +49,13 @@ class _Pass:
 class BlockTimes:
     """Passes of one repetition of a block.
 
-    `core` is the part of the forward pass that selective recomputation repeats, `modules` the parts that recomputing
-    each module of `recomputation.MODULES` repeats.
+    `repeated` is the part of the forward pass that full recomputation repeats, `core` the part that selective
+    recomputation repeats, and `modules` the parts that recomputing each module of `recomputation.MODULES` repeats.
     """
 
     block: Block
     forward: _Pass
+    repeated: _Pass
     core: _Pass
     backward: _Pass
     modules: Mapping[str, _Pass]
@@ -120,7 +121,8 @@ def _kernel_seconds(
     items, position = [], 0
     weight, spread, roofline_s = np.zeros((3, graph.shards))
     for block in graph.blocks:
-        passes, modules = {"forward": zero, "core": zero, "backward": zero}, dict.fromkeys(block.freed_bytes, zero)
+        passes = dict.fromkeys(("forward", "repeated", "core", "backward"), zero)
+        modules = dict.fromkeys(block.freed_bytes, zero)
         for op in block.ops:
             index = rows[position]
             position += 1
@@ -128,6 +130,8 @@ def _kernel_seconds(
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             kernels_pass = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + kernels_pass
+            if op.phase == "forward" and repeats_in_full(workload, op.name):
+                passes["repeated"] = passes["repeated"] + kernels_pass
             if op.phase == "forward" and (share := recomputed(op)):
                 passes["core"] = passes["core"] + kernels_pass.scaled(share)
             if op.phase == "forward" and modules:
@@ -136,7 +140,7 @@ def _kernel_seconds(
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
             roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
-        items.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"], modules))
+        items.append(BlockTimes(block, **passes, modules=modules))
     return KernelSeconds(tuple(items), spread / np.maximum(weight, 1e-30), roofline_s)
 
 

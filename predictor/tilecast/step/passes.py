@@ -16,7 +16,7 @@ from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import communication_group, joined_gpus
 from tilecast.zoo import Sharded
-from tilecast.zoo.modules import modules_of_exchange
+from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
 
 _FULL = CHECKPOINTING.index("full")
 
@@ -205,7 +205,8 @@ def block_seconds(
 
     def both_passes(name: str) -> tuple[Floats, Floats]:
         forward = sharded.gather(getattr(times.forward, name))
-        backward = sharded.gather(getattr(times.backward, name)) + again * forward
+        backward = sharded.gather(getattr(times.backward, name))
+        backward = backward + again * sharded.gather(getattr(times.repeated, name))
         backward = backward + core * sharded.gather(getattr(times.core, name))
         for module, share in named.items():
             backward = backward + share * sharded.gather(getattr(times.modules[module], name))
@@ -221,7 +222,7 @@ def block_seconds(
         call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
-            repeated = again
+            repeated = again * repeats_in_full(workload, transfer.name)
             for module in modules_of_exchange(transfer.name) & named.keys():
                 repeated = repeated + named[module]
             exchanged["backward"] = exchanged["backward"] + repeated * transfer.count * exposed_s

@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
+from tilecast import frameworks
 from tilecast.model import Model
+from tilecast.spec import Workload
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.dimensions import Transformer
 
@@ -28,6 +30,8 @@ _EXCHANGES: Mapping[str, re.Pattern[str]] = {
     "moe": re.compile(r"experts\.(dispatch|combine)"),
 }
 """Names of the forward collectives of each module that has any."""
+_LAST = re.compile(r"mlp\.(down|residual|reduce|scatter)(\..*)?")
+"""Forward operators and collectives of a dense layer after the last tensor that a gradient needs."""
 _FUSED_NORM = re.compile(r"((.*-)?attention|mlp)\.norm(\..*)?")
 """Norms before dense products, which some frameworks run as part of the product."""
 
@@ -50,6 +54,21 @@ def modules_of_operator(name: str, *, selective: bool, fuses_norms: bool, latent
     if fuses_norms and _FUSED_NORM.fullmatch(name) and not (latent and "attention" in name):
         found = {"mlp"} if name.startswith("mlp") else set()
     return frozenset(found)
+
+
+def repeats_in_full(workload: Workload, name: str) -> bool:
+    """Return whether full recomputation of a layer repeats a forward operator or collective of this name.
+
+    Some frameworks stop before the last product of a layer, unless dropout or a norm comes after it.
+    """
+    model = workload.model
+    if frameworks.find_framework(workload).recomputes_last_product or model.dropout or model.family not in _PRE_NORM:
+        return True
+    return _LAST.fullmatch(name) is None
+
+
+_PRE_NORM = frozenset({"decoder", "moe", "deepseek"})
+"""Families with a norm before the MLP, and none after it."""
 
 
 @lru_cache(maxsize=256)

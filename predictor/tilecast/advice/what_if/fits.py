@@ -273,11 +273,7 @@ def _other_frameworks(request: Request) -> Iterator[Change]:
         if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
             continue
         runs = workload.precision in able.precisions and workload.offload in able.offload
-        if (
-            workload.framework not in (None, name)
-            and runs
-            and (mode is None or able.recomputes(mode))
-        ):
+        if workload.framework not in (None, name) and runs and (mode is None or able.recomputes(mode)):
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
 
 
