@@ -13,9 +13,10 @@ from tilecast import search, zoo
 from tilecast.advice.enumeration import enumerate_stated
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.render.launch import LaunchSetting, check_launchable, write_launch
 from tilecast.search import Limits
-from tilecast.spec import CHECKPOINTING, Plan, SpecError, Stated, Workload
+from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast.zoo import huggingface
 
 PUBLISHED = json.loads((Path(__file__).parent / "configs.json").read_text())

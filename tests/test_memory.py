@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tilecast import hardware, memory, zoo
 from tilecast.model import Model
-from tilecast.spec import CHECKPOINTING, Plan, Plans, Workload
+from tilecast.recomputation import CHECKPOINTING
+from tilecast.spec import Plan, Plans, Workload
 
 GIB = 2**30
 GPT_22B = Model("gpt-22b", "decoder", 48, 6144, 64, 64, 96, 24576, 51200, positions=2048, dropout=True,

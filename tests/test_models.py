@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tilecast import frameworks, memory, zoo
 from tilecast.graph import Shards
 from tilecast.model import Model
-from tilecast.spec import Attention, Checkpointing, Framework, Plan, Plans, SpecError, Workload
+from tilecast.recomputation import Checkpointing
+from tilecast.spec import Attention, Framework, Plan, Plans, SpecError, Workload
 from tilecast.zoo.deepseek import Deepseek
 from tilecast.zoo.encoders import Electra
 

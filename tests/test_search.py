@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tilecast import kernels, memo, search, zoo
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import Limits
-from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Workload, distinct_rows
+from tilecast.spec import Plan, Plans, SpecError, Workload, distinct_rows
 from tilecast.step import PARTS, placement
 
 

@@ -75,6 +75,12 @@ class Framework:
     attention: Literal["auto", "flash", "flash1", "eager"]
     selective: Literal["attention", "operators"]
     """Operators of selective recomputation: the attention core, or all but attention and every second product."""
+    recomputes_last_product: bool
+    """Whether full recomputation of a layer also repeats its last product, whose output no gradient needs."""
+    copies_shards: bool
+    """Whether ZeRO copies weights out of the buffer of a gather, and gradients into that of a scatter."""
+    fuses_norms: bool
+    """Whether a norm is part of the dense product after it, so that it is not recomputed on its own."""
     optimizer: Literal["fused", "foreach"]
     """Whether the update is one kernel for many tensors, or one kernel for each operation on lists of tensors, which
     needs a temporary of every weight's square root. A job can choose otherwise (`fuse.passes`)."""

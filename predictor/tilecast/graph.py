@@ -17,6 +17,7 @@ from typing import Literal, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tilecast.recomputation import BY_CODE, MODULES
 from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints, PassName, SearchTooLargeError
 
 Phase = Literal["forward", "backward"]
@@ -351,6 +352,15 @@ class Block:
     its samples, as operators of the block, so no gradient of the whole table exists."""
     remembered_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes that the block reads of earlier layers besides its input, such as the output of an encoder."""
+    freed_bytes: Mapping[str, Floats] = field(default_factory=dict)
+    """Bytes among `activation_bytes` that recomputing each module of `recomputation.MODULES` frees, (S,) each."""
+
+    def kept_bytes(self, code: int) -> Floats:
+        """Return the activations that stay under a value of recomputation, `RECOMPUTED[code]`, (S,)."""
+        if code < len(self.activation_bytes):
+            return np.asarray(self.activation_bytes[code])
+        freed = (size for name, size in self.freed_bytes.items() if BY_CODE[code, MODULES.index(name)])
+        return np.asarray(np.maximum(self.activation_bytes[0] - sum(freed, np.zeros(1)), self.activation_bytes[-1]))
 
 
 @dataclass(frozen=True, slots=True)

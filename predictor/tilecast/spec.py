@@ -22,6 +22,15 @@ import numpy.typing as npt
 
 from tilecast.model import Model
 from tilecast.plan_columns import BY_FLAG, PLAN_COLUMNS, PlanColumn
+from tilecast.recomputation import (
+    CHECKPOINTING,
+    MODULES,
+    RECOMPUTED,
+    Checkpointing,
+    code_of,
+    describe,
+    join_modules,
+)
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.signedinteger[Any]]
@@ -32,11 +41,6 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 """Bytes of one element as the matrix units read it. Activations of an FP8 job stay in BF16."""
-
-Checkpointing = Literal["none", "selective", "full"]
-CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
-"""Activations that the forward pass drops and the backward pass computes again; the index is the code in
-`Plans.checkpointing`."""
 
 Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
@@ -117,6 +121,8 @@ class Workload:
     micro_batch: int | None = None
     checkpointing: Checkpointing | None = None
     """None leaves the choice to the search."""
+    recompute_layers: int | None = None
+    """Layers of each pipeline stage that full recomputation applies to; None means all of them."""
     attention: Attention = "auto"
     execution: Execution = "eager"
     memory_format: MemoryFormat = "contiguous"
@@ -207,7 +213,7 @@ class Plan:
             parts.append(f"vp{self.virtual_stages}")
         parts.append(f"mb{self.micro_batch}")
         if self.checkpointing != "none":
-            parts.append({"selective": "ac-sel", "full": "ac-full"}[self.checkpointing])
+            parts.append(f"ac-{describe(self.checkpointing)}")
         return ",".join(parts)
 
 
@@ -263,7 +269,7 @@ class Stated:
 
 _OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.items() if column.off is not None}
 """Values of the columns that a complete plan leaves out."""
-_PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d+)|ac-(sel|full)|(sp)")
+_PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d+)|ac-([a-z_+]+)|(sp)")
 """A part of the short form of a plan."""
 
 
@@ -294,9 +300,15 @@ def _parse_plan_value(column: PlanColumn, value: str, text: str, field: str) -> 
         return None
     if column.name == "checkpointing":
         meant = {"sel": "selective"}.get(value, value)
-        if meant not in CHECKPOINTING:
-            raise SpecError(field, f"{text!r} is no recomputation", "use ac=none, ac=sel, ac=full or ac=auto")
-        return meant
+        if meant in CHECKPOINTING:
+            return meant
+        try:
+            return join_modules(meant.split("+"))
+        except KeyError:
+            remedy = (
+                f"use ac=none, ac=sel, ac=full, ac=auto, or modules as in ac=layernorm+moe_act: {', '.join(MODULES)}"
+            )
+            raise SpecError(field, f"{text[:60]!r} is no recomputation", remedy) from None
     least, most = column.least, column.most
     if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
         raise SpecError(field, f"{text[:40]!r} is out of range", f"give a count from {least} to {most}")
@@ -396,7 +408,8 @@ class Plans(Columns):
     """A table of plans as integer columns, each of shape (n,).
 
     `expert` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core); `checkpointing` holds
-    indexes into `CHECKPOINTING`; `gradient_accumulation` is the number of micro-batches per rank and optimizer step.
+    indexes into `recomputation.RECOMPUTED`; `gradient_accumulation` is the number of micro-batches per rank and
+    optimizer step.
     """
 
     data: Ints
@@ -442,7 +455,7 @@ class Plans(Columns):
         values = {column.name: int(getattr(self, column.name)[index]) for column in fields(self)}
         code = values.pop("checkpointing")
         parallel = bool(values.pop("sequence_parallel"))
-        return Plan(**values, checkpointing=CHECKPOINTING[code], sequence_parallel=parallel)
+        return Plan(**values, checkpointing=RECOMPUTED[code], sequence_parallel=parallel)
 
     def __iter__(self) -> Iterator[Plan]:
         return (self.row(index) for index in range(len(self)))
@@ -454,7 +467,7 @@ class Plans(Columns):
         def column(name: str) -> Ints:
             values = [getattr(plan, name) for plan in plans]
             if name == "checkpointing":
-                values = [CHECKPOINTING.index(value) for value in values]
+                values = [code_of(value) for value in values]
             return np.asarray(values, dtype=np.int64)
 
         return cls(*(column(item.name) for item in fields(cls)))

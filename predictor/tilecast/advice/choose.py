@@ -28,8 +28,9 @@ from tilecast.advice.pricing import Candidates, Details, find_candidates
 from tilecast.advice.values import Offer, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import NO_LIMITS, Limits, Mask
-from tilecast.spec import CHECKPOINTING, PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct_rows
+from tilecast.spec import PRECISIONS, Floats, Ints, Plan, Plans, Precision, Workload, distinct_rows
 from tilecast.uncertainty import Errors
 
 MAX_TIED = 128

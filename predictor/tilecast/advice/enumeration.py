@@ -261,7 +261,7 @@ def enumerate_stated(workload: Workload, gpus: int, stated: Stated, field: str) 
     checkpointing = stated.checkpointing or workload.checkpointing
     if checkpointing:
         zoo.refuse_recomputation(workload.model, checkpointing, field)
-    modes = [checkpointing] if checkpointing else zoo.recomputes(workload.model)[: None if workload.training else 1]
+    modes = [checkpointing] if checkpointing else search.recomputations(workload)[: None if workload.training else 1]
     is_served = workload.gradient_sync == "parameterServer"
     problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
     remedy = "leave zero out, or use training.gradientSync allReduce"

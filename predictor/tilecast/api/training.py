@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from tilecast.api.base import MAX_BATCH, MAX_SEQUENCE, ApiModel, ValidationRule, list_field, optional_field
+from tilecast.recomputation import RecomputedModule
 from tilecast.spec import (
     Attention,
     Execution,
@@ -87,6 +88,17 @@ class Training(ApiModel):
         default="auto",
         description="What the backward pass computes again to save memory; auto leaves it to the search.",
     )
+    recompute_modules: list[RecomputedModule] = list_field(
+        "Modules of a layer that the backward pass computes again, and no others, in the words of Megatron-Core's "
+        "--recompute-modules; mlp_act is the activation of a dense MLP. Empty leaves it to activationCheckpointing.",
+        max_length=8,
+    )
+    recompute_layers: int | None = optional_field(
+        "Layers of each pipeline stage that are computed again whole, the others not at all; absent is all of them "
+        "or none, as activationCheckpointing says.",
+        ge=1,
+        le=4096,
+    )
     attention: Attention = Field(
         default="auto",
         description="flash never writes the attention matrix to memory, eager does; auto takes flash if it runs.",
@@ -162,6 +174,23 @@ class Training(ApiModel):
             lambda m: m.framework_version is None or m.framework is not None,
             "frameworkVersion says nothing without framework",
             "name the framework, or leave frameworkVersion out",
+        ),
+        ValidationRule(
+            "!has(self.recomputeModules) || self.recomputeModules.size() == 0 || "
+            "self.activationCheckpointing in ['auto', 'selective']",
+            lambda m: not m.recompute_modules or m.activation_checkpointing in ("auto", "selective"),
+            "recomputeModules says something else than activationCheckpointing none or full",
+            "leave one of them out",
+        ),
+        ValidationRule(
+            "!has(self.recomputeLayers) || (self.activationCheckpointing in ['auto', 'full'] && "
+            "(!has(self.recomputeModules) || self.recomputeModules.size() == 0))",
+            lambda m: (
+                m.recompute_layers is None
+                or (m.activation_checkpointing in ("auto", "full") and not m.recompute_modules)
+            ),
+            "recomputeLayers counts layers that are recomputed whole",
+            "use activationCheckpointing full or auto, without recomputeModules",
         ),
         ValidationRule(
             "!(has(self.steps) && has(self.tokens))",

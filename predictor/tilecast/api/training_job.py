@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field
@@ -37,7 +38,8 @@ from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.model import Model
 from tilecast.objectives import OBJECTIVES, Objective, objectives_bounded_by
-from tilecast.spec import Checkpointing, SpecError, Stated, Workload
+from tilecast.recomputation import PATTERN, Checkpointing, join_modules, split_modules
+from tilecast.spec import SpecError, Stated, Workload
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
@@ -90,11 +92,14 @@ class BaselinePlan(ApiModel):
     virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
     zero_stage: int | None = open_plan_field("zero_stage", le=3)
     micro_batch: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
-    checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
+    checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None, pattern=PATTERN, max_length=96)
 
     def stated(self) -> Stated:
         """Return this plan as a `Stated`."""
-        return Stated(**dict(self))
+        stated = Stated(**dict(self))
+        if modules := split_modules(stated.checkpointing or "none"):
+            return replace(stated, checkpointing=join_modules(modules))
+        return stated
 
 
 class JobBaseline(ApiModel):
@@ -327,7 +332,7 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
     steps = training.steps
     if training.tokens is not None:
         steps = -(-training.tokens // (training.global_batch_size * sequence_length))
-    checkpointing = "none" if not is_training else training.activation_checkpointing
+    checkpointing = _read_recomputation(training) if is_training else "none"
     return Workload(
         **training.model_dump(include=_WORKLOAD_FIELDS),
         model=model,
@@ -340,10 +345,18 @@ def _to_workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> W
         server_updates=training.server_updates or "synchronous",
         offload=training.offload if is_training else "none",
         input_samples_per_s=training.input_samples_per_second,
+        recompute_layers=training.recompute_layers if is_training else None,
         steps=steps,
         lora_rank=training.lora_rank or 0,
         frozen_bits=16 if training.quantization is None else 4,
     )
+
+
+def _read_recomputation(training: Training) -> Checkpointing:
+    """Return the recomputation that a job states, or "auto"."""
+    if training.recompute_modules:
+        return join_modules(training.recompute_modules)
+    return "full" if training.recompute_layers is not None else training.activation_checkpointing
 
 
 def _check_gradient_sync(training: Training) -> None:

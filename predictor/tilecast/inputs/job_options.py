@@ -19,6 +19,11 @@ from tilecast.spec import (
 )
 
 
+def split_words(text: str) -> list[str]:
+    """Return the words of a list with commas or plus signs."""
+    return [word.strip() for word in text.replace("+", ",").split(",")]
+
+
 @dataclass(frozen=True, slots=True)
 class JobOption:
     """Option of a job: the path of its field in the spec, and its argument on the command line."""
@@ -42,6 +47,15 @@ BARE_OPTIONS: Mapping[str, JobOption] = {
     "execution": JobOption("training.execution", "for a bare model; eager if absent", choices=EXECUTIONS),
     "memory_format": JobOption(
         "training.memoryFormat", "of images, for a bare model; contiguous if absent", choices=MEMORY_FORMATS
+    ),
+    "recompute_modules": JobOption(
+        "training.recomputeModules",
+        "modules of a layer to recompute, such as layernorm,moe_act, for a bare model",
+        split_words,
+        metavar="MODULES",
+    ),
+    "recompute_layers": JobOption(
+        "training.recomputeLayers", "layers of each stage to recompute whole, for a bare model", int
     ),
     "bucket_mib": JobOption("training.bucketMiB", "of gradients, for a bare model; the framework's if absent", int),
     "gradient_sync": JobOption(

@@ -10,7 +10,8 @@ from tilecast import collectives, constants, memory, overlap
 from tilecast.constants import Constants
 from tilecast.graph import Block
 from tilecast.hardware import Pool
-from tilecast.spec import CHECKPOINTING, Floats, Ints, Plans, Workload
+from tilecast.recomputation import CHECKPOINTING
+from tilecast.spec import Floats, Ints, Plans, Workload
 from tilecast.step import passes, placement, replicas, weights
 from tilecast.step.blocks import KernelSeconds
 from tilecast.zoo import Sharded

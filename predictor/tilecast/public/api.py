@@ -64,6 +64,10 @@ class JobSettings(TypedDict, total=False):
     """Train only LoRA adapters of this rank."""
     quantization: str
     """Quantization of frozen weights below adapters."""
+    recompute_modules: Sequence[str]
+    """Modules of a layer that the backward pass computes again, in the words of Megatron-Core."""
+    recompute_layers: int
+    """Layers of each pipeline stage that are computed again whole."""
     bucket_mib: int
     gradient_sync: str
     parameter_servers: int

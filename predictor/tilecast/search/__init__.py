@@ -25,6 +25,7 @@ from tilecast.search.enumeration import (
     enumerate_bounded,
     enumerate_plans,
     expert_degrees,
+    recomputations,
     splits_heads,
     stages_are_full,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "plan_table",
     "price",
     "price_sharded",
+    "recomputations",
     "splits_heads",
     "stages_are_full",
 ]  # fmt: skip

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tilecast import frameworks
-from tilecast.spec import CHECKPOINTING, Framework, Plans
+from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, Checkpointing, code_of
+from tilecast.spec import Framework, Plans
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Dimension = Literal["recomputation", "zero", "tensor", "expert"]
@@ -26,6 +27,7 @@ class Abilities:
     zero_stages: Mapping[str, Sequence[int]]
     """ZeRO stages allowed with data parallelism `alone`, and with each other degree; the default is `alone`."""
     checkpointing: Sequence[str]
+    """Modes of recomputation."""
     precisions: Sequence[str]
     offload: Sequence[str]
     source: str
@@ -36,10 +38,25 @@ class Abilities:
     experts_fold_over_tensor: bool = True
     """Whether tensor ranks may hold different experts, or only data ranks."""
 
+    modules: Sequence[str] = ()
+    """Modules of a layer that it can recompute on their own, in any combination."""
+    policies: Mapping[str, str] = field(default_factory=dict)
+    """Sets of modules that the search tries, by the name that the framework or its users have for each."""
+
+    def recomputes(self, value: Checkpointing) -> bool:
+        """Return whether the framework has a value of recomputation."""
+        return bool(self._recomputed()[code_of(value)])
+
+    def _recomputed(self) -> Mask:
+        """Return which codes of `recomputation.RECOMPUTED` the framework has, (codes,)."""
+        own = np.isin(MODULES, self.modules)
+        named = np.asarray(~(BY_CODE & ~own).any(axis=1))
+        named[: len(CHECKPOINTING)] = [mode in self.checkpointing for mode in CHECKPOINTING]
+        return named
+
     def executes(self, plans: Plans) -> Mask:
         """Return which plans the framework executes, (n,)."""
-        modes = [CHECKPOINTING.index(mode) for mode in self.checkpointing]
-        fine: Mask = np.isin(plans.checkpointing, modes) & (
+        fine: Mask = self._recomputed()[plans.checkpointing] & (
             np.isin(plans.sequence_parallel, self.sequence_parallel) | (plans.tensor == 1)
         )
         ranks = plans.data * plans.context

@@ -26,8 +26,9 @@ from tilecast import frameworks, fuse, zoo
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.model import Model
+from tilecast.recomputation import Checkpointing, code_of, split_modules
 from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
-from tilecast.spec import CHECKPOINTING, Ints, Plans, SpecError, Workload
+from tilecast.spec import Ints, Plans, SpecError, Workload
 from tilecast.step import placement
 from tilecast.zoo import traced
 from tilecast.zoo.families import FAMILIES
@@ -74,14 +75,8 @@ def divisors(number: int) -> list[int]:
 _Table: TypeAlias = dict[str, Ints]
 """Columns of incomplete plans, by name."""
 _DECIDING = (
-    "training",
-    "precision",
-    "framework",
-    "framework_version",
-    "checkpointing",
-    "offload",
-    "gradient_sync",
-    "bucket_mib",
+    *("training", "precision", "framework", "framework_version", "checkpointing", "recompute_layers", "offload"),
+    *("gradient_sync", "bucket_mib"),
 )
 """Fields of a workload that decide `_enumerate_ways`, besides the recomputation modes of its model."""
 _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
@@ -89,7 +84,7 @@ _WAYS: Memo[tuple[_Table, Mask]] = Memo(8)
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
     """Return the plans of `enumerate_plans`, and whether node counts were left out to keep them few."""
-    deciding = zoo.recomputes(workload.model), *(getattr(workload, name) for name in _DECIDING)
+    deciding = recomputations(workload), *(getattr(workload, name) for name in _DECIDING)
     ways, allowed = _WAYS.get(deciding, lambda: _enumerate_ways(workload))
     for digits in (64, 4, 3, 2, 1):
         outer = _add_batches(workload, _enumerate_splits(workload, pool, limits, digits))
@@ -261,9 +256,9 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     recompute = [0]
     if workload.checkpointing is not None:
         zoo.refuse_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
-        recompute = [CHECKPOINTING.index(workload.checkpointing)]
+        recompute = [code_of(workload.checkpointing)]
     elif workload.training:
-        recompute = [CHECKPOINTING.index(mode) for mode in zoo.recomputes(model)]
+        recompute = [code_of(value) for value in recomputations(workload)]
     sizes = ([0, 1], recompute, zero, list(range(1, MAX_VIRTUAL + 1)))
     names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
@@ -288,6 +283,18 @@ def _enumerate_ways(workload: Workload) -> tuple[_Table, Mask]:
     else:
         allowed &= (table.zero_stage == 0) | (table.replicas > 1)
     return ways, allowed.reshape(len(kinds), count)
+
+
+def recomputations(workload: Workload) -> tuple[Checkpointing, ...]:
+    """Return the values of recomputation that the search tries: the modes of the model, and the framework's policies.
+
+    A policy is left out if the model has no layers with its modules.
+    """
+    model = workload.model
+    own = zoo.list_modules(model)
+    able = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
+    named = dict.fromkeys(value for one in able for value in one.policies.values())
+    return (*zoo.recomputes(model), *(value for value in named if own >= {*split_modules(value)}))
 
 
 _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
@@ -325,11 +332,23 @@ def _find_frameworks(workload: Workload) -> list[Abilities]:
         ("training.offload", workload.offload, "offload"),
         ("training.activationCheckpointing", workload.checkpointing, "checkpointing"),
     ):
-        supporting = [one for one in candidates if value is None or value in getattr(one, names)]
+        modules = names == "checkpointing" and value is not None and bool(split_modules(value))
+        supporting = [
+            one
+            for one in candidates
+            if value is None or (one.recomputes(value) if modules else value in getattr(one, names))
+        ]
         if not supporting:
-            known = ", ".join(dict.fromkeys(name for one in candidates for name in getattr(one, names)))
+            listed = [*getattr(candidates[0], names), *(candidates[0].modules if modules else ())]
+            known = ", ".join(dict.fromkeys([*listed, *(name for one in candidates for name in getattr(one, names))]))
+            field = "training.recomputeModules" if modules else field
             who = workload.framework or "no framework with the rest of the job"
             problem = f"{who} has no {value}" if workload.framework else f"{who} has {value}"
             raise SpecError(field, problem, f"use one of {known}, or another framework")
         candidates = supporting
+    if workload.recompute_layers is not None:
+        candidates = [one for one in candidates if "recomputation" in one.per_layer]
+        if not candidates:
+            problem = f"{workload.framework or 'no framework with the rest of the job'} recomputes all layers or none"
+            raise SpecError("training.recomputeLayers", problem, "leave it out, or use another framework")
     return candidates

@@ -28,7 +28,7 @@ from tilecast.learning.job_calibration import RunSetting, correct_parts, samples
 from tilecast.spec import Columns, Floats, Plans, Rows, Workload
 from tilecast.step import parts
 from tilecast.step.blocks import KernelSeconds
-from tilecast.step.distinct import PerDistinct, StepInputs, Value
+from tilecast.step.distinct import Column, PerDistinct, StepInputs, Value
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
 from tilecast.step.replicas import (
     SyncSeconds,
@@ -201,8 +201,9 @@ class Steps:
         def update_at(_: Sharded, plans: Plans, rows: Rows) -> Floats:
             return optimizer_seconds(workload, held.take(rows), plans, gpu, constant)
 
+        layered: tuple[Column, ...] = ("pipeline",) if workload.recompute_layers is not None else ()
         passes = per_distinct(
-            ("shard", "checkpointing", "links"),
+            ("shard", "checkpointing", "links", *layered),
             lambda sharded, plans, rows: block_passes(workload, sharded, plans, pool, priced, constant, speed_at(rows)),
         )
         held = by_degrees(lambda sharded, plans, _: HeldWeights.from_plans(workload, sharded, plans))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from tilecast.hardware import Gpu
 from tilecast.memo import Memo
 from tilecast.spec import Floats, Rows, Workload
 from tilecast.zoo import Sharded
+from tilecast.zoo.deepseek import Deepseek
+from tilecast.zoo.modules import modules_of_operator, repeats_in_full
 
 FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
 """Parts of a step that have a fitted factor: matrix products, fused attention, convolutions, exchanges inside layers,
@@ -45,12 +47,18 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """Passes of one repetition of a block; `core` is the part that selective recomputation repeats."""
+    """Passes of one repetition of a block.
+
+    `repeated` is the part of the forward pass that full recomputation repeats, `core` the part that selective
+    recomputation repeats, and `modules` the parts that recomputing each module of `recomputation.MODULES` repeats.
+    """
 
     block: Block
     forward: _Pass
+    repeated: _Pass
     core: _Pass
     backward: _Pass
+    modules: Mapping[str, _Pass]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,8 @@ def _kernel_seconds(
     items, position = [], 0
     weight, spread, roofline_s = np.zeros((3, graph.shards))
     for block in graph.blocks:
-        passes = {"forward": zero, "core": zero, "backward": zero}
+        passes = dict.fromkeys(("forward", "repeated", "core", "backward"), zero)
+        modules = dict.fromkeys(block.freed_bytes, zero)
         for op in block.ops:
             index = rows[position]
             position += 1
@@ -121,12 +130,17 @@ def _kernel_seconds(
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             kernels_pass = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + kernels_pass
+            if op.phase == "forward" and repeats_in_full(workload, op.name):
+                passes["repeated"] = passes["repeated"] + kernels_pass
             if op.phase == "forward" and (share := recomputed(op)):
                 passes["core"] = passes["core"] + kernels_pass.scaled(share)
+            if op.phase == "forward" and modules:
+                for name in modules_of(workload, op) & modules.keys():
+                    modules[name] = modules[name] + kernels_pass
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
             roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
-        items.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
+        items.append(BlockTimes(block, **passes, modules=modules))
     return KernelSeconds(tuple(items), spread / np.maximum(weight, 1e-30), roofline_s)
 
 
@@ -154,6 +168,16 @@ def recomputed_share(workload: Workload) -> Callable[[Op], float]:
         return lambda op: float(op.selective)
     rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
     return lambda op: rates.get(int(op.table.kind[0]), 1.0)
+
+
+def modules_of(workload: Workload, op: Op) -> frozenset[str]:
+    """Return the modules of `recomputation.MODULES` that a forward operator of a layer belongs to."""
+    return modules_of_operator(
+        op.name,
+        selective=op.selective,
+        fuses_norms=frameworks.find_framework(workload).fuses_norms,
+        latent=isinstance(workload.model.dimensions, Deepseek),
+    )
 
 
 def operator_seconds(

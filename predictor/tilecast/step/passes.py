@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast import collectives, frameworks
+from tilecast import collectives, frameworks, zoo
 from tilecast.collectives import Algorithm, RankGroup
 from tilecast.constants import Constants
 from tilecast.graph import CollectiveCall
 from tilecast.hardware import Pool
-from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct_rows
+from tilecast.recomputation import BY_CODE, CHECKPOINTING, MODULES, names_modules
+from tilecast.spec import Columns, Floats, Plans, Rows, Workload, distinct_rows
 from tilecast.step.blocks import BlockTimes, KernelSeconds, launch_host
 from tilecast.step.placement import communication_group, joined_gpus
 from tilecast.zoo import Sharded
+from tilecast.zoo.modules import modules_of_exchange, repeats_in_full
 
 _FULL = CHECKPOINTING.index("full")
 
@@ -193,14 +195,22 @@ def block_seconds(
     """
     again = np.zeros(len(plans))
     core = np.zeros(len(plans))
+    named: dict[str, Floats] = {}
     if recomputed and workload.training:
-        again = (plans.checkpointing == _FULL).astype(float)
+        again = (plans.checkpointing == _FULL) * zoo.recomputed_layers(workload, sharded, plans)
         core = (plans.checkpointing == _SELECTIVE).astype(float)
+        if names_modules(plans.checkpointing).any():
+            columns = BY_CODE[plans.checkpointing].T.astype(float)
+            named = {name: columns[MODULES.index(name)] for name in times.modules}
 
     def both_passes(name: str) -> tuple[Floats, Floats]:
         forward = sharded.gather(getattr(times.forward, name))
-        backward = sharded.gather(getattr(times.backward, name)) + again * forward
-        return forward, backward + core * sharded.gather(getattr(times.core, name))
+        backward = sharded.gather(getattr(times.backward, name))
+        backward = backward + again * sharded.gather(getattr(times.repeated, name))
+        backward = backward + core * sharded.gather(getattr(times.core, name))
+        for module, share in named.items():
+            backward = backward + share * sharded.gather(getattr(times.modules[module], name))
+        return forward, backward
 
     forward_gpu, backward_gpu = both_passes("gpu_s")
     forward_host, backward_host = both_passes("host_s")
@@ -212,9 +222,12 @@ def block_seconds(
         call_s = np.where(exposed_s > 0, fitted.collective_s[launch_host(workload)], 0.0)
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * exposed_s
         if transfer.phase == "forward":
-            exchanged["backward"] = exchanged["backward"] + again * transfer.count * exposed_s
+            repeated = again * repeats_in_full(workload, transfer.name)
+            for module in modules_of_exchange(transfer.name) & named.keys():
+                repeated = repeated + named[module]
+            exchanged["backward"] = exchanged["backward"] + repeated * transfer.count * exposed_s
             forward_host = forward_host + transfer.count * call_s
-            backward_host = backward_host + again * transfer.count * call_s
+            backward_host = backward_host + repeated * transfer.count * call_s
         else:
             backward_host = backward_host + transfer.count * call_s
     # The host launches kernels and collectives: a pass takes no less than all of its launches.

@@ -71,6 +71,8 @@ def weight_copy_bytes(workload: Workload, held: HeldWeights, plans: Plans) -> Fl
     # Copies out of a gather (read and written) for each pass, and into the scatter, which widens on the way.
     gathered = 2 * gathers_per_micro_batch(workload, plans) * held.gathered_bytes * held.parameters
     scattered = np.where(plans.zero_stage >= 3, workload.weight_bytes + gradient, 0.0)
+    if not cells.copies_shards:
+        gathered, scattered = np.zeros(len(plans)), np.zeros(len(plans))
     return np.asarray((cast + converted + scattered) * trained + sums + gathered)
 
 

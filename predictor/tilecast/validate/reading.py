@@ -13,7 +13,8 @@ from tilecast import zoo
 from tilecast.frameworks import parse_version
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
 from tilecast.model import Model
-from tilecast.spec import CHECKPOINTING, PRECISIONS, Framework, Optimizer, SpecError, Workload
+from tilecast.recomputation import CHECKPOINTING
+from tilecast.spec import PRECISIONS, Framework, Optimizer, SpecError, Workload
 from tilecast.validate.cells import Row, UnreadableRow, read_integer
 from tilecast.zoo.cnn.images import Images
 from tilecast.zoo.vision import Vision

@@ -19,8 +19,9 @@ from tilecast import kernels, search, uncertainty, zoo
 from tilecast.constants import Constants
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
+from tilecast.recomputation import CHECKPOINTING
 from tilecast.search import Limits, Priced
-from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
+from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
 from tilecast.validate import Track, without_progress
 from tilecast.validate.cells import Row, UnreadableRow

@@ -24,15 +24,25 @@ from tilecast import frameworks, fuse, shipped
 from tilecast.graph import Block, Graph, Shards, require_few_operators
 from tilecast.memo import Memo
 from tilecast.model import Model
-from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Plan, Plans, Rows, SpecError, Workload, distinct_rows
+from tilecast.recomputation import CHECKPOINTING, Checkpointing, split_modules
+from tilecast.spec import Floats, Plan, Plans, Rows, SpecError, Workload, distinct_rows
 from tilecast.zoo import towers, traced
 from tilecast.zoo.cnn.resnet import FaceResNet
 from tilecast.zoo.dimensions import Transformer
 from tilecast.zoo.families import ADAPTED, FAMILIES, Builder, Family
+from tilecast.zoo.modules import list_modules
 from tilecast.zoo.reading import model_from
 from tilecast.zoo.recommender import Tables
 
-__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "model_from"]
+__all__ = ["ADAPTED", "FAMILIES", "Family", "Tables", "Transformer", "list_modules", "model_from"]
+
+
+def recomputed_layers(workload: Workload, sharded: Sharded, plans: Plans) -> Floats:
+    """Return the share of the layers of a stage that recomputation applies to, for each plan, (n,)."""
+    if workload.recompute_layers is None:
+        return np.ones(len(plans))
+    depth = max(1, sum(block.repeat for block in sharded.graph.layers))
+    return np.asarray(np.minimum(workload.recompute_layers / (depth * sharded.layer_share(plans)), 1.0))
 
 
 def recomputes(model: Model) -> tuple[Checkpointing, ...]:
@@ -49,6 +59,12 @@ def refuse_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
     Raises:
         SpecError: the model has nothing to recompute in this mode; `field` is the name of the setting in the error.
     """
+    if names := split_modules(mode):
+        if lacking := set(names) - (known := list_modules(model)):
+            problem = f"layers of {model.name} have no {' and no '.join(sorted(lacking))} to recompute"
+            known_modules = f"modules among {', '.join(sorted(known))}" if known else " or ".join(recomputes(model))
+            raise SpecError(field, problem, f"use {known_modules}")
+        return
     if mode not in (supported := recomputes(model)):
         problem = f"{model.name} has nothing that {mode} recomputation would save memory of"
         raise SpecError(field, problem, f"use {' or '.join(supported)}")

@@ -97,4 +97,11 @@ def _build_latent_attention(name: str, workload: Workload, rank: Rank, *, key_ra
     keys = e * tokens * heads * (query + value) * rank.context
     collectives = [*tensor_parallel_collectives(name, workload, rank), *key_value_collectives(name, keys)]
     selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and the output of attention
-    return Sublayer(ops, collectives, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears))
+    # The latent vectors stay, from which queries, keys and values are projected up again. The norm of the input is no
+    # part of a product (Megatron-Core, models/gpt/gpt_layer_specs.py: input_layernorm of multi_latent_attention).
+    freed = (
+        ("core_attn", score),
+        ("layernorm", e * outer * h),
+        ("mla_up_proj", e * tokens * heads * (2 * query + value)),
+    )
+    return Sublayer(ops, collectives, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears), freed)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from tilecast.graph import Graph, Shards
 from tilecast.model import Dimensions
-from tilecast.spec import CHECKPOINTING, Checkpointing, Workload
+from tilecast.recomputation import CHECKPOINTING, Checkpointing
+from tilecast.spec import Workload
 from tilecast.zoo import (
     cnn,
     deepseek,

@@ -56,7 +56,14 @@ def build_mlp(workload: Workload, rank: Rank) -> Sublayer:
         parameters = parameters + ups * f / t + h
     linears = (Linear("mlp.up", tokens, float(h), ups * f / t, ups), Linear("mlp.down", tokens, f / t, float(h)))
     collectives = tensor_parallel_collectives("mlp", workload, rank)
-    return Sublayer(ops, collectives, parameters, activation_bytes, selected=e * tokens * f / t, linears=linears)
+    inside = tokens * (e * (_count_kept_tensors(model, numerics) - 1) + narrow) * f / t
+    normed = narrow * outer * h
+    freed = [("mlp_act", narrow * tokens * f / t), ("mlp", inside + (normed if numerics.fuses_norms else 0.0))]
+    if not numerics.fuses_norms:
+        freed.append(("layernorm", normed))
+    return Sublayer(
+        ops, collectives, parameters, activation_bytes, selected=e * tokens * f / t, linears=linears, freed=tuple(freed)
+    )
 
 
 def _count_kept_tensors(model: Model, numerics: Numerics) -> int:
@@ -122,7 +129,13 @@ def build_expert_mlp(workload: Workload, rank: Rank, experts: int) -> Sublayer:
         for phase in PHASES
         for name in ("dispatch", "combine")
     ]
-    return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears)
+    freed = (
+        ("layernorm", e * outer * h),
+        ("moe_act", narrow * slots * f),
+        ("shared_experts", e * tokens * wide * shared),
+        ("moe", slots * slot + e * tokens * wide * shared),
+    )
+    return Sublayer(ops, collectives, parameters, activation_bytes, zeros(), one * local, selected, linears, freed)
 
 
 def _build_activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:

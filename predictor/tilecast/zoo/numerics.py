@@ -50,6 +50,8 @@ class Numerics:
     after it reads a cast of that, or of the dropout's output."""
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, not all but attention."""
+    fuses_norms: bool
+    """Whether a norm is part of the dense product after it, so that it is not recomputed on its own."""
     training: bool
     accumulates: bool
     """Whether the GEMM of a weight's gradient adds it to an FP32 buffer, as Megatron's does."""
@@ -104,6 +106,7 @@ class Numerics:
             norm_extra=_extra_norm_bytes(workload, framework),
             score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",
+            fuses_norms=framework.fuses_norms,
             training=workload.training,
             accumulates=vector != "fp32" and fuses_accumulation and framework.has_fp32_gradients(workload),
             frozen=workload.lora_rank > 0,

@@ -101,7 +101,12 @@ def build_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank
     linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
     hidden = np.zeros(1) if numerics.flash else score
     selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and the output of attention
-    return Sublayer(ops, collectives, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
+    freed = [("core_attn", hidden)]
+    if not numerics.fuses_norms:
+        freed.append(("layernorm", narrow * outer * h))
+    return Sublayer(
+        ops, collectives, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears), tuple(freed)
+    )
 
 
 def count_sequences(workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Sequences:

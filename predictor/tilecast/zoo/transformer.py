@@ -183,6 +183,7 @@ def build_layer(
         working_bytes=activation_bytes[0] * 0.5 + np.where(rank.context > 1, gathered, 0.0),
         copied_bytes=copied,
         frozen_parameters=frozen,
+        freed_bytes=_sum_freed_bytes(parts),
         remembered_bytes=numerics.element * memory.outer_tokens * memory_width(model) if memory else zeros(),
     )
 
@@ -195,6 +196,14 @@ def _stack_activation_bytes(numerics: Numerics, parts: Sequence[Sublayer], input
     else:
         selective = sum((part.activation_bytes - part.scores for part in parts), zeros())
     return np.stack([everything, selective, inputs])
+
+
+def _sum_freed_bytes(parts: Sequence[Sublayer]) -> dict[str, Floats]:
+    """Return the bytes of a layer that recomputing each module frees, (S,) each."""
+    freed: dict[str, Floats] = {}
+    for module, size in (item for part in parts for item in part.freed):
+        freed[module] = freed.get(module, zeros()) + size
+    return freed
 
 
 def build_embedding(workload: Workload, rank: Rank) -> Block:

@@ -88,13 +88,16 @@ LAUNCHERS: Mapping[str, Launcher] = {
         has_adapters=False,
         refuses=torchtitan.refusal_reason,
     ),
-    "accelerate": Launcher(("huggingface", "accelerate"), huggingface.launch_accelerate),
+    "accelerate": Launcher(
+        ("huggingface", "accelerate"), huggingface.launch_accelerate, refuses=huggingface.refusal_reason
+    ),
     "trainer": Launcher(
         ("huggingface", "accelerate"),
         huggingface.launch_trainer,
         precisions=("fp32", "tf32", "fp16", "bf16"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
         reads_loss=True,
+        refuses=huggingface.refusal_reason,
     ),
 }
 """Launchers that `--launch` knows, by name."""
@@ -200,6 +203,8 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
         frameworks.FRAMEWORKS[framework].sizes_buckets(Plans.from_plans(plan))[0]
     ):
         return f"its buckets have a size of their own at ZeRO stage {plan.zero_stage}, not training.bucketMiB"
+    if workload.recompute_layers is not None and "recomputation" not in supported.per_layer:
+        return "it recomputes all layers or none"
     if bool(supported.executes(Plans.from_plans(plan))[0]):
         return ""
     degrees = {"data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline, "context": plan.context,
@@ -207,7 +212,7 @@ def unsupported_part(framework: Framework, workload: Workload, plan: Plan) -> st
     for name, degree in degrees.items():
         if degree > 1 and name not in supported.parallelism:
             return f"it has no {name} parallelism" if name != "virtual" else "it has no virtual stages"
-    if plan.checkpointing not in supported.checkpointing:
+    if not supported.recomputes(plan.checkpointing):
         return f"it has no {plan.checkpointing} recomputation"
     if plan.tensor > 1 and plan.sequence_parallel not in supported.sequence_parallel:
         return f"its tensor parallelism {'never' if plan.sequence_parallel else 'always'} splits norms by sequence"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tilecast.frameworks import gradient_bytes, holds_fp8_alone
+from tilecast.recomputation import split_modules
 from tilecast.render.launch.setting import (
     LaunchScript,
     LaunchSetting,
@@ -81,6 +82,19 @@ def _bucket_parameters(setting: LaunchSetting) -> int | None:
 def _overlaps_tensor_parallel(setting: LaunchSetting) -> bool:
     plan = setting.plan
     return plan.tensor > 1 and plan.sequence_parallel and setting.cells.tensor_overlap == "both"
+
+
+def _recomputed_modules(setting: LaunchSetting) -> Sequence[str] | None:
+    """Return the modules that selective recomputation repeats; None without it."""
+    if setting.plan.checkpointing == "selective":
+        return ["core_attn"]
+    return split_modules(setting.plan.checkpointing) or None
+
+
+def _recomputed_layers(setting: LaunchSetting) -> int:
+    """Return the layers of each virtual stage that are recomputed, or the layers of a unit that is recomputed whole."""
+    layers = setting.workload.recompute_layers
+    return 1 if layers is None else layers // setting.plan.virtual_stages
 
 
 _MODEL: Table = (
@@ -160,10 +174,12 @@ _TRAINING: Table = (
     ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and _replica_count(s) > 1 and s.workload.overlap),
     ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
     ("--use-precision-aware-optimizer", lambda s: s.workload.offload == "optimizer"),
-    ("--recompute-granularity", lambda s: s.plan.checkpointing if s.plan.checkpointing != "none" else None),
-    ("--recompute-modules", lambda s: "core_attn" if s.plan.checkpointing == "selective" else None),
-    ("--recompute-method", lambda s: "uniform" if s.plan.checkpointing == "full" else None),
-    ("--recompute-num-layers", lambda s: 1 if s.plan.checkpointing == "full" else None),
+    ("--recompute-granularity",
+     lambda s: {"none": None, "full": "full"}.get(s.plan.checkpointing, "selective")),
+    ("--recompute-modules", _recomputed_modules),
+    ("--recompute-method",
+     lambda s: ("block" if s.workload.recompute_layers else "uniform") if s.plan.checkpointing == "full" else None),
+    ("--recompute-num-layers", lambda s: _recomputed_layers(s) if s.plan.checkpointing == "full" else None),
 )  # fmt: skip
 """Options that describe how the model is trained and split."""
 
@@ -187,4 +203,7 @@ def refusal_reason(setting: LaunchSetting) -> str:
     """Return the reason why Megatron-LM cannot run a setting; empty if it can."""
     if _is_encdec(setting) and setting.plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
+    layers, virtual = setting.workload.recompute_layers, setting.plan.virtual_stages
+    if layers is not None and layers % virtual:
+        return f"it recomputes equally many layers of each virtual stage, not {layers} of {virtual}"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"

@@ -163,7 +163,9 @@ def training_loop_lines(setting: LaunchSetting, forward: Sequence[str], held_bac
 def recomputation_lines(setting: LaunchSetting, wrap: str) -> list[str]:
     """Return the lines that recompute every layer or its attention core; `wrap` is the statement for a `module`."""
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
-    return [f"for layer in {layers_expression(setting)}:", f"    {wrap.format(module=module)}"] if module else []
+    count = setting.workload.recompute_layers
+    chosen = layers_expression(setting) + ("" if count is None else f"[:{count}]")
+    return [f"for layer in {chosen}:", f"    {wrap.format(module=module)}"] if module else []
 
 
 def _indent(lines: Sequence[str]) -> list[str]:

@@ -134,6 +134,8 @@ def option_words(setting: LaunchSetting, table: Table) -> list[str]:
         text = value(setting)
         if text is True:
             words.append(option)
+        elif isinstance(text, list | tuple):
+            words += [option, *text]
         elif text is not None and text is not False:
             words += [option, f"{text}"]
     return words

@@ -50,6 +50,17 @@ def _pipeline_schedule(setting: LaunchSetting) -> str:
     return "Interleaved1F1B" if setting.plan.virtual_stages > 1 else "1F1B"
 
 
+def _layer_interval(setting: LaunchSetting) -> str | None:
+    """Return n where every n-th layer is recomputed; None where all or none are."""
+    layers = setting.workload.recompute_layers
+    return None if layers is None else str(_stage_layers(setting) // layers)
+
+
+def _stage_layers(setting: LaunchSetting) -> int:
+    """Return the layers of the fullest stage."""
+    return -(-setting.model.layers // setting.plan.pipeline)
+
+
 _JOB: Mapping[str, Table] = {
     "model": (
         ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
@@ -86,8 +97,9 @@ _JOB: Mapping[str, Table] = {
         ("expert_parallel_degree", lambda s: s.plan.expert if s.plan.expert > 1 else None),
     ),
     "activation_checkpoint": (
-        ("mode", lambda s: s.plan.checkpointing),
-        ("selective_ac_option", lambda s: "op" if s.plan.checkpointing == "selective" else None),
+        ("mode", lambda s: "selective" if s.workload.recompute_layers else s.plan.checkpointing),
+        ("selective_ac_option",
+         lambda s: _layer_interval(s) or ("op" if s.plan.checkpointing == "selective" else None)),
     ),
     "compile": (("enable", lambda s: s.workload.execution == "compiled"),),
 }  # fmt: skip
@@ -114,6 +126,9 @@ def refusal_reason(setting: LaunchSetting) -> str:
     plan = setting.plan
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"
+    layers = setting.workload.recompute_layers
+    if layers is not None and _stage_layers(setting) % layers:
+        return f"it recomputes every n-th layer of a stage, not {layers} of {_stage_layers(setting)}"
     sharded = (plan.data > 1 and plan.zero_stage > 0) or plan.context > 1
     if setting.workload.is_mixed and plan.tensor * plan.pipeline > 1 and not sharded:
         return "without FSDP its tensor and pipeline parallelism compute in FP32 (distributed/utils.py)"
