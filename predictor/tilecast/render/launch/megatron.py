@@ -83,6 +83,9 @@ def _overlaps_tensor_parallel(setting: LaunchSetting) -> bool:
     return plan.tensor > 1 and plan.sequence_parallel and setting.cells.tensor_overlap == "both"
 
 
+_BACKENDS = {"flash": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused", "eager": "unfused"}
+"""Megatron-Core's `AttnBackend` for each `Workload.attention`; which FlashAttention runs is what is installed."""
+
 _MODEL: Table = (
     ("--num-layers", lambda s: None if _is_encdec(s) else s.model.layers),
     ("--encoder-num-layers", lambda s: s.model.layers - _decoder_layers(s) if _is_encdec(s) else None),
@@ -126,7 +129,7 @@ _MODEL: Table = (
 """Options that describe the architecture."""
 
 _TRAINING: Table = (
-    ("--attention-backend", lambda s: {"flash": "flash", "eager": "unfused"}.get(s.workload.attention)),
+    ("--attention-backend", lambda s: _BACKENDS.get(s.workload.attention)),
     ("--transformer-impl", lambda s: "transformer_engine"),
     ("--cross-entropy-loss-fusion", _fuses_loss),
     ("--cross-entropy-fusion-impl", lambda s: "te" if _fuses_loss(s) else None),
